@@ -1,0 +1,53 @@
+"""One decoding step against a cache whose prompt is shared by the beams of a sentence."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def attend_cached(
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    prompt_key: Tensor,
+    prompt_value: Tensor,
+    prompt_mask: Tensor | None = None,
+    text_mask: Tensor | None = None,
+) -> Tensor:
+    """(B, H, 1, Dv): one softmax over a row's prompt and its own text.
+
+    q (B, H, 1, D); text keys and values (B, G, K, .), G dividing H; prompts (N, G, P, .), N dividing B.
+    Masks (N, P) and (B, K), bool, true where a key exists.  Key heads are never repeated, prompts never copied:
+    the H/G query heads of a key head, and the beams of a prompt, are the rows of one matrix product.
+    """
+    batch, heads, _, width = q.shape
+    groups, prompts, size = key.shape[1], prompt_key.shape[0], prompt_key.shape[2]
+    q_bgqd = q.to(key.dtype).reshape(batch, groups, heads // groups, width)
+    if not size:
+        if text_mask is None and key.shape[-1] == value.shape[-1]:
+            return F.scaled_dot_product_attention(q_bgqd, key, value, scale=scale).reshape(batch, heads, 1, -1)
+        p = _softmax(_logits(q_bgqd, key, text_mask, scale), key.dtype)
+        return (p @ value).reshape(batch, heads, 1, -1)
+
+    def fold(x: Tensor) -> Tensor:  # (B, G, Q, D) -> (N, G, beam Q, D)
+        return x.unflatten(0, (prompts, -1)).transpose(1, 2).flatten(2, 3)
+
+    def unfold(x: Tensor) -> Tensor:
+        return x.unflatten(2, (batch // prompts, -1)).transpose(1, 2).flatten(0, 1)
+
+    prompt_logits = unfold(_logits(fold(q_bgqd), prompt_key, prompt_mask, scale))
+    p = _softmax(torch.cat((prompt_logits, _logits(q_bgqd, key, text_mask, scale)), dim=-1), key.dtype)
+    out = unfold(fold(p[..., :size]) @ prompt_value) + p[..., size:] @ value
+    return out.reshape(batch, heads, 1, -1)
+
+
+def _logits(q: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    logits = (q * scale) @ key.mT
+    if mask is not None:
+        logits = logits.masked_fill(~mask[:, None, None], float("-inf"))
+    return logits
+
+
+def _softmax(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    return logits.softmax(-1, dtype=torch.promote_types(dtype, torch.float32)).to(dtype)

@@ -1,0 +1,192 @@
+"""Multi-head attention and its forms with fewer key-value heads."""
+
+import torch
+from torch import Tensor, nn
+
+from .base import Attention, Cache, check_room, length_mask, rows_of, rows_per_prompt
+from .cached import attend_cached
+from .merged import Part, Source, merged_attention
+from .rope import rotary_table, rotate
+
+
+class MHACache(Cache):
+    """Rotated keys and values: text (B, G, capacity, D), prompts (N, G, prompt_capacity, D)."""
+
+    def __init__(self, attention: "MHA", batch: int, capacity: int, prompt_capacity: int, beam: int, like: Tensor) -> None:
+        heads, width = attention.num_kv_heads, attention.head_dim
+        self.length, self.beam, self.capacity = 0, beam, capacity
+        self.key, self.value = (like.new_zeros(batch, heads, capacity, width) for _ in "kv")
+        self.prompt_key, self.prompt_value = (
+            like.new_zeros(batch // beam, heads, prompt_capacity, width) for _ in "kv"
+        )
+        self.prompt_size = 0
+        self.prompt_lengths: Tensor | None = None  # set where prompts differ in length
+        self.prompt_mask: Tensor | None = None
+        positions = prompt_capacity + capacity
+        self.cos, self.sin = rotary_table(width, attention.rope_theta, positions, like.dtype, like.device)
+
+    def buffers(self) -> list[Tensor]:
+        return [self.key, self.value, self.prompt_key, self.prompt_value]
+
+    def reorder(self, rows: Tensor) -> None:
+        self.key[:, :, : self.length] = self.key[rows, :, : self.length]
+        self.value[:, :, : self.length] = self.value[rows, :, : self.length]
+
+    def select(self, prompts: Tensor) -> None:
+        rows = rows_of(prompts, self.beam)
+        self.key, self.value = self.key[rows], self.value[rows]
+        self.prompt_key, self.prompt_value = self.prompt_key[prompts], self.prompt_value[prompts]
+        if self.prompt_lengths is not None and self.prompt_mask is not None:
+            self.prompt_lengths, self.prompt_mask = self.prompt_lengths[prompts], self.prompt_mask[prompts]
+
+    def crop(self, length: int) -> None:
+        self._check_crop(length)
+        self.length = length
+
+    def angles(self, new: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of the next `new` positions, (B or 1, 1, new, D/2)."""
+        start = self.length
+        if self.prompt_lengths is None:
+            span = slice(self.prompt_size + start, self.prompt_size + start + new)
+            return self.cos[None, None, span], self.sin[None, None, span]
+        lengths = self.prompt_lengths.repeat_interleave(self.beam)
+        positions = (lengths + start)[:, None, None] + torch.arange(new, device=lengths.device)
+        return self.cos[positions], self.sin[positions]
+
+
+class MHA(Attention):
+    """softmax(q k^T / sqrt(D)) v with rotary queries and keys; query head h reads key-value head floor(h G / H).
+
+    G = H is multi-head, 1 < G < H grouped-query, G = 1 multi-query attention.  MTLA paper, section 3; the biases
+    are those of its released code.  Cache: 2 G D elements per token.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        rope_theta: float = 10000.0,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_kv_heads must divide num_heads: {num_kv_heads} does not divide {num_heads}")
+        head_dim = d_model // num_heads if head_dim is None else head_dim
+        if head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary pairs, not {head_dim}")
+        self.d_model, self.num_heads, self.num_kv_heads, self.head_dim = d_model, num_heads, num_kv_heads, head_dim
+        self.dropout, self.rope_theta, self.scale = dropout, rope_theta, head_dim**-0.5
+        self.query = nn.Linear(d_model, num_heads * head_dim, bias=bias)
+        self.key = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
+        self.value = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
+        self.out = nn.Linear(num_heads * head_dim, d_model, bias=bias)
+
+    def _heads(self, x: Tensor, linear: nn.Linear) -> Tensor:
+        return linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _for_queries(self, kv: Tensor) -> Tensor:
+        """(B, G, S, D) -> (B, H, S, D), for kernels that want as many key as query heads."""
+        group = self.num_heads // self.num_kv_heads
+        return kv if group == 1 else kv.repeat_interleave(group, dim=1)
+
+    def _join(self, out_bhtd: Tensor) -> Tensor:
+        return self.out(out_bhtd.transpose(1, 2).flatten(2))
+
+    def forward(
+        self,
+        x: Tensor,
+        prompt: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        prompt_lengths: Tensor | None = None,
+    ) -> Tensor:
+        q, k, v = (self._heads(x, linear) for linear in (self.query, self.key, self.value))
+        steps, start = x.shape[1], 0 if prompt is None else prompt.shape[1]
+        cos, sin = rotary_table(self.head_dim, self.rope_theta, start + steps, x.dtype, x.device)
+        if prompt is None:
+            at = (cos, sin)
+        elif prompt_lengths is None:
+            at = (cos[start:], sin[start:])
+        else:
+            positions = prompt_lengths[:, None, None] + torch.arange(steps, device=x.device)
+            at = (cos[positions], sin[positions])
+        q, k = rotate(q, *at), rotate(k, *at)
+        sources, parts = [Source(self._for_queries(k), self._for_queries(v))], [Part(0, causal=True)]
+        if prompt is not None and start:
+            kp, vp = self._heads(prompt, self.key), self._heads(prompt, self.value)
+            kp = rotate(kp, cos[:start], sin[:start])
+            mask = None if prompt_lengths is None else length_mask(prompt_lengths, start)
+            sources.append(Source(self._for_queries(kp), self._for_queries(vp), mask))
+            parts.append(Part(1))
+        dropout = self.dropout if self.training else 0.0
+        return self._join(merged_attention(q, sources, parts, self.scale, dropout=dropout))
+
+    def new_cache(
+        self,
+        batch: int,
+        capacity: int,
+        prompt_capacity: int = 0,
+        *,
+        prompt_batch: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> MHACache:
+        like = self.out.weight.new_empty(0, dtype=dtype, device=device)
+        return MHACache(self, batch, capacity, prompt_capacity, rows_per_prompt(batch, prompt_batch), like)
+
+    @torch.no_grad()
+    def read_prompt(self, prompt: Tensor, prompt_lengths: Tensor | None, cache: Cache) -> None:
+        assert isinstance(cache, MHACache)
+        size = prompt.shape[1]
+        check_room(cache, size, cache.prompt_key.shape[2])
+        cache.prompt_key[:, :, :size] = rotate(self._heads(prompt, self.key), cache.cos[:size], cache.sin[:size])
+        cache.prompt_value[:, :, :size] = self._heads(prompt, self.value)
+        cache.prompt_size = size
+        if prompt_lengths is not None and bool((prompt_lengths != size).any()):
+            cache.prompt_lengths, cache.prompt_mask = prompt_lengths, length_mask(prompt_lengths, size)
+
+    @torch.no_grad()
+    def extend(self, x: Tensor, cache: Cache) -> Tensor:
+        assert isinstance(cache, MHACache)
+        new, start, size = x.shape[1], cache.length, cache.prompt_size
+        check_room(cache, new, cache.capacity)
+        q, k, v = (self._heads(x, linear) for linear in (self.query, self.key, self.value))
+        at = cache.angles(new)
+        q, k = rotate(q, *at), rotate(k, *at)
+        cache.key[:, :, start : start + new] = k
+        cache.value[:, :, start : start + new] = v
+        cache.length = start + new
+        if new == 1:
+            seen = slice(0, start + 1)
+            out = attend_cached(
+                q, cache.key[:, :, seen], cache.value[:, :, seen], self.scale,
+                cache.prompt_key[:, :, :size], cache.prompt_value[:, :, :size], cache.prompt_mask,
+            )  # fmt: skip
+            return self._join(out)
+        sources, parts = [Source(self._for_queries(k), self._for_queries(v))], [Part(0, causal=True)]
+        if start:
+            past = slice(0, start)
+            sources.append(Source(self._for_queries(cache.key[:, :, past]), self._for_queries(cache.value[:, :, past])))
+            parts.append(Part(len(parts)))
+        if size:
+            kp, vp = cache.prompt_key[:, :, :size], cache.prompt_value[:, :, :size]
+            sources.append(Source(self._for_queries(kp), self._for_queries(vp), cache.prompt_mask))
+            parts.append(Part(len(parts)))
+        return self._join(merged_attention(q, sources, parts, self.scale))
+
+    @property
+    def cache_elements_per_token(self) -> float:
+        return 2.0 * self.num_kv_heads * self.head_dim
+
+    def cache_elements(self, batch: int, capacity: int, prompt_capacity: int = 0, prompt_batch: int | None = None) -> int:
+        prompts = batch // rows_per_prompt(batch, prompt_batch)
+        return 2 * self.num_kv_heads * self.head_dim * (batch * capacity + prompts * prompt_capacity)
+
+    def multiply_adds(self, context: int) -> int:
+        projections = 2 * self.d_model * (self.num_heads + self.num_kv_heads) * self.head_dim
+        return projections + 2 * context * self.num_heads * self.head_dim
