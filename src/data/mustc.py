@@ -1,0 +1,241 @@
+"""Reader of MuST-C in its published layout (v1.0 and v2).
+
+    <root>/en-de/data/<split>/wav/ted_<n>.wav      one recording per talk, any sample rate
+    <root>/en-de/data/<split>/txt/<split>.yaml     one list item per segment: offset and duration in seconds, wav
+    <root>/en-de/data/<split>/txt/<split>.en, .de  one line per segment, in the order of the YAML list
+
+Everything is checked here, before anything is computed; each error is one line that names the file and the line.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import soundfile
+import yaml
+
+from src.errors import DataError
+
+# A segment may end this much after its recording (rounding of published offsets); it is cut there.
+END_TOLERANCE_SECONDS = 0.010
+
+# The published form: one plain flow mapping per line. PyYAML takes half a minute for MuST-C, this a second or two.
+_SCALAR = r"-?\w[\w.+-]*"
+_PLAIN_ITEM = re.compile(rf"- \{{(\w+: {_SCALAR}(?:, \w+: {_SCALAR})*)\}}[ \r]*")
+_Loader: type = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One utterance: `num_samples` samples from `start` on, at the recording's own `rate` (Hz)."""
+
+    id: str
+    audio: Path
+    rate: int
+    start: int
+    num_samples: int
+    source: str
+    target: str
+
+    @property
+    def seconds(self) -> float:
+        return self.num_samples / self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    line: int
+    wav: str
+    offset: float
+    duration: float
+
+
+def read_split(
+    root: Path, split: str, source_language: str, target_language: str, required: str | None = "target"
+) -> list[Segment]:
+    """Segments of `<root>/<source>-<target>/data/<split>`, in the order of the files.
+
+    Ids are `<wav stem>_<i>`: i counts the segments of that recording by offset as a number (ties: by line).
+    `required` names the text that may not be empty: "target", "source", or None.
+
+    Raises DataError: missing or malformed files, unequal line counts, bad or misplaced segments, unreadable audio,
+    empty text.
+    """
+    folder = split_folder(root, split, source_language, target_language)
+    yaml_path = folder / "txt" / f"{split}.yaml"
+    source_path, target_path = (folder / "txt" / f"{split}.{x}" for x in (source_language, target_language))
+    items = _read_items(yaml_path)
+    sources, targets = _read_lines(source_path), _read_lines(target_path)
+    if not len(items) == len(sources) == len(targets):
+        raise DataError(
+            f"{yaml_path.parent}: {yaml_path.name} has {len(items)} segments, {source_path.name} {len(sources)} lines, "
+            f"{target_path.name} {len(targets)} lines; all three must be equal, line i of each is one utterance"
+        )
+    if not items:
+        raise DataError(f"{yaml_path}: no segments")
+    if required:
+        _refuse_empty(*((source_path, sources) if required == "source" else (target_path, targets)))
+    ids = _number_by_offset(items)
+    recordings: dict[str, tuple[Path, int, int]] = {}
+    segments = []
+    for i, item in enumerate(items):
+        if item.wav not in recordings:
+            recordings[item.wav] = _inspect(folder / "wav" / item.wav, f"{yaml_path} line {item.line}")
+        path, rate, length = recordings[item.wav]
+        # The published preparation truncates both to whole samples.
+        start, count = int(item.offset * rate), int(item.duration * rate)
+        where = f"{yaml_path} line {item.line}"
+        if count < 1:
+            raise DataError(f"{where}: duration {item.duration} s is less than one sample at {rate} Hz")
+        if start + count > length + END_TOLERANCE_SECONDS * rate or start >= length:
+            raise DataError(
+                f"{where}: the segment ends at {item.offset + item.duration:.3f} s, "
+                f"but {item.wav} is {length / rate:.3f} s long"
+            )
+        segments.append(Segment(ids[i], path, rate, start, min(count, length - start), sources[i], targets[i]))
+    return segments
+
+
+def check_layout(root: Path, splits: Sequence[str], source_language: str, target_language: str) -> None:
+    """Raises DataError unless all files and folders of `splits` are there; the line says what is missing and where."""
+    pair = f"{source_language}-{target_language}"
+    belongs = f"data_root must be the directory that holds {pair} (with {pair}/data/train/txt/train.yaml and so on)"
+    if not root.exists():
+        raise DataError(f"data_root={root}: no such directory; {belongs}")
+    if not root.is_dir():
+        raise DataError(f"data_root={root} is a file; {belongs}")
+    if not (root / pair).is_dir():
+        resolved = root.resolve()
+        for folder in (resolved, *resolved.parents):
+            if folder.name == pair:
+                raise DataError(f"data_root={root} lies inside {pair}; set data_root={folder.parent}")
+        for folder in sorted(root.glob(f"*/{pair}")):
+            raise DataError(f"data_root={root} does not hold {pair}, but {folder.parent} does: set data_root to that")
+        there = sorted(path.name for path in root.iterdir())[:8]
+        found = ", ".join(there) or "nothing"
+        raise DataError(f"data_root={root}: {root / pair} is missing (found {found}); {belongs}")
+    missing = []
+    for split in splits:
+        folder = root / pair / "data" / split
+        names = [f"txt/{split}.{x}" for x in ("yaml", source_language, target_language)]
+        missing += [folder / name for name in names if not (folder / name).is_file()]
+        if not (folder / "wav").is_dir():
+            missing.append(folder / "wav")
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise DataError(f"data_root={root} is incomplete: {missing[0]} is missing{more}; MuST-C puts it there: {_HINT}")
+
+
+_HINT = "data/<split>/txt/<split>.yaml, .en, .de and data/<split>/wav/*.wav for train, dev and tst-COMMON"
+
+
+def split_folder(root: Path, split: str, source_language: str, target_language: str) -> Path:
+    return root / f"{source_language}-{target_language}" / "data" / split
+
+
+def _read_text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path} line {line}: not UTF-8 ({error.reason})") from error
+
+
+def _read_lines(path: Path) -> list[str]:
+    # Not str.splitlines: it also breaks at U+2028, U+0085 and others that occur inside published lines.
+    lines = _read_text(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.strip() for line in lines]
+
+
+def _refuse_empty(path: Path, lines: list[str]) -> None:
+    empty = [i for i, line in enumerate(lines, 1) if not line]
+    if empty:
+        more = f" (and {len(empty) - 1} more lines)" if len(empty) > 1 else ""
+        raise DataError(f"{path} line {empty[0]}: empty text{more}; every segment needs its text")
+
+
+def _read_items(path: Path) -> list[_Item]:
+    items = []
+    for line, entry in _parse(path, _read_text(path)):
+        for key in ("wav", "offset", "duration"):
+            if key not in entry:
+                raise DataError(f"{path} line {line}: no key {key!r} (found: {', '.join(entry) or 'none'})")
+        offset, duration = (_number(entry[key], key, path, line) for key in ("offset", "duration"))
+        if offset < 0:
+            raise DataError(f"{path} line {line}: negative offset {entry['offset']}")
+        if duration <= 0:
+            raise DataError(f"{path} line {line}: duration {entry['duration']} is not positive")
+        items.append(_Item(line, entry["wav"], offset, duration))
+    return items
+
+
+def _number(text: str, key: str, path: Path, line: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{path} line {line}: {key} is {text!r}, not a number of seconds")
+    return value
+
+
+def _parse(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line number, mapping) of each list item; every scalar stays a string."""
+    lines = text.removesuffix("\n").split("\n")
+    matches = [_PLAIN_ITEM.fullmatch(line) for line in lines]
+    if all(matches):
+        for number, match in enumerate(matches, 1):
+            assert match is not None
+            yield number, dict(pair.split(": ") for pair in match[1].split(", "))
+        return
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        raise DataError(f"{path}{where}: malformed YAML ({getattr(error, 'problem', None) or error})") from error
+    if root is None:
+        return
+    if not isinstance(root, yaml.SequenceNode):
+        raise DataError(f"{path} line {root.start_mark.line + 1}: expected a list of segments, '- {{duration: ...}}'")
+    for node in root.value:
+        line = node.start_mark.line + 1
+        if not isinstance(node, yaml.MappingNode):
+            raise DataError(f"{path} line {line}: expected a mapping with duration, offset and wav")
+        entry = {}
+        for key, value in node.value:
+            if not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
+                raise DataError(f"{path} line {value.start_mark.line + 1}: expected plain 'key: value' pairs")
+            entry[key.value] = value.value
+        yield line, entry
+
+
+def _number_by_offset(items: list[_Item]) -> list[str]:
+    by_wav = defaultdict(list)
+    for i, item in enumerate(items):
+        by_wav[item.wav].append(i)
+    ids = [""] * len(items)
+    for wav, members in by_wav.items():
+        for n, i in enumerate(sorted(members, key=lambda i: items[i].offset)):
+            ids[i] = f"{Path(wav).stem}_{n}"
+    return ids
+
+
+def _inspect(path: Path, where: str) -> tuple[Path, int, int]:
+    """(path, sample rate, samples) from the header."""
+    if not path.is_file():
+        raise DataError(f"{path}: missing recording, named in {where}")
+    try:
+        info = soundfile.info(path)
+    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
+        raise DataError(f"{path}: unreadable audio ({error}), named in {where}") from error
+    return path, info.samplerate, info.frames

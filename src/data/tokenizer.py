@@ -1,0 +1,103 @@
+"""Subword pieces by SentencePiece."""
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from src.data.files import write_atomically
+from src.errors import ConfigError, DataError
+
+TYPES = ("unigram", "bpe", "char")
+
+
+class Tokenizer:
+    """Text to piece ids and back.  Ids 0..3 are <s> (the blank of CTC), <pad>, </s>, <unk>, fairseq's order.
+
+    `size` counts all pieces, the four specials included; `fingerprint` is the SHA-256 of the model file.
+    """
+
+    bos, pad, eos, unk = 0, 1, 2, 3
+
+    def __init__(self, model: bytes) -> None:
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self.size: int = self._processor.get_piece_size()
+        self.fingerprint = hashlib.sha256(model).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids without <s> and </s>."""
+        ids: list[int] = self._processor.encode(text)
+        return ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`; the specials <s>, <pad> and </s> leave no trace."""
+        text: str = self._processor.decode([int(i) for i in ids if int(i) > self.eos])
+        return text
+
+    def piece(self, id: int) -> str:
+        piece: str = self._processor.id_to_piece(id)
+        return piece
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Raises DataError where `path` is no SentencePiece model with these specials."""
+        try:
+            tokenizer = cls(Path(path).read_bytes())
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"{path}: not a readable SentencePiece model ({_last_line(error)})") from error
+        processor = tokenizer._processor
+        found = (processor.bos_id(), processor.pad_id(), processor.eos_id(), processor.unk_id())
+        if found != (cls.bos, cls.pad, cls.eos, cls.unk):
+            raise DataError(f"{path}: <s>, <pad>, </s>, <unk> are {found}, expected (0, 1, 2, 3)")
+        return tokenizer
+
+    @classmethod
+    def train(cls, lines: Iterable[str], path_prefix: Path, vocab_size: int, type: str = "unigram") -> "Tokenizer":
+        """Learns `vocab_size` pieces from `lines` and writes `<path_prefix>.model` (atomically).
+
+        Deterministic: the same lines give the same file. Raises ConfigError for a size that the text does not allow.
+        """
+        if type not in TYPES:
+            raise ConfigError(f"vocabulary type {type!r}: it is one of {', '.join(TYPES)}")
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                vocab_size=vocab_size,
+                model_type=type,
+                character_coverage=1.0,
+                bos_id=cls.bos,
+                pad_id=cls.pad,
+                eos_id=cls.eos,
+                unk_id=cls.unk,
+                num_threads=4,  # a constant: sums in another order give other pieces
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise ConfigError(_explain(str(error), vocab_size, type)) from error
+        tokenizer = cls(model.getvalue())
+        if tokenizer.size != vocab_size:
+            raise ConfigError(f"vocab_size={vocab_size}: the text has {tokenizer.size} {type} pieces; use that")
+        write_atomically(Path(f"{path_prefix}.model"), model.getvalue())
+        return tokenizer
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1]
+
+
+def _explain(message: str, vocab_size: int, type: str) -> str:
+    if found := re.search(r"too high.*<= (\d+)", message):
+        return f"vocab_size={vocab_size} is more than the training text allows; the largest that works is {found[1]}"
+    if found := re.search(r"required_chars. \d+ vs (\d+)", message):
+        return f"vocab_size={vocab_size} is less than the characters of the training text; at least {found[1]}"
+    return f"SentencePiece cannot learn {vocab_size} {type} pieces: {message.strip().splitlines()[-1]}"
