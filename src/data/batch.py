@@ -1,7 +1,8 @@
 """One padded batch of speech with its texts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +56,9 @@ class Batch:
         return self._map(lambda x: x.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: function(x) for name, x in values.items() if isinstance(x, Tensor)})
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: function(x) for name, x in values.items() if isinstance(x, Tensor)}
+        return Batch(**(values | tensors))
 
 
 def collate(examples: Sequence[Example], pad: int = 1) -> Batch:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from rich.console import Console
 from rich.progress import Progress
 
@@ -153,6 +153,8 @@ def _audio_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
 
 def _compute(segment: Segment, bank: FilterBank) -> bytes:
     waveform = read_waveform(segment.audio, segment.start, segment.num_samples)
+    if not np.isfinite(waveform).all():
+        raise DataError(f"{segment.audio}: {segment.id} has samples that are not finite numbers")
     return bank(waveform, segment.rate).astype(_DTYPE).tobytes()
 
 
@@ -160,7 +162,7 @@ def _build(folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank
     hours = sum(segment.seconds for segment in segments) / 3600
     expected = int(hours * 3600 * 100) * bank.num_mels * _DTYPE.itemsize
     log.info("%s: computing features of %d segments, %.2f hours", folder.name, len(segments), hours)
-    began = time.monotonic()
+    began = said = time.monotonic()
     partial = folder.with_name(f".{folder.name}.partial")  # the lock makes it ours; an older one is a killed process's
     frames, checks = [], []
     try:
@@ -178,7 +180,11 @@ def _build(folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank
                     out.write(data)
                     frames.append(len(data) // (bank.num_mels * _DTYPE.itemsize))
                     checks.append(zlib.crc32(data))
-                bar.update(task, completed=len(frames), visible=time.monotonic() - began > 2)
+                now = time.monotonic()
+                bar.update(task, completed=len(frames), visible=now - began > 2)
+                if now - said > 60:  # for logs, where there is no bar
+                    said = now
+                    log.info("%s: %d of %d segments", folder.name, len(frames), len(segments))
         index = {"key": key, "frames": frames, "crc32": checks}
         (partial / "index.json").write_text(json.dumps({**index, "check": _digest(index)}))
         shutil.rmtree(folder, ignore_errors=True)
@@ -200,13 +206,12 @@ def _digest(index: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
-def _locked(folder: Path) -> FileLock:
-    """An acquired lock (the system frees it when its holder dies)."""
+def _locked(folder: Path) -> AcquireReturnProxy:
+    """The only builder of `folder` while it lasts; the system frees the lock when its holder dies."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         log.info("%s: waiting for another process that computes it", folder.name)
-        lock.acquire()
-    return lock
+        return lock.acquire()

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import kaldi_native_fbank
 import numpy as np
@@ -29,14 +30,12 @@ class FilterBank:
 
     sample_rate: int = 16000
     num_mels: int = 80
-    window: str = "povey"
+    window: Literal["povey", "hamming", "hanning", "rectangular", "blackman"] = "povey"
     normalize: bool = True
 
     def __post_init__(self) -> None:
         if self.sample_rate < 1000 or self.num_mels < 4:
             raise ConfigError(f"features: sample_rate={self.sample_rate} Hz, num_mels={self.num_mels}: too small")
-        if self.window not in ("povey", "hamming", "hanning", "rectangular", "blackman"):
-            raise ConfigError(f"features: window={self.window!r}; povey, hamming, hanning, rectangular or blackman")
 
     def fingerprint(self) -> dict[str, object]:
         """All that the numbers depend on besides the audio."""

@@ -87,12 +87,13 @@ def read_split(
         path, rate, length = recordings[item.wav]
         # The published preparation truncates both to whole samples.
         start, count = int(item.offset * rate), int(item.duration * rate)
-        where = f"{yaml_path} line {item.line}"
         if count < 1:
-            raise DataError(f"{where}: duration {item.duration} s is less than one sample at {rate} Hz")
+            raise DataError(
+                f"{yaml_path} line {item.line}: duration {item.duration} s is less than one sample at {rate} Hz"
+            )
         if start + count > length + END_TOLERANCE_SECONDS * rate or start >= length:
             raise DataError(
-                f"{where}: the segment ends at {item.offset + item.duration:.3f} s, "
+                f"{yaml_path} line {item.line}: the segment ends at {item.offset + item.duration:.3f} s, "
                 f"but {item.wav} is {length / rate:.3f} s long"
             )
         segments.append(Segment(ids[i], path, rate, start, min(count, length - start), sources[i], targets[i]))
@@ -191,11 +192,9 @@ def _number(text: str, key: str, path: Path, line: int) -> float:
 def _parse(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     """(line number, mapping) of each list item; every scalar stays a string."""
     lines = text.removesuffix("\n").split("\n")
-    matches = [_PLAIN_ITEM.fullmatch(line) for line in lines]
-    if all(matches):
-        for number, match in enumerate(matches, 1):
-            assert match is not None
-            yield number, dict(pair.split(": ") for pair in match[1].split(", "))
+    if all(map(_PLAIN_ITEM.fullmatch, lines)):
+        for number, line in enumerate(lines, 1):
+            yield number, dict(pair.split(": ") for pair in line.strip()[3:-1].split(", "))
         return
     try:
         root = yaml.compose(text, Loader=_Loader)
@@ -225,8 +224,9 @@ def _number_by_offset(items: list[_Item]) -> list[str]:
         by_wav[item.wav].append(i)
     ids = [""] * len(items)
     for wav, members in by_wav.items():
+        stem = Path(wav).stem
         for n, i in enumerate(sorted(members, key=lambda i: items[i].offset)):
-            ids[i] = f"{Path(wav).stem}_{n}"
+            ids[i] = f"{stem}_{n}"
     return ids
 
 

@@ -1,15 +1,12 @@
 """Speech with its transcript and translation, ready for training: corpus, features, pieces, batches."""
 
-import hashlib
-import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
-import sentencepiece
 import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
@@ -19,12 +16,14 @@ from src.data.batching import FrameBatches
 from src.data.cache import FeatureStore, open_features
 from src.data.features import FilterBank, SpecAugment
 from src.data.mustc import Segment, check_layout, read_split
-from src.data.tokenizer import Tokenizer
-from src.errors import ConfigError
+from src.data.tokenizer import Kind, Tokenizer
+from src.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "dev", "tst-COMMON")
+
+Target = Literal["translation", "transcript"]
 
 
 @dataclass
@@ -66,6 +65,7 @@ class SpeechToTextData(LightningDataModule):
     min_input_frames, max_input_frames, max_target_tokens (</s> counted): training leaves other utterances out and
     counts them in `filtered`; evaluation leaves out nothing.
     ctc_vocab_size: pieces of the transcript as CTC labels, or None.
+    drop_empty: leave out utterances without text, as the published preparation does, rather than refuse the corpus.
 
     Everything written lies under `cache_dir`. Order and masks of an epoch are pure functions of (seed, epoch, rank,
     world size); the trainer needs `reload_dataloaders_every_n_epochs=1` and `use_distributed_sampler=False`.
@@ -82,31 +82,36 @@ class SpeechToTextData(LightningDataModule):
         augment: SpecAugment | None = None,
         source_language: str = "en",
         target_language: str = "de",
-        target: str = "translation",
+        target: Target = "translation",
         seed: int = 1,
         vocab_size: int = 8000,
-        vocab_type: str = "unigram",
+        vocab_type: Kind = "unigram",
         ctc_vocab_size: int | None = None,
-        ctc_vocab_type: str = "unigram",
+        ctc_vocab_type: Kind = "unigram",
         max_frames: int = 40000,
         max_sentences: int | None = None,
         min_input_frames: int = 5,
         max_input_frames: int = 3000,
         max_target_tokens: int = 1024,
+        drop_empty: bool = False,
         num_workers: int = 0,
     ) -> None:
         super().__init__()
-        if target not in ("translation", "transcript"):
-            raise ConfigError(f"task.target={target}: it is translation or transcript")
-        self._root = root
+        if target not in get_args(Target):
+            raise ConfigError(f"task.target={target}: it is {' or '.join(get_args(Target))}")
+        if max_frames < 1 or (max_sentences is not None and max_sentences < 1):
+            raise ConfigError(f"task.data: max_frames={max_frames}, max_sentences={max_sentences}: at least 1 each")
+        self.root = None if root is None else Path(root).expanduser()
         self.cache_dir = Path(cache_dir).expanduser()
         self.bank, self.augment = features, augment
         self.languages = (source_language, target_language)
         self.target, self.seed = target, seed
-        self._vocabularies = ((vocab_size, vocab_type), (ctc_vocab_size, ctc_vocab_type))
+        self.vocab_size, self.vocab_type = vocab_size, vocab_type
+        self.ctc_vocab_size, self.ctc_vocab_type = ctc_vocab_size, ctc_vocab_type
         self.max_frames, self.max_sentences = max_frames, max_sentences
         self.min_input_frames, self.max_input_frames = min_input_frames, max_input_frames
         self.max_target_tokens = max_target_tokens
+        self.drop_empty = drop_empty
         self.num_workers = num_workers
         self.start_batch = 0
         self.filtered: dict[str, int] = {}
@@ -118,101 +123,113 @@ class SpeechToTextData(LightningDataModule):
         self._splits: dict[str, Utterances] = {}
 
     def prepare_data(self) -> None:
-        """Checks the whole corpus, then writes what is missing: sample corpus, vocabularies, features."""
-        self.setup()
+        """Checks the whole corpus, then writes what is missing: sample corpus, vocabularies, features.
+
+        Training computes the features of all splits, so that damaged test audio shows before it, not after it.
+        """
+        running = self.trainer.state.fn if self.trainer else None
+        self.setup(running.value if running in ("validate", "test") else None)
 
     def setup(self, stage: str | None = None) -> None:
         self._read()
         wanted = {"fit": ("train", "dev"), "validate": ("dev",), "test": ("tst-COMMON",)}.get(stage or "", SPLITS)
         for split in wanted:
-            self._split(split)
+            self.split(split)
 
     def train_dataloader(self) -> DataLoader[Example]:
-        trainer = self.trainer
-        epoch = trainer.current_epoch if trainer else 0
-        data = self._split("train")
-        data = Utterances(**{**vars(data), "augment": self.augment, "seed": self.seed, "epoch": epoch})
+        data = self.split("train")
+        if (longest := int(data.lengths.max())) > self.max_frames:
+            raise ConfigError(
+                f"task.data.max_frames={self.max_frames} is less than the longest utterance ({longest} frames): "
+                f"raise it, or lower max_input_frames ({self.max_input_frames})"
+            )
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        data = replace(data, augment=self.augment, seed=self.seed, epoch=epoch)
         start, self.start_batch = self.start_batch, 0
         return self._loader(data, self.max_frames, shuffle=True, seed=self.seed, epoch=epoch, start=start)
 
     def val_dataloader(self) -> DataLoader[Example]:
-        return self._loader(self._split("dev"), self.max_frames)
+        return self._loader(self.split("dev"), self.max_frames)
 
     def test_dataloader(self, split: str = "tst-COMMON", max_frames: int | None = None) -> DataLoader[Example]:
         """Longest first; `max_frames`: frames of a decoding batch, by default those of a training batch."""
-        return self._loader(self._split(split), max_frames or self.max_frames)
+        return self._loader(self.split(split), max_frames or self.max_frames)
+
+    def split(self, name: str) -> Utterances:
+        """The utterances of a split, read and prepared when first asked for."""
+        if name not in self._splits:
+            self._read()
+            if name not in self._segments:
+                self._segments[name] = self._read_split(name)
+            self._splits[name] = self._prepare(name, self._segments[name])
+        return self._splits[name]
 
     def _loader(self, data: Utterances, max_frames: int, **order: Any) -> DataLoader[Example]:
         trainer = self.trainer
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
-        batches = FrameBatches(data.lengths, max_frames, self.max_sentences, rank=rank, world_size=world_size, **order)
         return DataLoader(
             data,
-            batch_sampler=batches,
+            batch_sampler=FrameBatches(
+                data.lengths, max_frames, self.max_sentences, rank=rank, world_size=world_size, **order
+            ),
             collate_fn=collate,
             num_workers=self.num_workers,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
+            generator=torch.Generator().manual_seed(
+                self.seed
+            ),  # its own: making an iterator must not move the global one
         )
 
     def _read(self) -> None:
+        """All texts, the headers of all recordings, the vocabularies."""
         if self._segments:
             return
-        if self._root is None:
+        if self.root is None:
             from src.data.samples import write_speech_translation
 
-            log.warning("NO data_root: using the embedded SAMPLE corpus (synthetic speech), not MuST-C")
-            root = write_speech_translation(self.cache_dir)
-        else:
-            root = Path(self._root).expanduser()
-        check_layout(root, SPLITS, *self.languages)
-        self._corpus_root = root
-        for split in SPLITS:
-            self._segments[split] = self._read_split(split)
-        if self.is_sample:
-            self.corpus = "sample"
-        else:
-            sizes = ", ".join(f"{split} {len(self._segments[split])}" for split in SPLITS)
-            self.corpus = f"MuST-C {'-'.join(self.languages)} at {root}: {sizes} segments"
-        log.info("corpus: %s", self.corpus)
-        train = self._segments["train"]
-        (size, kind), (ctc_size, ctc_kind) = self._vocabularies
-        self.tokenizer = self._vocabulary([self._text(x) for x in train], size, kind)
-        if ctc_size is not None:
-            self.ctc_tokenizer = self._vocabulary([x.source for x in train], ctc_size, ctc_kind)
+            log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus of synthetic speech, not MuST-C")
+            self.root = write_speech_translation(self.cache_dir)
+        segments = {name: self._read_split(name) for name in SPLITS}
+        sizes = ", ".join(f"{name} {len(segments[name])}" for name in SPLITS)
+        found = f"MuST-C {'-'.join(self.languages)} at {self.root}: {sizes} segments"
+        log.info("corpus: %s", found)
+        self.corpus = "sample" if self.is_sample else found
+        folder = self.cache_dir / "tokenizers"
+        texts = [self._text(x) for x in segments["train"]]
+        self.tokenizer = Tokenizer.cached(texts, folder, self.vocab_size, self.vocab_type)
+        if self.ctc_vocab_size is not None:
+            texts = [x.source for x in segments["train"]]
+            self.ctc_tokenizer = Tokenizer.cached(texts, folder, self.ctc_vocab_size, self.ctc_vocab_type)
+        self._segments = segments
 
-    def _read_split(self, split: str) -> list[Segment]:
-        required = "target" if self.target == "translation" else "source"
-        return read_split(self._corpus_root, split, *self.languages, required)
+    def _read_split(self, name: str) -> list[Segment]:
+        assert self.root is not None
+        check_layout(self.root, SPLITS if name in SPLITS else (name,), *self.languages)
+        text = "target" if self.target == "translation" else "source"
+        segments = read_split(self.root, name, *self.languages, required=None if self.drop_empty else text)
+        kept = [x for x in segments if self._text(x)]
+        if len(kept) < len(segments):
+            log.warning("%s: %d of %d segments left out: no text", name, len(segments) - len(kept), len(segments))
+            self.filtered[f"no text in {name}"] = len(segments) - len(kept)
+        if not kept:
+            raise DataError(f"{self.root}: no segment of {name} has text")
+        return kept
 
     def _text(self, segment: Segment) -> str:
         return segment.target if self.target == "translation" else segment.source
 
-    def _vocabulary(self, lines: list[str], size: int, kind: str) -> Tokenizer:
-        settings = [sentencepiece.__version__, size, kind]
-        key = hashlib.sha256("\n".join([json.dumps(settings), *lines]).encode()).hexdigest()
-        prefix = self.cache_dir / "tokenizers" / f"{kind}{size}-{key[:24]}"
-        path = Path(f"{prefix}.model")
-        return Tokenizer.load(path) if path.exists() else Tokenizer.train(lines, prefix, size, kind)
-
-    def _split(self, split: str) -> Utterances:
-        if split in self._splits:
-            return self._splits[split]
-        self._read()
-        if split not in self._segments:
-            check_layout(self._corpus_root, [split], *self.languages)
-            self._segments[split] = self._read_split(split)
-        segments = self._segments[split]
-        features = open_features(self.cache_dir, split, segments, self.bank)
+    def _prepare(self, name: str, segments: list[Segment]) -> Utterances:
+        features = open_features(self.cache_dir, name, segments, self.bank)
         texts = [self._text(x) for x in segments]
         targets = [np.asarray([*x, Tokenizer.eos], dtype=np.int64) for x in self.tokenizer.encode_all(texts)]
         ctc = None
         if self.ctc_tokenizer is not None:
-            ctc = [np.asarray(x, dtype=np.int64) for x in self.ctc_tokenizer.encode_all([x.source for x in segments])]
+            labels = self.ctc_tokenizer.encode_all([x.source for x in segments])
+            ctc = [np.asarray(x, dtype=np.int64) for x in labels]
         chosen = np.arange(len(segments))
-        if split == "train":
+        if name == "train":
             chosen = self._filter(features.lengths, np.asarray([len(x) for x in targets]))
-        self._splits[split] = Utterances(segments, features, targets, ctc, texts, chosen)
-        return self._splits[split]
+        return Utterances(segments, features, targets, ctc, texts, chosen)
 
     def _filter(self, frames: Ids, tokens: Ids) -> Ids:
         out = {
@@ -220,9 +237,11 @@ class SpeechToTextData(LightningDataModule):
             f"more than {self.max_input_frames} frames": frames > self.max_input_frames,
             f"more than {self.max_target_tokens} target tokens": tokens > self.max_target_tokens,
         }
-        self.filtered = {reason: int(mask.sum()) for reason, mask in out.items()}
-        for reason, count in self.filtered.items():
-            if count:
-                log.info("train: %d of %d utterances left out: %s", count, len(frames), reason)
+        for reason, mask in out.items():
+            self.filtered[reason] = int(mask.sum())
+            if mask.any():
+                log.info("train: %d of %d utterances left out: %s", mask.sum(), len(frames), reason)
         kept: Ids = np.flatnonzero(~np.logical_or.reduce(list(out.values())))
+        if not len(kept):
+            raise DataError(f"{self.root}: the length filters leave nothing of train ({self.filtered})")
         return kept

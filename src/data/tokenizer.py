@@ -2,17 +2,22 @@
 
 import hashlib
 import io
+import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
 import sentencepiece
 
 from src.data.files import write_atomically
 from src.errors import ConfigError, DataError
 
-TYPES = ("unigram", "bpe", "char")
+Kind = Literal["unigram", "bpe", "char"]
+
+log = logging.getLogger(__name__)
 
 
 class Tokenizer:
@@ -60,13 +65,13 @@ class Tokenizer:
         return tokenizer
 
     @classmethod
-    def train(cls, lines: Iterable[str], path_prefix: Path, vocab_size: int, type: str = "unigram") -> "Tokenizer":
+    def train(cls, lines: Iterable[str], path_prefix: Path, vocab_size: int, type: Kind = "unigram") -> "Tokenizer":
         """Learns `vocab_size` pieces from `lines` and writes `<path_prefix>.model` (atomically).
 
         Deterministic: the same lines give the same file. Raises ConfigError for a size that the text does not allow.
         """
-        if type not in TYPES:
-            raise ConfigError(f"vocabulary type {type!r}: it is one of {', '.join(TYPES)}")
+        if type not in get_args(Kind):
+            raise ConfigError(f"vocabulary type {type!r}: it is one of {', '.join(get_args(Kind))}")
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -88,6 +93,24 @@ class Tokenizer:
         if tokenizer.size != vocab_size:
             raise ConfigError(f"vocab_size={vocab_size}: the text has {tokenizer.size} {type} pieces; use that")
         write_atomically(Path(f"{path_prefix}.model"), model.getvalue())
+        return tokenizer
+
+    @classmethod
+    def cached(cls, lines: Sequence[str], folder: Path, vocab_size: int, type: Kind = "unigram") -> "Tokenizer":
+        """As `train`, but learned once: found in `folder` by the content of `lines` and the settings.
+
+        A model on disk that is not the one written (its SHA-256 stands beside it) is learned again.
+        """
+        settings = json.dumps([sentencepiece.__version__, vocab_size, type])
+        key = hashlib.sha256("\n".join([settings, *lines]).encode()).hexdigest()
+        prefix = folder / f"{type}{vocab_size}-{key[:24]}"
+        model, check = Path(f"{prefix}.model"), Path(f"{prefix}.sha256")
+        if model.exists() and check.exists():
+            if hashlib.sha256(model.read_bytes()).hexdigest() == check.read_text(errors="replace"):
+                return cls.load(model)
+            log.warning("%s: damaged; learning it again", model)
+        tokenizer = cls.train(lines, prefix, vocab_size, type)
+        write_atomically(check, tokenizer.fingerprint.encode())
         return tokenizer
 
 
