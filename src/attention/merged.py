@@ -162,9 +162,11 @@ def _merge(
         if out is None or lse is None:
             out, lse = o.to(new.dtype), new.squeeze(-1)
             continue
-        old = lse[:, :, part.queries, None].clone()
+        held, old = out[:, :, part.queries], lse[:, :, part.queries, None]
         both = torch.logaddexp(old, new)
-        out[:, :, part.queries] = out[:, :, part.queries] * (old - both).exp() + o * (new - both).exp()
+        if out.requires_grad or lse.requires_grad:  # the plain formula under autograd, which has saved them
+            out, lse = out.clone(), lse.clone()
+        out[:, :, part.queries] = held * (old - both).exp() + o * (new - both).exp()
         lse[:, :, part.queries] = both.squeeze(-1)
     assert out is not None and lse is not None
     return out, lse, kernels, kept
