@@ -1,82 +1,113 @@
-"""Attention straight from the equations: one row at a time, one query at a time, no shortcut.  Slow on purpose.
+"""Attention straight from the equations: one row, one query, one head at a time, no shortcut.  Slow on purpose.
 
-Each function takes a module for its weights, x (T, d) of one row, and its prompt (S, d) or None -> (T, d).
+`attend(module, x, prompt)`: the module for its weights, x (T, d) of one row, its prompt (S, d) or None -> (T, d).
+Every mechanism registers its formula here, written from the paper, not from the fast code.
 """
 
 import math
+from collections.abc import Callable
+from functools import singledispatch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from src.attention import MHA, MLA, MTLA
 
-
-def turn(x: Tensor, position: int, theta: float) -> Tensor:
-    """Rotary embedding of one vector: component m and m + D/2 turn by position * theta^(-2m/D)."""
-    half = x.shape[-1] // 2
-    out = x.clone()
-    for m in range(half):
-        angle = position * theta ** (-2 * m / x.shape[-1])
-        out[m] = x[m] * math.cos(angle) - x[m + half] * math.sin(angle)
-        out[m + half] = x[m + half] * math.cos(angle) + x[m] * math.sin(angle)
-    return out
+Turn = Callable[[Tensor, int, float], Tensor]
 
 
-def mha(a: MHA, x: Tensor, prompt: Tensor | None = None) -> Tensor:
-    start = 0 if prompt is None else len(prompt)
+def half_split(x: Tensor, position: int, theta: float) -> Tensor:
+    """(..., D): component m and m + D/2 turn by position * theta^(-2m/D), Llama's sign."""
+    u, v = x.chunk(2, dim=-1)
+    cos, sin = _circle(x, position, theta)
+    return torch.cat((u * cos - v * sin, u * sin + v * cos), -1)
+
+
+def adjacent(x: Tensor, position: int, theta: float) -> Tensor:
+    """The MTLA code's pairs: components 2m and 2m + 1."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    cos, sin = _circle(x, position, theta)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+def opposite(x: Tensor, position: int, theta: float) -> Tensor:
+    """T6's sign: half-split pairs that turn the other way."""
+    return half_split(x, -position, theta)
+
+
+def _circle(x: Tensor, position: int, theta: float) -> tuple[Tensor, Tensor]:
+    width = x.shape[-1]
+    angles = [position * theta ** (-2 * m / width) for m in range(width // 2)]
+    return tuple(torch.tensor([f(a) for a in angles], dtype=x.dtype) for f in (math.cos, math.sin))  # type: ignore[return-value]
+
+
+@singledispatch
+def attend(a: nn.Module, x: Tensor, prompt: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    raise NotImplementedError(f"write the formula of {type(a).__name__} in tests/reference/naive.py")
+
+
+@attend.register
+def mha(a: MHA, x: Tensor, prompt: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     joint = x if prompt is None else torch.cat((prompt, x))
+    q = [turn(a.query(v).view(a.num_heads, a.head_dim), i, a.rope_theta) for i, v in enumerate(joint)]
+    k = [turn(a.key(v).view(a.num_kv_heads, a.head_dim), i, a.rope_theta) for i, v in enumerate(joint)]
+    v = [a.value(v).view(a.num_kv_heads, a.head_dim) for v in joint]
     rows = []
-    for t in range(len(x)):
-        i, heads = start + t, []
+    for i in range(len(joint) - len(x), len(joint)):
+        heads = []
         for h in range(a.num_heads):
             g = h * a.num_kv_heads // a.num_heads
-            q = turn(a.query(joint[i])[h * a.head_dim :][: a.head_dim], i, a.rope_theta)
-            keys = [turn(a.key(joint[j])[g * a.head_dim :][: a.head_dim], j, a.rope_theta) for j in range(i + 1)]
-            values = [a.value(joint[j])[g * a.head_dim :][: a.head_dim] for j in range(i + 1)]
-            p = torch.softmax(torch.stack([q @ k for k in keys]) * a.head_dim**-0.5, 0)
-            heads.append(sum(p[j] * values[j] for j in range(i + 1)))
+            logits = torch.stack([q[i][h] @ k[j][g] for j in range(i + 1)])
+            p = torch.softmax(logits / math.sqrt(a.head_dim), 0)
+            heads.append(torch.stack([p[j] * v[j][g] for j in range(i + 1)]).sum(0))
         rows.append(a.out(torch.cat(heads)))
     return torch.stack(rows)
 
 
-def latent(a: MLA, x: Tensor, prompt: Tensor | None = None) -> Tensor:
-    """MLA and MTLA (spec 1.3, 1.4): absorbed logits over the visible latents, or running sums of gated latents."""
-    start = 0 if prompt is None else len(prompt)
+@attend.register
+def mla(a: MLA, x: Tensor, prompt: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """Absorbed logits over the latents of every position up to the query's (spec 1.3)."""
+    c, kp = _latents(a, x, prompt, turn)
+    return _read_latents(a, x, prompt, turn, c, kp, [list(range(i + 1)) for i in range(len(c))])
+
+
+@attend.register
+def mtla(a: MTLA, x: Tensor, prompt: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """MLA over running sums of gated latents, of the finished chunks and of the query's own (spec 1.4)."""
+    s = a.stride
+    c, kp = _latents(a, x, prompt, turn)
+    m = []
+    for i in range(len(c)):
+        angles = [i // s * 10000 ** (-2 * k / a.latent_dim) for k in range(a.latent_dim // 2)]
+        slot_gate = a.gate_slot(torch.tensor([f(b) for b in angles for f in (math.sin, math.cos)], dtype=x.dtype))
+        chunk = range(i // s * s, i + 1)
+        m.append(torch.stack([torch.sigmoid(slot_gate @ a.gate_latent(c[j])) * c[j] for j in chunk]).sum(0))
+    visible = [[j for j in range(i + 1) if (j + 1) % s == 0 or j == i] for i in range(len(c))]
+    assert all(len(v) == math.ceil((i + 1) / s) for i, v in enumerate(visible))
+    return _read_latents(a, x, prompt, turn, m, kp, visible)
+
+
+def _latents(a: MLA, x: Tensor, prompt: Tensor | None, turn: Turn) -> tuple[list[Tensor], list[Tensor]]:
     joint = x if prompt is None else torch.cat((prompt, x))
-    total = len(joint)
     down = [a.down(v) for v in joint]
-    c = [a.norm(v[: a.latent_dim]) for v in down]
-    kp = [turn(v[a.latent_dim :], j, a.rope_theta) for j, v in enumerate(down)]
-    if isinstance(a, MTLA):
-        s = a.stride
-        m = []
-        for i in range(total):
-            total_sum = torch.zeros_like(c[0])
-            for j in range(i // s * s, i + 1):
-                pe = torch.tensor(
-                    [f(i // s * 10000 ** (-2 * k / a.latent_dim)) for k in range(a.latent_dim // 2) for f in (math.sin, math.cos)],
-                    dtype=x.dtype,
-                )
-                total_sum = total_sum + torch.sigmoid(a.gate_slot(pe) @ a.gate_latent(c[j])) * c[j]
-            m.append(total_sum)
-        visible = [[j for j in range(i + 1) if (j + 1) % s == 0 or j == i] for i in range(total)]
-        assert all(len(v) == math.ceil((i + 1) / s) for i, v in enumerate(visible))
-    else:
-        m, visible = c, [list(range(i + 1)) for i in range(total)]
+    rotary = [turn(v[a.latent_dim :], j, a.rope_theta) for j, v in enumerate(down)]
+    return [a.norm(v[: a.latent_dim]) for v in down], rotary
+
+
+def _read_latents(
+    a: MLA, x: Tensor, prompt: Tensor | None, turn: Turn, m: list[Tensor], kp: list[Tensor], visible: list[list[int]]
+) -> Tensor:
+    start = 0 if prompt is None else len(prompt)
     up = a.up.weight.view(a.num_heads, 2 * a.head_dim, a.latent_dim)
     rows = []
-    for t in range(len(x)):
-        i, heads = start + t, []
-        q_all = a.query(joint[i]).view(a.num_heads, a.head_dim + a.rope_dim)
+    for i in range(start, start + len(x)):
+        q = a.query(x[i - start]).view(a.num_heads, a.head_dim + a.rope_dim)
+        heads = []
         for h in range(a.num_heads):
-            uk, uv = up[h, : a.head_dim], up[h, a.head_dim :]
-            qn, qp = q_all[h, : a.head_dim], turn(q_all[h, a.head_dim :], i, a.rope_theta)
-            logits = torch.stack([(uk.T @ qn) @ m[j] + qp @ kp[j] for j in visible[i]])
-            p = torch.softmax(logits * (a.head_dim + a.rope_dim) ** -0.5, 0)
-            heads.append(uv @ sum(p[n] * m[j] for n, j in enumerate(visible[i])))
+            up_key, up_value = up[h, : a.head_dim], up[h, a.head_dim :]
+            content, rotary = q[h, : a.head_dim], turn(q[h, a.head_dim :], i, a.rope_theta)
+            logits = torch.stack([(up_key.T @ content) @ m[j] + rotary @ kp[j] for j in visible[i]])
+            p = torch.softmax(logits / math.sqrt(a.head_dim + a.rope_dim), 0)
+            heads.append(up_value @ torch.stack([p[n] * m[j] for n, j in enumerate(visible[i])]).sum(0))
         rows.append(a.out(torch.cat(heads)))
     return torch.stack(rows)
-
-
-def attend(a: torch.nn.Module, x: Tensor, prompt: Tensor | None = None) -> Tensor:
-    return mha(a, x, prompt) if isinstance(a, MHA) else latent(a, x, prompt)  # type: ignore[arg-type]

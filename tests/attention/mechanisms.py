@@ -1,0 +1,84 @@
+"""Every mechanism in conf/attention/, small, built from the configuration a run composes."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from torch import Tensor
+
+from src.attention import Attention, Cache
+from src.config import CONF, instantiate, knob_paths
+
+NAMES = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
+TINY = ("task.model.d_model=32", "task.attention_heads=4", "task.attention_dropout=0.0")
+
+
+@cache
+def composed(name: str, *overrides: str) -> DictConfig:
+    """What `attention=<name>` gives a run."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", [f"attention={name}", "task=mustc", *overrides])
+
+
+class Mechanism(NamedTuple):
+    name: str
+    stride: int | None = None  # set where the configuration refers to ${stride}
+
+    def __str__(self) -> str:
+        return self.name if self.stride is None else f"{self.name}-s{self.stride}"
+
+    @property
+    def grid(self) -> int:
+        """Lengths around multiples of this are where a mechanism that merges neighbours goes wrong."""
+        return 2 if self.stride is None else self.stride
+
+    def make(self, *overrides: str) -> Attention:
+        """The module as it is configured, its own initial values, float32."""
+        knobs = () if self.stride is None else (f"stride={self.stride}",)
+        return instantiate(composed(self.name, *knobs, *overrides).attention)
+
+    def build(self, *overrides: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Attention:
+        """Small, with weights that make the softmax choose and every bias and norm count."""
+        attention = self.make(*TINY, *overrides).to(dtype)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in attention.parameters():
+                wide = parameter.dim() > 1
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                value = noise * 1.3 / parameter.shape[-1] ** 0.5 if wide else 0.3 * noise + (parameter == 1)
+                parameter.copy_(value)
+        return attention.eval()
+
+
+def strides(name: str) -> tuple[int | None, ...]:
+    return (1, 2, 3, 4) if knob_paths(composed(name), "stride") else (None,)
+
+
+EVERY = [Mechanism(name, stride) for name in NAMES for stride in strides(name)]
+
+
+def prompt_lengths(grid: int) -> Tensor:
+    """Ragged: none, one, and around the first two multiples of the grid; the longest is 2 grid + 1."""
+    return torch.tensor(sorted({0, 1, grid - 1, grid, grid + 1, 2 * grid - 1, 2 * grid, 2 * grid + 1}, reverse=True))
+
+
+def random_chunks(total: int, generator: torch.Generator) -> list[int]:
+    """A random way to split `total` positions, ones and everything at once among them."""
+    limit = int(torch.randint(1, total + 1, (), generator=generator))
+    chunks: list[int] = []
+    while (left := total - sum(chunks)) > 0:
+        chunks.append(min(left, int(torch.randint(1, limit + 1, (), generator=generator))))
+    return chunks
+
+
+def extend_by(attention: Attention, x: Tensor, cache: Cache, chunks: list[int]) -> Tensor:
+    assert sum(chunks) == x.shape[1]
+    return torch.cat([attention.extend(piece, cache) for piece in x.split(chunks, dim=1)], 1)
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    """Largest difference, in units of the wanted tensor's root mean square."""
+    got, want = got.detach().double(), want.detach().double()
+    return float((got - want).abs().max() / want.square().mean().sqrt().clamp(min=1e-30))
