@@ -1,0 +1,34 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+EXTRAS := dev
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check clean
+
+help:  ## show these lines
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## create .venv and install the pinned set (again only after pyproject.toml or constraints.txt changed)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "attnlab needs Python 3.11 to 3.13, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1): make PYTHON=python3.12" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+demo: $(STAMP)  ## train, decode and score speech translation on the embedded sample corpus (about 6 minutes on two cores)
+	$(BIN)/python -m src.run task=mustc attention=mtla stride=2
+
+test: $(STAMP)  ## the default tests (at most 10 minutes)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## ruff, mypy and the default tests: what .ci/run runs
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest
+
+clean:  ## remove .venv, build products and tool caches; outputs/ stays
+	rm -rf .venv build dist attnlab.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

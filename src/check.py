@@ -1,0 +1,139 @@
+"""Everything that can be wrong with a command line, found before data or model are touched.
+
+A typo must cost seconds. So nothing here imports torch: the configuration is composed with Hydra, classes are read as
+source (src.signature), and the first problem is raised as a ConfigError of one line with the nearest valid names.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from src import config
+from src.annotation import fits, words
+from src.composition import Composer, one_line
+from src.errors import ConfigError
+from src.nearest import nearest
+from src.signature import siblings, signature
+
+READ_BY = {"checkpoint": "test", "resume": "train"}  # the one mode that reads a key
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command line asks for: each job's fixed configuration, and where a multirun's jobs lie."""
+
+    jobs: list[DictConfig]
+    multirun: bool
+    sweep_directory: Path
+
+
+def check(arguments: Sequence[str]) -> Plan:
+    """Compose and check what the command line asks for. ConfigError: the first thing that is wrong with it."""
+    parser = get_args_parser()
+    parser.error = _usage  # type: ignore[method-assign]
+    options = parser.parse_args(arguments)
+    if options.config_path or options.config_name:
+        raise ConfigError("--config-path and --config-name are fixed; --config-dir adds a directory of YAML files")
+    with initialize_config_dir(str(config.CONF), job_name="run", version_base="1.3"):
+        composer = Composer(options.config_dir)
+        overrides = [composer.parse(text) for text in options.overrides]
+        multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
+        swept = [override for override in overrides if override.is_sweep_override()]
+        if swept and not multirun:
+            raise ConfigError(f"{swept[0].input_line}: several values need -m; quote the value if it is one text")
+        try:
+            jobs = BasicSweeper.split_arguments(overrides, None)[0] if swept else [options.overrides]
+        except HydraException as error:
+            raise ConfigError(one_line(error)) from error
+        composed = [composer.compose_checked(job) for job in jobs]
+        plan = Plan([_fix(cfg, composer) for cfg in composed], multirun, Path(composed[0].hydra.sweep.dir))
+    return plan
+
+
+def compose(*overrides: str) -> DictConfig:
+    """The checked and fixed configuration of `python -m src.run <overrides>`."""
+    return check(overrides).jobs[0]
+
+
+def _usage(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; settings are written key=value, for instance attention=mtla")
+
+
+def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
+    """What concerns a composed configuration as a whole; the configuration to run with."""
+    missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
+    if missing:
+        raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
+    for key, mode in READ_BY.items():
+        if cfg[key] is not None and cfg.mode != mode:
+            raise ConfigError(f"{key}= is read by mode={mode}, not by mode={cfg.mode}")
+        if cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
+            raise ConfigError(f"{key}={cfg[key]}: no such file or directory")
+    if cfg.resume is not None and cfg.hydra.mode == RunMode.MULTIRUN:
+        raise ConfigError("resume= continues one run: leave -m out")
+    if cfg.mode == "test" and cfg.checkpoint is None:
+        raise ConfigError("mode=test needs checkpoint=<a run directory or a checkpoint file>")
+    if cfg.data_root == "":
+        raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
+    _check_knobs(cfg, composer)
+    fixed = config.freeze(cfg, cfg.hydra.runtime.choices)
+    _check_targets(config.written(fixed), "")
+    return fixed
+
+
+def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
+    for knob in config.KNOBS:
+        if cfg[knob] is None or config.knob_paths(cfg, knob):
+            continue
+        chosen = [f"{group}={name}" for group in config.KNOB_GROUPS if (name := cfg.hydra.runtime.choices[group])]
+        having = [
+            f"{group}={option}"
+            for group in config.KNOB_GROUPS
+            for option in composer.options(group)
+            if f"${{{knob}}}" in composer.text(group, option)
+        ]
+        if set(chosen) & set(having):
+            raise ConfigError(f"{knob}={cfg[knob]} has no effect: what it sets is itself set on the command line")
+        mechanism = " with ".join(name for name in chosen if name != "compress=none")
+        raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
+
+
+def _check_targets(node: object, path: str) -> None:
+    """Every `_target_` exists, and takes the keys beside it with the values they have."""
+    if isinstance(node, list):
+        for i, item in enumerate(node):
+            _check_targets(item, f"{path}.{i}")
+    if not isinstance(node, dict):
+        return
+    if "_target_" in node:
+        _check_target(node, path)
+    for key, child in node.items():
+        _check_targets(child, f"{path}.{key}" if path else str(key))
+
+
+def _check_target(node: dict[str, object], path: str) -> None:
+    target = node["_target_"]
+    try:
+        found = signature(str(target))
+    except LookupError as error:
+        raise ConfigError(
+            f"{path}._target_={target}: no such class{nearest(str(target), siblings(str(target)))}"
+        ) from error
+    for key, value in node.items():
+        if found is None or key in ("_target_", "_partial_"):
+            continue
+        if key not in found.parameters and not found.open:
+            hint = nearest(key, found.parameters)
+            raise ConfigError(f"{path}.{key}: {str(target).rpartition('.')[2]} has no parameter {key!r}{hint}")
+        annotation = found.parameters.get(key)
+        built = isinstance(value, dict) and "_target_" in value
+        if annotation is not None and not built and not fits(annotation, value):
+            raise ConfigError(f"{path}.{key}={value}: expected {words(annotation)}")
