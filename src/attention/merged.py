@@ -1,16 +1,16 @@
-"""Softmax attention over keys that come in several parts, each read by a stock fused kernel, exactly merged.
+"""Exact softmax attention in which stock fused kernels do the work, though no kernel knows these patterns.
 
-A fused kernel returns its output and the log-sum-exp of its logits.  With those, parts merge exactly:
+A fused kernel returns its output and the log-sum-exp of its logits.  With those, parts of a softmax merge exactly:
     L = log sum_p exp(L_p),   o = sum_p exp(L_p - L) o_p.
-The kernels' backward needs only the rows' output and log-sum-exp: called with the merged o and L it computes
-P_ij = exp(s_ij - L_i) and dS_ij = P_ij (dO_i . v_j - dO_i . o_i), which are the probabilities and gradients of the
-whole softmax restricted to that part.  No T x T tensor is ever formed.
+And its backward needs nothing but the rows' output and log-sum-exp: called with the merged o and L it computes
+P_ij = exp(s_ij - L_i) and dS_ij = P_ij (dO_i . v_j - dO_i . o_i), the probabilities and gradients of the whole softmax
+restricted to its part.  No T x T tensor is formed, and none but the inputs, o and L is kept.
 
-Shapes: q (B, H, T, D); keys (B', H, K, D), values (B', H, K, Dv) with Dv <= D; B' divides B where rows share a prompt.
+Shapes: q (B, T, H, D).  Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
+The CPU kernel wants values as wide as keys; packed, the first D columns serve: what it makes of the columns beyond
+Dv (which belong to the key) is never read, and their gradient is zero.
 """
 
-import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,173 +18,186 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-EVERY = slice(None)
 
+class Past(NamedTuple):
+    """Packed keys and values (B', K, H, Dv + D) that every query sees; `mask` (B', K) bool: which exist (None: all).
 
-class Source(NamedTuple):
-    """Keys and values; `mask`, (B', K) bool, says which keys exist (null: all)."""
+    B' divides B where rows share a prompt.
+    """
 
-    key: Tensor
-    value: Tensor
+    packed: Tensor
     mask: Tensor | None = None
 
 
-class Part(NamedTuple):
-    """The keys `keys` of source number `source`, read by the queries `queries`.
-
-    Causal: the n-th of these queries sees the first n + 1 of these keys (equally many of both).
-    """
-
-    source: int
-    keys: slice = EVERY
-    queries: slice = EVERY
-    causal: bool = False
-
-
-class _Kernel(NamedTuple):
-    """What a fused forward leaves for its backward: the random state of dropout (CUDA)."""
+class _Random(NamedTuple):
+    """Where the CUDA kernel's dropout was, for its backward."""
 
     seed: Tensor | None = None
     offset: Tensor | None = None
 
 
 def merged_attention(
-    q: Tensor, sources: list[Source], parts: list[Part], scale: float, *, own: bool = False, dropout: float = 0.0
+    q: Tensor, packed: Tensor, value_dim: int, scale: float, *, stride: int = 1, past: list[Past] | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """(B, H, T, Dv) in q's dtype: softmax over all that the parts let each query see.
+    """(B, T, H, Dv): query i sees the keys j <= i with (j + 1) mod stride = 0, key i itself, and all of `past`.
 
-    `own`: query i also sees key i of source 0 (as many keys as queries).  The first part, or `own`, must reach every query.
+    T must be a multiple of stride.  With stride 1 that is plain causal attention.
     """
-    sources = [Source(k.to(q.dtype), v.to(q.dtype), mask) for k, v, mask in sources]
-    k, v, mask = sources[0]
-    if len(parts) == 1 and parts[0] == Part(0, causal=parts[0].causal) and mask is None and not own and k.shape[:2] == q.shape[:2]:
-        if k.shape[-1] == v.shape[-1] or q.is_cuda:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=parts[0].causal, dropout_p=dropout, scale=scale)
-    fused = (q.device.type == "cpu" and dropout == 0.0) or (q.is_cuda and q.dtype != torch.float64)
-    if not fused:  # dropout inside the CPU kernel does not exist, nor float64 inside the CUDA one
+    past = [Past(p.packed.to(q.dtype), p.mask) for p in past or []]
+    packed = packed.to(q.dtype)
+    if q.shape[1] % stride:
+        raise ValueError(f"{q.shape[1]} positions are no multiple of the stride {stride}")
+    if q.is_cuda and q.dtype != torch.float64 or q.device.type == "cpu" and dropout == 0.0:
+        tensors = [t for p in past for t in p]
+        return _Merged.apply(q, packed, value_dim, scale, stride, dropout, *tensors)
+    return _plain(q, packed, value_dim, scale, stride, past, dropout)  # what the fused kernels lack
 
-        def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor, _Kernel]:
-            return *_dense(q, k, v, mask, causal, scale, dropout), _Kernel()
 
-        return _merge(q, sources, parts, own, scale, dropout, dense)[0].to(q.dtype)
-    tensors = [t for source in sources for t in source]
-    return _Merged.apply(q, parts, scale, own, dropout, *tensors)
+def _plain(q: Tensor, packed: Tensor, value_dim: int, scale: float, stride: int, past: list[Past], dropout: float) -> Tensor:
+    """The same by matrix products: T x T / stride logits, built one place of the chunk at a time."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    value, key = (t.transpose(1, 2) for t in packed.split([value_dim, packed.shape[-1] - value_dim], -1))
+    slot_key, slot_value = key[:, :, stride - 1 :: stride], value[:, :, stride - 1 :: stride]
+    size = slot_key.shape[2]
+    before = torch.ones(size, size, dtype=torch.bool, device=q.device)
+    outs = []
+    for r in range(stride):
+        queries = q.transpose(1, 2)[:, :, r::stride]
+        own_key, own_value = key[:, :, r::stride], value[:, :, r::stride]
+        logits = [((queries @ slot_key.mT).to(wide) * scale).masked_fill(before.triu(), float("-inf"))]
+        logits.append((queries * own_key).sum(-1, keepdim=True, dtype=wide) * scale)
+        values = [slot_value]
+        for p in past:
+            beam = q.shape[0] // p.packed.shape[0]
+            past_value, past_key = (
+                t.transpose(1, 2).repeat_interleave(beam, 0) for t in p.packed.split([value_dim, key.shape[-1]], -1)
+            )
+            bias = _additive(p.mask, wide)
+            extra = (queries @ past_key.mT).to(wide) * scale
+            logits.append(extra if bias is None else extra + bias.repeat_interleave(beam, 0))
+            values.append(past_value)
+        p_all = F.dropout(torch.cat(logits, -1).softmax(-1), dropout).to(q.dtype)
+        p_slots, p_own, *p_past = p_all.split([size, 1, *[v.shape[2] for v in values[1:]]], -1)
+        out = p_own * own_value
+        for weights, seen in zip((p_slots, *p_past), values, strict=True):
+            out = out + weights @ seen
+        outs.append(out.transpose(1, 2))
+    return torch.stack(outs, 2).flatten(1, 2)
 
 
 class _Merged(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, q: Tensor, parts: list[Part], scale: float, own: bool, dropout: float, *tensors: Tensor | None
+        ctx: Any, q: Tensor, packed: Tensor, value_dim: int, scale: float, stride: int, dropout: float, *rest: Tensor | None
     ) -> Tensor:
-        sources = _sources(tensors)
-
-        def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor, _Kernel]:
-            return _fused_forward(q, k, v, mask, causal, scale, dropout)
-
-        out, lse, kernels, kept = _merge(q, sources, parts, own, scale, dropout, kernel)
-        out = out.to(q.dtype)
-        ctx.save_for_backward(q, out, lse, kept, *tensors, *(t for kernel in kernels for t in kernel))
-        ctx.settings = parts, scale, own, dropout, len(tensors)
-        return out
+        kernel = _Kernel(value_dim, scale, dropout)
+        past = _pairs(rest)
+        randoms: list[_Random] = []
+        slots = packed[:, stride - 1 :: stride]
+        out, lse, random = kernel.forward(q[:, stride - 1 :: stride], slots, None, causal=True)
+        randoms.append(random)
+        own = kept = None
+        if stride > 1:
+            whole_out, whole_lse = out.new_empty(*q.shape[:3], out.shape[-1]), lse.new_empty(*q.shape[:3])
+            whole_out[:, stride - 1 :: stride], whole_lse[:, stride - 1 :: stride] = out, lse
+            out, lse = whole_out, whole_lse
+            own = lse.new_empty(stride - 1, q.shape[0], slots.shape[1], q.shape[2])
+            kept = F.dropout(torch.ones_like(own), dropout) if dropout else None
+            for r in range(stride - 1):
+                value, key = packed[:, r::stride].split([value_dim, q.shape[-1]], -1)
+                queries = q[:, r::stride]
+                own[r] = _dot(queries, key) * scale
+                read = value if kept is None else value * kept[r].unsqueeze(-1).to(value.dtype)
+                rows, rows_lse = out[:, r::stride], lse[:, r::stride]
+                rows[:, 0, :, :value_dim], rows_lse[:, 0] = read[:, 0], own[r][:, 0]
+                rows[..., value_dim:] = 0
+                if slots.shape[1] > 1:
+                    o, new, random = kernel.forward(queries[:, 1:], slots[:, :-1], None, causal=True)
+                    randoms.append(random)
+                    rows[:, 1:, :, :value_dim] = _mix(read[:, 1:], o[..., :value_dim], own[r][:, 1:], new)
+                    rows_lse[:, 1:] = torch.logaddexp(own[r][:, 1:], new)
+        for p in past:
+            beam = q.shape[0] // p.packed.shape[0]
+            o, new, random = kernel.forward(_fold(q, beam), p.packed, p.mask, causal=False)
+            randoms.append(random)
+            o, new = _unfold(o, beam), _unfold(new, beam)
+            mixed = _mix(out[..., :value_dim], o[..., :value_dim], lse, new)
+            out[..., :value_dim] = mixed
+            lse = torch.logaddexp(lse, new)
+        ctx.save_for_backward(q, packed, out, lse, own, kept, *rest, *(t for random in randoms for t in random))
+        ctx.settings = value_dim, scale, stride, dropout, len(rest)
+        return out[..., :value_dim]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        parts, scale, own, dropout, count = ctx.settings
-        q, out, lse, kept, *rest = ctx.saved_tensors
-        sources = _sources(rest[:count])
-        kernels = [_Kernel(*rest[i : i + 2]) for i in range(count, len(rest), 2)]
-        if own:
-            k, v, _ = sources[0]
-            p = torch.exp(_dot(q, k) * scale - lse)
-            dv0 = (p * kept if kept is not None else p).to(v.dtype).unsqueeze(-1) * grad
-            inner = _dot(grad, v) * kept if kept is not None else _dot(grad, v)
-            ds = ((inner - _dot(grad, out)) * p * scale).to(q.dtype).unsqueeze(-1)
-            dq, dk0 = ds * k, ds * q
+        value_dim, scale, stride, dropout, count = ctx.settings
+        q, packed, out, lse, own, kept, *rest = ctx.saved_tensors
+        kernel = _Kernel(value_dim, scale, dropout)
+        past = _pairs(rest[:count])
+        randoms = iter([_Random(*rest[i : i + 2]) for i in range(count, len(rest), 2)])
+        grad = F.pad(grad, (0, out.shape[-1] - value_dim))
+        slots = packed[:, stride - 1 :: stride]
+        last = slice(stride - 1, None, stride)
+        d_last, dk, dv = kernel.backward(grad[:, last], q[:, last], slots, None, out[:, last], lse[:, last], True, next(randoms))
+        if stride == 1:
+            dq, dpacked = d_last, torch.cat((dv, dk), -1)
         else:
-            dq = torch.zeros_like(q)
-            dk0 = dv0 = None
-        grads: list[Tensor | None] = [dk0, dv0, None] + [None] * (count - 3)
-        for part, kernel in zip(parts, kernels, strict=True):
-            source, rows = sources[part.source], part.queries
-            gk, gv = grads[3 * part.source], grads[3 * part.source + 1]
-            if gk is None or gv is None:
-                gk, gv = torch.zeros_like(source.key), torch.zeros_like(source.value)
-                grads[3 * part.source : 3 * part.source + 2] = gk, gv
-            k, v = source.key[:, :, part.keys], source.value[:, :, part.keys]
-            beam = q.shape[0] // k.shape[0]
-            dq_part, dk_part, dv_part = _fused_backward(
-                _fold(grad[:, :, rows], beam), _fold(q[:, :, rows], beam), k, v,
-                _fold(out[:, :, rows], beam), _fold(lse[:, :, rows, None], beam).squeeze(-1),
-                source.mask, part.causal, scale, dropout, kernel,
-            )  # fmt: skip
-            dq[:, :, rows] += _unfold(dq_part, beam)
-            gk[:, :, part.keys] += dk_part
-            gv[:, :, part.keys] += dv_part[..., : v.shape[-1]]
-        return dq, None, None, None, None, *grads
+            dq, dpacked = torch.empty_like(q), torch.empty_like(packed)
+            dq[:, last] = d_last
+            for r in range(stride - 1):
+                rows = slice(r, None, stride)
+                value, key = packed[:, rows].split([value_dim, q.shape[-1]], -1)
+                queries, g, o, o_lse = q[:, rows], grad[:, rows], out[:, rows], lse[:, rows]
+                p = torch.exp(own[r] - o_lse)
+                scores, weight = value - o[..., :value_dim], p
+                if kept is not None:
+                    scores, weight = value * kept[r].unsqueeze(-1).to(value.dtype) - o[..., :value_dim], p * kept[r]
+                ds = (_dot(g[..., :value_dim], scores) * p * scale).to(q.dtype).unsqueeze(-1)
+                d_own = dpacked[:, rows]
+                torch.mul(g[..., :value_dim], weight.to(q.dtype).unsqueeze(-1), out=d_own[..., :value_dim])
+                torch.mul(queries, ds, out=d_own[..., value_dim:])
+                torch.mul(key, ds, out=dq[:, rows])
+                if slots.shape[1] > 1:
+                    more_q, more_k, more_v = kernel.backward(
+                        g[:, 1:], queries[:, 1:], slots[:, :-1], None, o[:, 1:], o_lse[:, 1:], True, next(randoms)
+                    )
+                    dq[:, rows][:, 1:] += more_q
+                    dk[:, :-1] += more_k
+                    dv[:, :-1] += more_v
+            dpacked[:, last, :, :value_dim], dpacked[:, last, :, value_dim:] = dv, dk
+        grads: list[Tensor | None] = []
+        for p in past:
+            beam = q.shape[0] // p.packed.shape[0]
+            folded = (_fold(t, beam) for t in (grad, q))
+            more_q, dk, dv = kernel.backward(
+                *folded, p.packed, p.mask, _fold(out, beam), _fold(lse, beam), False, next(randoms)
+            )
+            dq += _unfold(more_q, beam)
+            grads += [torch.cat((dv, dk), -1), None]
+        return dq, dpacked, None, None, None, None, *grads
 
 
-def _sources(tensors: Any) -> list[Source]:
-    return [Source(*tensors[i : i + 3]) for i in range(0, len(tensors), 3)]
+def _pairs(tensors: Any) -> list[Past]:
+    return [Past(*tensors[i : i + 2]) for i in range(0, len(tensors), 2)]
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1, dtype=torch.promote_types(a.dtype, torch.float32))
 
 
-PartKernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor, _Kernel]]
-
-
-def _merge(
-    q: Tensor, sources: list[Source], parts: list[Part], own: bool, scale: float, dropout: float, kernel: PartKernel
-) -> tuple[Tensor, Tensor, list[_Kernel], Tensor | None]:
-    """Output and log-sum-exp over all parts, the kernels' states, and what dropout left of the own keys."""
-    out: Tensor | None = None
-    lse: Tensor | None = None
-    kept, kernels = None, []
-    if own:
-        k, v, _ = sources[0]
-        lse = _dot(q, k) * scale
-        out = v.to(lse.dtype)
-        if dropout:
-            kept = F.dropout(torch.ones_like(lse), dropout)
-            out = out * kept.unsqueeze(-1)
-        elif out is v:
-            out = v.clone()
-    for part in parts:
-        k, v, mask = sources[part.source]
-        beam = q.shape[0] // k.shape[0]
-        o, new, state = kernel(
-            _fold(q[:, :, part.queries], beam), k[:, :, part.keys], v[:, :, part.keys], mask, part.causal
-        )
-        kernels.append(state)
-        o, new = _unfold(o[..., : v.shape[-1]], beam), _unfold(new.unsqueeze(-1), beam)
-        if out is None or lse is None:
-            out, lse = o.to(new.dtype), new.squeeze(-1)
-            continue
-        held, old = out[:, :, part.queries], lse[:, :, part.queries, None]
-        both = torch.logaddexp(old, new)
-        if out.requires_grad or lse.requires_grad:  # the plain formula under autograd, which has saved them
-            out, lse = out.clone(), lse.clone()
-        out[:, :, part.queries] = held * (old - both).exp() + o * (new - both).exp()
-        lse[:, :, part.queries] = both.squeeze(-1)
-    assert out is not None and lse is not None
-    return out, lse, kernels, kept
+def _mix(a: Tensor, b: Tensor, a_lse: Tensor, b_lse: Tensor) -> Tensor:
+    """Merge two normalised outputs by their log-sum-exps."""
+    return torch.lerp(a, b, (b_lse - a_lse).sigmoid().to(a.dtype).unsqueeze(-1))
 
 
 def _fold(x: Tensor, beam: int) -> Tensor:
-    """(N * beam, H, T, D) -> (N, H, beam * T, D): the rows of a prompt query it together."""
-    if beam == 1:
-        return x
-    rows, heads, length, width = x.shape
-    return x.view(rows // beam, beam, heads, length, width).transpose(1, 2).reshape(-1, heads, beam * length, width)
+    """(N * beam, T, ...) -> (N, beam * T, ...): the rows of a prompt query it together."""
+    return x if beam == 1 else x.unflatten(0, (-1, beam)).flatten(1, 2)
 
 
 def _unfold(x: Tensor, beam: int) -> Tensor:
-    if beam == 1:
-        return x
-    prompts, heads, length, width = x.shape
-    return x.view(prompts, heads, beam, length // beam, width).transpose(1, 2).reshape(-1, heads, length // beam, width)
+    return x if beam == 1 else x.unflatten(1, (beam, -1)).flatten(0, 1)
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -195,55 +208,50 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, low)[:, None, None]
 
 
-def _dense(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
-) -> tuple[Tensor, Tensor]:
-    """One part by the plain formula."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    logits = (q @ k.mT).to(wide) * scale
-    if mask is not None:
-        logits = logits + _additive(mask, wide)
-    if causal:
-        size = logits.shape[-1]
-        logits = logits.masked_fill(torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1), -math.inf)
-    lse = logits.logsumexp(-1)
-    p = F.dropout((logits - lse.unsqueeze(-1)).exp(), dropout)
-    return p.to(v.dtype) @ v, lse
+class _Kernel(NamedTuple):
+    """The stock kernels of CPU and CUDA in one shape: (B, T, H, .) in and out, log-sum-exp (B, T, H) float32 or wider."""
 
+    value_dim: int
+    scale: float
+    dropout: float
 
-def _fused_forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
-) -> tuple[Tensor, Tensor, _Kernel]:
-    bias = _additive(mask, q.dtype)
-    if q.is_cuda:
-        out, lse, seed, offset = torch.ops.aten._scaled_dot_product_efficient_attention(
-            q, k, v, _cuda_bias(bias, q), True, dropout, causal, scale=scale
-        )
-        return out, lse[..., : q.shape[2]], _Kernel(seed, offset)
-    v = F.pad(v, (0, k.shape[-1] - v.shape[-1]))  # this kernel wants one width
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, attn_mask=bias, scale=scale
-    )
-    return out, lse, _Kernel()
+    def _key_value(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        width = packed.shape[-1] - self.value_dim if packed.device.type == "cpu" else self.value_dim
+        return packed[..., self.value_dim :].transpose(1, 2), packed[..., :width].transpose(1, 2)
 
+    def forward(self, q: Tensor, packed: Tensor, mask: Tensor | None, *, causal: bool) -> tuple[Tensor, Tensor, _Random]:
+        k, v = self._key_value(packed)
+        bias, random = _additive(mask, q.dtype), _Random()
+        q = q.transpose(1, 2)
+        if q.is_cuda:
+            out, lse, *state = torch.ops.aten._scaled_dot_product_efficient_attention(
+                q, k, v, _cuda_bias(bias, q), True, self.dropout, causal, scale=self.scale
+            )
+            lse, random = lse[..., : q.shape[2]], _Random(*state)
+        else:
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, 0.0, causal, attn_mask=bias, scale=self.scale
+            )
+        return out.transpose(1, 2), lse.transpose(1, 2), random
 
-def _fused_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    mask: Tensor | None, causal: bool, scale: float, dropout: float, kernel: _Kernel,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    bias = _additive(mask, q.dtype)
-    if q.is_cuda:
-        lse = F.pad(lse, (0, -lse.shape[-1] % 32)).contiguous()  # the kernel reads whole tiles of 32 rows
-        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-            grad, q, k, v, _cuda_bias(bias, q), out, lse, kernel.seed, kernel.offset, dropout,
-            [True, True, True, False], causal, scale=scale,
-        )  # fmt: skip
-        return dq, dk, dv
-    extra = (0, k.shape[-1] - v.shape[-1])
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        F.pad(grad, extra), q, k, F.pad(v, extra), F.pad(out, extra), lse.contiguous(),
-        0.0, causal, attn_mask=bias, scale=scale,
-    )  # fmt: skip
+    def backward(
+        self, grad: Tensor, q: Tensor, packed: Tensor, mask: Tensor | None, out: Tensor, lse: Tensor, causal: bool, random: _Random
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, keys and values."""
+        k, v = self._key_value(packed)
+        grad, q, out, lse = (t.transpose(1, 2) for t in (grad, q, out, lse))
+        bias = _additive(mask, q.dtype)
+        if q.is_cuda:
+            lse = F.pad(lse, (0, -lse.shape[-1] % 32)).contiguous()  # the kernel reads whole tiles of 32 rows
+            dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+                grad, q, k, v, _cuda_bias(bias, q), out, lse, random.seed, random.offset, self.dropout,
+                [True, True, True, False], causal, scale=self.scale,
+            )  # fmt: skip
+        else:
+            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=self.scale
+            )
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)[..., : self.value_dim]
 
 
 def _cuda_bias(bias: Tensor | None, q: Tensor) -> Tensor | None:

@@ -2,10 +2,11 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .base import Attention, Cache, check_room, length_mask, rows_of, rows_per_prompt
 from .cached import attend_cached
-from .merged import Part, Source, merged_attention
+from .merged import Past, merged_attention
 from .rope import rotary_table, rotate
 
 
@@ -89,10 +90,11 @@ class MHA(Attention):
     def _heads(self, x: Tensor, linear: nn.Linear) -> Tensor:
         return linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _for_queries(self, kv: Tensor) -> Tensor:
-        """(B, G, S, D) -> (B, H, S, D), for kernels that want as many key as query heads."""
+    def _pack(self, key: Tensor, value: Tensor) -> Tensor:
+        """(B, G, S, D) each -> [value | key] for every query head, (B, S, H, 2 D)."""
+        both = torch.cat((value, key), -1).transpose(1, 2)
         group = self.num_heads // self.num_kv_heads
-        return kv if group == 1 else kv.repeat_interleave(group, dim=1)
+        return both if group == 1 else both.repeat_interleave(group, dim=2)
 
     def _join(self, out_bhtd: Tensor) -> Tensor:
         return self.out(out_bhtd.transpose(1, 2).flatten(2))
@@ -116,15 +118,20 @@ class MHA(Attention):
             positions = prompt_lengths[:, None, None] + torch.arange(steps, device=x.device)
             at = (cos[positions], sin[positions])
         q, k = rotate(q, *at), rotate(k, *at)
-        sources, parts = [Source(self._for_queries(k), self._for_queries(v))], [Part(0, causal=True)]
-        if prompt is not None and start:
-            kp, vp = self._heads(prompt, self.key), self._heads(prompt, self.value)
-            kp = rotate(kp, cos[:start], sin[:start])
-            mask = None if prompt_lengths is None else length_mask(prompt_lengths, start)
-            sources.append(Source(self._for_queries(kp), self._for_queries(vp), mask))
-            parts.append(Part(1))
         dropout = self.dropout if self.training else 0.0
-        return self._join(merged_attention(q, sources, parts, self.scale, dropout=dropout))
+        if prompt is None or not start:
+            out = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=self.num_kv_heads < self.num_heads
+            )
+            return self._join(out)
+        kp, vp = self._heads(prompt, self.key), self._heads(prompt, self.value)
+        kp = rotate(kp, cos[:start], sin[:start])
+        mask = None if prompt_lengths is None else length_mask(prompt_lengths, start)
+        return self._attend(q, self._pack(k, v), [Past(self._pack(kp, vp), mask)], dropout)
+
+    def _attend(self, q_bhtd: Tensor, packed: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
+        out = merged_attention(q_bhtd.transpose(1, 2), packed, self.head_dim, self.scale, past=past, dropout=dropout)
+        return self.out(out.flatten(2))
 
     def new_cache(
         self,
@@ -168,16 +175,13 @@ class MHA(Attention):
                 cache.prompt_key[:, :, :size], cache.prompt_value[:, :, :size], cache.prompt_mask,
             )  # fmt: skip
             return self._join(out)
-        sources, parts = [Source(self._for_queries(k), self._for_queries(v))], [Part(0, causal=True)]
+        past = []
         if start:
-            past = slice(0, start)
-            sources.append(Source(self._for_queries(cache.key[:, :, past]), self._for_queries(cache.value[:, :, past])))
-            parts.append(Part(len(parts)))
+            past.append(Past(self._pack(cache.key[:, :, :start], cache.value[:, :, :start])))
         if size:
-            kp, vp = cache.prompt_key[:, :, :size], cache.prompt_value[:, :, :size]
-            sources.append(Source(self._for_queries(kp), self._for_queries(vp), cache.prompt_mask))
-            parts.append(Part(len(parts)))
-        return self._join(merged_attention(q, sources, parts, self.scale))
+            prompt = self._pack(cache.prompt_key[:, :, :size], cache.prompt_value[:, :, :size])
+            past.append(Past(prompt, cache.prompt_mask))
+        return self._attend(q, self._pack(k, v), past)
 
     @property
     def cache_elements_per_token(self) -> float:

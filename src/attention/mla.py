@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from .base import Attention, Cache, check_room, length_mask, rows_of, rows_per_prompt
 from .cached import attend_cached
-from .merged import Part, Source, merged_attention
+from .merged import Past, merged_attention
 from .rope import rotary_table, rotate
 
 
@@ -95,8 +95,8 @@ class MLA(Attention):
 
     def up_matrices(self) -> tuple[Tensor, Tensor]:
         """U^k and U^v, (H, d_n, r) and (H, d_v, r)."""
-        weight = self.up.weight.unflatten(0, (self.num_heads, 2 * self.head_dim))
-        return weight[:, : self.head_dim], weight[:, self.head_dim :]
+        value, key = self.up.weight.unflatten(0, (self.num_heads, 2, self.head_dim)).unbind(1)
+        return key, value
 
     def slots(self, capacity: int, prompt_capacity: int) -> tuple[int, int]:
         """Slots that so many text and prompt positions need."""
@@ -112,14 +112,11 @@ class MLA(Attention):
         latent, rotary = self.down(x).split([self.latent_dim, self.rope_dim], -1)
         return self.norm(latent), rotate(rotary, cos, sin)
 
-    def _expand(self, latent: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys (B, H, T, d_n + d_r) and values (B, H, T, d_v) of each head."""
-        content, value = self.up(latent).unflatten(-1, (self.num_heads, -1)).chunk(2, -1)
-        shared = rotary.to(content.dtype).unsqueeze(-2).expand(-1, -1, self.num_heads, -1)
-        return torch.cat((content, shared), -1).transpose(1, 2), value.transpose(1, 2)
-
-    def _join(self, out_bhtv: Tensor) -> Tensor:
-        return self.out(out_bhtv.transpose(1, 2).flatten(2))
+    def _expand(self, latent: Tensor, rotary: Tensor) -> Tensor:
+        """Values and keys of each head, packed [value | content key | rotary key]: (B, T, H, d_v + d_n + d_r)."""
+        both = self.up(latent).unflatten(-1, (self.num_heads, -1))
+        shared = rotary.to(both.dtype).unsqueeze(-2).expand(-1, -1, self.num_heads, -1)
+        return torch.cat((both, shared), -1)
 
     def _angles(self, x: Tensor, prompt: Tensor | None, prompt_lengths: Tensor | None) -> tuple[Tensor, ...]:
         """Tables of the text positions, (B or 1, T, d_r/2), and of the prompt's, (1, S, d_r/2)."""
@@ -140,14 +137,16 @@ class MLA(Attention):
         prompt_lengths: Tensor | None = None,
     ) -> Tensor:
         cos, sin, *before = self._angles(x, prompt, prompt_lengths)
-        q = self._queries(x, cos, sin).transpose(1, 2)
-        sources, parts = [Source(*self._expand(*self._latents(x, cos, sin)))], [Part(0, causal=True)]
+        past = []
         if prompt is not None and prompt.shape[1]:
             mask = None if prompt_lengths is None else length_mask(prompt_lengths, prompt.shape[1])
-            sources.append(Source(*self._expand(*self._latents(prompt, *before)), mask))
-            parts.append(Part(1))
-        dropout = self.dropout if self.training else 0.0
-        return self._join(merged_attention(q, sources, parts, self.scale, dropout=dropout))
+            past.append(Past(self._expand(*self._latents(prompt, *before)), mask))
+        packed = self._expand(*self._latents(x, cos, sin))
+        return self._attend(self._queries(x, cos, sin), packed, past, self.dropout if self.training else 0.0)
+
+    def _attend(self, q: Tensor, packed: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
+        out = merged_attention(q, packed, self.head_dim, self.scale, past=past, dropout=dropout)
+        return self.out(out.flatten(2))
 
     def new_cache(
         self,
@@ -188,17 +187,16 @@ class MLA(Attention):
         size = cache.prompt_size
         if new == 1:
             return self._step(q, cache, start + 1, size)
-        sources, parts = [Source(*self._expand(latent, rotary))], [Part(0, causal=True)]
+        past = []
         if start:
-            sources.append(self._stored(cache.text[:, :start]))
-            parts.append(Part(len(parts)))
+            past.append(self._stored(cache.text[:, :start], q.dtype))
         if size:
-            sources.append(self._stored(cache.prompt[:, :size], cache.prompt_mask))
-            parts.append(Part(len(parts)))
-        return self._join(merged_attention(q.transpose(1, 2), sources, parts, self.scale))
+            past.append(self._stored(cache.prompt[:, :size], q.dtype, cache.prompt_mask))
+        return self._attend(q, self._expand(latent, rotary), past)
 
-    def _stored(self, slots: Tensor, mask: Tensor | None = None) -> Source:
-        return Source(*self._expand(slots[..., : self.latent_dim], slots[..., self.latent_dim :]), mask)
+    def _stored(self, slots: Tensor, dtype: torch.dtype, mask: Tensor | None = None) -> Past:
+        latent, rotary = slots.to(dtype).split([self.latent_dim, self.rope_dim], -1)
+        return Past(self._expand(latent, rotary), mask)
 
     def _step(
         self, q: Tensor, cache: LatentCache, used: int, prompt_slots: int, text_mask: Tensor | None = None
@@ -206,10 +204,10 @@ class MLA(Attention):
         """One position, (B, 1, H, d_n + d_r) -> (B, 1, d), in latent space, over the first slots of the cache."""
         content, rotary = q[:, 0].to(cache.text.dtype).split([self.head_dim, self.rope_dim], -1)
         absorbed = torch.matmul(content.transpose(0, 1), cache.up_key).transpose(0, 1)  # (B, H, r), scaled
-        q_bhd = torch.cat((absorbed, rotary * self.scale), -1).unsqueeze(2)
+        q_bh1d = torch.cat((absorbed, rotary * self.scale), -1).unsqueeze(2)
         text, prompt = cache.text[:, None, :used], cache.prompt[:, None, :prompt_slots]
         r = self.latent_dim
-        read = attend_cached(q_bhd, text, text[..., :r], 1.0, prompt, prompt[..., :r], cache.prompt_mask, text_mask)
+        read = attend_cached(q_bh1d, text, text[..., :r], 1.0, prompt, prompt[..., :r], cache.prompt_mask, text_mask)
         out = torch.matmul(read[:, :, 0].transpose(0, 1), cache.up_value).transpose(0, 1)  # (B, H, d_v)
         return self.out(out.reshape(q.shape[0], 1, -1).to(q.dtype))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .base import Cache, check_room, length_mask, rows_per_prompt
-from .merged import Part, Source, merged_attention
+from .merged import Past, merged_attention
 from .mla import MLA, LatentCache
 
 
@@ -156,13 +156,13 @@ class MTLA(MLA):
 
     def _segment(
         self, q: Tensor, latent: Tensor, rotary: Tensor, offset: int | Tensor, first_slot: int | Tensor, bound: int,
-        carry: Tensor | None, past: list[Source], dropout: float = 0.0,
+        carry: Tensor | None, past: list[Past], dropout: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """New positions after `past` slots, their first chunk holding `carry` and beginning `offset` places earlier.
 
         `first_slot` is the number of that chunk, at most `bound`.
 
-        q (B, T, H, D), latent (B, T, r), rotary (B, T, d_r) -> output (B, H, T, d_v), running sums (B, T, r).
+        q (B, T, H, D), latent (B, T, r), rotary (B, T, d_r) -> output (B, T, H, d_v), running sums (B, T, r).
         """
         s, steps = self.stride, latent.shape[1]
         most = offset if isinstance(offset, int) else s - 1
@@ -187,14 +187,12 @@ class MTLA(MLA):
         if carry is not None:
             sums = torch.cat((sums[:, :1] + carry[:, None, None].to(sums.dtype), sums[:, 1:]), 1)
         sums = sums.flatten(1, 2)
-        finished = slice(s - 1, (num_chunks - 1) * s, s)
-        parts = [Part(0, finished, slice(s + r, None, s), causal=True) for r in range(s)] if num_chunks > 1 else []
-        parts += [Part(number) for number in range(1, len(past) + 1)]
-        own = Source(*self._expand(sums, rotary))
-        out = merged_attention(q.transpose(1, 2), [own, *past], parts, self.scale, own=True, dropout=dropout)
+        out = merged_attention(
+            q, self._expand(sums, rotary), self.head_dim, self.scale, stride=s, past=past, dropout=dropout
+        )
         if isinstance(offset, Tensor):
-            return _take(out.transpose(1, 2), back).transpose(1, 2), _take(sums, back)
-        return out[:, :, offset : offset + steps], sums[:, offset : offset + steps]
+            return _take(out, back), _take(sums, back)
+        return out[:, offset : offset + steps], sums[:, offset : offset + steps]
 
     def forward(
         self,
@@ -214,9 +212,9 @@ class MTLA(MLA):
             read = self._read(prompt, prompt_lengths, *before)
             offset, first, carry, bound = read.offset, read.first_slot, read.carry, prompt.shape[1] // self.stride
             if bound:
-                past.append(Source(*self._expand(read.latent, read.rotary), read.mask))
+                past.append(Past(self._expand(read.latent, read.rotary), read.mask))
         dropout = self.dropout if self.training else 0.0
-        return self._join(self._segment(q, latent, rotary, offset, first, bound, carry, past, dropout)[0])
+        return self.out(self._segment(q, latent, rotary, offset, first, bound, carry, past, dropout)[0].flatten(2))
 
     def new_cache(
         self,
@@ -266,7 +264,7 @@ class MTLA(MLA):
         carry = cache.text[rows[:, 0], base.clamp(max=cache.text.shape[1] - 1), :r] * (begin % s != 0).unsqueeze(-1)
         past = []
         if cache.prompt_slots:
-            past.append(self._stored(cache.prompt[:, : cache.prompt_slots], cache.prompt_mask))
+            past.append(self._stored(cache.prompt[:, : cache.prompt_slots], q.dtype, cache.prompt_mask))
         if isinstance(cache.offset, int):
             offset: int | Tensor = (cache.offset + start) % s
             before, held = (cache.offset + start) // s, None
@@ -274,7 +272,7 @@ class MTLA(MLA):
             offset, before = begin % s, (s - 1 + start) // s
             held = length_mask(base, before)
         if before:
-            past.append(self._stored(cache.text[:, :before], held))
+            past.append(self._stored(cache.text[:, :before], q.dtype, held))
         first, bound = cache.first_slot(), cache.prompt_size // s + before
         first = first + (before if isinstance(first, int) else base)
         out, sums = self._segment(q, latent, rotary, offset, first, bound, carry, past)
@@ -284,7 +282,7 @@ class MTLA(MLA):
         cache.text[rows, base[:, None] + (ends + (begin % s)[:, None]) // s] = torch.cat(
             (_take(sums, ends), _take(rotary.to(sums.dtype), ends)), -1
         ).to(cache.text.dtype)
-        return self._join(out)
+        return self.out(out.flatten(2))
 
     def _write(self, latent: Tensor, rotary: Tensor, start: int, cache: MTLACache) -> Tensor | None:
         """Merge one position, (B, r) and (B, d_r), into its row's slot.  Which slots a row sees, if rows differ."""
