@@ -15,3 +15,7 @@ class ConfigError(AttnlabError):
 
 class DataError(AttnlabError):
     """A corpus, checkpoint or other input file is missing, broken or does not fit."""
+
+
+class TrainingError(AttnlabError):
+    """Training cannot go on: the loss or a gradient is not finite."""

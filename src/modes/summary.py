@@ -1,0 +1,45 @@
+"""What a person sees while a run goes on, and at its end."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+from rich.console import Console
+from rich.table import Table
+
+
+def progress_bar() -> list[Callback]:
+    """A bar on a terminal; in a log file, nothing (the metrics are in curves/metrics.csv)."""
+    return [RichProgressBar(leave=False)] if sys.stdout.isatty() else []
+
+
+def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
+    """The record's main numbers and some of predictions.tsv."""
+    console = Console()
+    table = Table(title=f"{record['task']} · {record['attention']} · {record['scale']}", show_header=False)
+    quality, inference, cache = record["quality"], record["inference"], record["kv_cache"]
+    corpus = "embedded sample corpus" if record["corpus"] == "sample" else record["corpus"]
+    name = next(iter(quality))
+    rows = {
+        "corpus": corpus,
+        name.upper(): f"{quality[name]}   ({quality.get('signature', '')})",
+        "parameters": f"{record['parameters']['total']:,}   (attention {record['parameters']['attention']:,})",
+        "cache per token and layer": f"{cache['elements_per_token_per_layer']:g} numbers",
+        "cache, largest batch": f"{cache['bytes_measured'] / 2**20:.2f} MiB measured, {cache['bytes_predicted'] / 2**20:.2f} predicted",
+        "memory": f"{inference['peak_memory_mib']} MiB peak, {inference['mean_memory_mib']} mean while decoding",
+        "decoding": f"{inference['tokens_per_second']} tokens/s, beam {inference['beam']}, {inference['seconds']} s",
+    }
+    if isinstance(record["training"], dict) and record["training"].get("seconds") != "not run":
+        training = record["training"]
+        rows["training"] = f"{training['steps']} updates in {training['seconds']} s, {training['tokens_per_second']} tokens/s"
+    for key, value in rows.items():
+        table.add_row(key, str(value))
+    console.print(table)
+    with open(directory / "predictions.tsv", encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    shown = lines[:: max(1, len(lines) // samples)][:samples]
+    for line in shown:
+        console.print(f"[dim]{line['source']}[/]\n  [green]ref[/] {line['reference']}\n  [cyan]hyp[/] {line['hypothesis']}", highlight=False)
+    console.print(f"record: {directory / 'record.json'}", highlight=False, soft_wrap=True)

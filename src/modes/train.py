@@ -1,0 +1,160 @@
+"""mode=train: fit, average the best checkpoints, then decode and score the test set."""
+
+import logging
+import math
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import src.torchvision_schemas  # noqa: F401  (before lightning)
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from omegaconf import DictConfig
+
+from src.config import instantiate
+from src.data import SpeechToTextData
+from src.errors import DataError
+from src.tasks import SequenceToText
+from src.tasks.checkpoints import average, check_identity, find_weights, load_into, read_checkpoint, write_weights
+from src.tasks.evaluate import evaluate
+
+from .build import build_model, count_parameters, device_of, identity
+from .summary import progress_bar, show
+
+log = logging.getLogger(__name__)
+
+
+def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+    data, module = prepare(cfg, record)
+    if cfg.task.encoder_checkpoint:
+        load_encoder(module, Path(cfg.task.encoder_checkpoint).expanduser())
+    best = ModelCheckpoint(
+        directory / "checkpoints",
+        filename="step{step:06d}-accuracy{val_accuracy:.4f}",
+        auto_insert_metric_name=False,
+        monitor="val_accuracy",
+        mode="max",
+        save_top_k=cfg.task.train.keep_best,
+        save_last=True,
+    )
+    trainer = build_trainer(cfg, directory, [best, LearningRateMonitor(), Resume(data), *progress_bar()])
+    last = directory / "checkpoints" / "last.ckpt"
+    resume = last if cfg.resume and last.is_file() else None
+    if cfg.resume and resume is None:
+        raise DataError(f"{last}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
+    if resume:
+        check_identity(resume, read_checkpoint(resume)[1], module.identity)
+    began = time.perf_counter()
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    seconds = time.perf_counter() - began
+    if not trainer.is_global_zero:
+        return
+    record["training"] = {
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+        "seconds": round(seconds, 1),
+        "tokens_per_second": round(module.tokens_seen / seconds, 1),
+        "final_loss": round(module.last_loss, 4),
+        "best_accuracy": round(float(best.best_model_score), 4) if best.best_model_score is not None else "not run",
+        "left_out": dict(data.filtered),
+    }
+    paths = [Path(p) for p in best.best_k_models]
+    averaged = directory / "checkpoints" / "averaged.safetensors"
+    if paths:
+        load_into(module.model, averaged, average(paths))
+        log.info("averaged %d checkpoints into %s", len(paths), averaged)
+    else:
+        log.warning("training ended before the first validation: the last weights are used as they are")
+    write_weights(averaged, module.model.state_dict(), module.identity)
+    record["training"]["averaged_checkpoints"] = len(paths)
+    score(cfg, record, directory, data, module)
+
+
+def prepare(cfg: DictConfig, record: dict[str, Any]) -> tuple[SpeechToTextData, SequenceToText]:
+    """Data and module of this config; the record learns of corpus and parameters."""
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    data: SpeechToTextData = instantiate(cfg.task.data, path="task.data")
+    data.prepare_data()
+    record["corpus"] = data.corpus
+    ctc = data.ctc_tokenizer
+    model = build_model(cfg, data.tokenizer.size, ctc.size if ctc and cfg.task.train.ctc_weight else None)
+    record["parameters"] = count_parameters(model)
+    attentions = model.decoder.attentions
+    record["kv_cache"]["elements_per_token_per_layer"] = attentions[0].cache_elements_per_token
+    module = SequenceToText(
+        model,
+        data.tokenizer,
+        optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
+        schedule=instantiate(cfg.task.schedule, path="task.schedule"),
+        identity=identity(cfg, data.tokenizer.fingerprint, ctc.fingerprint if ctc and model.ctc else None),
+        seed=cfg.seed,
+        label_smoothing=cfg.task.train.label_smoothing,
+        ctc_weight=cfg.task.train.ctc_weight,
+        clip=cfg.task.train.clip,
+    )
+    return data, module
+
+
+def build_trainer(cfg: DictConfig, directory: Path, callbacks: list[Callback]) -> L.Trainer:
+    train, hardware = cfg.task.train, cfg.hardware
+    return L.Trainer(
+        accelerator=hardware.accelerator,
+        devices=hardware.devices,
+        num_nodes=hardware.num_nodes,
+        strategy=hardware.strategy,
+        precision=hardware.precision,
+        max_steps=train.max_steps,
+        max_epochs=train.max_epochs or -1,
+        max_time=timedelta(minutes=train.max_minutes) if train.max_minutes else None,
+        accumulate_grad_batches=train.accumulate,
+        val_check_interval=train.validate_every * train.accumulate if train.validate_every else 1.0,
+        check_val_every_n_epoch=None if train.validate_every else train.validate_every_epochs,
+        log_every_n_steps=train.log_every,
+        num_sanity_val_steps=0,
+        reload_dataloaders_every_n_epochs=1,
+        use_distributed_sampler=False,
+        default_root_dir=directory,
+        logger=CSVLogger(directory, name="", version="curves"),
+        callbacks=callbacks,
+        enable_model_summary=False,
+    )
+
+
+class Resume(Callback):
+    """Begins the data of a resumed epoch where the checkpoint left it."""
+
+    def __init__(self, data: SpeechToTextData) -> None:
+        self.data = data
+
+    def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        self.data.start_batch = 0 if progress["is_last_batch"] else progress["current"]["completed"]
+
+
+def load_encoder(module: SequenceToText, path: Path) -> None:
+    """Start the encoder from another run's, as the recipe starts translation from recognition."""
+    path = find_weights(path)
+    weights, _ = read_checkpoint(path)
+    encoder = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
+    load_into(module.model.encoder, path, encoder)
+    log.info("encoder from %s", path)
+
+
+def score(cfg: DictConfig, record: dict[str, Any], directory: Path, data: SpeechToTextData, module: SequenceToText) -> None:
+    """Decode the test set, write predictions.tsv, fill the record, and show a summary."""
+    results = evaluate(
+        module,
+        data.test_dataloader(max_frames=cfg.task.decode_max_frames),
+        instantiate(cfg.task.decode, path="task.decode"),
+        "wer" if cfg.task.target == "transcript" else "bleu",
+        device_of(cfg),
+        cfg.hardware.precision,
+        directory,
+    )
+    record["quality"] = results["quality"]
+    record["inference"] = results["inference"]
+    record["kv_cache"] |= results["kv_cache"]
+    show(record, directory)

@@ -1,0 +1,47 @@
+"""Learning-rate schedules that torch does not have."""
+
+import math
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+class InverseSquareRoot(LambdaLR):
+    """Linear warm-up to the optimiser's rate over `warmup_steps` updates, then rate * sqrt(warmup_steps / step)."""
+
+    def __init__(self, optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None) -> None:
+        _check(warmup_steps)
+        self.warmup_steps = warmup_steps
+        super().__init__(optimizer, self.factor)
+
+    def factor(self, step: int) -> float:
+        at = step + 1
+        return min(at / self.warmup_steps, (self.warmup_steps / at) ** 0.5)
+
+
+class WarmupCosine(LambdaLR):
+    """Linear warm-up to the optimiser's rate, then half a cosine down to `floor` times it at `total_steps`.
+
+    `total_steps` None: the length of the run, which the task fills in.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None, floor: float = 0.0
+    ) -> None:
+        _check(warmup_steps)
+        if total_steps is None or total_steps <= 0:
+            raise ValueError("a cosine schedule needs a run of known length: set task.train.max_steps or max_epochs")
+        self.warmup_steps, self.total_steps, self.floor = warmup_steps, total_steps, floor
+        super().__init__(optimizer, self.factor)
+
+    def factor(self, step: int) -> float:
+        at = step + 1
+        if at <= self.warmup_steps:
+            return at / self.warmup_steps
+        done = min(1.0, (at - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _check(warmup_steps: int) -> None:
+    if warmup_steps < 1:
+        raise ValueError(f"warmup_steps must be at least 1, not {warmup_steps}")
