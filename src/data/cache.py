@@ -53,7 +53,7 @@ class FeatureStore:
             index = json.loads((folder / "index.json").read_bytes())
             check = index.pop("check")
             size = self._path.stat().st_size
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _Damaged(f"its index cannot be read: {error}") from error
         if check != _digest(index) or index["key"] != key or len(index["frames"]) != len(segments):
             raise _Damaged("its index does not fit")
@@ -161,6 +161,7 @@ def _compute(segment: Segment, bank: FilterBank) -> bytes:
 def _build(folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank, workers: int) -> None:
     hours = sum(segment.seconds for segment in segments) / 3600
     expected = int(hours * 3600 * 100) * bank.num_mels * _DTYPE.itemsize
+    size = f"{expected / 2**20:.1f} MiB"
     log.info("%s: computing features of %d segments, %.2f hours", folder.name, len(segments), hours)
     began = said = time.monotonic()
     partial = folder.with_name(f".{folder.name}.partial")  # the lock makes it ours; an older one is a killed process's
@@ -171,7 +172,7 @@ def _build(folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank
         free = shutil.disk_usage(partial).free
         if free < expected:
             raise DataError(
-                f"{folder.parent}: features need {expected >> 20} MiB, {free >> 20} are free; set cache_dir"
+                f"{folder.parent}: features need {size}, {free / 2**20:.1f} MiB are free; set cache_dir to a larger disk"
             )
         with (partial / "features.f16").open("wb") as out, ThreadPoolExecutor(workers) as pool, _bar() as bar:
             task = bar.add_task(f"features {folder.name}", total=len(segments))
@@ -190,7 +191,6 @@ def _build(folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except OSError as error:
-        size = f"{expected >> 20} MiB"
         raise DataError(f"{folder}: cannot be written ({error.strerror}; features need {size})") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -208,10 +208,12 @@ def _digest(index: dict[str, Any]) -> str:
 
 def _locked(folder: Path) -> AcquireReturnProxy:
     """The only builder of `folder` while it lasts; the system frees the lock when its holder dies."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         return lock.acquire(timeout=0)
     except Timeout:
         log.info("%s: waiting for another process that computes it", folder.name)
         return lock.acquire()
+    except OSError as error:
+        raise DataError(f"{folder.parent}: cannot be written ({error.strerror})") from error

@@ -1,14 +1,14 @@
 """Writing files so that no reader ever sees half of one."""
 
-import os
 from pathlib import Path
+from uuid import uuid4
 
 from src.errors import DataError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Raises DataError (disk full, no permission); then nothing is left behind and an older `path` stays."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -102,6 +102,13 @@ def read_split(
 
 def check_layout(root: Path, splits: Sequence[str], source_language: str, target_language: str) -> None:
     """Raises DataError unless all files and folders of `splits` are there; the line says what is missing and where."""
+    try:
+        _check_layout(root, splits, source_language, target_language)
+    except OSError as error:
+        raise DataError(f"data_root={root}: cannot be read ({error.strerror}: {error.filename})") from error
+
+
+def _check_layout(root: Path, splits: Sequence[str], source_language: str, target_language: str) -> None:
     pair = f"{source_language}-{target_language}"
     belongs = f"data_root must be the directory that holds {pair} (with {pair}/data/train/txt/train.yaml and so on)"
     if not root.exists():
@@ -161,7 +168,7 @@ def _refuse_empty(path: Path, lines: list[str]) -> None:
     empty = [i for i, line in enumerate(lines, 1) if not line]
     if empty:
         more = f" (and {len(empty) - 1} more lines)" if len(empty) > 1 else ""
-        raise DataError(f"{path} line {empty[0]}: empty text{more}; every segment needs its text")
+        raise DataError(f"{path} line {empty[0]}: empty text{more}; task.data.drop_empty=true leaves such segments out")
 
 
 def _read_items(path: Path) -> list[_Item]:
@@ -201,7 +208,8 @@ def _parse(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        raise DataError(f"{path}{where}: malformed YAML ({getattr(error, 'problem', None) or error})") from error
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise DataError(f"{path}{where}: malformed YAML ({problem})") from error
     if root is None:
         return
     if not isinstance(root, yaml.SequenceNode):
@@ -219,12 +227,12 @@ def _parse(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _number_by_offset(items: list[_Item]) -> list[str]:
-    by_wav = defaultdict(list)
+    stems = {wav: Path(wav).stem for wav in {item.wav for item in items}}
+    by_stem = defaultdict(list)
     for i, item in enumerate(items):
-        by_wav[item.wav].append(i)
+        by_stem[stems[item.wav]].append(i)
     ids = [""] * len(items)
-    for wav, members in by_wav.items():
-        stem = Path(wav).stem
+    for stem, members in by_stem.items():
         for n, i in enumerate(sorted(members, key=lambda i: items[i].offset)):
             ids[i] = f"{stem}_{n}"
     return ids
@@ -232,9 +240,9 @@ def _number_by_offset(items: list[_Item]) -> list[str]:
 
 def _inspect(path: Path, where: str) -> tuple[Path, int, int]:
     """(path, sample rate, samples) from the header."""
-    if not path.is_file():
-        raise DataError(f"{path}: missing recording, named in {where}")
     try:
+        if not path.is_file():
+            raise DataError(f"{path}: missing recording, named in {where}")
         info = soundfile.info(path)
     except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
         raise DataError(f"{path}: unreadable audio ({error}), named in {where}") from error

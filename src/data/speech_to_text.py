@@ -194,13 +194,18 @@ class SpeechToTextData(LightningDataModule):
         found = f"MuST-C {'-'.join(self.languages)} at {self.root}: {sizes} segments"
         log.info("corpus: %s", found)
         self.corpus = "sample" if self.is_sample else found
-        folder = self.cache_dir / "tokenizers"
-        texts = [self._text(x) for x in segments["train"]]
-        self.tokenizer = Tokenizer.cached(texts, folder, self.vocab_size, self.vocab_type)
+        train = segments["train"]
+        self.tokenizer = self._vocabulary("", [self._text(x) for x in train], self.vocab_size, self.vocab_type)
         if self.ctc_vocab_size is not None:
-            texts = [x.source for x in segments["train"]]
-            self.ctc_tokenizer = Tokenizer.cached(texts, folder, self.ctc_vocab_size, self.ctc_vocab_type)
+            texts = [x.source for x in train]
+            self.ctc_tokenizer = self._vocabulary("ctc_", texts, self.ctc_vocab_size, self.ctc_vocab_type)
         self._segments = segments
+
+    def _vocabulary(self, prefix: str, texts: list[str], size: int, kind: Kind) -> Tokenizer:
+        try:
+            return Tokenizer.cached(texts, self.cache_dir / "tokenizers", size, kind)
+        except ConfigError as error:
+            raise ConfigError(f"task.data.{prefix}{error}") from error
 
     def _read_split(self, name: str) -> list[Segment]:
         assert self.root is not None

@@ -19,6 +19,8 @@ Kind = Literal["unigram", "bpe", "char"]
 
 log = logging.getLogger(__name__)
 
+_TOO_HIGH = "vocab_size={} is more than the training text allows; the largest that works is {}"
+
 
 class Tokenizer:
     """Text to piece ids and back.  Ids 0..3 are <s> (the blank of CTC), <pad>, </s>, <unk>, fairseq's order.
@@ -71,7 +73,7 @@ class Tokenizer:
         Deterministic: the same lines give the same file. Raises ConfigError for a size that the text does not allow.
         """
         if type not in get_args(Kind):
-            raise ConfigError(f"vocabulary type {type!r}: it is one of {', '.join(get_args(Kind))}")
+            raise ConfigError(f"vocab_type={type}: it is one of {', '.join(get_args(Kind))}")
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -91,7 +93,7 @@ class Tokenizer:
             raise ConfigError(_explain(str(error), vocab_size, type)) from error
         tokenizer = cls(model.getvalue())
         if tokenizer.size != vocab_size:
-            raise ConfigError(f"vocab_size={vocab_size}: the text has {tokenizer.size} {type} pieces; use that")
+            raise ConfigError(_TOO_HIGH.format(vocab_size, tokenizer.size))  # characters: it just made fewer
         write_atomically(Path(f"{path_prefix}.model"), model.getvalue())
         return tokenizer
 
@@ -120,7 +122,7 @@ def _last_line(error: Exception) -> str:
 
 def _explain(message: str, vocab_size: int, type: str) -> str:
     if found := re.search(r"too high.*<= (\d+)", message):
-        return f"vocab_size={vocab_size} is more than the training text allows; the largest that works is {found[1]}"
+        return _TOO_HIGH.format(vocab_size, found[1])
     if found := re.search(r"required_chars. \d+ vs (\d+)", message):
         return f"vocab_size={vocab_size} is less than the characters of the training text; at least {found[1]}"
-    return f"SentencePiece cannot learn {vocab_size} {type} pieces: {message.strip().splitlines()[-1]}"
+    return f"vocab_size={vocab_size}: SentencePiece cannot learn {type} pieces: {message.strip().splitlines()[-1]}"

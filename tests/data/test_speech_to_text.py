@@ -1,0 +1,310 @@
+import logging
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from src.data import Batch, FilterBank, FrameBatches, SpecAugment, SpeechToTextData
+from src.data import samples as samples_module
+from src.data.batch import Example, collate
+from src.errors import ConfigError, DataError
+
+BANK = FilterBank(sample_rate=8000, num_mels=20)
+Edit = Callable[[str, str, str], Path]
+
+
+@pytest.fixture
+def make(corpus: Path, tmp_path: Path) -> Callable[..., SpeechToTextData]:
+    """A data module of the small corpus, with the settings given."""
+
+    def build(**settings: Any) -> SpeechToTextData:
+        defaults = {"root": str(corpus), "cache_dir": str(tmp_path / "cache"), "features": BANK, "vocab_size": 16}
+        return SpeechToTextData(**{"max_frames": 3000, **defaults, **settings})
+
+    return build
+
+
+def batches(loader: Any) -> list[Batch]:
+    return list(loader)
+
+
+def ids(loader: Any) -> list[str]:
+    return [id for batch in loader for id in batch.ids]
+
+
+def test_batches_are_what_the_corpus_says(make: Callable[..., SpeechToTextData]) -> None:
+    data = make(ctc_vocab_size=15)
+    data.prepare_data()
+    data.setup("fit")
+    (batch,) = batches(data.val_dataloader())
+    assert batch.ids == ["ted_2_1", "ted_1_2", "ted_2_0", "ted_1_0", "ted_1_1"]  # longest first
+    assert batch.references == ["sieben zwei eins", "sieben drei", "zwei eins", "eins", "drei"]
+    assert batch.sources == ["seven two one", "seven three", "two one", "one", "three"]
+    assert batch.features.dtype == torch.float32
+    assert batch.features.shape == (5, 198, 20)
+    assert batch.feature_lengths.tolist() == [198, 148, 108, 88, 13]
+    assert batch.ctc_targets is not None and batch.ctc_target_lengths is not None and data.ctc_tokenizer is not None
+    for i, reference in enumerate(batch.references):
+        assert not batch.features[i, batch.feature_lengths[i] :].any()
+        length = int(batch.target_lengths[i])
+        assert batch.targets[i, length - 1] == data.tokenizer.eos
+        assert (batch.targets[i, length:] == data.tokenizer.pad).all()
+        assert data.tokenizer.decode(batch.targets[i, : length - 1].tolist()) == reference
+        labels = batch.ctc_targets[i, : batch.ctc_target_lengths[i]].tolist()
+        assert data.ctc_tokenizer.decode(labels) == batch.sources[i]
+        assert min(labels) > data.tokenizer.unk  # neither blank nor </s>
+    assert (batch.targets.dtype, batch.feature_lengths.dtype, batch.target_lengths.dtype) == (torch.int64,) * 3
+
+
+def test_says_what_was_read(make: Callable[..., SpeechToTextData], corpus: Path) -> None:
+    data = make()
+    data.prepare_data()
+    assert data.corpus == f"MuST-C en-de at {corpus}: train 5, dev 5, tst-COMMON 5 segments"
+    assert not data.is_sample
+    assert data.ctc_tokenizer is None
+    (batch,) = batches(data.test_dataloader())
+    assert batch.ctc_targets is None and batch.ctc_target_lengths is None
+
+
+def test_transcript_as_target(make: Callable[..., SpeechToTextData]) -> None:
+    data = make(target="transcript")
+    data.setup()
+    (batch,) = batches(data.test_dataloader())
+    assert batch.references == batch.sources == ["seven two one", "seven three", "two one", "one", "three"]
+    assert data.tokenizer.decode(batch.targets[1].tolist()) == "seven three"
+    with pytest.raises(ConfigError, match="task.target=translat: it is translation or transcript"):
+        make(target="translat")
+
+
+def test_length_filters_are_for_training_and_counted(make: Callable[..., SpeechToTextData]) -> None:
+    data = make(min_input_frames=20, max_input_frames=140, max_target_tokens=8)
+    data.setup()
+    lengths = {id: n for b in data.val_dataloader() for id, n in zip(b.ids, b.target_lengths.tolist(), strict=True)}
+    kept = {"ted_1_0", "ted_2_0"}  # 88 and 108 frames
+    assert set(ids(data.train_dataloader())) == {id for id in kept if lengths[id] <= 8}
+    assert data.filtered == {
+        "fewer than 20 frames": 1,
+        "more than 140 frames": 2,
+        "more than 8 target tokens": sum(n > 8 for n in lengths.values()),
+    }
+    assert len(ids(data.val_dataloader())) == len(ids(data.test_dataloader())) == 5
+
+
+def test_filters_that_leave_nothing(make: Callable[..., SpeechToTextData]) -> None:
+    with pytest.raises(DataError, match="leave nothing of train"):
+        make(max_input_frames=3).setup()
+
+
+def test_a_batch_too_small_for_an_utterance(make: Callable[..., SpeechToTextData]) -> None:
+    data = make(max_frames=150)
+    data.setup()
+    with pytest.raises(ConfigError, match=r"max_frames=150 is less than the longest utterance \(198 frames\)"):
+        data.train_dataloader()
+    with pytest.raises(ConfigError, match="max_sentences=0"):
+        make(max_sentences=0)
+
+
+def test_masks_are_a_function_of_seed_epoch_and_utterance(make: Callable[..., SpeechToTextData]) -> None:
+    def features(epoch: int = 0, **settings: Any) -> dict[str, Tensor]:
+        data = make(augment=SpecAugment(freq_mask=8, time_mask=60), **settings)
+        data.trainer = type("Trainer", (), {"current_epoch": epoch, "global_rank": 0, "world_size": 1})  # type: ignore[assignment]
+        data.trainer.strategy = type("S", (), {"root_device": torch.device("cpu")})  # type: ignore[misc, union-attr]
+        data._read()
+        loader = data.train_dataloader()
+        return {id: x[:n] for b in loader for id, x, n in zip(b.ids, b.features, b.feature_lengths, strict=True)}
+
+    first, again, others = features(), features(max_frames=400), features(epoch=1)
+    assert sorted(first) == sorted(again) == sorted(others)
+    assert all(torch.equal(first[id], again[id]) for id in first)  # batched otherwise, masked alike
+    assert not all(torch.equal(first[id], others[id]) for id in first)
+    fewer = features(min_input_frames=50)
+    assert len(fewer) == 4
+    assert all(torch.equal(first[id], fewer[id]) for id in fewer)  # a filter moves no other utterance's masks
+    reseeded = features(seed=2)
+    assert not all(torch.equal(first[id], reseeded[id]) for id in first)
+
+
+def test_evaluation_is_not_masked(make: Callable[..., SpeechToTextData]) -> None:
+    plain, masking = make(), make(augment=SpecAugment())
+    for a, b in zip(plain.val_dataloader(), masking.val_dataloader(), strict=True):
+        assert torch.equal(a.features, b.features)
+
+
+def test_loaders_leave_the_global_random_state_alone(make: Callable[..., SpeechToTextData]) -> None:
+    data = make(augment=SpecAugment())
+    data.setup()
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    ids(data.train_dataloader())
+    assert torch.equal(before, torch.get_rng_state())
+    assert (numpy_before == np.random.get_state()[1]).all()  # type: ignore[index]
+
+
+def test_workers_give_the_same(make: Callable[..., SpeechToTextData]) -> None:
+    a, b = (make(augment=SpecAugment(), num_workers=n, max_frames=300) for n in (0, 1))
+    for x, y in zip(a.train_dataloader(), b.train_dataloader(), strict=True):
+        assert x.ids == y.ids
+        assert torch.equal(x.features, y.features)
+
+
+def test_a_split_survives_pickling(make: Callable[..., SpeechToTextData]) -> None:
+    """For workers that are spawned, not forked."""
+    data = make()
+    utterances = data.split("dev")
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(utterances))[1].features, utterances[1].features)
+
+
+class Recorder(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[tuple[int, list[str]]] = []
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        assert isinstance(batch, Batch)
+        self.seen.append((self.current_epoch, batch.ids))
+        return self.weight
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_under_a_trainer_each_epoch_has_its_own_order(make: Callable[..., SpeechToTextData]) -> None:
+    data = make(max_frames=200, augment=SpecAugment(), seed=5)
+    data.start_batch = 2
+    module = Recorder()
+    trainer = lightning.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        reload_dataloaders_every_n_epochs=1,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(module, datamodule=data)
+    utterances = data.split("train")
+    for epoch in range(3):
+        order = FrameBatches(utterances.lengths, 200, shuffle=True, seed=5, epoch=epoch, start=2 if epoch == 0 else 0)
+        expected = [[utterances[i].id for i in batch] for batch in order]
+        assert [seen for e, seen in module.seen if e == epoch] == expected
+    assert module.seen[: len(expected)] != module.seen[-len(expected) :]
+
+
+def test_sample_corpus_is_said_loudly(
+    make: Callable[..., SpeechToTextData],
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[Path] = []
+
+    def write(cache_dir: Path, seed: int = 1) -> Path:
+        asked.append(cache_dir)
+        return corpus
+
+    monkeypatch.setattr(samples_module, "write_speech_translation", write)
+    data = make(root=None, seed=7)
+    with caplog.at_level(logging.WARNING):
+        data.prepare_data()
+        data.setup("fit")
+    assert asked == [data.cache_dir]
+    assert data.is_sample
+    assert data.corpus == "sample"
+    assert "SAMPLE" in caplog.text
+
+
+def test_a_wrong_root_is_no_sample_corpus(make: Callable[..., SpeechToTextData], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such directory"):
+        make(root=str(tmp_path / "nowhere")).prepare_data()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_home_is_expanded(
+    make: Callable[..., SpeechToTextData], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = make(root="~/corpus", cache_dir="~/somewhere")
+    data.prepare_data()
+    assert (tmp_path / "somewhere" / "features").is_dir()
+    assert (tmp_path / "somewhere" / "tokenizers").is_dir()
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "tst-COMMON"])
+def test_every_split_is_checked_before_anything_is_written(
+    make: Callable[..., SpeechToTextData], edit: Edit, tmp_path: Path, split: str
+) -> None:
+    edit(f"{split}.yaml", "offset: 9.5", "offset: 995")
+    with pytest.raises(DataError, match=rf"{split}\.yaml line 2"):
+        make().prepare_data()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_vocabulary_is_checked_before_features(make: Callable[..., SpeechToTextData], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task\.data\.vocab_size=500 .*the largest that works is 16"):
+        make(vocab_size=500).prepare_data()
+    assert not (tmp_path / "cache" / "features").exists()
+
+
+def test_empty_text_is_refused_or_left_out(make: Callable[..., SpeechToTextData], edit: Edit) -> None:
+    edit("train.de", "zwei eins\n", "\n")
+    with pytest.raises(DataError, match=r"train\.de line 3: empty text.*drop_empty"):
+        make().prepare_data()
+    data = make(drop_empty=True, vocab_size=15)
+    data.prepare_data()
+    assert sorted(ids(data.train_dataloader())) == ["ted_1_0", "ted_1_1", "ted_1_2", "ted_2_1"]
+    assert data.filtered["no text in train"] == 1
+
+
+def test_another_split_on_request(make: Callable[..., SpeechToTextData], corpus: Path) -> None:
+    data = make()
+    with pytest.raises(DataError, match="tst-HE.yaml is missing"):
+        data.test_dataloader("tst-HE")
+    folder = shutil.copytree(corpus / "en-de/data/dev", corpus / "en-de/data/tst-HE")
+    for path in (folder / "txt").iterdir():
+        path.rename(path.with_name(f"tst-HE{path.suffix}"))
+    assert len(ids(data.test_dataloader("tst-HE"))) == 5
+
+
+def test_only_what_is_tested_is_computed(make: Callable[..., SpeechToTextData], tmp_path: Path) -> None:
+    make().setup("test")
+    assert [x.name.rpartition("-")[0] for x in (tmp_path / "cache/features").iterdir() if x.is_dir()] == ["tst-COMMON"]
+
+
+def test_collate_and_move() -> None:
+    examples = [
+        Example("a", np.ones((3, 2), np.float32), np.array([7, 2]), None, "x", "y"),
+        Example("b", np.ones((5, 2), np.float32), np.array([7, 8, 2]), None, "x", "y"),
+    ]
+    batch = collate(examples)
+    assert len(batch) == 2
+    assert batch.features.sum(dim=(1, 2)).tolist() == [6, 10]
+    assert batch.targets.tolist() == [[7, 2, 1], [7, 8, 2]]
+    moved = batch.to("meta")
+    assert moved.features.device.type == moved.target_lengths.device.type == "meta"
+    assert moved.ctc_targets is None
+    assert moved.ids == ["a", "b"]
+    assert batch.features.device.type == "cpu"
+
+
+def test_real_recorded_speech(corpora: Path, tmp_path: Path) -> None:
+    data = SpeechToTextData(
+        str(corpora / "st_digits_en_de"), str(tmp_path), FilterBank(), vocab_size=32, ctc_vocab_size=30
+    )
+    data.setup("validate")
+    loaded = batches(data.val_dataloader())
+    assert sum(len(batch) for batch in loaded) == 120
+    assert data.corpus.endswith("train 3000, dev 120, tst-COMMON 240 segments")
+    x = torch.cat([b.features[i, :n] for b in loaded for i, n in enumerate(b.feature_lengths)])
+    assert abs(float(x.mean())) < 1e-3
+    assert abs(float(x.std()) - 1) < 1e-2

@@ -1,0 +1,102 @@
+import itertools
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from src.data.tokenizer import Kind, Tokenizer
+from src.errors import ConfigError, DataError
+
+WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "null"]
+LINES = [" ".join(words) for words in itertools.permutations(WORDS, 3)]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("unigram", 32), ("bpe", 60), ("char", 23)])
+def test_text_comes_back(tmp_path: Path, kind: Kind, size: int) -> None:
+    tokenizer = Tokenizer.train(LINES, tmp_path / "m", size, kind)
+    assert tokenizer.size == size
+    ids = tokenizer.encode("sieben fünf null")
+    assert min(ids) > Tokenizer.unk
+    assert max(ids) < size
+    assert tokenizer.decode(ids) == "sieben fünf null"
+    assert tokenizer.encode_all(["eins", "zwei drei"]) == [tokenizer.encode("eins"), tokenizer.encode("zwei drei")]
+
+
+def test_specials(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(LINES, tmp_path / "m", 32)
+    assert [tokenizer.piece(i) for i in range(4)] == ["<s>", "<pad>", "</s>", "<unk>"]
+    assert (Tokenizer.bos, Tokenizer.pad, Tokenizer.eos, Tokenizer.unk) == (0, 1, 2, 3)
+    ids = tokenizer.encode("acht")
+    assert tokenizer.decode([0, *ids, 2, 1, 1]) == "acht"
+    assert Tokenizer.unk in tokenizer.encode("xyz")
+
+
+def test_training_is_deterministic_and_load_gives_the_same(tmp_path: Path) -> None:
+    a = Tokenizer.train(LINES, tmp_path / "a", 32)
+    b = Tokenizer.train(iter(LINES), tmp_path / "b", 32)
+    assert a.fingerprint == b.fingerprint == Tokenizer.load(tmp_path / "a.model").fingerprint
+    assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["a.model", "b.model"]
+    assert Tokenizer.train(LINES, tmp_path / "c", 31).fingerprint != a.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
+def test_too_large_names_the_largest_that_works(tmp_path: Path, kind: Kind, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        Tokenizer.train(LINES, tmp_path / "m", 8000, kind)
+    message = str(error.value)
+    assert "vocab_size=8000" in message
+    assert "\n" not in message
+    largest = int(message.split()[-1])
+    assert Tokenizer.train(LINES, tmp_path / "m", largest, kind).size == largest
+    with pytest.raises(ConfigError):
+        Tokenizer.train(LINES, tmp_path / "n", largest + 1, kind)
+    assert os.listdir(tmp_path) == ["m.model"]
+    assert capfd.readouterr().err == ""  # SentencePiece's own log stays silent
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_too_small_names_the_least(tmp_path: Path, kind: Kind) -> None:
+    with pytest.raises(ConfigError, match="vocab_size=6 .*at least 23"):
+        Tokenizer.train(LINES, tmp_path / "m", 6, kind)
+
+
+def test_no_text_and_an_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="vocab_size=32: SentencePiece cannot learn unigram pieces"):
+        Tokenizer.train([], tmp_path / "m", 32)
+    with pytest.raises(ConfigError, match="vocab_type=words.*unigram, bpe, char"):
+        Tokenizer.train(LINES, tmp_path / "m", 32, "words")  # type: ignore[arg-type]
+
+
+def test_broken_files_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.model", tmp_path / "junk.model"):
+        if path.stem == "junk":
+            path.write_bytes(b"junk")
+        with pytest.raises(DataError, match=f"{path.name}: not a readable SentencePiece model") as error:
+            Tokenizer.load(path)
+        assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        Tokenizer.train(LINES, tmp_path / "file" / "m", 32)
+
+
+def test_cached_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = Tokenizer.cached(LINES, tmp_path, 32)
+    (model,) = tmp_path.glob("*.model")
+    written = model.stat().st_mtime_ns
+    assert Tokenizer.cached(LINES, tmp_path, 32).fingerprint == first.fingerprint
+    assert model.stat().st_mtime_ns == written
+    Tokenizer.cached(LINES[1:], tmp_path, 32)
+    Tokenizer.cached(LINES, tmp_path, 31)
+    assert len(list(tmp_path.glob("*.model"))) == 3
+    data = bytearray(model.read_bytes())
+    data[200] ^= 1
+    model.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        assert Tokenizer.cached(LINES, tmp_path, 32).fingerprint == first.fingerprint
+    assert "damaged; learning it again" in caplog.text
+    assert Tokenizer.load(model).fingerprint == first.fingerprint
