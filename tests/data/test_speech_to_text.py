@@ -140,10 +140,10 @@ def test_evaluation_is_not_masked(make: Callable[..., SpeechToTextData]) -> None
 def test_loaders_leave_the_global_random_state_alone(make: Callable[..., SpeechToTextData]) -> None:
     data = make(augment=SpecAugment())
     data.setup()
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    ids(data.train_dataloader())
+    before, numpy_before = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy()
+    assert ids(data.train_dataloader())
     assert torch.equal(before, torch.get_rng_state())
-    assert (numpy_before == np.random.get_state()[1]).all()  # type: ignore[index]
+    assert (numpy_before == np.random.get_state(legacy=False)["state"]["key"]).all()
 
 
 def test_workers_give_the_same(make: Callable[..., SpeechToTextData]) -> None:
