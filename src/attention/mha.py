@@ -174,7 +174,7 @@ class MHA(Attention):
                 q, cache.key[:, :, seen], cache.value[:, :, seen], self.scale,
                 cache.prompt_key[:, :, :size], cache.prompt_value[:, :, :size], cache.prompt_mask,
             )  # fmt: skip
-            return self._join(out)
+            return self._join(out.to(q.dtype))
         past = []
         if start:
             past.append(Past(self._pack(cache.key[:, :, :start], cache.value[:, :, :start])))

@@ -287,7 +287,6 @@ class MTLA(MLA):
     def _write(self, latent: Tensor, rotary: Tensor, start: int, cache: MTLACache) -> Tensor | None:
         """Merge one position, (B, r) and (B, d_r), into its row's slot.  Which slots a row sees, if rows differ."""
         s, r = self.stride, self.latent_dim
-        latent = latent.to(cache.text.dtype)
         first = cache.first_slot()
         if isinstance(cache.offset, int) and isinstance(first, int):
             slot, place = divmod(cache.offset + start, s)
