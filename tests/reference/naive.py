@@ -98,16 +98,15 @@ def _read_latents(
     a: MLA, x: Tensor, prompt: Tensor | None, turn: Turn, m: list[Tensor], kp: list[Tensor], visible: list[list[int]]
 ) -> Tensor:
     start = 0 if prompt is None else len(prompt)
-    up = a.up.weight.view(a.num_heads, 2 * a.head_dim, a.latent_dim)
+    up_keys, up_values = a.up_matrices()
     rows = []
     for i in range(start, start + len(x)):
         q = a.query(x[i - start]).view(a.num_heads, a.head_dim + a.rope_dim)
         heads = []
         for h in range(a.num_heads):
-            up_key, up_value = up[h, : a.head_dim], up[h, a.head_dim :]
             content, rotary = q[h, : a.head_dim], turn(q[h, a.head_dim :], i, a.rope_theta)
-            logits = torch.stack([(up_key.T @ content) @ m[j] + rotary @ kp[j] for j in visible[i]])
+            logits = torch.stack([(up_keys[h].T @ content) @ m[j] + rotary @ kp[j] for j in visible[i]])
             p = torch.softmax(logits / math.sqrt(a.head_dim + a.rope_dim), 0)
-            heads.append(up_value @ torch.stack([p[n] * m[j] for n, j in enumerate(visible[i])]).sum(0))
+            heads.append(up_values[h] @ torch.stack([p[n] * m[j] for n, j in enumerate(visible[i])]).sum(0))
         rows.append(a.out(torch.cat(heads)))
     return torch.stack(rows)

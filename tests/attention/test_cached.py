@@ -1,0 +1,261 @@
+"""What every mechanism in conf/attention promises about its cached form: always what recomputation gives."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.attention import Attention, Cache
+from tests.attention.mechanisms import EVERY, Mechanism, error, extend_by, prompt_lengths, random_chunks
+
+every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
+HUGE = 1e6
+
+
+def draw(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@every
+@pytest.mark.parametrize("kind", ["no prompt", "no prompt read", "empty", "uniform", "shorter", "ragged"])
+def test_extend_in_any_chunking_equals_forward(mechanism: Mechanism, kind: str) -> None:
+    """Also with more room than is used.  "shorter": equally long prompts in a wider tensor."""
+    attention, s, rng = mechanism.build(), mechanism.grid, torch.Generator().manual_seed(7)
+    steps, size, lengths = 3 * s + 2, 0, None
+    if kind in ("uniform", "shorter", "ragged"):
+        size = 2 * s + 1
+    if kind == "ragged":
+        lengths = prompt_lengths(s)
+    batch = 3 if lengths is None else len(lengths)
+    if kind == "shorter":
+        lengths = torch.full((batch,), s + 1)
+    x, prompt = draw(rng, batch, steps, 32), draw(rng, batch, size, 32)
+    if lengths is not None:
+        prompt[torch.arange(size) >= lengths[:, None]] = HUGE
+    want = attention(x, prompt, prompt_lengths=lengths)
+    for attempt in range(8):
+        spare = attempt % 3
+        cache = attention.new_cache(batch, steps + spare, size + (3 if kind == "no prompt read" else spare))
+        if not kind.startswith("no prompt"):
+            attention.read_prompt(prompt, lengths, cache)
+        chunks = [1] * steps if attempt == 0 else [steps] if attempt == 1 else random_chunks(steps, rng)
+        y = extend_by(attention, x, cache, chunks)
+        assert error(y, want) < 1e-12, chunks
+        assert cache.length == steps and not y.requires_grad
+
+
+class Recomputed:
+    """The same rows without a cache: their whole histories through `forward`, each with its own copy of its prompt."""
+
+    def __init__(self, attention: Attention, prompt: Tensor, lengths: Tensor | None, beam: int) -> None:
+        self.attention, self.beam = attention, beam
+        self.prompt = prompt.repeat_interleave(beam, 0)
+        self.lengths = None if lengths is None else lengths.repeat_interleave(beam)
+        self.history = prompt.new_zeros(len(self.prompt), 0, prompt.shape[-1])
+
+    def extend(self, x: Tensor) -> Tensor:
+        self.history = torch.cat((self.history, x), 1)
+        return self.attention(self.history, self.prompt, prompt_lengths=self.lengths)[:, -x.shape[1] :]
+
+    def select(self, prompts: Tensor) -> None:
+        rows = (prompts[:, None] * self.beam + torch.arange(self.beam)).flatten()
+        self.history, self.prompt = self.history[rows], self.prompt[rows]
+        self.lengths = None if self.lengths is None else self.lengths[rows]
+
+
+def walk(mechanism: Mechanism, operations: list[str], kind: str, seed: int, *, beam: int = 3, moves: int = 14) -> None:
+    """Extend a cache in random steps with random operations between, and recompute every output."""
+    attention, s, rng = mechanism.build(), mechanism.grid, torch.Generator().manual_seed(seed)
+
+    def below(n: int) -> int:
+        return int(torch.randint(n, (), generator=rng))
+
+    lengths = None
+    size = 0 if kind == "none" else 2 * s + 1
+    if kind == "ragged":
+        lengths = prompt_lengths(s)[torch.randperm(len(prompt_lengths(s)), generator=rng)[:4]]
+        size = int(lengths.max())
+    count = 3 if lengths is None else len(lengths)
+    prompt = draw(rng, count, size, 32)
+    cache = attention.new_cache(count * beam, moves * 3, size, prompt_batch=count)
+    if size:
+        attention.read_prompt(prompt, lengths, cache)
+    model = Recomputed(attention, prompt, lengths, beam)
+    for move in range(moves):
+        operation = operations[below(len(operations))] if move else "reorder"  # before any text as well
+        if operation == "reorder" and "reorder" in operations:
+            rows = torch.arange(count).repeat_interleave(beam) * beam
+            rows = rows + torch.randint(beam, (count * beam,), generator=rng)
+            cache.reorder(rows)
+            model.history = model.history[rows]
+        elif operation == "select" and count > 1:
+            kept = torch.randperm(count, generator=rng)[: 1 + below(count)]
+            cache.select(kept)
+            model.select(kept)
+            count = len(kept)
+        elif operation == "crop":
+            crop(cache, model, below(cache.length + 1))
+        x = draw(rng, count * beam, 1 if below(3) else 1 + below(3), 32)
+        assert error(attention.extend(x, cache), model.extend(x)) < 1e-12, f"{operation} at move {move}"
+        assert cache.length == model.history.shape[1]
+        assert cache.nbytes == 8 * attention.cache_elements(count * beam, moves * 3, size, count)
+
+
+def crop(cache: Cache, model: Recomputed, length: int) -> bool:
+    """Crop both, or neither where the cache says that it cannot."""
+    try:
+        cache.crop(length)
+    except ValueError:
+        return False
+    model.history = model.history[:, :length]
+    return True
+
+
+@every
+@pytest.mark.parametrize("kind", ["none", "uniform", "ragged"])
+def test_reorder_equals_recomputation(mechanism: Mechanism, kind: str) -> None:
+    for seed in range(3):
+        walk(mechanism, ["reorder"], kind, seed)
+
+
+@every
+@pytest.mark.parametrize("kind", ["none", "uniform", "ragged"])
+def test_select_equals_recomputation(mechanism: Mechanism, kind: str) -> None:
+    for seed in range(3):
+        walk(mechanism, ["select", "nothing"], kind, seed)
+
+
+@every
+@pytest.mark.parametrize("kind", ["none", "uniform", "ragged"])
+def test_all_operations_mixed_equal_recomputation(mechanism: Mechanism, kind: str) -> None:
+    for seed in range(3):
+        walk(mechanism, ["reorder", "select", "crop", "nothing"], kind, seed)
+
+
+@every
+@pytest.mark.parametrize("read", [0, 1, 2, 5])
+def test_crop_goes_back_wherever_a_slot_begins_and_says_where_it_cannot(mechanism: Mechanism, read: int) -> None:
+    attention, steps, rng = mechanism.build(), 2 * mechanism.grid + 2, torch.Generator().manual_seed(3)
+    x, prompt, other = (draw(rng, 2, n, 32) for n in (steps, read, 3))
+    for length in range(steps + 1):
+        cache, model = attention.new_cache(2, steps + 3, read), Recomputed(attention, prompt, None, 1)
+        attention.read_prompt(prompt, None, cache)
+        attention.extend(x, cache)
+        model.extend(x)
+        merged = mechanism.stride is not None and (read + length) % mechanism.stride != 0
+        assert crop(cache, model, length) == (length == steps or not merged)
+        assert cache.length == model.history.shape[1]
+        assert error(extend_by(attention, other, cache, [1, 2]), model.extend(other)) < 1e-12
+    for impossible in (-1, cache.length + 1):
+        with pytest.raises(ValueError, match="crop"):
+            cache.crop(impossible)
+
+
+@every
+def test_crop_with_ragged_prompts(mechanism: Mechanism) -> None:
+    """Back to where a slot begins for some prompt but not for another, is refused."""
+    attention, rng = mechanism.build(), torch.Generator().manual_seed(4)
+    prompt, lengths, x = draw(rng, 2, 5, 32), torch.tensor([5, 4]), draw(rng, 2, 9, 32)
+    cache, model = attention.new_cache(2, 9, 5), Recomputed(attention, prompt, lengths, 1)
+    attention.read_prompt(prompt, lengths, cache)
+    attention.extend(x[:, :7], cache)
+    model.extend(x[:, :7])
+    possible = mechanism.stride in (None, 1)
+    assert [crop(cache, model, length) for length in (7, 6, 5, 4)] == [True, possible, possible, possible]
+    assert error(attention.extend(x[:, 7:], cache), model.extend(x[:, 7:])) < 1e-12
+
+
+@every
+def test_a_full_cache_is_an_error_and_stays_usable(mechanism: Mechanism) -> None:
+    attention, rng = mechanism.build(), torch.Generator().manual_seed(5)
+    x, prompt = draw(rng, 1, 5, 32), draw(rng, 1, 4, 32)
+    cache = attention.new_cache(1, 5, 3)
+    with pytest.raises(ValueError, match="room for 3"):
+        attention.read_prompt(prompt, None, cache)
+    attention.read_prompt(prompt[:, :3], None, cache)
+    first = attention.extend(x[:, :3], cache)
+    with pytest.raises(ValueError, match="room for 5"):
+        attention.extend(x[:, :3], cache)
+    rest = attention.extend(x[:, 3:], cache)
+    assert error(torch.cat((first, rest), 1), attention(x, prompt[:, :3])) < 1e-12
+    with pytest.raises(ValueError, match="room for 5"):
+        attention.extend(x[:, :1], cache)
+    with pytest.raises(ValueError, match="evenly"):
+        attention.new_cache(5, 4, 4, prompt_batch=2)
+
+
+@every
+def test_bytes_are_as_predicted_and_nothing_grows_beside_them(mechanism: Mechanism) -> None:
+    attention = mechanism.build(dtype=torch.float32)
+    per_token = attention.cache_elements_per_token
+    assert attention.cache_elements(1, 1200) == 1200 * per_token
+    longer = attention.cache_elements(6, 5, 1212, 2) - attention.cache_elements(6, 5, 12, 2)
+    assert longer == 2 * 1200 * per_token  # a prompt is stored once, whatever the beam
+
+    def held(cache: Cache) -> int:
+        tensors = [t for value in vars(cache).values() for t in (value if isinstance(value, list | tuple) else [value])]
+        storages = [t.untyped_storage() for t in tensors if isinstance(t, Tensor)]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    for dtype in (None, torch.float64, torch.bfloat16):
+        itemsize = (dtype or torch.float32).itemsize
+        sizes = {}
+        for batch, prompts in ((4, 2), (8, 4), (8, 8)):
+            cache = attention.new_cache(batch, 9, 7, prompt_batch=prompts, dtype=dtype)
+            assert cache.nbytes == itemsize * attention.cache_elements(batch, 9, 7, prompts)
+            sizes[batch, prompts] = held(cache) - cache.nbytes
+        assert len(set(sizes.values())) == 1, f"something grows with the batch and is not counted: {sizes}"
+
+
+@every
+@pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_extend_in_low_precision(mechanism: Mechanism, dtype: torch.dtype, stored: torch.dtype, ragged: bool) -> None:
+    """The module in one precision, its cache in the same or another."""
+    low, rng = mechanism.build(dtype=dtype), torch.Generator().manual_seed(6)
+    x, prompt = draw(rng, 4, 9, 32).to(dtype), draw(rng, 4, 5, 32).to(dtype)
+    lengths = torch.tensor([5, 0, 3, 4]) if ragged else None
+    want = copy.deepcopy(low).double()(x.double(), prompt.double(), prompt_lengths=lengths)
+    cache = low.new_cache(4, 9, 5, dtype=stored)
+    low.read_prompt(prompt, lengths, cache)
+    y = extend_by(low, x, cache, [1, 1, 3, 1, 2, 1])
+    assert y.dtype == dtype
+    assert {buffer.dtype for buffer in cache.buffers()} == {stored}
+    assert error(y, want) < (1e-4 if dtype == stored == torch.float32 else 0.15)
+
+
+@every
+def test_extend_under_autocast(mechanism: Mechanism) -> None:
+    attention, rng = mechanism.build(dtype=torch.float32), torch.Generator().manual_seed(8)
+    x, prompt = draw(rng, 3, 6, 32).float(), draw(rng, 3, 4, 32).float()
+    lengths = torch.tensor([4, 1, 3])
+    want = attention(x, prompt, prompt_lengths=lengths)
+    with torch.autocast("cpu", torch.bfloat16):
+        for dtype in (None, torch.bfloat16):
+            cache = attention.new_cache(3, 6, 4, dtype=dtype)
+            attention.read_prompt(prompt, lengths, cache)
+            assert error(extend_by(attention, x, cache, [1, 1, 3, 1]), want) < 0.15
+
+
+@every
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param([250, *[1] * 16, 240, *[1] * 16, 78], id="past 256 and 512"),
+        pytest.param([1] * 600, id="every step", marks=pytest.mark.slow),
+    ],
+)
+def test_a_long_bfloat16_decode_keeps_counting(mechanism: Mechanism, chunks: list[int]) -> None:
+    """600 positions: bfloat16 cannot count past 256, and a counter in it would stick there."""
+    low, rng = mechanism.build(dtype=torch.bfloat16), torch.Generator().manual_seed(9)
+    exact = copy.deepcopy(low).double()
+    x, prompt = draw(rng, 2, 600, 32).bfloat16(), draw(rng, 2, 300, 32).bfloat16()
+    for lengths in (None, torch.tensor([300, 271])):
+        want = exact(x.double(), prompt.double(), prompt_lengths=lengths)
+        cache = low.new_cache(2, 600, 300)
+        low.read_prompt(prompt, lengths, cache)
+        y = extend_by(low, x, cache, chunks).double()
+        difference = (y - want).square().mean((0, 2)).sqrt() / want.square().mean((0, 2)).sqrt()
+        assert difference.max() < 0.06, difference.argmax()

@@ -1,0 +1,48 @@
+"""`from src.attention import MTLA` for one's own model: torch is all that it needs."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import src.attention
+
+PACKAGE = Path(src.attention.__file__).parent
+IMPORTED = """
+import sys, torch
+before = set(sys.modules)
+{statement}
+print(*sorted({{name.partition(".")[0] for name in set(sys.modules) - before}} - set(sys.stdlib_module_names)))
+y = MTLA(16, 2, stride=2)(torch.randn(1, 5, 16))
+assert y.shape == (1, 5, 16)
+"""
+
+
+def imported(statement: str, directory: Path) -> list[str]:
+    """Packages outside the standard library that `statement` loads after torch."""
+    code = IMPORTED.format(statement=statement)
+    run = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split()
+
+
+def test_importing_the_attention_package_loads_torch_alone() -> None:
+    assert imported("from src.attention import MTLA", PACKAGE.parents[1]) == ["src"]
+
+
+def test_the_folder_works_under_another_name(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "borrowed", ignore=shutil.ignore_patterns("__pycache__"))
+    assert imported("from borrowed import MTLA", tmp_path) == ["borrowed"]
+
+
+def test_no_file_names_another_package() -> None:
+    """Imports inside functions too, which loading the package would not show."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            for name in names:
+                package = name.partition(".")[0]
+                assert package == "torch" or package in sys.stdlib_module_names, f"{path.name} imports {name}"
