@@ -1,6 +1,6 @@
 """English sentences of a small world, each with its one German translation.
 
-Eight sentence patterns over about a hundred English word forms. The German side is built from grammar, not from the
+Six sentence patterns over about a hundred English word forms. The German side is built from grammar, not from the
 English words: the finite verb stands second in statements (the adverb in front throws the subject behind it), first
 in questions and last in subordinate clauses; participles, infinitives and separable prefixes close the clause;
 articles and adjectives agree in gender, number and case; numbers put the unit before the ten.
@@ -78,9 +78,6 @@ class Verb:
     prefix: str = ""  # separable
     particle: str = ""  # closes the English clause, as the prefix does the German one
 
-    def english_present(self, person: str) -> str:
-        return self.third if person == "3" else self.english
-
     def german_present(self, person: str) -> str:
         """Without the prefix; `person` is 1 (I), 3 (he, Anna) or p (we, they)."""
         return {"1": self.infinitive.removesuffix("n"), "3": self.german_third, "p": self.infinitive}[person]
@@ -103,12 +100,15 @@ GIVING = (
 HAVE = {"1": ("have", "habe"), "3": ("has", "hat"), "p": ("have", "haben")}
 KNOW = {"1": ("know", "weiß"), "3": ("knows", "weiß"), "p": ("know", "wissen")}
 BE = {"1": ("am", "bin"), "3": ("is", "ist"), "p": ("are", "sind")}
-CAN = {"1": ("can", "kann"), "3": ("can", "kann"), "p": ("can", "können")}
-MODALS = (
-    CAN,
-    {"1": ("must", "muss"), "3": ("must", "muss"), "p": ("must", "müssen")},
-    {"1": ("want to", "will"), "3": ("wants to", "will"), "p": ("want to", "wollen")},
-)
+HAPPY = ("happy", "glücklich")
+MODALS = {
+    "can": {"1": ("can", "kann"), "3": ("can", "kann"), "p": ("can", "können")},
+    "must": {"1": ("must", "muss"), "3": ("must", "muss"), "p": ("must", "müssen")},
+    "want": {"1": ("want to", "will"), "3": ("wants to", "will"), "p": ("want to", "wollen")},
+}
+ADVERBS = {"today": "heute", "now": "jetzt", "yesterday": "gestern", "tomorrow": "morgen"}
+FITTING = {"present": ("today", "now"), "past": ("yesterday",)} | dict.fromkeys(MODALS, ("today", "tomorrow"))
+LINKS = {"that": "dass", "because": "weil"}
 
 
 @dataclass(frozen=True)
@@ -199,13 +199,13 @@ def noun_phrase(noun: Noun, kind: str, case: str, adjective: str | None = None, 
 
 @dataclass(frozen=True)
 class Clause:
-    """A German clause before its verb has found its place."""
+    """A German clause whose verb has not found its place yet."""
 
     subject: str
     finite: str
     middle: tuple[str, ...] = ()
     closing: str = ""  # separable prefix, participle or infinitive
-    separable: bool = False  # `closing` is a prefix: written as one word with the finite verb where they meet
+    separable: bool = False  # `closing` is a prefix: one word with the finite verb where they meet
 
     def statement(self, front: str = "") -> list[str]:
         opening = [front, self.finite, self.subject] if front else [self.subject, self.finite]
@@ -219,17 +219,22 @@ class Clause:
         return [self.subject, *self.middle, *verb]
 
 
-def present(subject: Person, verb: Verb, *middle: str) -> Clause:
-    return Clause(subject.nominative, verb.german_present(subject.person), middle, verb.prefix, bool(verb.prefix))
+def english_verb(subject: Person, verb: Verb, tense: str) -> str:
+    if tense == "present":
+        return verb.third if subject.person == "3" else verb.english
+    return verb.past if tense == "past" else f"{MODALS[tense][subject.person][0]} {verb.english}"
 
 
-def perfect(subject: Person, verb: Verb, *middle: str) -> Clause:
-    """What English says in the simple past."""
-    return Clause(subject.nominative, HAVE[subject.person][1], middle, verb.prefix + verb.participle)
+def german_clause(subject: Person, verb: Verb, tense: str, *middle: str) -> Clause:
+    """`tense`: present, past (the German perfect) or one of the modals."""
+    if tense == "present":
+        return Clause(subject.nominative, verb.german_present(subject.person), middle, verb.prefix, bool(verb.prefix))
+    if tense == "past":
+        return Clause(subject.nominative, HAVE[subject.person][1], middle, verb.prefix + verb.participle)
+    return Clause(subject.nominative, MODALS[tense][subject.person][1], middle, verb.prefix + verb.infinitive)
 
 
-def with_modal(subject: Person, modal: dict[str, tuple[str, str]], verb: Verb, *middle: str) -> Clause:
-    return Clause(subject.nominative, modal[subject.person][1], middle, verb.prefix + verb.infinitive)
+# --- sentences -----------------------------------------------------------------------------------------------------
 
 
 def _sentence(english: list[str], german: list[str], mark: str = ".") -> Sentence:
@@ -240,20 +245,77 @@ def _sentence(english: list[str], german: list[str], mark: str = ".") -> Sentenc
     return Sentence(finish(english), finish(german))
 
 
+def statement(
+    subject: Person, verb: Verb, tense: str, thing: Phrase, adverb: str = "", in_front: bool = False
+) -> Sentence:
+    """Yesterday he sold the old house. / Gestern hat er das alte Haus verkauft.
+
+    An adverb that closes the English sentence stands before the German object.
+    """
+    german_adverb = ADVERBS[adverb] if adverb else ""
+    english = [subject.english, english_verb(subject, verb, tense), thing.english, verb.particle]
+    if in_front:
+        german = german_clause(subject, verb, tense, thing.german).statement(german_adverb)
+        return _sentence([adverb, *english], german)
+    return _sentence([*english, adverb], german_clause(subject, verb, tense, german_adverb, thing.german).statement())
+
+
+def question(subject: Person, verb: Verb, tense: str, thing: Phrase) -> Sentence:
+    """Did she find the key? / Hat sie den Schlüssel gefunden?  `tense`: present, past or can."""
+    helper = {"present": "does" if subject.person == "3" else "do", "past": "did", "can": "can"}[tense]
+    german = german_clause(subject, verb, tense, thing.german).question()
+    return _sentence([helper, subject.english, verb.english, thing.english, verb.particle], german, "?")
+
+
+def subordinate(speaker: Person, link: str, subject: Person, verb: Verb, tense: str, thing: Phrase) -> Sentence:
+    """I know that he takes the dog along. / Ich weiß, dass er den Hund mitnimmt.  `link`: that or because."""
+    english, german = KNOW[speaker.person]
+    if link == "because":
+        english, german = (f"{be} {happy}" for be, happy in zip(BE[speaker.person], HAPPY, strict=True))
+    verb_phrase = [english_verb(subject, verb, tense), thing.english, verb.particle]
+    clause = german_clause(subject, verb, tense, thing.german).subordinate()
+    return _sentence(
+        [speaker.english, english, link, subject.english, *verb_phrase],
+        [speaker.nominative, german, ",", LINKS[link], *clause],
+    )
+
+
+def giving(subject: Person, verb: Verb, tense: str, receiver: Person, thing: Phrase) -> Sentence:
+    """Peter gave the child a small dog. / Peter hat dem Kind einen kleinen Hund gegeben."""
+    english = [subject.english, english_verb(subject, verb, tense), receiver.english, thing.english]
+    return _sentence(english, german_clause(subject, verb, tense, receiver.dative, thing.german).statement())
+
+
+def possession(subject: Person, things: Phrase) -> Sentence:
+    """We have twenty-one red flowers. / Wir haben einundzwanzig rote Blumen."""
+    english, german = HAVE[subject.person]
+    return _sentence([subject.english, english, things.english], [subject.nominative, german, things.german])
+
+
+def location(thing: Phrase, preposition: str, place: Phrase) -> Sentence:
+    """The red book is in the old bag. / Das rote Buch ist in der alten Tasche.  `place` in the dative."""
+    english, german = BE["p" if thing.plural else "3"]
+    where = f"{PREPOSITIONS[preposition]} {place.german}"
+    if where.startswith("in dem "):
+        where = "im " + where.removeprefix("in dem ")
+    return _sentence([thing.english, english, preposition, place.english], [thing.german, german, where])
+
+
+# --- drawing -------------------------------------------------------------------------------------------------------
+
+
 class Grammar:
-    """Draws sentences; the same random state gives the same sentences."""
+    """Draws sentences; the same state of `rng` gives the same ones."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.patterns: dict[Callable[[], Sentence], int] = {  # with their weights
-            self.present: 3,
-            self.past: 3,
-            self.modal: 3,
-            self.possession: 2,
-            self.giving: 2,
-            self.location: 2,
-            self.question: 2,
-            self.subordinate: 4,
+            self._statement: 9,
+            self._question: 2,
+            self._subordinate: 4,
+            self._giving: 2,
+            self._possession: 2,
+            self._location: 2,
         }
 
     def sentences(self) -> Iterator[Sentence]:
@@ -264,125 +326,51 @@ class Grammar:
             if len(sentence.english_words) <= MAX_SPOKEN_WORDS:
                 yield sentence
 
-    # parts
-
     def _either(self) -> bool:
         return self.rng.random() < 0.5
 
-    def _subject(self) -> Person:
-        return self.rng.choice(PRONOUNS if self._either() else PEOPLE)
+    def _subject(self, *others: Person) -> Person:
+        """A pronoun, or a person who is none of `others`."""
+        return self.rng.choice(PRONOUNS if self._either() else [person for person in PEOPLE if person not in others])
 
     def _adjective(self) -> str | None:
         return self.rng.choice(list(ADJECTIVES)) if self._either() else None
 
-    def _object(self, trait: str) -> Phrase:
-        noun = self.rng.choice([noun for noun in NOUNS if trait in noun.traits])
+    def _object(self, verb: Verb) -> Phrase:
+        noun = self.rng.choice([noun for noun in NOUNS if verb.wants in noun.traits])
         kind = self.rng.choices(["definite", "definite plural", "indefinite", "number"], [3, 1, 3, 3])[0]
         number = self.rng.choice(list(SMALL_NUMBERS)) if kind == "number" else None
         return noun_phrase(noun, kind, "acc", self._adjective(), number)
 
-    def _place(self, adverbs: dict[str, str]) -> tuple[tuple[str, str], tuple[str, str]]:
-        """An adverb in front, at the end or nowhere: (English, German) of the front and of the other place."""
-        none = ("", "")
-        if self._either():
-            return none, none
-        adverb = self.rng.choice(list(adverbs.items()))
-        return (adverb, none) if self._either() else (none, adverb)
-
-    # patterns
-
-    def present(self) -> Sentence:
-        """Anna opens the book today. / Anna macht heute das Buch auf."""
+    def _statement(self) -> Sentence:
         subject, verb = self._subject(), self.rng.choice(VERBS)
-        thing = self._object(verb.wants)
-        front, late = self._place({"today": "heute", "now": "jetzt"})
-        clause = present(subject, verb, late[1], thing.german)
-        english_verb = verb.english_present(subject.person)
-        english = [front[0], subject.english, english_verb, thing.english, verb.particle, late[0]]
-        return _sentence(english, clause.statement(front[1]))
+        tense = self.rng.choice(["present", "past", self.rng.choice(list(MODALS))])
+        adverb = self.rng.choice(FITTING[tense]) if self._either() else ""
+        return statement(subject, verb, tense, self._object(verb), adverb, bool(adverb) and self._either())
 
-    def past(self) -> Sentence:
-        """Yesterday he sold the old house. / Gestern hat er das alte Haus verkauft."""
-        subject, verb = self._subject(), self.rng.choice(VERBS)
-        thing = self._object(verb.wants)
-        front, late = self._place({"yesterday": "gestern"})
-        clause = perfect(subject, verb, late[1], thing.german)
-        english = [front[0], subject.english, verb.past, thing.english, verb.particle, late[0]]
-        return _sentence(english, clause.statement(front[1]))
+    def _question(self) -> Sentence:
+        verb = self.rng.choice(VERBS)
+        return question(self._subject(), verb, self.rng.choice(["present", "past", "can"]), self._object(verb))
 
-    def modal(self) -> Sentence:
-        """Tomorrow we must bring the keys back. / Morgen müssen wir die Schlüssel zurückbringen."""
-        subject, verb, modal = self._subject(), self.rng.choice(VERBS), self.rng.choice(MODALS)
-        thing = self._object(verb.wants)
-        front, late = self._place({"today": "heute", "tomorrow": "morgen"})
-        clause = with_modal(subject, modal, verb, late[1], thing.german)
-        english_verb = f"{modal[subject.person][0]} {verb.english}"
-        english = [front[0], subject.english, english_verb, thing.english, verb.particle, late[0]]
-        return _sentence(english, clause.statement(front[1]))
+    def _subordinate(self) -> Sentence:
+        speaker, verb = self._subject(), self.rng.choice(VERBS)
+        link, tense = self.rng.choice(list(LINKS)), self.rng.choice(["present", "past"])
+        return subordinate(speaker, link, self._subject(speaker), verb, tense, self._object(verb))
 
-    def possession(self) -> Sentence:
-        """We have twenty-one red flowers. / Wir haben einundzwanzig rote Blumen."""
-        subject, noun = self._subject(), self.rng.choice(NOUNS)
-        number = self.rng.choice(list(LARGE_NUMBERS if self.rng.random() < 0.8 else SMALL_NUMBERS))
-        things = noun_phrase(noun, "number", "acc", self._adjective(), number)
-        english, german = HAVE[subject.person]
-        return _sentence([subject.english, english, things.english], [subject.nominative, german, things.german])
-
-    def giving(self) -> Sentence:
-        """Peter gave the child a small dog. / Peter hat dem Kind einen kleinen Hund gegeben."""
+    def _giving(self) -> Sentence:
         subject, verb = self._subject(), self.rng.choice(GIVING)
         receiver = self.rng.choice([person for person in PEOPLE if person is not subject])
-        thing = self._object(verb.wants)
-        if self._either():
-            english_verb, clause = verb.past, perfect(subject, verb, receiver.dative, thing.german)
-        else:
-            english_verb = verb.english_present(subject.person)
-            clause = present(subject, verb, receiver.dative, thing.german)
-        return _sentence([subject.english, english_verb, receiver.english, thing.english], clause.statement())
+        return giving(subject, verb, self.rng.choice(["present", "past"]), receiver, self._object(verb))
 
-    def location(self) -> Sentence:
-        """The red book is under the old table. / Das rote Buch ist unter dem alten Tisch."""
+    def _possession(self) -> Sentence:
+        number = self.rng.choice(list(SMALL_NUMBERS if self.rng.random() < 0.2 else LARGE_NUMBERS))
+        things = noun_phrase(self.rng.choice(NOUNS), "number", "acc", self._adjective(), number)
+        return possession(self._subject(), things)
+
+    def _location(self) -> Sentence:
         noun = self.rng.choice([noun for noun in NOUNS if "m" in noun.traits])
-        thing = noun_phrase(noun, self.rng.choice(["definite", "definite plural"]), "nom", self._adjective())
         preposition = self.rng.choice(list(PLACES))
-        places = [place for place in NOUNS if place.english in PLACES[preposition] and place is not noun]
-        where = noun_phrase(self.rng.choice(places), "definite", "dat", self._adjective())
-        german_where = f"{PREPOSITIONS[preposition]} {where.german}"
-        if german_where.startswith("in dem "):
-            german_where = "im " + german_where.removeprefix("in dem ")
-        english, german = BE["p" if thing.plural else "3"]
-        return _sentence([thing.english, english, preposition, where.english], [thing.german, german, german_where])
-
-    def question(self) -> Sentence:
-        """Did she find the key? / Hat sie den Schlüssel gefunden?"""
-        subject, verb = self._subject(), self.rng.choice(VERBS)
-        thing = self._object(verb.wants)
-        helper = self.rng.choice(["do", "did", "can"])
-        if helper == "do":
-            helper, clause = "does" if subject.person == "3" else "do", present(subject, verb, thing.german)
-        elif helper == "did":
-            clause = perfect(subject, verb, thing.german)
-        else:
-            clause = with_modal(subject, CAN, verb, thing.german)
-        return _sentence([helper, subject.english, verb.english, thing.english, verb.particle], clause.question(), "?")
-
-    def subordinate(self) -> Sentence:
-        """I know that he takes the dog along. / Ich weiß, dass er den Hund mitnimmt."""
-        speaker, subject, verb = self._subject(), self._subject(), self.rng.choice(VERBS)
-        while subject is speaker and subject in PEOPLE:  # nobody says "Anna knows that Anna ..."
-            subject = self._subject()
-        thing = self._object(verb.wants)
-        if self._either():
-            english_verb, clause = verb.past, perfect(subject, verb, thing.german)
-        else:
-            english_verb, clause = verb.english_present(subject.person), present(subject, verb, thing.german)
-        if self._either():
-            english, german = KNOW[speaker.person]
-            link, german_link = "that", "dass"
-        else:
-            (english, german), link, german_link = BE[speaker.person], "because", "weil"
-            english, german = f"{english} happy", f"{german} glücklich"
-        return _sentence(
-            [speaker.english, english, link, subject.english, english_verb, thing.english, verb.particle],
-            [speaker.nominative, german, ",", german_link, *clause.subordinate()],
-        )
+        place = self.rng.choice([place for place in NOUNS if place.english in PLACES[preposition] and place != noun])
+        kind = self.rng.choice(["definite", "definite plural"])
+        thing = noun_phrase(noun, kind, "nom", self._adjective())
+        return location(thing, preposition, noun_phrase(place, "definite", "dat", self._adjective()))

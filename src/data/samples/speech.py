@@ -53,17 +53,20 @@ class Synthesizer:
             raise
 
     def _load(self, directory: Path) -> tuple[ctypes.CDLL, int]:
+        needed = "espeak-ng, which speaks the sample corpus, cannot be loaded"
         try:
             import espeakng_loader
-
-            library = Path(shutil.copy(espeakng_loader.get_library_path(), directory))
-            data = directory / "espeak-ng-data"
+        except ImportError as error:
+            raise DataError(f"{needed} ({error}): `pip install espeakng-loader`, or set data_root") from error
+        data = directory / "espeak-ng-data"
+        try:
+            library = shutil.copy(espeakng_loader.get_library_path(), directory)
             data.symlink_to(espeakng_loader.get_data_path())
-            espeak = ctypes.CDLL(str(library))
-        except (ImportError, OSError, RuntimeError) as error:
+            espeak = ctypes.CDLL(library)
+        except (OSError, RuntimeError) as error:
             raise DataError(
-                f"the sample corpus is spoken by espeak-ng, which cannot be loaded ({error}): "
-                "install it with `pip install espeakng-loader`, or set data_root to a real corpus"
+                f"{needed} ({error}): reinstall espeakng-loader, see that the temporary directory (TMPDIR) lies where "
+                "programs may run, or set data_root"
             ) from error
         espeak.espeak_Synth.argtypes = [
             *(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, ctypes.c_uint),

@@ -2,6 +2,7 @@
 
 import shutil
 import wave
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     ],
     ids=["missing audio", "short audio", "other text", "no manifest", "empty manifest", "no files"],
 )
-def test_damage_is_noticed_and_mended(tmp_path: Path, damage) -> None:
+def test_damage_is_noticed_and_mended(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     root = write_speech_translation(tmp_path, seed=3)
     before = contents(root)
     damage(root)
@@ -115,3 +116,24 @@ def test_failed_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(DataError, match=r"speech-translation-\w+: No space left on device"):
         write_speech_translation(tmp_path, seed=3)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("damaged", [False, True])
+def test_another_process_may_be_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool) -> None:
+    expected = contents(write_speech_translation(tmp_path / "alone", seed=3))
+    shared = tmp_path / "shared"
+    if damaged:
+        (write_speech_translation(shared, seed=3) / "en-de/data/dev/wav/ted_3.wav").unlink()
+    write = speech_translation._write
+
+    def slow(root: Path, seed: int) -> None:
+        monkeypatch.setattr(speech_translation, "_write", write)
+        write(root, seed)
+        write_speech_translation(shared, seed)  # the other one, from start to end
+
+    monkeypatch.setattr(speech_translation, "_write", slow)
+    root = write_speech_translation(shared, seed=3)
+    assert speech_translation._write is write
+    assert contents(root) == expected
+    assert [path.name for path in shared.iterdir()] == [root.name]

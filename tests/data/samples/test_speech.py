@@ -1,0 +1,80 @@
+"""espeak-ng as this package uses it: the same samples for the same words, and clear errors."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from src.data.samples.speech import Synthesizer, Voice, speak
+from src.data.samples.speech_translation import VOICES
+from src.errors import DataError
+
+
+@pytest.mark.parametrize("voice", VOICES, ids=lambda voice: voice.name)
+def test_same_words_give_the_same_samples(voice: Voice) -> None:
+    samples, rate = speak("The old key is in the house.", voice)
+    assert samples.dtype == np.int16
+    assert samples.ndim == 1
+    assert 1 < len(samples) / rate < 3
+    assert np.abs(samples).max() > 5000
+    speak("Something else in between.", voice)
+    np.testing.assert_array_equal(speak("The old key is in the house.", voice)[0], samples)
+
+
+def test_voices_rates_and_pitches_differ() -> None:
+    one, _ = speak("Twenty-one red flowers.", Voice("en-us", rate=170, pitch=50))
+    faster, _ = speak("Twenty-one red flowers.", Voice("en-us", rate=220, pitch=50))
+    higher, _ = speak("Twenty-one red flowers.", Voice("en-us", rate=170, pitch=70))
+    other, _ = speak("Twenty-one red flowers.", Voice("en-us+f1", rate=170, pitch=50))
+    assert len(faster) < 0.9 * len(one)
+    assert not any(np.array_equal(one, x) for x in (higher, other))
+
+
+def test_synthesizers_do_not_disturb_each_other() -> None:
+    voice = VOICES[0]
+    with Synthesizer() as alone:
+        expected = [alone.speak(text, voice) for text in ("One.", "Two.")]
+    with Synthesizer() as first, Synthesizer() as second:
+        one = first.speak("One.", voice)
+        second.speak("Something else.", VOICES[2])
+        two = first.speak("Two.", voice)
+    np.testing.assert_array_equal(one, expected[0])
+    np.testing.assert_array_equal(two, expected[1])
+
+
+@pytest.mark.parametrize("name", ["en-us+nobody", "xx-nowhere"])
+def test_unknown_voice(name: str) -> None:
+    with pytest.raises(DataError, match=f"no voice '{name}'".replace("+", r"\+")):
+        speak("Hello.", Voice(name))
+
+
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "espeakng_loader", None)
+    with pytest.raises(DataError, match="pip install espeakng-loader"):
+        speak("Hello.", VOICES[0])
+
+
+def test_broken_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "libespeak-ng.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr("espeakng_loader.get_library_path", lambda: str(broken))
+    with pytest.raises(DataError, match="cannot be loaded"):
+        speak("Hello.", VOICES[0])
+
+
+def test_missing_voice_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("espeakng_loader.get_data_path", lambda: str(tmp_path))
+    with pytest.raises(DataError, match="voice data"):
+        speak("Hello.", VOICES[0])
+
+
+def test_long_path_of_the_voice_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """espeak-ng itself cuts paths at 160 bytes."""
+    import espeakng_loader
+
+    long = tmp_path / ("d" * 100) / ("e" * 100)
+    long.mkdir(parents=True)
+    (long / "data").symlink_to(espeakng_loader.get_data_path())
+    monkeypatch.setattr("espeakng_loader.get_data_path", lambda: str(long / "data"))
+    assert len(speak("Hello.", VOICES[0])[0]) > 1000
