@@ -172,7 +172,7 @@ def _build(folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank
         free = shutil.disk_usage(partial).free
         if free < expected:
             raise DataError(
-                f"{folder.parent}: features need {size}, {free / 2**20:.1f} MiB are free; set cache_dir to a larger disk"
+                f"{folder.parent}: features need {size}, {free / 2**20:.1f} MiB are free; use another cache_dir"
             )
         with (partial / "features.f16").open("wb") as out, ThreadPoolExecutor(workers) as pool, _bar() as bar:
             task = bar.add_task(f"features {folder.name}", total=len(segments))

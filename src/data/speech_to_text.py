@@ -152,8 +152,12 @@ class SpeechToTextData(LightningDataModule):
         return self._loader(self.split("dev"), self.max_frames)
 
     def test_dataloader(self, split: str = "tst-COMMON", max_frames: int | None = None) -> DataLoader[Example]:
-        """Longest first; `max_frames`: frames of a decoding batch, by default those of a training batch."""
-        return self._loader(self.split(split), max_frames or self.max_frames)
+        """Longest first; `max_frames`: frames of a decoding batch, by default those of a training batch.
+
+        The ranks share the split inside `trainer.test`; elsewhere the caller gets all of it.
+        """
+        shared = self.trainer is not None and self.trainer.testing
+        return self._loader(self.split(split), max_frames or self.max_frames, shared)
 
     def split(self, name: str) -> Utterances:
         """The utterances of a split, read and prepared when first asked for."""
@@ -164,9 +168,9 @@ class SpeechToTextData(LightningDataModule):
             self._splits[name] = self._prepare(name, self._segments[name])
         return self._splits[name]
 
-    def _loader(self, data: Utterances, max_frames: int, **order: Any) -> DataLoader[Example]:
+    def _loader(self, data: Utterances, max_frames: int, shared: bool = True, **order: Any) -> DataLoader[Example]:
         trainer = self.trainer
-        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer and shared else (0, 1)
         return DataLoader(
             data,
             batch_sampler=FrameBatches(

@@ -176,7 +176,7 @@ def test_too_little_space_is_known_before_anything_is_computed(
     tmp_path: Path, segments: list[Segment], computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
-    with pytest.raises(DataError, match="features need 0.0 MiB, 0.0 MiB are free; set cache_dir to"):
+    with pytest.raises(DataError, match="features need 0.0 MiB, 0.0 MiB are free; use another cache_dir"):
         open_features(tmp_path, "train", segments, BANK)
     assert not computed
     assert leftovers(tmp_path) == []

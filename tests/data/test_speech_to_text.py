@@ -3,6 +3,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -33,6 +34,14 @@ def make(corpus: Path, tmp_path: Path) -> Callable[..., SpeechToTextData]:
 
 def batches(loader: Any) -> list[Batch]:
     return list(loader)
+
+
+def attach(data: SpeechToTextData, epoch: int = 0, rank: int = 0, world_size: int = 1, testing: bool = False) -> None:
+    """As much of a trainer as the loaders look at."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        current_epoch=epoch, global_rank=rank, world_size=world_size, testing=testing, strategy=strategy
+    )
 
 
 def ids(loader: Any) -> list[str]:
@@ -84,15 +93,16 @@ def test_transcript_as_target(make: Callable[..., SpeechToTextData]) -> None:
 
 
 def test_length_filters_are_for_training_and_counted(make: Callable[..., SpeechToTextData]) -> None:
-    data = make(min_input_frames=20, max_input_frames=140, max_target_tokens=8)
+    tokens = {id: int(n) for b in make().val_dataloader() for id, n in zip(b.ids, b.target_lengths, strict=True)}
+    limit = tokens["ted_1_0"]
+    assert limit < tokens["ted_2_0"]
+    data = make(min_input_frames=20, max_input_frames=140, max_target_tokens=limit)
     data.setup()
-    lengths = {id: n for b in data.val_dataloader() for id, n in zip(b.ids, b.target_lengths.tolist(), strict=True)}
-    kept = {"ted_1_0", "ted_2_0"}  # 88 and 108 frames
-    assert set(ids(data.train_dataloader())) == {id for id in kept if lengths[id] <= 8}
+    assert ids(data.train_dataloader()) == ["ted_1_0"]  # of 88 and 108 frames
     assert data.filtered == {
         "fewer than 20 frames": 1,
         "more than 140 frames": 2,
-        "more than 8 target tokens": sum(n > 8 for n in lengths.values()),
+        f"more than {limit} target tokens": sum(n > limit for n in tokens.values()),
     }
     assert len(ids(data.val_dataloader())) == len(ids(data.test_dataloader())) == 5
 
@@ -114,9 +124,7 @@ def test_a_batch_too_small_for_an_utterance(make: Callable[..., SpeechToTextData
 def test_masks_are_a_function_of_seed_epoch_and_utterance(make: Callable[..., SpeechToTextData]) -> None:
     def features(epoch: int = 0, **settings: Any) -> dict[str, Tensor]:
         data = make(augment=SpecAugment(freq_mask=8, time_mask=60), **settings)
-        data.trainer = type("Trainer", (), {"current_epoch": epoch, "global_rank": 0, "world_size": 1})  # type: ignore[assignment]
-        data.trainer.strategy = type("S", (), {"root_device": torch.device("cpu")})  # type: ignore[misc, union-attr]
-        data._read()
+        attach(data, epoch=epoch)
         loader = data.train_dataloader()
         return {id: x[:n] for b in loader for id, x, n in zip(b.ids, b.features, b.feature_lengths, strict=True)}
 
@@ -129,6 +137,22 @@ def test_masks_are_a_function_of_seed_epoch_and_utterance(make: Callable[..., Sp
     assert all(torch.equal(first[id], fewer[id]) for id in fewer)  # a filter moves no other utterance's masks
     reseeded = features(seed=2)
     assert not all(torch.equal(first[id], reseeded[id]) for id in first)
+
+
+def test_ranks_share_training_but_scoring_outside_a_trainer_sees_everything(
+    make: Callable[..., SpeechToTextData],
+) -> None:
+    def loaders(rank: int, testing: bool) -> tuple[list[str], list[str], list[str]]:
+        data = make(max_sentences=1)
+        attach(data, rank=rank, world_size=2, testing=testing)
+        return ids(data.train_dataloader()), ids(data.val_dataloader()), ids(data.test_dataloader())
+
+    (train_0, dev_0, test_0), (train_1, dev_1, _) = loaders(0, False), loaders(1, False)
+    assert len(train_0) == len(train_1) == 3
+    assert len({*train_0, *train_1}) == 5
+    assert len(dev_0) + len(dev_1) == len({*dev_0, *dev_1}) == 5
+    assert len(test_0) == 5
+    assert sorted(loaders(0, True)[2] + loaders(1, True)[2]) == sorted(test_0)
 
 
 def test_evaluation_is_not_masked(make: Callable[..., SpeechToTextData]) -> None:
