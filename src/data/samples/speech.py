@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +20,7 @@ SYNCHRONOUS = 2  # samples go to the callback in the calling thread; about ten t
 DONT_EXIT = 0x8000  # report broken data instead of ending the process
 POSITION_CHARACTER, UTF8 = 1, 1
 RATE, PITCH = 1, 3
+UNAVAILABLE = "espeak-ng, which speaks the sample corpus, cannot be loaded"
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
 
@@ -29,6 +31,14 @@ class Voice:
     name: str
     rate: int = 175
     pitch: int = 50
+
+
+def synthesizer_version() -> str:
+    """Of the package that brings espeak-ng; DataError without it."""
+    try:
+        return version("espeakng-loader")
+    except PackageNotFoundError as error:
+        raise DataError(f"{UNAVAILABLE}: `pip install espeakng-loader`, or set data_root") from error
 
 
 class Synthesizer:
@@ -44,6 +54,8 @@ class Synthesizer:
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="espeak-")
+        # An exception inside a callback is lost. Ctrl-C becomes one, but only in the main thread.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="espeak")
         self._samples = bytearray()
         self._callback = CALLBACK(self._collect)  # kept here: the library holds only its address
         try:
@@ -53,20 +65,18 @@ class Synthesizer:
             raise
 
     def _load(self, directory: Path) -> tuple[ctypes.CDLL, int]:
-        needed = "espeak-ng, which speaks the sample corpus, cannot be loaded"
-        try:
-            import espeakng_loader
-        except ImportError as error:
-            raise DataError(f"{needed} ({error}): `pip install espeakng-loader`, or set data_root") from error
+        synthesizer_version()
+        import espeakng_loader
+
         data = directory / "espeak-ng-data"
         try:
-            library = shutil.copy(espeakng_loader.get_library_path(), directory)
+            library = str(shutil.copy(espeakng_loader.get_library_path(), directory))
             data.symlink_to(espeakng_loader.get_data_path())
             espeak = ctypes.CDLL(library)
         except (OSError, RuntimeError) as error:
             raise DataError(
-                f"{needed} ({error}): reinstall espeakng-loader, see that the temporary directory (TMPDIR) lies where "
-                "programs may run, or set data_root"
+                f"{UNAVAILABLE} ({error}): reinstall espeakng-loader, see that the temporary directory (TMPDIR) lies "
+                "where programs may run, or set data_root"
             ) from error
         espeak.espeak_Synth.argtypes = [
             *(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, ctypes.c_uint),
@@ -86,24 +96,24 @@ class Synthesizer:
 
     def speak(self, text: str, voice: Voice) -> np.ndarray:
         """`text` as int16 samples at `self.sample_rate`, mono."""
-        name, _, variant = voice.name.partition("+")
+        _, _, variant = voice.name.partition("+")
         data = Path(self._directory.name, "espeak-ng-data")
-        # an unknown variant would be ignored without a word
-        if (variant and not (data / "voices" / "!v" / variant).is_file()) or self._library.espeak_SetVoiceByName(
-            voice.name.encode()
-        ):
-            raise DataError(f"espeak-ng {version('espeakng-loader')} has no voice {voice.name!r}")
+        known = not variant or (data / "voices" / "!v" / variant).is_file()  # espeak-ng ignores an unknown variant
+        if not known or self._library.espeak_SetVoiceByName(voice.name.encode()):
+            raise DataError(f"espeak-ng {synthesizer_version()} has no voice {voice.name!r}")
         self._library.espeak_SetParameter(RATE, voice.rate, 0)
         self._library.espeak_SetParameter(PITCH, voice.pitch, 0)
         self._samples.clear()
         encoded = text.encode()
-        status = self._library.espeak_Synth(encoded, len(encoded) + 1, 0, POSITION_CHARACTER, 0, UTF8, None, None)
+        arguments = (encoded, len(encoded) + 1, 0, POSITION_CHARACTER, 0, UTF8, None, None)
+        status = self._thread.submit(self._library.espeak_Synth, *arguments).result()
         if status or not self._samples:
             raise DataError(f"espeak-ng could not speak {text!r} with voice {voice.name!r} (status {status})")
         return np.frombuffer(bytes(self._samples), np.int16)
 
     def close(self) -> None:
         """Unloads the library; only the samples it gave remain."""
+        self._thread.shutdown()
         self._library.espeak_Terminate()
         ctypes.CDLL(None).dlclose(ctypes.c_void_p(self._library._handle))
         self._directory.cleanup()

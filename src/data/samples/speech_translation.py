@@ -9,7 +9,6 @@ import tempfile
 import wave
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from rich.progress import track
 
 from src.data.samples import grammar, speech
 from src.data.samples.grammar import Grammar, Sentence
-from src.data.samples.speech import Synthesizer, Voice
+from src.data.samples.speech import Synthesizer, Voice, synthesizer_version
 from src.errors import DataError
 
 SIZES = {"train": 2400, "dev": 100, "tst-COMMON": 200}  # segments
@@ -87,7 +86,7 @@ def _words(sentence: Sentence) -> Iterator[tuple[str, str]]:
 def _fingerprint(seed: int) -> str:
     """Changes with everything that the bytes of the corpus depend on: this code, the synthesizer, the seed."""
     sources = [Path(str(module)).read_bytes() for module in (grammar.__file__, speech.__file__, __file__)]
-    versions = [version(package) for package in ("espeakng-loader", "numpy", "soxr")]
+    versions = [synthesizer_version(), np.__version__, soxr.__version__]
     return hashlib.sha256(repr((sources, versions, seed)).encode()).hexdigest()[:12]
 
 

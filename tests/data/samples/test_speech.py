@@ -1,11 +1,14 @@
 """espeak-ng as this package uses it: the same samples for the same words, and clear errors."""
 
-import sys
+import signal
+import threading
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from src.data.samples import write_speech_translation
 from src.data.samples.speech import Synthesizer, Voice, speak
 from src.data.samples.speech_translation import VOICES
 from src.errors import DataError
@@ -49,10 +52,23 @@ def test_unknown_voice(name: str) -> None:
         speak("Hello.", Voice(name))
 
 
-def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "espeakng_loader", None)
-    with pytest.raises(DataError, match="pip install espeakng-loader"):
-        speak("Hello.", VOICES[0])
+def test_missing_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("src.data.samples.speech.version", missing)
+    for act in (lambda: speak("Hello.", VOICES[0]), lambda: write_speech_translation(tmp_path)):
+        with pytest.raises(DataError, match="pip install espeakng-loader"):
+            act()
+
+
+def test_interrupt_is_not_lost() -> None:
+    """Ctrl-C comes out of `speak`, though nearly all the time is spent inside a callback-driven library call."""
+    timer = threading.Timer(0.1, lambda: signal.raise_signal(signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        speak("Twenty-one red flowers. " * 2000, VOICES[0])
+    timer.join()
 
 
 def test_broken_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
