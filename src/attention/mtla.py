@@ -33,7 +33,9 @@ class MTLACache(LatentCache):
     floor((S + t) / s).  `offset` is S mod s, and text slot 0 is slot floor(S / s).
     """
 
-    def __init__(self, attention: "MTLA", batch: int, capacity: int, prompt_capacity: int, beam: int, like: Tensor) -> None:
+    def __init__(
+        self, attention: "MTLA", batch: int, capacity: int, prompt_capacity: int, beam: int, like: Tensor
+    ) -> None:
         super().__init__(attention, batch, capacity, prompt_capacity, beam, like)
         self.stride = attention.stride
         self.prompt_slots = 0
@@ -155,8 +157,16 @@ class MTLA(MLA):
         return _Prompt(sums[:, :finished], rotary, length_mask(first, finished), lengths % s, first, carry)
 
     def _segment(
-        self, q: Tensor, latent: Tensor, rotary: Tensor, offset: int | Tensor, first_slot: int | Tensor, bound: int,
-        carry: Tensor | None, past: list[Past], dropout: float = 0.0,
+        self,
+        q: Tensor,
+        latent: Tensor,
+        rotary: Tensor,
+        offset: int | Tensor,
+        first_slot: int | Tensor,
+        bound: int,
+        carry: Tensor | None,
+        past: list[Past],
+        dropout: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """New positions after `past` slots, their first chunk holding `carry` and beginning `offset` places earlier.
 
@@ -289,13 +299,15 @@ class MTLA(MLA):
         s, r = self.stride, self.latent_dim
         first = cache.first_slot()
         if isinstance(cache.offset, int) and isinstance(first, int):
-            slot, place = divmod(cache.offset + start, s)
-            gated = self._gate(latent, cache.gate_slot[first + slot]) * latent
+            number, place = (cache.offset + start) // s, (cache.offset + start) % s
+            slot = slice(number, number + 1)  # a slice: a plain index, or divmod, would be compiled anew for each slot
+            gates = cache.gate_slot[first + number : first + number + 1]
+            gated = (self._gate(latent, gates) * latent).unsqueeze(1)
             if place:
                 cache.text[:, slot, :r] += gated
             else:
                 cache.text[:, slot, :r] = gated
-            cache.text[:, slot, r:] = rotary
+            cache.text[:, slot, r:] = rotary.unsqueeze(1)
             return None
         at = cache.row_offset() + start
         slots, rows = at // s, torch.arange(len(at), device=at.device)
@@ -309,4 +321,8 @@ class MTLA(MLA):
         return (self.latent_dim + self.rope_dim) / self.stride
 
     def multiply_adds(self, context: int) -> int:
-        return super().multiply_adds(context) + self.latent_dim * self.gate_latent.out_features + self.gate_latent.out_features
+        return (
+            super().multiply_adds(context)
+            + self.latent_dim * self.gate_latent.out_features
+            + self.gate_latent.out_features
+        )
