@@ -1,0 +1,91 @@
+"""The published algorithms equal ours: outputs and gradients, in parallel and step by step."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.attention import Attention
+from tests.reference import published
+
+from .mechanisms import EVERY, Mechanism, error
+
+PUBLISHED = [m for m in EVERY if m.name in ("mha", "mqa", "gqa", "mla", "mtla")]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("prompt_size", [0, 6, 7])
+@pytest.mark.parametrize("mechanism", PUBLISHED, ids=str)
+def test_parallel(mechanism: Mechanism, prompt_size: int) -> None:
+    ours = mechanism.build()
+    theirs = published.of(copy.deepcopy(ours))
+    x, prompt, grad = random(3, 11, 32), random(3, prompt_size, 32), random(3, 11, 32)
+    results = []
+    for attention in (ours, theirs):
+        inputs = [t.clone().requires_grad_() for t in (x, prompt)]
+        out = attention(inputs[0], inputs[1] if prompt_size else None)
+        out.backward(grad)
+        grads = [i.grad for i in inputs if i.grad is not None] + [p.grad for p in attention.parameters()]
+        results.append([out, *grads])
+    assert len(results[0]) == len(results[1]) > 5
+    for got, want in zip(*results, strict=True):
+        assert want is not None and want.abs().max() > 0
+        assert error(got, want) < 1e-9
+
+
+@pytest.mark.parametrize("prompt_size", [0, 6, 7])
+@pytest.mark.parametrize("mechanism", [m for m in PUBLISHED if m.stride != 1], ids=str)
+def test_steps(mechanism: Mechanism, prompt_size: int) -> None:
+    """Beams of two sentences whose rows take each other's place, then the second sentence alone."""
+    ours = mechanism.build()
+    both: list[Attention] = [ours, published.of(ours)]
+    x, prompt = random(6, 9, 32), random(2, prompt_size, 32)
+    caches = [a.new_cache(6, 9, prompt_size, prompt_batch=2) for a in both]
+    if prompt_size:
+        for attention, cache in zip(both, caches, strict=True):
+            attention.read_prompt(prompt, torch.tensor([prompt_size] * 2), cache)
+    for t in range(9):
+        got, want = (a.extend(x[:, t : t + 1], cache) for a, cache in zip(both, caches, strict=True))
+        assert error(got, want) < 1e-9
+        if t == 5:  # the other three steps with one sentence
+            x = x[3:]
+            for cache in caches:
+                cache.select(torch.tensor([1]))
+        rows = torch.cat([torch.randint(first, first + 3, (3,)) for first in range(0, len(x), 3)])
+        for cache in caches:
+            cache.reorder(rows)
+    assert caches[1].nbytes == 8 * both[1].cache_elements(3, 9, prompt_size, 1)
+    if prompt_size:
+        assert caches[0].nbytes < caches[1].nbytes  # ours holds the prompt once
+
+
+def test_stride_one_is_broken_as_published_and_right_in_ours() -> None:
+    ours = Mechanism("mtla", 1).build()
+    theirs = published.of(ours)
+    x = random(2, 9, 32)
+    stepped = [
+        torch.cat([a.extend(x[:, t : t + 1], c) for t in range(9)], 1)
+        for a in (ours, theirs)
+        for c in [a.new_cache(2, 9)]
+    ]
+    want = theirs(x)
+    assert error(stepped[0], want) < 1e-9
+    assert error(stepped[1], want) > 0.1
+
+
+def test_what_the_published_step_cannot_do() -> None:
+    theirs = published.of(Mechanism("mtla", 2).build())
+    x = random(2, 9, 32)
+    cache = theirs.new_cache(2, 9)
+    with pytest.raises(ValueError, match="one token"):
+        theirs.extend(x, cache)
+    with pytest.raises(ValueError, match="cropped"):
+        cache.crop(0)
+    with pytest.raises(ValueError, match="equally long"):
+        theirs(x, lengths=torch.tensor([9, 8]))
+    with pytest.raises(LookupError, match="PublishedMTLA"):
+        published.of(theirs)

@@ -1,0 +1,303 @@
+"""The released MTLA system's algorithms (spec 1.2-1.4, 2, 5), in our words: what the fast paths are measured against.
+
+`of(attention)` gives the published algorithm of one of our modules, with the same weights and the same interface.
+Where the release does more work than its algorithm asks for and it is unclear how much, this does less: a ratio against
+it is not flattered.  Two things are ours: rotary pairs are half-split (a permutation, see src.attention.rope), and the
+step counter is an integer (theirs, in the activations' dtype, sticks at 256 in bfloat16).
+
+Shapes: B rows, N queries, S prompt positions, K = S + N keys, H heads.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from src.attention import MHA, MLA, MTLA, Attention, Cache
+from src.attention.base import rows_of, rows_per_prompt
+
+
+def of(attention: Attention) -> "Published":
+    """The published algorithm with `attention`'s weights.  LookupError where none is kept here."""
+    for ours, published in ((MTLA, PublishedMTLA), (MLA, PublishedMLA), (MHA, PublishedMHA)):
+        if type(attention) is ours:
+            return published(attention)
+    raise LookupError(f"no published algorithm of {type(attention).__name__} is kept")
+
+
+class PublishedCache(Cache):
+    """Tensors that grow by concatenation; every row holds its own copy of the prompt."""
+
+    def __init__(self, batch: int, beam: int) -> None:
+        self.batch, self.beam, self.length = batch, beam, 0
+        self.tensors: dict[str, Tensor] = {}
+        self.prompt: Tensor | None = None  # until the first step has turned it into keys
+        self.steps: Tensor | None = None  # (B,) positions read, prompt included
+
+    def buffers(self) -> list[Tensor]:
+        return list(self.tensors.values())
+
+    def reorder(self, rows: Tensor) -> None:
+        self.tensors = {name: tensor.index_select(0, rows) for name, tensor in self.tensors.items()}
+        if self.steps is not None:
+            self.steps = self.steps.index_select(0, rows)
+
+    def select(self, prompts: Tensor) -> None:
+        self.reorder(rows_of(prompts, self.beam))
+
+    def crop(self, length: int) -> None:
+        raise ValueError("the published cache cannot be cropped")
+
+    def grow(self, name: str, new: Tensor, dim: int) -> Tensor:
+        """Append to a tensor of the cache, by concatenation."""
+        old = self.tensors.get(name)
+        self.tensors[name] = new if old is None else torch.cat((old, new), dim)
+        return self.tensors[name]
+
+
+class Published(Attention):
+    """What the three have in common: keys of prompt and text together, one token a step."""
+
+    def __init__(self, ours: Any) -> None:
+        super().__init__()
+        self.ours, self.d_model = ours, ours.d_model
+
+    def forward(
+        self,
+        x: Tensor,
+        prompt: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        prompt_lengths: Tensor | None = None,
+    ) -> Tensor:
+        _equally_long(lengths, x)
+        if prompt is None:
+            return self.attend(x, x)
+        _equally_long(prompt_lengths, prompt)
+        return self.attend(x, torch.cat((prompt, x), 1))
+
+    def attend(self, x: Tensor, joint: Tensor) -> Tensor:
+        """Queries of x (B, N, d), the last N positions of joint (B, K, d), in parallel."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
+        """One query x (B, 1, d); `new` (B, n, d) are the positions whose keys the cache lacks, x's the last."""
+        raise NotImplementedError
+
+    def new_cache(
+        self,
+        batch: int,
+        capacity: int,
+        prompt_capacity: int = 0,
+        *,
+        prompt_batch: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> PublishedCache:
+        if dtype not in (None, self.ours.out.weight.dtype):
+            raise ValueError(f"the published cache has the weights' dtype, not {dtype}")
+        return PublishedCache(batch, rows_per_prompt(batch, prompt_batch))
+
+    def read_prompt(self, prompt: Tensor, prompt_lengths: Tensor | None, cache: Cache) -> None:
+        """Copy the prompt to every row; the first step makes its keys."""
+        assert isinstance(cache, PublishedCache)
+        _equally_long(prompt_lengths, prompt)
+        cache.prompt = prompt.repeat_interleave(cache.beam, 0)
+
+    @torch.no_grad()
+    def extend(self, x: Tensor, cache: Cache) -> Tensor:
+        assert isinstance(cache, PublishedCache)
+        if x.shape[1] != 1:
+            raise ValueError("the published step takes one token a call")
+        new = x if cache.prompt is None else torch.cat((cache.prompt, x), 1)
+        if cache.steps is None:
+            cache.steps = torch.zeros(cache.batch, dtype=torch.long, device=x.device)
+        cache.prompt = None
+        cache.steps = cache.steps + new.shape[1]
+        out = self.step(x, new, cache)
+        cache.length += 1
+        return out
+
+    @property
+    def cache_elements_per_token(self) -> float:
+        return float(self.ours.cache_elements_per_token)
+
+    def cache_elements(
+        self, batch: int, capacity: int, prompt_capacity: int = 0, prompt_batch: int | None = None
+    ) -> int:
+        """What the cache has grown to after `capacity` tokens: prompt and text together, once per row."""
+        return int(self.ours.cache_elements(batch, prompt_capacity + capacity))
+
+    def multiply_adds(self, context: int) -> int:
+        return int(self.ours.multiply_adds(context))
+
+    def quadratic_bytes(self, batch: int, text: int, prompt: int = 0, layers: int = 1) -> int:
+        """About what the N x K tensors of a training step take: probabilities kept per layer, two more passing."""
+        scores = batch * self.ours.num_heads * text * (prompt + text)
+        return int((layers + 2) * scores * self.ours.out.weight.itemsize)
+
+
+class PublishedMHA(Published):
+    """Plain matrix products; key and value heads are copied until there are as many as query heads."""
+
+    def _keys(self, new: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        a = self.ours
+        k = _turn(_heads(a.key(new), a.num_kv_heads), first, a.rope_theta)
+        return k, _heads(a.value(new), a.num_kv_heads)
+
+    def _read(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        a, steps = self.ours, x.shape[1]
+        q = _turn(_heads(a.query(x) * a.head_dim**-0.5, a.num_heads), k.shape[2] - steps, a.rope_theta)
+        group = a.num_heads // a.num_kv_heads
+        if group > 1:
+            k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
+        scores = q @ k.mT
+        if mask is not None:
+            scores = scores + mask
+        return a.out((_softmax(scores) @ v).transpose(1, 2).flatten(2))
+
+    def attend(self, x: Tensor, joint: Tensor) -> Tensor:
+        return self._read(x, *self._keys(joint, 0), _causal(x.shape[1], joint.shape[1], x.dtype, x.device))
+
+    def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
+        first = cache.tensors["key"].shape[2] if cache.tensors else 0
+        k, v = self._keys(new, first)
+        return self._read(x, cache.grow("key", k, 2), cache.grow("value", v, 2), None)
+
+
+class PublishedMLA(Published):
+    """Absorbed in training as in decoding: queries of width r + d_r read latents of width r."""
+
+    def _latents(self, new: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        a = self.ours
+        latent, rotary = a.down(new).split([a.latent_dim, a.rope_dim], -1)
+        return a.norm(latent), _turn(rotary, first, a.rope_theta)
+
+    def _read(self, x: Tensor, latent: Tensor, rotary: Tensor, first: int, mask: Tensor | None) -> Tensor:
+        """latent (B, K, r), rotary (B, K, d_r); x's first position is number `first`."""
+        a = self.ours
+        q = a.query(x).unflatten(-1, (a.num_heads, -1))
+        content, turned = q[..., : a.head_dim], q[..., a.head_dim :]
+        turned = _turn(turned.transpose(1, 2), first, a.rope_theta).transpose(1, 2)
+        up_key, up_value = a.up_matrices()
+        absorbed = torch.einsum("bnhd,hdr->bnhr", content, up_key)
+        scores = torch.einsum("bnhr,bkr->bnhk", absorbed, latent) + torch.einsum("bnhr,bkr->bnhk", turned, rotary)
+        scores = scores * a.scale
+        if mask is not None:
+            scores = scores + mask[:, None]
+        read = torch.einsum("bnhk,bkr->bnhr", _softmax(scores), latent)
+        return a.out(torch.einsum("bnhr,hdr->bnhd", read, up_value).flatten(2))
+
+    def attend(self, x: Tensor, joint: Tensor) -> Tensor:
+        size, steps = joint.shape[1], x.shape[1]
+        return self._read(x, *self._latents(joint, 0), size - steps, _causal(steps, size, x.dtype, x.device))
+
+    def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
+        first = cache.tensors["latent"].shape[1] if cache.tensors else 0
+        latent, rotary = self._latents(new, first)
+        last = first + new.shape[1] - 1
+        return self._read(x, cache.grow("latent", latent, 1), cache.grow("rotary", rotary, 1), last, None)
+
+
+class PublishedMTLA(PublishedMLA):
+    """A gate for every pair of positions, K x K masks made anew at each call, scores of all K columns."""
+
+    def _slot_gates(self, slots: int, like: Tensor, first: int = 0) -> Tensor:
+        """fc_c of the sinusoid of slots first ... first+slots-1, (slots, g): made on the CPU at each call."""
+        width = self.ours.latent_dim
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        angles = torch.arange(first, first + slots, dtype=dtype)[:, None] * _frequencies(width, 10000.0, dtype)
+        sinusoid = torch.stack((angles.sin(), angles.cos()), -1).flatten(1)
+        return self.ours.gate_slot(sinusoid.to(like.device, like.dtype))
+
+    def _gates(self, slots: Tensor, latent: Tensor) -> Tensor:
+        """Every slot row against every latent: (., g), (B, K, r) -> (B, ., K)."""
+        return torch.sigmoid(slots @ self.ours.gate_latent(latent).mT)
+
+    def attend(self, x: Tensor, joint: Tensor) -> Tensor:
+        s, size, steps = self.ours.stride, joint.shape[1], x.shape[1]
+        latent, rotary = self._latents(joint, 0)
+        slots = self._slot_gates(-(-size // s), latent).repeat_interleave(s, 0)[:size]
+        merged = (self._gates(slots, latent) * _chunk_mask(size, s).to(latent)) @ latent
+        return self._read(x, merged, rotary, size - steps, _stride_mask(size, s).to(latent)[-steps:])
+
+    def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
+        assert cache.steps is not None
+        s, total, size = (
+            self.ours.stride,
+            int(cache.steps[0]),
+            new.shape[1],
+        )  # row 0 speaks for all; waits for the device
+        latent, rotary = self._latents(new, total - size)
+        slots = -(-total // s)
+        if not cache.tensors and size > 1:
+            ends = list(range(s - 1, size, s))
+            if size % s:
+                ends.append(size - 1)
+            gates = self._gates(self._slot_gates(slots, latent), latent) * _chunk_mask(size, s)[ends].to(latent)
+            cache.tensors = {"latent": gates @ latent, "rotary": rotary[:, ends]}
+        else:
+            gated = self._gates(self._slot_gates(1, latent, slots - 1), latent).mT * latent
+            if not cache.tensors or total % s == 1:
+                cache.grow("latent", gated, 1)
+                cache.grow("rotary", rotary, 1)
+            else:  # with stride 1 always, as published: every token falls into one slot
+                cache.tensors["latent"][:, -1:] += gated
+                cache.tensors["rotary"][:, -1:] = rotary
+        return self._read(x, cache.tensors["latent"], cache.tensors["rotary"], total - 1, None)
+
+    def quadratic_bytes(self, batch: int, text: int, prompt: int = 0, layers: int = 1) -> int:
+        """Also the gates of all pairs, before and after sigmoid and mask, and the masks."""
+        pairs = (prompt + text) ** 2 * self.ours.out.weight.itemsize
+        return (
+            super().quadratic_bytes(batch, text, prompt, layers)
+            + layers * (2 * batch + 1) * pairs
+            + (batch + 2) * pairs
+        )
+
+
+def _equally_long(lengths: Tensor | None, x: Tensor) -> None:
+    if lengths is not None and bool((lengths != x.shape[1]).any()):
+        raise ValueError("the published algorithms know no padding: all rows must be equally long")
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+
+
+def _frequencies(width: int, theta: float, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    return theta ** (-torch.arange(0, width, 2, dtype=dtype, device=device) / width)
+
+
+def _turn(x: Tensor, first: int, theta: float) -> Tensor:
+    """Rotary embedding of x (..., n, D) at positions first ... first+n-1; its table is made at each call."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    positions = torch.arange(first, first + x.shape[-2], dtype=dtype, device=x.device)
+    angles = positions[:, None] * _frequencies(x.shape[-1], theta, dtype, x.device)
+    cos, sin = angles.cos(), angles.sin()
+    left, right = x.to(dtype).chunk(2, -1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), -1).to(x.dtype)
+
+
+@lru_cache(maxsize=1)  # the release's decoder keeps this one
+def _causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[zeros(S) | causal(N)], additive, (N, K)."""
+    with torch.inference_mode(False):
+        return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu(keys - queries + 1)
+
+
+def _chunk_mask(size: int, stride: int) -> Tensor:
+    """(K, K): 1 where b stands in a's chunk, at or before a."""
+    a, b = torch.arange(size)[:, None], torch.arange(size)[None]
+    return ((a // stride == b // stride) & (a % stride >= b % stride)).float()
+
+
+def _stride_mask(size: int, stride: int) -> Tensor:
+    """(K, K), additive: query i sees the ends of chunks up to i, and itself."""
+    i, j = torch.arange(size)[:, None], torch.arange(size)[None]
+    return torch.full((size, size), -1e9).masked_fill_(((j <= i) & ((j + 1) % stride == 0)) | (i == j), 0.0)
