@@ -1,0 +1,108 @@
+"""One row of the table: several variants of one shape, measured in turns, and what may be said of their ratios."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .exactness import failures
+from .memory import peak_mib, shortage
+from .settings import Settings, Shape, rounded, summary
+from .variants import Variant
+from .workloads import Workload, timed, workload
+
+NOT_RUN = "not run"
+
+
+def measure(
+    variants: list[Variant],
+    shape: Shape,
+    settings: Settings,
+    device: torch.device,
+    checks: dict[str, dict[str, Any]],
+    advance: Callable[[int], None],
+) -> dict[str, Any]:
+    """Time and memory of each variant, and ratios of the first one against the others.
+
+    Rounds are interleaved, every second one backwards, so that a change of the machine's speed meets all alike; a
+    ratio is the median over rounds of that round's pair.  `advance` is called with the number of runs done.
+    """
+    runs = settings.warmup + settings.rounds
+    found: dict[str, dict[str, Any]] = {}
+    works: dict[str, Workload] = {}
+    for variant in variants:
+        try:
+            work = workload(variant, shape, getattr(torch, settings.dtype), device)
+            reason = shortage(work, shape, device)
+        except LookupError as error:
+            reason = str(error)
+        if reason:
+            found[variant.name] = {NOT_RUN: reason}
+            advance(runs + settings.memory)
+        else:
+            works[variant.name] = work
+    gc.collect()  # slow; `timed` keeps it out of the measurements
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in works}
+    for number in range(runs):
+        for name in list(works)[:: -1 if number % 2 else 1]:
+            try:
+                once = timed(works[name], device)
+            except torch.OutOfMemoryError as error:  # CUDA's; on a CPU the estimate above must do
+                found[name] = {NOT_RUN: str(error).splitlines()[0]}
+                del works[name], times[name]
+                torch.cuda.empty_cache()
+                continue
+            if number >= settings.warmup:
+                times[name].append(once)
+            advance(1)
+    for name, work in works.items():
+        found[name] = _result(times[name], work, shape)
+    works.clear()  # before other processes want the memory
+    for variant in variants:
+        if settings.memory and variant.name in times:
+            found[variant.name]["peak_memory_mib"] = peak_mib(variant, shape, settings.dtype, device)
+            advance(1)
+    names = [variant.name for variant in variants]
+    return shape.describe() | {
+        "variants": {name: found[name] for name in names},
+        "ratios": [_ratio(names[0], other, found, times, checks, shape) for other in names[1:]],
+    }
+
+
+def _result(times: list[dict[str, float]], work: Workload, shape: Shape) -> dict[str, Any]:
+    found: dict[str, Any] = {name: summary([once[name] for once in times]) for name in times[0]}
+    if shape.what != "decoding":
+        del found["prepare_seconds"]  # of interest only where it reads the prompt
+    found["tokens_per_second"] = rounded(shape.tokens / found["seconds"]["median"])
+    found["peak_memory_mib"] = NOT_RUN
+    if (cache := work.cache_bytes()) is not None:
+        found["cache_bytes"] = cache
+    return found
+
+
+def _ratio(
+    ours: str,
+    other: str,
+    found: dict[str, dict[str, Any]],
+    times: dict[str, list[dict[str, float]]],
+    checks: dict[str, dict[str, Any]],
+    shape: Shape,
+) -> dict[str, Any]:
+    """How many times the other one's time, memory and cache are ours; or why nothing can be said."""
+    pair: dict[str, Any] = {"of": ours, "against": other}
+    for name in (ours, other):
+        wrong = checks[name].get(NOT_RUN) or ", ".join(failures(checks[name], shape.what))
+        reason = found[name].get(NOT_RUN) or (wrong and f"{name} was not found equal to the published form: {wrong}")
+        if reason:
+            return pair | {NOT_RUN: reason}
+    for key in ("seconds", "cpu_seconds"):
+        if key in times[ours][0]:
+            turns = zip(times[other], times[ours], strict=True)
+            pair[key] = summary([theirs[key] / mine[key] for theirs, mine in turns])
+    mine, theirs = found[ours], found[other]
+    if isinstance(mine["peak_memory_mib"], float) and isinstance(theirs["peak_memory_mib"], float):
+        pair["peak_memory"] = rounded(theirs["peak_memory_mib"] / max(mine["peak_memory_mib"], 1e-3))
+    if "cache_bytes" in mine:
+        pair["cache"] = rounded(theirs["cache_bytes"]["measured"] / mine["cache_bytes"]["measured"])
+    return pair

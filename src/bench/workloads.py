@@ -1,0 +1,208 @@
+"""What one measurement does: `prepare` untimed, then `run`."""
+
+import gc
+import time
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from src.attention import Attention, Cache
+from src.decoding import BeamSearch
+from src.models import PrefixDecoder
+
+from .settings import Shape
+from .variants import Variant
+
+
+class Workload(Protocol):
+    attentions: list[Attention]
+
+    def prepare(self) -> None: ...
+
+    def run(self) -> None: ...
+
+    def cache_bytes(self) -> dict[str, int] | None:
+        """Measured after a run, and predicted from the shape; None where nothing is cached."""
+
+
+def workload(variant: Variant, shape: Shape, dtype: torch.dtype, device: torch.device) -> Workload:
+    """Everything built, nothing run."""
+    match shape.what:
+        case "training":
+            return Training(variant.attention(dtype, device), shape)
+        case "model":
+            return Model(variant, shape, dtype, device)
+        case "decoding":
+            return Decoding(variant.attention(dtype, device), shape)
+        case "beam":
+            return Beam(variant, shape, dtype, device)
+    raise ValueError(f"no workload {shape.what}")
+
+
+def _random(attention: Attention, *shape: int) -> Tensor:
+    """Inputs of an attention layer, the same for every variant."""
+    weight = next(attention.parameters())
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(*shape, attention.d_model, generator=generator).to(weight)
+
+
+class Training:
+    """Forward and backward of an attention layer: gradients of inputs and weights."""
+
+    def __init__(self, attention: Attention, shape: Shape) -> None:
+        self.attention, self.attentions = attention, [attention]
+        self.x = _random(attention, shape.batch, shape.text).requires_grad_()
+        self.prompt = _random(attention, shape.batch, shape.prompt).requires_grad_() if shape.prompt else None
+        self.grad = torch.ones_like(self.x)
+
+    def prepare(self) -> None:
+        self.attention.zero_grad()
+        self.x.grad = None
+        if self.prompt is not None:
+            self.prompt.grad = None
+
+    def run(self) -> None:
+        self.attention(self.x, self.prompt).backward(self.grad)
+
+    def cache_bytes(self) -> None:
+        return None
+
+
+class Model:
+    """Forward, cross-entropy and backward of the task's model; features long enough for `prompt` encoder outputs."""
+
+    def __init__(self, variant: Variant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.model = variant.model(dtype, device)
+        self.attentions = self.model.decoder.attentions
+        task = variant.cfg.task
+        vocab, generator = task.data.vocab_size, torch.Generator().manual_seed(0)
+        frames = shape.prompt * 2 ** len(task.model.encoder.conv_kernels)
+        self.features = torch.randn(shape.batch, frames, task.model.encoder.num_mels, generator=generator).to(
+            device, dtype
+        )
+        self.lengths = torch.full((shape.batch,), frames, device=device)
+        self.tokens, self.targets = (
+            torch.randint(4, vocab, (shape.batch, shape.text), generator=generator).to(device) for _ in range(2)
+        )
+
+    def prepare(self) -> None:
+        self.model.zero_grad()
+
+    def run(self) -> None:
+        logits = self.model(self.features, self.lengths, self.tokens)[0]
+        F.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten()).backward()
+
+    def cache_bytes(self) -> None:
+        return None
+
+
+class Decoding:
+    """Cached steps of an attention layer, after the prompt and a first step that `prepare` takes."""
+
+    def __init__(self, attention: Attention, shape: Shape) -> None:
+        self.attention, self.attentions, self.shape = attention, [attention], shape
+        self.x = _random(attention, shape.batch, shape.text + 1)
+        self.prompt = _random(attention, shape.batch, shape.prompt)
+        self.rows = torch.arange(shape.batch, device=self.x.device)
+        self.size = (shape.batch, shape.text + 1, shape.prompt)
+        self.cache: Cache | None = None
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        self.cache = None  # gone before the next one is made
+        self.cache = self.attention.new_cache(*self.size)
+        if self.shape.prompt:
+            self.attention.read_prompt(self.prompt, None, self.cache)
+        self.attention.extend(self.x[:, :1], self.cache)
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        assert self.cache is not None
+        for t in range(1, self.shape.text + 1):
+            if self.shape.reorder:
+                self.cache.reorder(self.rows)
+            self.attention.extend(self.x[:, t : t + 1], self.cache)
+
+    def cache_bytes(self) -> dict[str, int]:
+        assert self.cache is not None
+        predicted = self.attention.cache_elements(*self.size) * self.x.element_size()
+        return {"measured": self.cache.nbytes, "predicted": predicted}
+
+
+class Beam:
+    """A whole search: the prompt is read, then every hypothesis goes on for `text` tokens and its end."""
+
+    def __init__(self, variant: Variant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        decoder = variant.decoder(dtype, device)
+        self.attentions = decoder.attentions
+        self.spy = Spy(decoder, variant.copied)
+        self.search = BeamSearch(shape.beam, max_len_b=shape.text, min_len=shape.text)
+        self.prompt = _random(decoder.attentions[0], shape.batch, shape.prompt)
+        self.lengths = torch.full((shape.batch,), shape.prompt, device=device)
+        rows = shape.batch * shape.beam
+        prompts = rows if variant.copied else shape.batch
+        self.predicted = dtype.itemsize * sum(
+            a.cache_elements(rows, shape.text + 1, shape.prompt, prompts) for a in decoder.attentions
+        )
+
+    def prepare(self) -> None:
+        self.spy.caches = []
+
+    def run(self) -> None:
+        # Special pieces as everywhere: 0 <s>, 1 <pad>, 2 </s>.
+        self.search(self.spy, self.prompt, self.lengths, bos=2, eos=2, pad=1)
+
+    def cache_bytes(self) -> dict[str, int]:
+        return {"measured": sum(cache.nbytes for cache in self.spy.caches), "predicted": self.predicted}
+
+
+class Spy:
+    """A decoder whose caches can be looked at.  `copied`: every hypothesis has a copy of the prompt."""
+
+    def __init__(self, decoder: PrefixDecoder, copied: bool) -> None:
+        self.decoder, self.copied = decoder, copied
+        self.caches: list[Cache] = []
+
+    def start(
+        self,
+        prompt: Tensor,
+        prompt_lengths: Tensor | None,
+        beam: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> list[Cache]:
+        if self.copied:
+            prompt, beam = prompt.repeat_interleave(beam, 0), 1
+            prompt_lengths = None
+        self.caches = self.decoder.start(prompt, prompt_lengths, beam, capacity, dtype=dtype)
+        return self.caches
+
+    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
+        return self.decoder.step(tokens, caches)
+
+
+def timed(work: Workload, device: torch.device) -> dict[str, float]:
+    """Seconds of one run, and of its preparation; on a CPU also the processor's seconds, all threads together."""
+    gc.disable()
+    try:
+        _wait(device)
+        began = time.perf_counter()
+        work.prepare()
+        _wait(device)
+        ready, used = time.perf_counter(), time.process_time()
+        work.run()
+        _wait(device)
+        found = {"prepare_seconds": ready - began, "seconds": time.perf_counter() - ready}
+        if device.type == "cpu":
+            found["cpu_seconds"] = time.process_time() - used
+        return found
+    finally:
+        gc.enable()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

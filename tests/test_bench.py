@@ -1,0 +1,226 @@
+"""mode=bench: what it measures, and what it refuses to say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from torch import Tensor
+
+from src import record as records
+from src.attention import MHA, Attention
+from src.bench import compare
+from src.bench.exactness import check, failures
+from src.bench.memory import peak_mib
+from src.bench.settings import Settings, Shape, shapes, summary
+from src.bench.variants import lineup, publish_by
+from src.config import CONF, freeze, instantiate
+from src.errors import ConfigError
+from src.modes import bench
+from tests.reference import published
+
+CPU = torch.device("cpu")
+TINY = (
+    "task.model.d_model=32",
+    "task.attention_heads=4",
+    "task.model.encoder.num_layers=1",
+    "task.model.encoder.ffn_dim=32",
+    "task.model.encoder.conv_channels=32",
+    "task.model.decoder.num_layers=2",
+    "task.model.decoder.ffn_dim=32",
+    "hardware=cpu",
+    "bench.memory=false",
+    "bench.rounds=2",
+    "bench.batch=2",
+    "bench.beam=3",
+    "bench.prompt=7",
+    "bench.text=12",
+    "bench.steps=5",
+)
+
+
+def config(*overrides: str, attention: str = "mtla") -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", [f"attention={attention}", *TINY, *overrides, "mode=bench"], return_hydra_config=True)
+        return freeze(cfg, cfg.hydra.runtime.choices)
+
+
+def measured(cfg: DictConfig, directory: Path) -> dict[str, Any]:
+    record = records.new(cfg, "python -m src.run")
+    bench.run(cfg, record, directory)
+    return record
+
+
+class Wrong(published.PublishedMTLA):
+    """One per cent too large."""
+
+    def attend(self, x: Tensor, joint: Tensor) -> Tensor:
+        return super().attend(x, joint) * 1.01
+
+
+def wrong(attention: Attention) -> Attention:
+    return published.of(attention) if isinstance(attention, MHA) else Wrong(attention)
+
+
+@pytest.mark.parametrize("attention", ["mtla", "mha", "gqa"])
+def test_a_run(attention: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    what = "bench.what=[training,model,decoding,beam]"
+    record = measured(config(what, "bench.text=[12,9]", attention=attention), tmp_path)
+    rows = record["bench"]["rows"]
+    assert [row["what"] for row in rows] == ["training"] * 2 + ["model"] * 2 + ["decoding"] * 2 + ["beam"]
+    assert [row.get("text", row.get("steps")) for row in rows] == [12, 9, 12, 9, 5, 5, 5]
+    references = ["mha"] * (attention != "mha") + [f"published_{attention}"]
+    for row in rows:
+        others = [f"{attention}_copied"] * (row["what"] == "beam") + references
+        assert list(row["variants"]) == [attention, *others]
+        assert [(pair["of"], pair["against"]) for pair in row["ratios"]] == [(attention, other) for other in others]
+        for found in row["variants"].values():
+            assert 0 < found["seconds"]["min"] <= found["seconds"]["median"] <= found["seconds"]["max"]
+            assert found["peak_memory_mib"] == "not run"
+            if "cache_bytes" in found:
+                assert found["cache_bytes"]["measured"] == found["cache_bytes"]["predicted"] > 0
+        for pair in row["ratios"]:
+            assert pair["seconds"]["min"] <= pair["seconds"]["median"] <= pair["seconds"]["max"]
+            assert ("cache" in pair) == (row["what"] in ("decoding", "beam"))
+    beam = rows[-1]
+    assert beam["variants"][f"{attention}_copied"]["cache_bytes"] == beam["variants"][references[-1]]["cache_bytes"]
+    assert beam["ratios"][0]["cache"] > 1.3
+    assert record["kv_cache"]["bytes_measured"] == record["kv_cache"]["bytes_predicted"]
+    assert record["inference"]["beam"] == 3 and record["inference"]["mean_memory_mib"] == "not run"
+    assert record["training"]["tokens_per_second"] > 0 and record["training"]["final_loss"] == "not run"
+    record["environment"] = records.environment("cpu")
+    assert records.problems(json.loads(records.dumps(record))) == []
+    shown = capsys.readouterr().out
+    assert f"{attention} faster by" in shown and "no ratio" not in shown
+
+
+def test_a_failed_check_gives_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = measured(config("bench.what=training", "bench.published=tests.test_bench.wrong"), tmp_path)
+    mha, reference = record["bench"]["rows"][0]["ratios"]
+    for pair in (mha, reference):
+        assert pair["not run"].startswith("mtla was not found equal") and "seconds" not in pair
+    shown = capsys.readouterr().out
+    assert "no ratio of mtla against mha" in shown
+    assert "x (" not in shown
+
+
+def test_a_mechanism_without_a_published_form_gives_no_ratio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none(attention: Attention) -> Attention:
+        raise LookupError("no published algorithm is kept")
+
+    monkeypatch.setattr(published, "of", none)
+    row = measured(config("bench.what=training"), tmp_path)["bench"]["rows"][0]
+    assert row["variants"]["mtla"]["seconds"]["median"] > 0
+    assert row["variants"]["published_mtla"] == {"not run": "no published algorithm is kept"}
+    assert all("no published algorithm is kept" in pair["not run"] for pair in row["ratios"])
+
+
+def test_the_published_step_of_stride_one_is_caught(tmp_path: Path) -> None:
+    cfg = config("stride=1", "bench.what=[training,decoding]")
+    training, decoding, _ = measured(cfg, tmp_path)["bench"]["rows"]
+    assert all("seconds" in pair for pair in training["ratios"])
+    mha, broken = decoding["ratios"]
+    assert "seconds" in mha
+    assert "published_mtla was not found equal to the published form: steps off by" in broken["not run"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["mha", "mqa", "mla", "mtla"])
+def test_checks_pass_in_every_precision(attention: str, dtype: torch.dtype) -> None:
+    cfg = config(attention=attention)
+    settings = instantiate(cfg.bench)
+    for variant in lineup(cfg, settings):
+        found = check(variant, publish_by(settings.published), dtype, CPU)
+        assert not failures(found, "training") and not failures(found, "decoding"), found
+
+
+def test_t_by_t_tensors_that_do_not_fit_are_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    free = psutil.virtual_memory()._replace(available=20_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    row = measured(config("bench.what=training"), tmp_path)["bench"]["rows"][0]
+    assert "seconds" in row["variants"]["mtla"] and "seconds" in row["variants"]["mha"]
+    reason = row["variants"]["published_mtla"]["not run"]
+    assert reason.startswith("its 12 x 19 tensors take") and row["ratios"][1]["not run"] == reason
+
+
+def test_rounds_are_interleaved_and_warm_up_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def timed(work: Any, device: torch.device) -> dict[str, float]:
+        name = type(work.attentions[0]).__name__
+        order.append(name)
+        return {"prepare_seconds": 1.0, "seconds": {"MTLA": 1.0, "MHA": 2.0, "PublishedMTLA": 8.0}[name] * len(order)}
+
+    monkeypatch.setattr(compare, "timed", timed)
+    row = measured(config("bench.what=training", "bench.warmup=1", "bench.rounds=2"), tmp_path)["bench"]["rows"][0]
+    turn = ["MTLA", "MHA", "PublishedMTLA"]
+    assert order == [*turn, *turn[::-1], *turn]
+    # rounds 2 and 3: MTLA is run 6th and 7th, MHA 5th and 8th, the published one 4th and 9th
+    assert row["variants"]["mtla"]["seconds"] == {"median": 6.5, "min": 6, "max": 7}
+    mha, reference = row["ratios"]
+    assert mha["seconds"] == summary([2 * 5 / 6, 2 * 8 / 7])
+    assert reference["seconds"] == summary([8 * 4 / 6, 8 * 9 / 7])
+
+
+def test_peak_memory_is_that_of_one_run() -> None:
+    cfg = config()
+    ours, _, theirs = lineup(cfg, instantiate(cfg.bench))
+    shape = Shape("training", batch=2, beam=1, prompt=0, text=768)
+    scores = 2 * 4 * 768**2 * 4 / 2**20
+    small, large = (peak_mib(variant, shape, "float32", CPU) for variant in (ours, theirs))
+    assert isinstance(small, float) and isinstance(large, float)
+    assert 1 < small < scores < 2 * scores < large < 6 * scores
+
+
+def test_a_measuring_process_that_fails_is_no_number() -> None:
+    cfg = config()
+    shape = Shape("nothing", batch=1, beam=1, prompt=0, text=8)
+    found = peak_mib(lineup(cfg, instantiate(cfg.bench))[0], shape, "float32", CPU)
+    assert found == "not run: the measuring process ended with 1: ValueError: no workload nothing"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("bench.what=trainng", "bench: what=trainng: expected training, model, decoding, beam"),
+        ("bench.what=[beam,speed]", "what=speed"),
+        ("bench.batch=0", "batch=0: expected at least 1"),
+        ("bench.text=[4,0]", "text="),
+        ("bench.prompt=0", "a whole model reads a prompt"),
+        ("bench.references=[mhaa]", "mhaa is no mechanism; nearest: mha"),
+        ("bench.references=[published_mtl]", "mtl is no mechanism; nearest: mtla"),
+        ("bench.published=tests.reference.nothing.of", "run from a checkout"),
+    ],
+)
+def test_wrong_settings(override: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        measured(config(override), tmp_path)
+    assert message in str(caught.value)
+
+
+def test_references_have_the_sizes_and_knobs_of_the_run() -> None:
+    cfg = config("rank=24", "stride=3", "bench.references=[gqa,mla,published,published_mha,mtla]")
+    found = lineup(cfg, instantiate(cfg.bench))
+    assert [variant.name for variant in found] == ["mtla", "gqa", "mla", "published_mtla", "published_mha"]
+    sizes = [dict(variant.cfg.attention) for variant in found]
+    assert all(size["d_model"] == 32 and size["num_heads"] == 4 for size in sizes)
+    assert sizes[1]["num_kv_heads"] == 2 and sizes[2]["latent_dim"] == 24
+    assert sizes[3] == sizes[0] and sizes[0]["stride"] == 3
+    ours, theirs = (found[i].attention(torch.float32, CPU) for i in (0, 3))
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*bench*.yaml")))
+def test_overlays(name: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", [f"experiment={name}", "attention=mla"], return_hydra_config=True)
+        cfg = freeze(cfg, cfg.hydra.runtime.choices)
+    settings: Settings = instantiate(cfg.bench)
+    assert cfg.mode == "bench" and cfg.attention.d_model == 512 and cfg.attention.num_heads == 8
+    assert {shape.what for shape in shapes(settings)} == {name.rpartition("_")[2]}
+    assert lineup(cfg, settings)[0].name == "mla"
