@@ -65,6 +65,7 @@ class SpeechToTextData(LightningDataModule):
     min_input_frames, max_input_frames, max_target_tokens (</s> counted): training leaves other utterances out and
     counts them in `filtered`; evaluation leaves out nothing.
     ctc_vocab_size: pieces of the transcript as CTC labels, or None.
+    hard_vocab_limit: a text that allows fewer pieces is refused; without it, such a text gets what it allows.
     drop_empty: leave out utterances without text, as the published preparation does, rather than refuse the corpus.
 
     Everything written lies under `cache_dir`. Order and masks of an epoch are pure functions of (seed, epoch, rank,
@@ -88,6 +89,7 @@ class SpeechToTextData(LightningDataModule):
         vocab_type: Kind = "unigram",
         ctc_vocab_size: int | None = None,
         ctc_vocab_type: Kind = "unigram",
+        hard_vocab_limit: bool = True,
         max_frames: int = 40000,
         max_sentences: int | None = None,
         min_input_frames: int = 5,
@@ -108,6 +110,7 @@ class SpeechToTextData(LightningDataModule):
         self.target, self.seed = target, seed
         self.vocab_size, self.vocab_type = vocab_size, vocab_type
         self.ctc_vocab_size, self.ctc_vocab_type = ctc_vocab_size, ctc_vocab_type
+        self.hard_vocab_limit = hard_vocab_limit
         self.max_frames, self.max_sentences = max_frames, max_sentences
         self.min_input_frames, self.max_input_frames = min_input_frames, max_input_frames
         self.max_target_tokens = max_target_tokens
@@ -179,9 +182,7 @@ class SpeechToTextData(LightningDataModule):
             collate_fn=collate,
             num_workers=self.num_workers,
             pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
-            generator=torch.Generator().manual_seed(
-                self.seed
-            ),  # its own: making an iterator must not move the global one
+            generator=torch.Generator(),  # its own: making an iterator must not move the global one
         )
 
     def _read(self) -> None:
@@ -207,9 +208,13 @@ class SpeechToTextData(LightningDataModule):
 
     def _vocabulary(self, prefix: str, texts: list[str], size: int, kind: Kind) -> Tokenizer:
         try:
-            return Tokenizer.cached(texts, self.cache_dir / "tokenizers", size, kind)
+            folder = self.cache_dir / "tokenizers"
+            tokenizer = Tokenizer.cached(texts, folder, size, kind, hard_limit=self.hard_vocab_limit)
         except ConfigError as error:
             raise ConfigError(f"task.data.{prefix}{error}") from error
+        if tokenizer.size < size:
+            log.info("%svocab_size: %d pieces, all that this text allows", prefix, tokenizer.size)
+        return tokenizer
 
     def _read_split(self, name: str) -> list[Segment]:
         assert self.root is not None

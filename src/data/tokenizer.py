@@ -67,10 +67,13 @@ class Tokenizer:
         return tokenizer
 
     @classmethod
-    def train(cls, lines: Iterable[str], path_prefix: Path, vocab_size: int, type: Kind = "unigram") -> "Tokenizer":
+    def train(
+        cls, lines: Iterable[str], path_prefix: Path, vocab_size: int, type: Kind = "unigram", *, hard_limit: bool = True
+    ) -> "Tokenizer":
         """Learns `vocab_size` pieces from `lines` and writes `<path_prefix>.model` (atomically).
 
-        Deterministic: the same lines give the same file. Raises ConfigError for a size that the text does not allow.
+        Deterministic: the same lines give the same file. Raises ConfigError for a size that the text does not allow;
+        without `hard_limit`, takes the most pieces that it does allow.
         """
         if type not in get_args(Kind):
             raise ConfigError(f"vocab_type={type}: it is one of {', '.join(get_args(Kind))}")
@@ -81,6 +84,7 @@ class Tokenizer:
                 model_writer=model,
                 vocab_size=vocab_size,
                 model_type=type,
+                hard_vocab_limit=hard_limit,
                 character_coverage=1.0,
                 bos_id=cls.bos,
                 pad_id=cls.pad,
@@ -92,18 +96,20 @@ class Tokenizer:
         except RuntimeError as error:
             raise ConfigError(_explain(str(error), vocab_size, type)) from error
         tokenizer = cls(model.getvalue())
-        if tokenizer.size != vocab_size:
+        if hard_limit and tokenizer.size != vocab_size:
             raise ConfigError(_TOO_HIGH.format(vocab_size, tokenizer.size))  # characters: it just made fewer
         write_atomically(Path(f"{path_prefix}.model"), model.getvalue())
         return tokenizer
 
     @classmethod
-    def cached(cls, lines: Sequence[str], folder: Path, vocab_size: int, type: Kind = "unigram") -> "Tokenizer":
+    def cached(
+        cls, lines: Sequence[str], folder: Path, vocab_size: int, type: Kind = "unigram", *, hard_limit: bool = True
+    ) -> "Tokenizer":
         """As `train`, but learned once: found in `folder` by the content of `lines` and the settings.
 
         A model on disk that is not the one written (its SHA-256 stands beside it) is learned again.
         """
-        settings = json.dumps([sentencepiece.__version__, vocab_size, type])
+        settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit])
         key = hashlib.sha256("\n".join([settings, *lines]).encode()).hexdigest()
         prefix = folder / f"{type}{vocab_size}-{key[:24]}"
         model, check = Path(f"{prefix}.model"), Path(f"{prefix}.sha256")
@@ -111,7 +117,7 @@ class Tokenizer:
             if hashlib.sha256(model.read_bytes()).hexdigest() == check.read_text(errors="replace"):
                 return cls.load(model)
             log.warning("%s: damaged; learning it again", model)
-        tokenizer = cls.train(lines, prefix, vocab_size, type)
+        tokenizer = cls.train(lines, prefix, vocab_size, type, hard_limit=hard_limit)
         write_atomically(check, tokenizer.fingerprint.encode())
         return tokenizer
 

@@ -139,6 +139,20 @@ def test_a_damaged_folder_is_rebuilt(
     assert not caplog.text
 
 
+def test_features_of_something_else_under_this_name_are_stale(
+    tmp_path: Path, segments: list[Segment], computed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    open_features(tmp_path, "train", segments, BANK)
+    ours = folder_of(tmp_path)
+    ours.rename(ours.with_name("aside"))
+    open_features(tmp_path, "other", segments[::-1], BANK)
+    (other,) = (tmp_path / "features").glob("other-*")
+    other.rename(ours)
+    check(open_features(tmp_path, "train", segments, BANK), segments)
+    assert "its index does not fit" in caplog.text
+    assert len(computed) == 15
+
+
 def test_an_unreadable_memo_of_hashes_is_made_again(
     tmp_path: Path, segments: list[Segment], computed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -116,6 +116,12 @@ def test_a_segment_may_end_a_frame_late_and_is_cut(corpus: Path, edit: Edit) -> 
         read(corpus)
 
 
+def test_a_segment_that_begins_at_the_end_is_refused_however_short(corpus: Path, edit: Edit) -> None:
+    edit("train.yaml", "duration: 1.500000, offset: 100.200000", "duration: 0.005000, offset: 102.000000")
+    with pytest.raises(DataError, match="line 1: the segment ends at 102.005 s"):
+        read(corpus)
+
+
 def test_unequal_counts_name_all_three(corpus: Path, edit: Edit) -> None:
     edit("train.de", "drei\n", "")
     with pytest.raises(DataError, match=r"train.yaml has 5 segments, train.en 5 lines, train.de 4 lines"):
