@@ -95,7 +95,9 @@ class Attention(nn.Module, ABC):
         """Cached numbers per position in the limit of long sequences, as the papers count them."""
 
     @abstractmethod
-    def cache_elements(self, batch: int, capacity: int, prompt_capacity: int = 0, prompt_batch: int | None = None) -> int:
+    def cache_elements(
+        self, batch: int, capacity: int, prompt_capacity: int = 0, prompt_batch: int | None = None
+    ) -> int:
         """Exactly what `new_cache` with the same arguments allocates, in elements."""
 
     @abstractmethod

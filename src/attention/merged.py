@@ -37,7 +37,14 @@ class _Random(NamedTuple):
 
 
 def merged_attention(
-    q: Tensor, packed: Tensor, value_dim: int, scale: float, *, stride: int = 1, past: list[Past] | None = None, dropout: float = 0.0
+    q: Tensor,
+    packed: Tensor,
+    value_dim: int,
+    scale: float,
+    *,
+    stride: int = 1,
+    past: list[Past] | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """(B, T, H, Dv): query i sees the keys j <= i with (j + 1) mod stride = 0, key i itself, and all of `past`.
 
@@ -53,7 +60,9 @@ def merged_attention(
     return _plain(q, packed, value_dim, scale, stride, past, dropout)  # what the fused kernels lack
 
 
-def _plain(q: Tensor, packed: Tensor, value_dim: int, scale: float, stride: int, past: list[Past], dropout: float) -> Tensor:
+def _plain(
+    q: Tensor, packed: Tensor, value_dim: int, scale: float, stride: int, past: list[Past], dropout: float
+) -> Tensor:
     """The same by matrix products: T x T / stride logits, built one place of the chunk at a time."""
     wide = torch.promote_types(q.dtype, torch.float32)
     value, key = (t.transpose(1, 2) for t in packed.split([value_dim, packed.shape[-1] - value_dim], -1))
@@ -88,7 +97,14 @@ def _plain(q: Tensor, packed: Tensor, value_dim: int, scale: float, stride: int,
 class _Merged(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, q: Tensor, packed: Tensor, value_dim: int, scale: float, stride: int, dropout: float, *rest: Tensor | None
+        ctx: Any,
+        q: Tensor,
+        packed: Tensor,
+        value_dim: int,
+        scale: float,
+        stride: int,
+        dropout: float,
+        *rest: Tensor | None,
     ) -> Tensor:
         kernel = _Kernel(value_dim, scale, dropout)
         past = _pairs(rest)
@@ -139,7 +155,9 @@ class _Merged(torch.autograd.Function):
         grad = F.pad(grad, (0, out.shape[-1] - value_dim))
         slots = packed[:, stride - 1 :: stride]
         last = slice(stride - 1, None, stride)
-        d_last, dk, dv = kernel.backward(grad[:, last], q[:, last], slots, None, out[:, last], lse[:, last], True, next(randoms))
+        d_last, dk, dv = kernel.backward(
+            grad[:, last], q[:, last], slots, None, out[:, last], lse[:, last], True, next(randoms)
+        )
         if stride == 1:
             dq, dpacked = d_last, torch.cat((dv, dk), -1)
         else:
@@ -167,12 +185,11 @@ class _Merged(torch.autograd.Function):
                     dv[:, :-1] += more_v
             dpacked[:, last, :, :value_dim], dpacked[:, last, :, value_dim:] = dv, dk
         grads: list[Tensor | None] = []
-        for p in past:
-            beam = q.shape[0] // p.packed.shape[0]
-            folded = (_fold(t, beam) for t in (grad, q))
+        for each in past:
+            beam = q.shape[0] // each.packed.shape[0]
             more_q, dk, dv = kernel.backward(
-                *folded, p.packed, p.mask, _fold(out, beam), _fold(lse, beam), False, next(randoms)
-            )
+                _fold(grad, beam), _fold(q, beam), each.packed, each.mask, _fold(out, beam), _fold(lse, beam), False, next(randoms)
+            )  # fmt: skip
             dq += _unfold(more_q, beam)
             grads += [torch.cat((dv, dk), -1), None]
         return dq, dpacked, None, None, None, None, *grads
@@ -219,7 +236,9 @@ class _Kernel(NamedTuple):
         width = packed.shape[-1] - self.value_dim if packed.device.type == "cpu" else self.value_dim
         return packed[..., self.value_dim :].transpose(1, 2), packed[..., :width].transpose(1, 2)
 
-    def forward(self, q: Tensor, packed: Tensor, mask: Tensor | None, *, causal: bool) -> tuple[Tensor, Tensor, _Random]:
+    def forward(
+        self, q: Tensor, packed: Tensor, mask: Tensor | None, *, causal: bool
+    ) -> tuple[Tensor, Tensor, _Random]:
         k, v = self._key_value(packed)
         bias, random = _additive(mask, q.dtype), _Random()
         q = q.transpose(1, 2)
@@ -235,7 +254,15 @@ class _Kernel(NamedTuple):
         return out.transpose(1, 2), lse.transpose(1, 2), random
 
     def backward(
-        self, grad: Tensor, q: Tensor, packed: Tensor, mask: Tensor | None, out: Tensor, lse: Tensor, causal: bool, random: _Random
+        self,
+        grad: Tensor,
+        q: Tensor,
+        packed: Tensor,
+        mask: Tensor | None,
+        out: Tensor,
+        lse: Tensor,
+        causal: bool,
+        random: _Random,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of q, keys and values."""
         k, v = self._key_value(packed)

@@ -13,7 +13,9 @@ from .rope import rotary_table, rotate
 class MHACache(Cache):
     """Rotated keys and values: text (B, G, capacity, D), prompts (N, G, prompt_capacity, D)."""
 
-    def __init__(self, attention: "MHA", batch: int, capacity: int, prompt_capacity: int, beam: int, like: Tensor) -> None:
+    def __init__(
+        self, attention: "MHA", batch: int, capacity: int, prompt_capacity: int, beam: int, like: Tensor
+    ) -> None:
         heads, width = attention.num_kv_heads, attention.head_dim
         self.length, self.beam, self.capacity = 0, beam, capacity
         self.key, self.value = (like.new_zeros(batch, heads, capacity, width) for _ in "kv")
@@ -187,7 +189,9 @@ class MHA(Attention):
     def cache_elements_per_token(self) -> float:
         return 2.0 * self.num_kv_heads * self.head_dim
 
-    def cache_elements(self, batch: int, capacity: int, prompt_capacity: int = 0, prompt_batch: int | None = None) -> int:
+    def cache_elements(
+        self, batch: int, capacity: int, prompt_capacity: int = 0, prompt_batch: int | None = None
+    ) -> int:
         prompts = batch // rows_per_prompt(batch, prompt_batch)
         return 2 * self.num_kv_heads * self.head_dim * (batch * capacity + prompts * prompt_capacity)
 

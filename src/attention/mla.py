@@ -12,7 +12,9 @@ from .rope import rotary_table, rotate
 class LatentCache(Cache):
     """[latent | rotary key] of each slot: text (B, slots, r + d_r), prompts (N, slots, r + d_r)."""
 
-    def __init__(self, attention: "MLA", batch: int, capacity: int, prompt_capacity: int, beam: int, like: Tensor) -> None:
+    def __init__(
+        self, attention: "MLA", batch: int, capacity: int, prompt_capacity: int, beam: int, like: Tensor
+    ) -> None:
         slots, prompt_slots = attention.slots(capacity, prompt_capacity)
         width = attention.latent_dim + attention.rope_dim
         self.length, self.beam, self.capacity, self.prompt_capacity = 0, beam, capacity, prompt_capacity
@@ -215,7 +217,9 @@ class MLA(Attention):
     def cache_elements_per_token(self) -> float:
         return float(self.latent_dim + self.rope_dim)
 
-    def cache_elements(self, batch: int, capacity: int, prompt_capacity: int = 0, prompt_batch: int | None = None) -> int:
+    def cache_elements(
+        self, batch: int, capacity: int, prompt_capacity: int = 0, prompt_batch: int | None = None
+    ) -> int:
         slots, prompt_slots = self.slots(capacity, prompt_capacity)
         prompts = batch // rows_per_prompt(batch, prompt_batch)
         return (self.latent_dim + self.rope_dim) * (batch * slots + prompts * prompt_slots)

@@ -21,7 +21,9 @@ def _table(dim: int, theta: float, length: int, dtype: torch.dtype, device: torc
         return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
-def rotary_table(dim: int, theta: float, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    dim: int, theta: float, length: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """cos and sin of positions 0 ... length-1, each (length, dim/2), in float32 or wider."""
     if dim % 2:
         raise ValueError(f"rotary embedding turns pairs: the width must be even, not {dim}")

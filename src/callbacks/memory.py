@@ -22,7 +22,11 @@ class MemoryMeter:
         self._stop = threading.Event()
 
     def _read(self) -> int:
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else psutil.Process().memory_info().rss
+        return (
+            torch.cuda.memory_allocated(self.device)
+            if self.device.type == "cuda"
+            else psutil.Process().memory_info().rss
+        )
 
     def _sample(self) -> None:
         while not self._stop.wait(self.interval):
@@ -36,7 +40,9 @@ class MemoryMeter:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join()
         self._readings.append(self._read())

@@ -13,7 +13,13 @@ class Decodable(Protocol):
     """A model that continues text after a prompt, through caches."""
 
     def start(
-        self, prompt: Tensor, prompt_lengths: Tensor | None, beam: int, capacity: int, *, dtype: torch.dtype | None = None
+        self,
+        prompt: Tensor,
+        prompt_lengths: Tensor | None,
+        beam: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype | None = None,
     ) -> list[Cache]: ...
 
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor: ...
@@ -33,7 +39,7 @@ class BeamSearch:
 
     A hypothesis's score is its log-probability over length^length_penalty, </s> counted.  A sentence ends when `beam`
     of its hypotheses have ended among its `beam` best candidates of a step; at the length limit all are made to end.
-    At most max_len_a * source + max_len_b tokens before </s>, source = prompt length.
+    At most max_len_a * source + max_len_b tokens before </s> (source = prompt length), at least min_len where that allows.
     """
 
     beam: int = 5
@@ -79,11 +85,10 @@ class BeamSearch:
             logp = logits.log_softmax(-1).view(len(active), beam, -1)
             vocab = logp.shape[-1]
             logp[..., pad] = float("-inf")
-            if step < self.min_len:
-                logp[..., eos] = float("-inf")
+            is_eos = torch.arange(vocab, device=device) == eos
             at_limit = (limits[active] <= step)[:, None, None]
-            not_eos = torch.arange(vocab, device=device) != eos
-            logp = logp.masked_fill(at_limit & not_eos, float("-inf"))
+            barred = torch.where(at_limit, ~is_eos, is_eos & (step < self.min_len))
+            logp = logp.masked_fill(barred, float("-inf"))
             best, place = (scores[..., None] + logp).flatten(1).topk(min(2 * beam, beam * vocab))
             origin, token = place // vocab, place % vocab
             ended = (token == eos) & (best > float("-inf"))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ class PrefixDecoderLayer(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
         self.dropout, self.activation_dropout = nn.Dropout(dropout), nn.Dropout(activation_dropout)
+
+    def multiply_adds(self, context: int) -> int:
+        return self.attention.multiply_adds(context) + self.up.weight.numel() + self.down.weight.numel()
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
@@ -66,20 +70,35 @@ class PrefixDecoder(nn.Module):
             self.unembedding.weight = self.embedding.weight
 
     @property
+    def blocks(self) -> list[PrefixDecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, PrefixDecoderLayer)]
+
+    @property
     def attentions(self) -> list[Attention]:
-        return [layer.attention for layer in self.layers]  # type: ignore[misc]
+        return [layer.attention for layer in self.blocks]
+
+    def multiply_adds(self, context: int) -> int:
+        """Of one cached decoding step of one row at `context` positions: attention, feed-forward and vocabulary."""
+        layers = sum(layer.multiply_adds(context) for layer in self.blocks)
+        return layers + self.unembedding.weight.numel()
 
     def forward(self, tokens: Tensor, prompt: Tensor, prompt_lengths: Tensor | None = None) -> Tensor:
         """tokens (B, T), prompt (B, S, d), lengths (B,) -> logits (B, T, V)."""
         prompt = self.projector(prompt)
         x = self.dropout(self.scale * self.embedding(tokens))
-        for layer in self.layers:
-            x = layer(x, lambda h, a=layer.attention: a(h, prompt, prompt_lengths=prompt_lengths))
+        for layer in self.blocks:
+            x = layer(x, partial(layer.attention, prompt=prompt, prompt_lengths=prompt_lengths))
         return self.unembedding(self.norm(x))
 
     @torch.no_grad()
     def start(
-        self, prompt: Tensor, prompt_lengths: Tensor | None, beam: int, capacity: int, *, dtype: torch.dtype | None = None
+        self,
+        prompt: Tensor,
+        prompt_lengths: Tensor | None,
+        beam: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype | None = None,
     ) -> list[Cache]:
         """Caches, one a layer, with the prompt (N, S, d) read once for the `beam` rows of each sentence."""
         prompt = self.projector(prompt)
@@ -97,6 +116,6 @@ class PrefixDecoder(nn.Module):
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
         """The next tokens (B, n) -> logits (B, n, V), through the caches."""
         x = self.scale * self.embedding(tokens)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, lambda h, a=layer.attention, c=cache: a.extend(h, c))
+        for layer, cache in zip(self.blocks, caches, strict=True):
+            x = layer(x, partial(layer.attention.extend, cache=cache))
         return self.unembedding(self.norm(x))

@@ -30,11 +30,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         "bytes_predicted": elements * dtype.itemsize,
         "shape": {"batch": shape.batch, "beam": shape.beam, "prompt": shape.prompt, "text": text, "dtype": shape.dtype},
     }
-    linear = sum(
-        m.weight.numel() for layer in model.decoder.layers for m in (layer.up, layer.down)
-    ) + model.decoder.unembedding.weight.numel()
     record["multiply_adds_per_token"] = {
         "attention": sum(a.multiply_adds(shape.prompt + text) for a in attentions),
-        "decoder": sum(a.multiply_adds(shape.prompt + text) for a in attentions) + linear,
+        "decoder": model.decoder.multiply_adds(shape.prompt + text),
         "context": shape.prompt + text,
     }

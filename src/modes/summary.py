@@ -33,7 +33,9 @@ def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
     }
     if isinstance(record["training"], dict) and record["training"].get("seconds") != "not run":
         training = record["training"]
-        rows["training"] = f"{training['steps']} updates in {training['seconds']} s, {training['tokens_per_second']} tokens/s"
+        rows["training"] = (
+            f"{training['steps']} updates in {training['seconds']} s, {training['tokens_per_second']} tokens/s"
+        )
     for key, value in rows.items():
         table.add_row(key, str(value))
     console.print(table)
@@ -41,5 +43,8 @@ def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
         lines = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     shown = lines[:: max(1, len(lines) // samples)][:samples]
     for line in shown:
-        console.print(f"[dim]{line['source']}[/]\n  [green]ref[/] {line['reference']}\n  [cyan]hyp[/] {line['hypothesis']}", highlight=False)
+        console.print(
+            f"[dim]{line['source']}[/]\n  [green]ref[/] {line['reference']}\n  [cyan]hyp[/] {line['hypothesis']}",
+            highlight=False,
+        )
     console.print(f"record: {directory / 'record.json'}", highlight=False, soft_wrap=True)

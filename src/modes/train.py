@@ -1,19 +1,17 @@
 """mode=train: fit, average the best checkpoints, then decode and score the test set."""
 
 import logging
-import math
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import src.torchvision_schemas  # noqa: F401  (before lightning)
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import DictConfig
 
+import src.torchvision_schemas  # noqa: F401  (before lightning)
 from src.config import instantiate
 from src.data import SpeechToTextData
 from src.errors import DataError
@@ -143,7 +141,9 @@ def load_encoder(module: SequenceToText, path: Path) -> None:
     log.info("encoder from %s", path)
 
 
-def score(cfg: DictConfig, record: dict[str, Any], directory: Path, data: SpeechToTextData, module: SequenceToText) -> None:
+def score(
+    cfg: DictConfig, record: dict[str, Any], directory: Path, data: SpeechToTextData, module: SequenceToText
+) -> None:
     """Decode the test set, write predictions.tsv, fill the record, and show a summary."""
     results = evaluate(
         module,

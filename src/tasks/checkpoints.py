@@ -18,7 +18,9 @@ PREFIX = "model."  # of the model's weights in a training checkpoint
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and identity of a training checkpoint (.ckpt) or of exported weights (.safetensors)."""
     if not path.is_file():
-        raise DataError(f"{path}: there is no such checkpoint file (expected a .ckpt or .safetensors file of a training run)")
+        raise DataError(
+            f"{path}: there is no such checkpoint file (expected a .ckpt or .safetensors file of a training run)"
+        )
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
@@ -28,10 +30,14 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         weights = {k.removeprefix(PREFIX): v for k, v in content["state_dict"].items()}
         return weights, content["identity"]
     except (SafetensorError, RuntimeError, EOFError, KeyError, ValueError, OSError, TypeError) as error:
-        raise DataError(f"{path}: not a readable attnlab checkpoint; it is damaged, cut short, or of another program ({_first_line(error)})") from error
+        raise DataError(
+            f"{path}: not a readable attnlab checkpoint; it is damaged, cut short, or of another program ({_first_line(error)})"
+        ) from error
     except Exception as error:  # torch.load raises pickle's own error classes
         if type(error).__name__ == "UnpicklingError":
-            raise DataError(f"{path}: not a readable attnlab checkpoint; it is damaged or holds more than tensors") from error
+            raise DataError(
+                f"{path}: not a readable attnlab checkpoint; it is damaged or holds more than tensors"
+            ) from error
         raise
 
 
@@ -67,7 +73,9 @@ def load_into(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
         if name not in weights:
             raise DataError(f"{path}: the checkpoint lacks {name}; it is of another model")
         if weights[name].shape != value.shape:
-            raise DataError(f"{path}: {name} has shape {tuple(weights[name].shape)}, this model's is {tuple(value.shape)}")
+            raise DataError(
+                f"{path}: {name} has shape {tuple(weights[name].shape)}, this model's is {tuple(value.shape)}"
+            )
     if extra := sorted(set(weights) - set(own)):
         raise DataError(f"{path}: the checkpoint has {extra[0]}, which this model lacks; it is of another model")
     model.load_state_dict(weights)
@@ -78,7 +86,9 @@ def find_weights(path: Path) -> Path:
     if path.is_dir():
         averaged = path / "checkpoints" / "averaged.safetensors"
         if not averaged.is_file():
-            raise DataError(f"{path}: no checkpoints/averaged.safetensors here; give a finished run's directory or a checkpoint file")
+            raise DataError(
+                f"{path}: no checkpoints/averaged.safetensors here; give a finished run's directory or a checkpoint file"
+            )
         return averaged
     return path
 

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from src.attention import Cache
 from src.callbacks import quality
 from src.callbacks.memory import MemoryMeter
-from src.data.batch import Batch
 from src.decoding import BeamSearch
 from src.models import PrefixDecoder
 
@@ -28,12 +27,15 @@ class CacheWatch:
     def __init__(self, decoder: PrefixDecoder) -> None:
         self.decoder, self.measured, self.predicted = decoder, 0, 0
 
-    def start(self, prompt: Tensor, lengths: Tensor | None, beam: int, capacity: int, *, dtype: torch.dtype | None = None) -> list[Cache]:
+    def start(
+        self, prompt: Tensor, lengths: Tensor | None, beam: int, capacity: int, *, dtype: torch.dtype | None = None
+    ) -> list[Cache]:
         caches = self.decoder.start(prompt, lengths, beam, capacity, dtype=dtype)
         sentences, size = prompt.shape[:2]
         width = (dtype or prompt.dtype).itemsize
         predicted = sum(
-            width * attention.cache_elements(sentences * beam, capacity, size, sentences) for attention in self.decoder.attentions
+            width * attention.cache_elements(sentences * beam, capacity, size, sentences)
+            for attention in self.decoder.attentions
         )
         measured = sum(cache.nbytes for cache in caches)
         self.measured, self.predicted = max((self.measured, self.predicted), (measured, predicted))
@@ -44,7 +46,13 @@ class CacheWatch:
 
 
 def evaluate(
-    module: SequenceToText, loader: DataLoader[Batch], search: BeamSearch, score: str, device: torch.device, precision: str, directory: Path
+    module: SequenceToText,
+    loader: DataLoader[Any],
+    search: BeamSearch,
+    score: str,
+    device: torch.device,
+    precision: str,
+    directory: Path,
 ) -> dict[str, Any]:
     """Writes predictions.tsv; returns the record's `quality`, `inference` and `kv_cache` blocks, and `samples` to show.
 
@@ -92,7 +100,9 @@ def write_predictions(path: Path, rows: list[tuple[str, str, str, str]]) -> None
     """id, source, reference, hypothesis; tabs and line ends inside a text become spaces.  Atomic."""
     part = path.with_name(path.name + ".part")
     lines = [("id", "source", "reference", "hypothesis"), *rows]
-    part.write_text("".join("\t".join(" ".join(text.split()) for text in line) + "\n" for line in lines), encoding="utf-8")
+    part.write_text(
+        "".join("\t".join(" ".join(text.split()) for text in line) + "\n" for line in lines), encoding="utf-8"
+    )
     os.replace(part, path)
 
 

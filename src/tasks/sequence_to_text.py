@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import src.torchvision_schemas  # noqa: F401  (before lightning)
 import torch
 from lightning import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+import src.torchvision_schemas  # noqa: F401  (before lightning)
 from src.data.batch import Batch
 from src.data.tokenizer import Tokenizer
 from src.decoding import BeamSearch, Decodable, Hypothesis
@@ -51,7 +52,7 @@ class SequenceToText(LightningModule):
         self.tokens_seen = 0
         self.last_loss = float("nan")
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self._optimizer(self.parameters())
         total = self.trainer.estimated_stepping_batches
         schedule = self._schedule(optimizer, total_steps=int(total) if math.isfinite(total) else None)
@@ -63,18 +64,33 @@ class SequenceToText(LightningModule):
         logits, encoded, lengths = self.model(batch.features, batch.feature_lengths, tokens)
         flat, target = logits.flatten(0, 1).float(), batch.targets.flatten()
         loss = F.cross_entropy(
-            flat, target, ignore_index=Tokenizer.pad, reduction="sum", label_smoothing=self.smoothing if self.training else 0
+            flat,
+            target,
+            ignore_index=Tokenizer.pad,
+            reduction="sum",
+            label_smoothing=self.smoothing if self.training else 0,
         )
         with torch.no_grad():
             real = target != Tokenizer.pad
-            plain = loss if not self.training else F.cross_entropy(flat, target, ignore_index=Tokenizer.pad, reduction="sum")
+            plain = (
+                loss
+                if not self.training
+                else F.cross_entropy(flat, target, ignore_index=Tokenizer.pad, reduction="sum")
+            )
             right = ((flat.argmax(-1) == target) & real).sum()
         if self.ctc_weight and self.training:
             assert self.model.ctc is not None and batch.ctc_targets is not None and batch.ctc_target_lengths is not None
             logp = self.model.ctc(encoded).float().log_softmax(-1).transpose(0, 1)
             ctc = F.ctc_loss(
-                logp, batch.ctc_targets, lengths, batch.ctc_target_lengths, blank=Tokenizer.bos, reduction="sum", zero_infinity=True
+                logp,
+                batch.ctc_targets,
+                lengths,
+                batch.ctc_target_lengths,
+                blank=Tokenizer.bos,
+                reduction="sum",
+                zero_infinity=True,
             )
+            self.log("ctc_loss", ctc.detach() / batch.ctc_target_lengths.sum(), batch_size=len(batch.ids))
             loss = loss + self.ctc_weight * ctc
         return loss, plain, right, real.sum()
 
@@ -129,7 +145,13 @@ class SequenceToText(LightningModule):
         """The search's hypotheses of each utterance, best first; caches in `dtype`."""
         prompt, lengths = self.model.encoder(batch.features, batch.feature_lengths)
         return search(
-            decoder or self.model.decoder, prompt, lengths, bos=Tokenizer.eos, eos=Tokenizer.eos, pad=Tokenizer.pad, dtype=dtype
+            decoder or self.model.decoder,
+            prompt,
+            lengths,
+            bos=Tokenizer.eos,
+            eos=Tokenizer.eos,
+            pad=Tokenizer.pad,
+            dtype=dtype,
         )
 
     def text(self, hypotheses: list[Hypothesis]) -> str:

@@ -1,0 +1,108 @@
+"""Beam search against searches that try everything, or that know no cache."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.attention import MHA, MLA, MTLA, Attention
+from src.decoding import BeamSearch
+from src.models import PrefixDecoder
+
+PAD, EOS, VOCAB = 1, 2, 6
+MECHANISMS: dict[str, Callable[[], Attention]] = {
+    "mha": partial(MHA, 16, 2),
+    "mqa": partial(MHA, 16, 2, 1),
+    "mla": partial(MLA, 16, 2),
+    "mtla2": partial(MTLA, 16, 2, stride=2),
+    "mtla3": partial(MTLA, 16, 2, stride=3),
+}
+
+
+def decoder(mechanism: str) -> PrefixDecoder:
+    torch.manual_seed(3)
+    model = PrefixDecoder(VOCAB, 16, MECHANISMS[mechanism], num_layers=2, ffn_dim=24, projector_dim=8)
+    with torch.no_grad():
+        model.unembedding.weight.mul_(4)  # opinions strong enough that hypotheses differ
+    return model.double().eval()
+
+
+def logp(model: PrefixDecoder, prompt: Tensor, tokens: list[int]) -> float:
+    """log p(tokens | prompt) without any cache, <pad> excluded as in the search."""
+    inputs = torch.tensor([[EOS, *tokens[:-1]]])
+    with torch.no_grad():
+        logits = model(inputs, prompt[None])[0].log_softmax(-1)
+    return sum(float(logits[t, token]) for t, token in enumerate(tokens))
+
+
+def exhaustive(
+    model: PrefixDecoder, prompt: Tensor, longest: int, penalty: float, min_len: int
+) -> tuple[float, list[int]]:
+    words = [t for t in range(VOCAB) if t not in (PAD, EOS)]
+    texts = [[*text, EOS] for n in range(min_len, longest + 1) for text in itertools.product(words, repeat=n)]
+    return max((logp(model, prompt, text) / len(text) ** penalty, text) for text in texts)
+
+
+def search(model: PrefixDecoder, prompts: Tensor, lengths: Tensor, **settings: float) -> list:
+    return BeamSearch(**settings)(model, prompts, lengths, bos=EOS, eos=EOS, pad=PAD)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize("mechanism", ["mha", "mtla2"])
+def test_a_beam_wide_enough_finds_the_best_of_all(mechanism: str, penalty: float) -> None:
+    model = decoder(mechanism)
+    torch.manual_seed(0)
+    prompts = torch.randn(2, 5, 16, dtype=torch.float64)
+    found = search(model, prompts, torch.tensor([5, 3]), beam=70, length_penalty=penalty, max_len_b=3, min_len=1)
+    for prompt, size, hypotheses in zip(prompts, (5, 3), found, strict=True):
+        score, text = exhaustive(model, prompt[:size], 3, penalty, 1)
+        assert hypotheses[0].tokens == text
+        assert hypotheses[0].score == pytest.approx(score, abs=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_scores_are_those_without_a_cache_and_batches_change_nothing(mechanism: str) -> None:
+    model = decoder(mechanism)
+    torch.manual_seed(1)
+    prompts, lengths = torch.randn(4, 7, 16, dtype=torch.float64), torch.tensor([7, 4, 5, 2])
+    settings = {"beam": 3, "length_penalty": 1.0, "max_len_b": 12, "min_len": 2}
+    together = search(model, prompts, lengths, **settings)
+    for n, hypotheses in enumerate(together):
+        alone = search(model, prompts[n : n + 1, : lengths[n]], lengths[n : n + 1], **settings)[0]
+        assert [h.tokens for h in hypotheses] == [h.tokens for h in alone]
+        assert len(hypotheses) == 3
+        assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
+        for h in hypotheses:
+            assert h.tokens.index(EOS) == len(h.tokens) - 1
+            assert len(h.tokens) > 2
+            whole = logp(model, prompts[n, : lengths[n]], h.tokens) / len(h.tokens)
+            assert h.score == pytest.approx(whole, abs=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_beam_one_is_greedy(mechanism: str) -> None:
+    model = decoder(mechanism)
+    torch.manual_seed(2)
+    prompts = torch.randn(3, 6, 16, dtype=torch.float64)
+    found = search(model, prompts, torch.tensor([6, 6, 6]), beam=1, max_len_b=9, min_len=0)
+    for prompt, (hypothesis,) in zip(prompts, found, strict=True):
+        tokens: list[int] = []
+        while not tokens or tokens[-1] != EOS:
+            logits = model(torch.tensor([[EOS, *tokens]]), prompt[None])[0, -1]
+            logits[PAD] = -torch.inf
+            tokens.append(EOS if len(tokens) == 9 else int(logits.argmax()))
+        assert hypothesis.tokens == tokens
+
+
+def test_length_limit_follows_the_source() -> None:
+    prompts = torch.randn(2, 6, 16, dtype=torch.float64)
+    found = search(decoder("mha"), prompts, torch.tensor([6, 2]), beam=2, max_len_a=0.5, max_len_b=1, min_len=99)
+    assert [[len(h.tokens) for h in hypotheses] for hypotheses in found] == [[5, 5], [3, 3]]
+
+
+def test_refuses_what_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="beam must be at least 1"):
+        BeamSearch(beam=0)
