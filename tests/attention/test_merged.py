@@ -1,0 +1,178 @@
+"""The fused kernels' merger against one dense softmax: outputs, gradients, dropout."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.attention.merged import Past, merged_attention
+from tests.attention.mechanisms import error
+
+HEADS, WIDTH, VALUE = 2, 6, 4  # keys wider than values, as MLA has them
+
+
+def visible(total: int, stride: int, past: list[Past], batch: int) -> Tensor:
+    """(B, T, T + all past keys) bool: what each query sees."""
+    i, j = torch.arange(total)[:, None], torch.arange(total)
+    seen = ((j <= i) & ((j + 1) % stride == 0)) | (i == j)
+    parts = [seen.expand(batch, -1, -1)]
+    for p in past:
+        mask = torch.ones(p.packed.shape[:2], dtype=torch.bool) if p.mask is None else p.mask
+        parts.append(mask.repeat_interleave(batch // len(mask), 0)[:, None].expand(-1, total, -1))
+    return torch.cat(parts, -1)
+
+
+def dense(q: Tensor, packed: Tensor, scale: float, stride: int, past: list[Past]) -> tuple[Tensor, Tensor, Tensor]:
+    """Output (B, T, H, Dv), probabilities (B, H, T, columns) and values (B, H, columns, Dv)."""
+    batch = len(q)
+    every = torch.cat([packed, *[p.packed.repeat_interleave(batch // len(p.packed), 0) for p in past]], 1)
+    value, key = every.split([VALUE, WIDTH], -1)
+    seen = visible(q.shape[1], stride, past, batch)
+    logits = torch.einsum("bthd,bkhd->bhtk", q, key) * scale
+    p = logits.masked_fill(~seen[:, None], -math.inf).softmax(-1)
+    return torch.einsum("bhtk,bkhv->bthv", p, value), p, value.transpose(1, 2)
+
+
+def draw(stride: int, chunks: int, kind: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, list[Past]]:
+    """Two sentences of two rows: queries, packed keys and values, past parts."""
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=dtype).requires_grad_()
+
+    total, width = stride * chunks, VALUE + WIDTH
+    per_row, shared = leaf(4, 3, HEADS, width), leaf(2, 5, HEADS, width)
+    row_mask = torch.tensor([[True] * 3, [True, False, True], [False] * 3, [False, False, True]])
+    past = {
+        "alone": [],
+        "past": [Past(per_row)],
+        "masked": [Past(per_row, row_mask)],
+        "shared": [Past(shared)],
+        "all": [Past(shared, torch.tensor([[True, True, False, False, False], [False] * 5])), Past(per_row, row_mask)],
+    }[kind]
+    return leaf(4, total, HEADS, WIDTH), leaf(4, total, HEADS, width), past
+
+
+KINDS = ["alone", "past", "masked", "shared", "all"]
+cases = pytest.mark.parametrize(
+    ("stride", "chunks", "kind"), [(s, n, kind) for s in (1, 2, 3) for n in (1, 3) for kind in KINDS]
+)
+
+
+@cases
+def test_equals_one_dense_softmax(stride: int, chunks: int, kind: str) -> None:
+    q, packed, past = draw(stride, chunks, kind)
+    out = merged_attention(q, packed, VALUE, 0.7, stride=stride, past=past)
+    want, _, _ = dense(q, packed, 0.7, stride, past)
+    assert out.shape == want.shape and error(out, want) < 1e-13
+    g, inputs = torch.randn_like(want), [q, packed, *[p.packed for p in past]]
+    for got, exact in zip(torch.autograd.grad(out, inputs, g), torch.autograd.grad(want, inputs, g), strict=True):
+        assert error(got, exact) < 1e-12
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("kind", ["alone", "all"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_gradcheck(stride: int, kind: str, dropout: float) -> None:
+    q, packed, past = draw(stride, 2, kind)
+
+    def function(q: Tensor, packed: Tensor, *others: Tensor) -> Tensor:
+        torch.manual_seed(1)  # the same positions dropped each time
+        parts = [Past(other, p.mask) for other, p in zip(others, past, strict=True)]
+        return merged_attention(q, packed, VALUE, 0.7, stride=stride, past=parts, dropout=dropout)
+
+    assert torch.autograd.gradcheck(function, (q, packed, *[p.packed for p in past]), fast_mode=True)
+
+
+@pytest.mark.parametrize("frozen", ["q", "packed", "past"])
+def test_a_frozen_input_changes_no_other_gradient(frozen: str) -> None:
+    for dropout in (0.0, 1e-12):  # the fused kernels, then the plain formula
+        q, packed, past = draw(2, 2, "shared")
+        inputs = {"q": q, "packed": packed, "past": past[0].packed}
+        g = torch.randn(4, 4, HEADS, VALUE, dtype=torch.float64)
+        merged_attention(q, packed, VALUE, 0.7, stride=2, past=past, dropout=dropout).backward(g)
+        want = {name: t.grad for name, t in inputs.items()}
+        for name, t in inputs.items():
+            t.grad = None
+            t.requires_grad_(name != frozen)
+        merged_attention(q, packed, VALUE, 0.7, stride=2, past=past, dropout=dropout).backward(g)
+        for name, t in inputs.items():
+            exact = want[name]
+            assert exact is not None
+            assert t.grad is None if name == frozen else t.grad is not None and error(t.grad, exact) < 1e-12
+
+
+@pytest.mark.parametrize("gap", [200.0, -200.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_parts_whose_logits_lie_200_apart(dtype: torch.dtype, gap: float) -> None:
+    """In the weaker part every weight vanishes; nothing overflows, forward or backward."""
+    q, packed, past = draw(2, 2, "past", torch.float64)
+    with torch.no_grad():
+        q[..., 0] = 1.0  # the first component of a key is added to all logits
+        packed[..., VALUE], past[0].packed[..., VALUE] = gap / 2, -gap / 2
+    inputs = [t.detach().to(dtype).requires_grad_() for t in (q, packed, past[0].packed)]
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    out = merged_attention(inputs[0], inputs[1], VALUE, 1.0, stride=2, past=[Past(inputs[2])])
+    want, p, _ = dense(exact[0], exact[1], 1.0, 2, [Past(exact[2])])
+    weaker = p[..., 4:] if gap > 0 else p[..., :4]
+    assert weaker.max() < 1e-60
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.3}[dtype]  # logits of 100 are rounded
+    assert error(out, want) < tolerance
+    g = torch.randn_like(want)
+    got, exact_grads = torch.autograd.grad(out, inputs, g.to(dtype)), torch.autograd.grad(want, exact, g)
+    for grad, exact_grad in zip(got, exact_grads, strict=True):
+        assert grad.isfinite().all()
+        if dtype != torch.bfloat16:
+            assert (grad - exact_grad).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["alone", "all"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_dropout_hits_every_probability_once_and_independently(stride: int, kind: str) -> None:
+    """Mean o and variance r/(1-r) sum_j P_j^2 v_j^2 of each output component at rate r."""
+    rate, draws = 0.25, 3000
+    q, packed, past = draw(stride, 2, kind)
+    want, p, value = dense(q, packed, 0.7, stride, past)
+    variance = rate / (1 - rate) * torch.einsum("bhtk,bhkv->bthv", p.square(), value.square())
+
+    def many(t: Tensor) -> Tensor:
+        return t.detach().repeat(draws, *[1] * (t.dim() - 1))
+
+    parts = [Past(many(p.packed), None if p.mask is None else many(p.mask)) for p in past]
+    out = merged_attention(many(q), many(packed), VALUE, 0.7, stride=stride, past=parts, dropout=rate)
+    out = out.unflatten(0, (draws, -1))
+    assert ((out.mean(0) - want).abs() < 5 * (variance / draws).sqrt()).all()
+    assert ((out.var(0) / variance).detach() - 1).abs().max() < 0.25
+
+
+def test_the_only_visible_key_is_kept_or_dropped_whole() -> None:
+    q, packed = torch.randn(4000, 1, 1, WIDTH), torch.randn(1, 1, 1, VALUE + WIDTH).repeat(4000, 1, 1, 1)
+    out = merged_attention(q, packed, VALUE, 1.0, dropout=0.25)[:, 0, 0]
+    dropped = (out == 0).all(-1)
+    assert abs(dropped.float().mean() - 0.25) < 5 * (0.25 * 0.75 / 4000) ** 0.5
+    assert error(out[~dropped], packed[~dropped, 0, 0, :VALUE] / 0.75) < 1e-6
+
+
+def test_a_length_off_the_stride_is_an_error() -> None:
+    q, packed, _ = draw(3, 2, "alone")
+    with pytest.raises(ValueError, match="stride"):
+        merged_attention(q[:, :5], packed[:, :5], VALUE, 1.0, stride=3)
+
+
+def test_keeps_no_square_of_the_length() -> None:
+    """What is held for the backward pass grows linearly with T."""
+
+    def kept(total: int) -> int:
+        sizes: dict[int, int] = {}
+
+        def pack(t: Tensor) -> Tensor:
+            sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        q = torch.randn(1, total, HEADS, WIDTH, requires_grad=True)
+        packed = torch.randn(1, total, HEADS, VALUE + WIDTH, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            merged_attention(q, packed, VALUE, 1.0, stride=2)
+        return sum(sizes.values())
+
+    assert kept(512) <= 2 * kept(256)
