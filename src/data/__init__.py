@@ -1,6 +1,7 @@
 """Corpora, features, pieces, batches."""
 
 import src.torchvision_schemas  # noqa: F401  (before lightning is imported)
+
 from src.data.batch import Batch, Example, collate
 from src.data.batching import FrameBatches
 from src.data.features import FilterBank, SpecAugment

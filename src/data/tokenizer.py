@@ -68,7 +68,13 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, lines: Iterable[str], path_prefix: Path, vocab_size: int, type: Kind = "unigram", *, hard_limit: bool = True
+        cls,
+        lines: Iterable[str],
+        path_prefix: Path,
+        vocab_size: int,
+        type: Kind = "unigram",
+        *,
+        hard_limit: bool = True,
     ) -> "Tokenizer":
         """Learns `vocab_size` pieces from `lines` and writes `<path_prefix>.model` (atomically).
 

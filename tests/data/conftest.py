@@ -4,11 +4,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import src.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
+
 import numpy as np
 import pytest
 import soundfile
-
-import src.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
 
 RATE = 8000
 # offsets 9.5 and 100.2 of one talk (as strings they sort the other way round), one segment under 0.2 s

@@ -62,6 +62,18 @@ def test_too_small_names_the_least(tmp_path: Path, kind: Kind) -> None:
         Tokenizer.train(LINES, tmp_path / "m", 6, kind)
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
+def test_without_a_hard_limit_a_small_text_gets_what_it_allows(tmp_path: Path, kind: Kind) -> None:
+    with pytest.raises(ConfigError) as error:
+        Tokenizer.train(LINES, tmp_path / "m", 8000, kind)
+    soft = Tokenizer.train(LINES, tmp_path / "m", 8000, kind, hard_limit=False)
+    assert soft.size == int(str(error.value).split()[-1])
+    assert soft.decode(soft.encode("sieben fünf null")) == "sieben fünf null"
+    assert Tokenizer.cached(LINES, tmp_path, 8000, kind, hard_limit=False).fingerprint == soft.fingerprint
+    with pytest.raises(ConfigError):
+        Tokenizer.cached(LINES, tmp_path, 8000, kind)
+
+
 def test_no_text_and_an_unknown_kind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="vocab_size=32: SentencePiece cannot learn unigram pieces"):
         Tokenizer.train([], tmp_path / "m", 32)
