@@ -1,0 +1,115 @@
+"""Parameters, cache elements and multiply-adds against the closed forms, and the papers' numbers."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.attention.mechanisms import EVERY, NAMES, Mechanism
+
+PAPER = ("scale=paper", "task.attention_dropout=0.0")
+
+
+class Form(NamedTuple):
+    """What a mechanism costs at width d with H heads of width D = d / H."""
+
+    parameters: int
+    elements: int  # cached per token or slot
+
+
+def grouped(d: int, heads: int, groups: int) -> Form:
+    """Four projections with biases, two of them of `groups` heads only; keys and values of those are kept."""
+    kept = groups * d // heads
+    return Form(2 * d * (d + kept) + 2 * d + 2 * kept, 2 * kept)
+
+
+def latent(d: int, heads: int, *, gate: bool) -> Form:
+    """Query, down, LayerNorm, up, output; r = 4 D, d_r = D / 2.  Gate: two linears r -> r / 4 with biases."""
+    width = d // heads
+    r, rotary = 4 * width, width // 2
+    plain = d * heads * (width + rotary) + d * (r + rotary) + 2 * r + r * heads * 2 * width + d * d
+    return Form(plain + (2 * (r * (r // 4) + r // 4) if gate else 0), r + rotary)
+
+
+FORMS = {
+    "mha": lambda d, heads: grouped(d, heads, heads),
+    "gqa": lambda d, heads: grouped(d, heads, 2),
+    "mqa": lambda d, heads: grouped(d, heads, 1),
+    "mla": lambda d, heads: latent(d, heads, gate=False),
+    "mtla": lambda d, heads: latent(d, heads, gate=True),
+}
+PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official builders
+    "mha": Form(1_050_624, 1024),
+    "gqa": Form(656_640, 256),
+    "mqa": Form(590_976, 128),
+    "mla": Form(1_065_472, 288),
+    "mtla": Form(1_098_368, 288),
+}
+every = pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in FORMS], ids=str)
+
+
+def test_every_mechanism_has_a_closed_form() -> None:
+    assert set(NAMES) == set(FORMS) == set(PUBLISHED), "write the form of a new mechanism here, from its paper"
+
+
+@every
+def test_parameters_and_cache_at_the_papers_size(mechanism: Mechanism) -> None:
+    form = PUBLISHED[mechanism.name]
+    assert FORMS[mechanism.name](512, 8) == form
+    with torch.device("meta"):
+        attention = mechanism.make(*PAPER)
+        cache = attention.new_cache(5, 7, 11)
+    assert sum(p.numel() for p in attention.parameters()) == form.parameters
+    assert attention.cache_elements_per_token == form.elements / (mechanism.stride or 1)
+    assert sum(buffer.numel() for buffer in cache.buffers()) == attention.cache_elements(5, 7, 11)
+
+
+@every
+@pytest.mark.parametrize(("d", "heads"), [(32, 4), (64, 4), (192, 6)])
+def test_parameters_and_cache_at_other_sizes(mechanism: Mechanism, d: int, heads: int) -> None:
+    form = FORMS[mechanism.name](d, heads)
+    with torch.device("meta"):
+        attention = mechanism.make(f"task.model.d_model={d}", f"task.attention_heads={heads}")
+    assert sum(p.numel() for p in attention.parameters()) == form.parameters
+    assert attention.cache_elements_per_token == form.elements / (mechanism.stride or 1)
+
+
+@every
+def test_a_row_keeps_one_slot_for_every_stride_positions(mechanism: Mechanism) -> None:
+    with torch.device("meta"):
+        attention = mechanism.make(*PAPER)
+    stride, elements = mechanism.stride or 1, PUBLISHED[mechanism.name].elements
+    for length in range(1, 20):
+        assert attention.cache_elements(3, length) == 3 * math.ceil(length / stride) * elements
+
+
+@every
+def test_beams_that_share_a_prompt_keep_four_times_less(mechanism: Mechanism) -> None:
+    """Beam 50, prompt 150, 30 tokens."""
+    with torch.device("meta"):
+        attention = mechanism.make(*PAPER)
+    copied, shared = (attention.cache_elements(50, 30, 150, prompts) for prompts in (50, 1))
+    assert shared * 4 <= copied
+
+
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # which torch does not count
+
+
+def fused_flops(query: list[int], key: list[int], value: list[int], *_: object, **__: object) -> int:
+    return 2 * math.prod(query[:3]) * key[2] * (query[3] + value[3])
+
+
+@every
+@pytest.mark.parametrize("context", [1, 2, 37, 300])
+def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism, context: int) -> None:
+    """Matrix products of one step, as counted by torch.  Elementwise products (the gate's inner product) are not."""
+    attention = mechanism.make(*PAPER).eval()
+    cache = attention.new_cache(1, context)
+    if context > 1:
+        attention.extend(torch.randn(1, context - 1, 512), cache)
+    with FlopCounterMode(display=False, custom_mapping={FUSED: fused_flops}) as counter:
+        attention.extend(torch.randn(1, 1, 512), cache)
+    counted = counter.get_total_flops() / 2
+    assert counted == pytest.approx(attention.multiply_adds(context), rel=1e-4)
