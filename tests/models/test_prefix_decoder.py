@@ -1,0 +1,143 @@
+"""The prefix decoder against its formula, and its caches against its parallel form, for every mechanism."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from src.models import PrefixDecoder
+from tests.attention.mechanisms import EVERY, Mechanism, error, prompt_lengths, random_chunks
+from tests.reference import naive
+
+every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
+VOCAB = 11
+
+
+def build(mechanism: Mechanism, **kwargs: bool) -> PrefixDecoder:
+    """Two layers of different weights; norms and biases that count."""
+    seeds = iter((1, 2))
+    decoder = PrefixDecoder(
+        VOCAB, 32, lambda: mechanism.build(seed=next(seeds)), num_layers=2, ffn_dim=24, projector_dim=12, **kwargs
+    )
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if ".attention." not in name:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return decoder.double().eval()
+
+
+def draw(mechanism: Mechanism, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, prompts and their lengths, ragged around the stride; nonsense in the padding."""
+    lengths = prompt_lengths(mechanism.grid)
+    prompt = torch.randn(len(lengths), int(lengths.max()), 32, dtype=torch.float64)
+    prompt[torch.arange(prompt.shape[1]) >= lengths[:, None]] = 1e4
+    return torch.randint(VOCAB, (len(lengths), steps)), prompt, lengths
+
+
+@every
+@pytest.mark.parametrize(("tied", "norm"), [(False, True), (True, False)])
+def test_equals_the_formula(mechanism: Mechanism, tied: bool, norm: bool) -> None:
+    """h = LN1(x);  u = LN1(x + attention(h, P));  z = LN2(u + W2 relu(W1 u));  P: the projected prompt."""
+    decoder = build(mechanism, tie_embeddings=tied, final_norm=norm)
+    tokens, prompt, lengths = draw(mechanism, 5)
+    logits = decoder(tokens, prompt, lengths)
+    for b in (0, len(lengths) // 2, len(lengths) - 1):
+        down, _, up = decoder.projector
+        projected = up(down(prompt[b, : lengths[b]]).clamp(min=0))
+        x = math.sqrt(32) * decoder.embedding.weight[tokens[b]]
+        for layer in decoder.blocks:
+            u = layer.norm1(x + naive.attend(layer.attention, layer.norm1(x), projected))
+            x = layer.norm2(u + layer.down(layer.up(u).clamp(min=0)))
+        unembedding = decoder.embedding.weight if tied else decoder.unembedding.weight
+        assert error(logits[b], (decoder.norm(x) if norm else x) @ unembedding.T) < 1e-11
+
+
+@every
+def test_steps_equal_the_parallel_form(mechanism: Mechanism) -> None:
+    decoder, steps, rng = build(mechanism), 2 * mechanism.grid + 3, torch.Generator().manual_seed(0)
+    tokens, prompt, lengths = draw(mechanism, steps)
+    want = decoder(tokens, prompt, lengths)
+    for chunks in ([1] * steps, [steps], random_chunks(steps, rng)):
+        caches = decoder.start(prompt, lengths, beam=1, capacity=steps)
+        logits = torch.cat([decoder.step(piece, caches) for piece in tokens.split(chunks, 1)], 1)
+        assert error(logits, want) < 1e-11
+        assert not logits.requires_grad
+
+
+@every
+def test_a_prompt_shared_by_beams_is_a_prompt_copied_for_each(mechanism: Mechanism) -> None:
+    decoder, beam, steps = build(mechanism), 3, mechanism.grid + 3
+    _, prompt, lengths = draw(mechanism, 1)
+    shared = decoder.start(prompt, lengths, beam, steps)
+    copied = decoder.start(prompt.repeat_interleave(beam, 0), lengths.repeat_interleave(beam), 1, steps)
+    first = torch.arange(len(lengths)).repeat_interleave(beam) * beam
+    rows = len(first)
+    for _ in range(steps):
+        tokens = torch.randint(VOCAB, (rows, 1))
+        assert error(decoder.step(tokens, shared), decoder.step(tokens, copied)) < 1e-12
+        order = first + torch.randint(beam, (rows,))
+        for one, each in zip(shared, copied, strict=True):
+            one.reorder(order)
+            each.reorder(order)  # rows of a sentence hold equal prompts, so that theirs need not move
+    assert all(one.nbytes < each.nbytes for one, each in zip(shared, copied, strict=True))
+
+
+@every
+def test_a_row_sees_no_later_token_and_no_padding(mechanism: Mechanism) -> None:
+    decoder, steps = build(mechanism), 2 * mechanism.grid + 1
+    tokens, prompt, lengths = draw(mechanism, steps)
+    prompt.requires_grad_()
+    logits = decoder(tokens, prompt, lengths)
+    later = tokens.clone()
+    later[:, -1] = (later[:, -1] + 1) % VOCAB
+    changed = decoder(later, prompt, lengths)
+    assert torch.equal(changed[:, :-1], logits[:, :-1])
+    assert error(changed[:, -1], logits[:, -1]) > 1e-3
+    (grad,) = torch.autograd.grad(logits, prompt, torch.randn_like(logits))
+    inside = torch.arange(prompt.shape[1]) < lengths[:, None]
+    assert torch.equal((grad != 0).any(-1), inside)
+
+
+def test_the_padding_piece_is_zero_and_stays_so() -> None:
+    decoder = PrefixDecoder(VOCAB, 32, lambda: EVERY[0].build(dtype=torch.float32), num_layers=1, ffn_dim=8, pad=3)
+    assert not decoder.embedding.weight[3].any()
+    decoder(torch.tensor([[0, 3, 4]]), torch.randn(1, 2, 32)).sum().backward()
+    assert decoder.embedding.weight.grad is not None
+    assert not decoder.embedding.weight.grad[3].any() and decoder.embedding.weight.grad[4].any()
+
+
+def test_embeddings_start_at_the_recipes_scale() -> None:
+    decoder = PrefixDecoder(4000, 32, lambda: EVERY[0].build(), num_layers=1)
+    for weight in (decoder.embedding.weight, decoder.unembedding.weight):
+        assert weight.std().item() == pytest.approx(32**-0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("rates", [(0.5, 0.0), (0.0, 0.5)], ids=["dropout", "activation_dropout"])
+def test_dropout_acts_in_training_only(rates: tuple[float, float]) -> None:
+    seeds = iter((1, 2))
+    decoder = PrefixDecoder(
+        VOCAB,
+        32,
+        lambda: EVERY[0].build(seed=next(seeds), dtype=torch.float32),
+        num_layers=2,
+        ffn_dim=24,
+        dropout=rates[0],
+        activation_dropout=rates[1],
+    )
+    tokens, prompt = torch.randint(VOCAB, (2, 6)), torch.randn(2, 4, 32)
+    assert not torch.equal(decoder(tokens, prompt), decoder(tokens, prompt))
+    decoder.eval()
+    assert torch.equal(decoder(tokens, prompt), decoder(tokens, prompt))
+
+
+@every
+def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism) -> None:
+    decoder = build(mechanism)
+    caches = decoder.start(torch.randn(1, 4, 32, dtype=torch.float64), None, 1, 9)
+    decoder.step(torch.zeros(1, 7, dtype=torch.int64), caches)
+    with FlopCounterMode(display=False) as counter:
+        decoder.step(torch.zeros(1, 1, dtype=torch.int64), caches)
+    # The gate's inner product is elementwise and not counted.
+    assert counter.get_total_flops() / 2 == pytest.approx(decoder.multiply_adds(12), rel=2e-3)

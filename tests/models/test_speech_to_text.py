@@ -1,0 +1,50 @@
+"""Encoder, decoder and CTC head together, as a run builds them."""
+
+import pytest
+import torch
+
+from src.models import SpeechToText
+from src.modes.build import build_model
+from tests.attention.mechanisms import NAMES, TINY, composed, error
+
+SMALL = (
+    *TINY,
+    "task.data.features.num_mels=6",
+    "task.model.encoder={num_layers:2,num_heads:4,ffn_dim:24,conv_channels:20,dropout:0.0}",
+    "task.model.decoder={num_layers:2,ffn_dim:24,projector_dim:12,dropout:0.0}",
+)
+FRAMES = torch.tensor([23, 9, 16])
+
+
+def build(name: str, ctc: int | None = None) -> SpeechToText:
+    return build_model(composed(name, *SMALL), 13, ctc).double()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_padded_row_gets_what_it_gets_alone(name: str) -> None:
+    model = build(name).eval()
+    features, tokens = torch.zeros(3, 25, 6, dtype=torch.float64), torch.randint(13, (3, 7))
+    for row, frames in zip(features, FRAMES, strict=True):
+        row[:frames].normal_()
+    logits, encoded, lengths = model(features, FRAMES, tokens)
+    assert logits.shape == (3, 7, 13) and encoded.shape == (3, 7, 32) and lengths.tolist() == [6, 3, 4]
+    for b, frames in enumerate(FRAMES):
+        alone, alone_encoded, size = model(features[b : b + 1, :frames], FRAMES[b : b + 1], tokens[b : b + 1, : b + 5])
+        assert error(logits[b : b + 1, : b + 5], alone) < 1e-11
+        assert error(encoded[b : b + 1, : lengths[b]], alone_encoded) < 1e-11 and size == lengths[b]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_weight_learns(name: str) -> None:
+    model = build(name, ctc=9).train()
+    logits, encoded, lengths = model(torch.randn(3, 23, 6, dtype=torch.float64), FRAMES, torch.randint(13, (3, 7)))
+    assert model.ctc is not None
+    (logits.square().sum() + model.ctc(encoded).square().sum()).backward()
+    for weight, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 1e-9, weight
+
+
+def test_the_ctc_head_is_there_on_request() -> None:
+    assert build("mha").ctc is None
+    head = build("mha", ctc=9).ctc
+    assert head is not None and head.weight.shape == (9, 32)

@@ -1,0 +1,51 @@
+"""Parameter totals of the MTLA paper's translation system with 8,000 pieces, to the unit."""
+
+import pytest
+import torch
+from torch import nn
+
+from src.models import ConvSubsampler, SpeechEncoder, SpeechToText
+from src.modes.build import build_model
+from tests.attention.mechanisms import composed
+
+TOTALS = {"mtla": 78_119_808, "mla": 77_823_744, "mha": 77_690_112, "gqa": 74_144_256, "mqa": 73_553_280}
+DECODER_LAYERS = {"mtla": 3_200_128, "mla": 3_167_232, "mha": 3_152_384, "gqa": 2_758_400, "mqa": 2_692_736}
+
+
+def size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def paper(name: str, *overrides: str, ctc: int | None = None) -> SpeechToText:
+    with torch.device("meta"):
+        return build_model(composed(name, "scale=paper", *overrides), 8000, ctc)
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_totals(name: str) -> None:
+    model = paper(name)
+    assert size(model) == TOTALS[name]
+    assert [size(layer) for layer in model.decoder.layers] == 9 * [DECODER_LAYERS[name]]
+
+
+@pytest.mark.parametrize("stride", [1, 3, 4])
+def test_the_stride_changes_no_total(stride: int) -> None:
+    assert size(paper("mtla", f"stride={stride}")) == TOTALS["mtla"]
+
+
+def test_how_the_total_adds_up() -> None:
+    model = paper("mtla")
+    encoder, decoder = model.encoder, model.decoder
+    assert isinstance(encoder, SpeechEncoder) and isinstance(encoder.subsample, ConvSubsampler)
+    assert [size(conv) for conv in encoder.subsample.convs] == [410_624, 2_622_464]
+    assert [size(layer) for layer in encoder.layers] == 12 * [3_152_384]
+    assert size(encoder.norm) == size(decoder.norm) == 1_024
+    assert size(decoder.projector) == 262_912
+    assert size(decoder.embedding) == size(decoder.unembedding) == 8_000 * 512
+
+
+def test_options_change_the_total_by_what_they_are() -> None:
+    base = TOTALS["mtla"]
+    assert size(paper("mtla", ctc=100)) == base + 512 * 100 + 100
+    assert size(paper("mtla", "task.model.decoder.tie_embeddings=true")) == base - 8_000 * 512
+    assert size(paper("mtla", "task.model.decoder.final_norm=false")) == base - 1_024
