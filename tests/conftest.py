@@ -1,7 +1,10 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import src.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +15,23 @@ def corpora() -> Path:
     if not root.is_dir():
         pytest.skip("no real corpora here (set ATTNLAB_CORPORA)")
     return root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment() -> Iterator[None]:
+    """The tests' own command-line environment: no corpus of the person who runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DATA_ROOT", "HYDRA_FULL_ERROR", "LOCAL_RANK", "RANK", "WORLD_SIZE"):
+            patch.delenv(name, raising=False)
+        patch.setenv("ATTNLAB_STAMP", "test")
+        yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -13,7 +13,7 @@ from .train import prepare, score
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     path = find_weights(Path(cfg.checkpoint).expanduser())
     weights, found = read_checkpoint(path)  # before the data: a broken file is said at once
-    data, module = prepare(cfg, record)
+    data, module = prepare(cfg, record, "test")
     check_identity(path, found, module.identity)
     load_into(module.model, path, weights)
     score(cfg, record, directory, data, module)

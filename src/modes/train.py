@@ -6,12 +6,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import src.torchvision_schemas  # noqa: F401  (before lightning)
+
 import lightning as L
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import DictConfig
 
-import src.torchvision_schemas  # noqa: F401  (before lightning)
 from src.config import instantiate
 from src.data import SpeechToTextData
 from src.errors import DataError
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    data, module = prepare(cfg, record)
+    data, module = prepare(cfg, record, None)
     if cfg.task.encoder_checkpoint:
         load_encoder(module, Path(cfg.task.encoder_checkpoint).expanduser())
     best = ModelCheckpoint(
@@ -71,11 +72,11 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     score(cfg, record, directory, data, module)
 
 
-def prepare(cfg: DictConfig, record: dict[str, Any]) -> tuple[SpeechToTextData, SequenceToText]:
-    """Data and module of this config; the record learns of corpus and parameters."""
+def prepare(cfg: DictConfig, record: dict[str, Any], stage: str | None) -> tuple[SpeechToTextData, SequenceToText]:
+    """Data (of all splits, or those of `stage`) and module; the record learns of corpus and parameters."""
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     data: SpeechToTextData = instantiate(cfg.task.data, path="task.data")
-    data.prepare_data()
+    data.setup(stage)
     record["corpus"] = data.corpus
     ctc = data.ctc_tokenizer
     model = build_model(cfg, data.tokenizer.size, ctc.size if ctc and cfg.task.train.ctc_weight else None)
@@ -115,10 +116,16 @@ def build_trainer(cfg: DictConfig, directory: Path, callbacks: list[Callback]) -
         reload_dataloaders_every_n_epochs=1,
         use_distributed_sampler=False,
         default_root_dir=directory,
-        logger=CSVLogger(directory, name="", version="curves"),
+        logger=CSVLogger(directory, name="", version=curves(directory)),
         callbacks=callbacks,
         enable_model_summary=False,
     )
+
+
+def curves(directory: Path) -> str:
+    """Where this part of the run writes its curves: a resumed run leaves the earlier ones as they are."""
+    parts = len(list(directory.glob("curves*")))
+    return "curves" if parts == 0 else f"curves-{parts + 1}"
 
 
 class Resume(Callback):

@@ -1,0 +1,62 @@
+"""The main job at a size that trains in seconds, called in this process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+import src.torchvision_schemas  # noqa: F401  (before lightning)
+from src.config import CONF, freeze
+from src.record import new
+from tests.data.conftest import write_corpus
+
+TINY = [
+    "hardware=cpu",
+    "task.model.d_model=16",
+    "task.attention_heads=2",
+    "task.model.encoder.num_layers=1",
+    "task.model.encoder.num_heads=2",
+    "task.model.encoder.ffn_dim=16",
+    "task.model.encoder.conv_channels=16",
+    "task.model.decoder.num_layers=1",
+    "task.model.decoder.ffn_dim=16",
+    "task.model.decoder.projector_dim=8",
+    "task.data.max_frames=250",
+    "task.train.max_epochs=3",
+    "task.schedule.warmup_steps=2",
+    "task.decode.max_len_b=8",
+]
+
+Start = Callable[..., tuple[DictConfig, dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def make(root: Path, cache: Path) -> Start:
+    def start(*overrides: str) -> tuple[DictConfig, dict[str, Any]]:
+        given = [*TINY, f"data_root='{root}'", f"cache_dir='{cache}'", *overrides]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            cfg = compose("config", overrides=given)
+        names = dict(text.split("=", 1) for text in overrides if "." not in text.split("=")[0])
+        chosen = {"task": "mustc", "attention": names.get("attention", "mtla"), "scale": "sample", "compress": "none"}
+        cfg = freeze(cfg, chosen)
+        return cfg, new(cfg, "test")
+
+    return start
+
+
+@pytest.fixture
+def start(root: Path, cache: Path) -> Start:
+    """start("attention=mha", ...) -> the fixed config and a fresh record."""
+    return make(root, cache)

@@ -1,0 +1,190 @@
+"""The training mode from config to record, at a tiny size."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from src.errors import DataError, TrainingError
+from src.modes import test, train
+from src.tasks import SequenceToText
+from src.tasks.checkpoints import average, read_checkpoint
+
+from .conftest import Start, make
+
+
+def weights(directory: Path) -> dict[str, Tensor]:
+    return load_file(directory / "checkpoints" / "averaged.safetensors")
+
+
+@pytest.mark.parametrize("attention", ["mha", "mla", "mtla"])
+def test_a_run_fills_its_record_and_its_directory(start: Start, tmp_path: Path, attention: str) -> None:
+    cfg, record = start(f"attention={attention}")
+    train.run(cfg, record, tmp_path)
+    record["status"] = "finished"
+    json.dumps(record)
+    assert record["training"]["epochs"] == 3
+    assert record["training"]["averaged_checkpoints"] == 3
+    assert record["kv_cache"]["bytes_measured"] == record["kv_cache"]["bytes_predicted"] > 0
+    assert 0 <= record["quality"]["bleu"] <= 100
+    assert record["quality"]["sentences"] == 5
+    assert "tst-COMMON 5 segments" in record["corpus"]
+    with open(tmp_path / "predictions.tsv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert {row["reference"] for row in rows} == {"sieben drei", "eins", "zwei eins", "drei", "sieben zwei eins"}
+    best = [p for p in (tmp_path / "checkpoints").glob("step*.ckpt")]
+    for name, value in average(best).items():
+        torch.testing.assert_close(weights(tmp_path)[name], value)
+
+
+def test_testing_a_checkpoint_gives_the_run_s_own_score(start: Start, tmp_path: Path) -> None:
+    cfg, record = start()
+    train.run(cfg, record, tmp_path)
+    first = (tmp_path / "predictions.tsv").read_text()
+    cfg, again = start("mode=test", f"checkpoint='{tmp_path}'")
+    (tmp_path / "again").mkdir()
+    test.run(cfg, again, tmp_path / "again")
+    assert (tmp_path / "again" / "predictions.tsv").read_text() == first
+    assert again["quality"] == record["quality"]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_resuming_equals_not_stopping(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
+) -> None:
+    settings = [f"task.train.accumulate={accumulate}", "task.model.decoder.dropout=0.3"]
+    seen: dict[str, list[Any]] = {"whole": [], "parts": []}
+    name, fails_at = "whole", None
+    step = SequenceToText.training_step
+
+    def watched(self: SequenceToText, batch: Any, batch_idx: int) -> Tensor:
+        if fails_at == (self.current_epoch, batch_idx):
+            raise KeyboardInterrupt
+        loss = step(self, batch, batch_idx)
+        seen[name].append((self.current_epoch, batch_idx, batch.ids, float(loss)))
+        return loss
+
+    monkeypatch.setattr(SequenceToText, "training_step", watched)
+    cfg, record = start(*settings)
+    train.run(cfg, record, tmp_path / "whole")
+    name, fails_at = "parts", (1, 1)
+    cfg, record = start(*settings)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        train.run(cfg, record, tmp_path / "parts")
+    fails_at = None
+    seen["parts"] = [row for row in seen["parts"] if row[0] < 1]  # what came after the last checkpoint is done again
+    cfg, record = start(*settings, f"resume='{tmp_path / 'parts'}'")
+    train.run(cfg, record, tmp_path / "parts")
+    assert seen["parts"] == seen["whole"]
+    for key, value in weights(tmp_path / "whole").items():
+        assert torch.equal(weights(tmp_path / "parts")[key], value), key
+
+
+def test_gradients_are_per_token_of_the_whole_update(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One update of all batches accumulated equals one update of a single batch that holds them all."""
+    found = {}
+    for name, settings in {
+        "accumulated": ["task.data.max_frames=250", "task.train.accumulate=5"],
+        "together": ["task.data.max_frames=100000", "task.train.accumulate=1"],
+    }.items():
+        cfg, record = start(
+            *settings, "task.train.max_epochs=1", "task.model.decoder.dropout=0", "task.model.encoder.dropout=0",
+            "task.data.augment=null", "task.optimizer._target_=torch.optim.SGD", "~task.optimizer.betas",
+        )  # fmt: skip
+        train.run(cfg, record, tmp_path / name)
+        found[name] = weights(tmp_path / name)
+    for key, value in found["together"].items():
+        torch.testing.assert_close(found["accumulated"][key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = SequenceToText.losses
+
+    def broken(self: SequenceToText, batch: Any) -> tuple[Tensor, ...]:
+        loss, *rest = losses(self, batch)
+        return loss * (float("nan") if self.training and self.current_epoch == 1 else 1), *rest
+
+    monkeypatch.setattr(SequenceToText, "losses", broken)
+    cfg, record = start()
+    with pytest.raises(
+        TrainingError, match=r"the loss became nan at update \d+, epoch 1, batch 0 \(first utterance ted_"
+    ):
+        train.run(cfg, record, tmp_path)
+    kept, _ = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    assert all(torch.isfinite(value).all() for value in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["attention=mha"], "another mechanism"),
+        (["attention=mtla", "stride=3"], "another mechanism.*stride=2.*stride=3"),
+        (["task.target=transcript"], "another vocabulary"),
+        (["task.model.decoder.num_layers=2"], "another model"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(
+    start: Start, tmp_path: Path, overrides: list[str], message: str, trained: Path
+) -> None:
+    cfg, record = start("mode=test", f"checkpoint='{trained}'", *overrides)
+    with pytest.raises(DataError, match=message):
+        test.run(cfg, record, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, root: Path, cache: Path) -> Path:
+    directory = tmp_path_factory.mktemp("trained")
+    cfg, record = make(root, cache)("task.train.max_epochs=1")
+    train.run(cfg, record, directory)
+    return directory
+
+
+def test_a_checkpoint_cut_short_is_named(start: Start, trained: Path, tmp_path: Path) -> None:
+    for name in ("averaged.safetensors", "last.ckpt"):
+        whole = (trained / "checkpoints" / name).read_bytes()
+        part = tmp_path / name
+        part.write_bytes(whole[: len(whole) // 2])
+        cfg, record = start("mode=test", f"checkpoint='{part}'")
+        with pytest.raises(DataError, match=rf"{name}: not a readable attnlab checkpoint"):
+            test.run(cfg, record, tmp_path)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(start: Start, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"state_dict": Evil(), "identity": {}}, tmp_path / "evil.ckpt")
+    cfg, record = start("mode=test", f"checkpoint='{tmp_path / 'evil.ckpt'}'")
+    with pytest.raises(DataError, match="not a readable attnlab checkpoint"):
+        test.run(cfg, record, tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_translation_starts_from_a_recognition_encoder(start: Start, tmp_path: Path) -> None:
+    cfg, record = start("task.target=transcript", "task.train.max_epochs=1")
+    train.run(cfg, record, tmp_path / "asr")
+    assert record["quality"]["wer"] >= 0
+    cfg, record = start(f"task.encoder_checkpoint='{tmp_path / 'asr'}'", "task.train.max_epochs=1")
+    before: dict[str, Tensor] = {}
+    fit = train.L.Trainer.fit
+
+    def look(self: Any, module: SequenceToText, **kwargs: Any) -> None:
+        before.update({k: v.clone() for k, v in module.model.encoder.state_dict().items()})
+        fit(self, module, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.L.Trainer, "fit", look)
+        train.run(cfg, record, tmp_path / "st")
+    asr = weights(tmp_path / "asr")
+    assert before
+    assert all(torch.equal(value, asr[f"encoder.{key}"]) for key, value in before.items())
