@@ -64,10 +64,10 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_interrupt_is_not_lost() -> None:
     """Ctrl-C comes out of `speak`, though nearly all the time is spent inside a callback-driven library call."""
-    timer = threading.Timer(0.1, lambda: signal.raise_signal(signal.SIGINT))
+    timer = threading.Timer(0.05, lambda: signal.raise_signal(signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        speak("Twenty-one red flowers. " * 2000, VOICES[0])
+        speak("Twenty-one red flowers. " * 400, VOICES[0])
     timer.join()
 
 

@@ -13,13 +13,13 @@ from src.data.samples import speech_translation, write_speech_translation
 from src.data.samples.speech_translation import split_sentences
 from src.errors import DataError
 
-SMALL = {"train": 60, "dev": 4, "tst-COMMON": 6}
+SMALL = {"train": 30, "dev": 4, "tst-COMMON": 6}
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speech_translation, "SIZES", SMALL)
-    monkeypatch.setattr(speech_translation, "TALK_SIZE", {"train": 30, "dev": 4, "tst-COMMON": 3})
+    monkeypatch.setattr(speech_translation, "TALK_SIZE", {"train": 15, "dev": 4, "tst-COMMON": 3})
 
 
 def contents(root: Path) -> dict[str, bytes]:
