@@ -30,7 +30,7 @@ class Cache(ABC):
 
     @abstractmethod
     def reorder(self, rows: Tensor) -> None:
-        """Row i continues what row `rows[i]` holds, (B,) int64.  Prompts stay: rows[i] must read the same prompt as i."""
+        """Row i continues what row `rows[i]` holds, (B,) int64.  Prompts stay: both must read the same one."""
 
     @abstractmethod
     def select(self, prompts: Tensor) -> None:

@@ -188,7 +188,8 @@ class _Merged(torch.autograd.Function):
         for each in past:
             beam = q.shape[0] // each.packed.shape[0]
             more_q, dk, dv = kernel.backward(
-                _fold(grad, beam), _fold(q, beam), each.packed, each.mask, _fold(out, beam), _fold(lse, beam), False, next(randoms)
+                _fold(grad, beam), _fold(q, beam), each.packed, each.mask,
+                _fold(out, beam), _fold(lse, beam), False, next(randoms),
             )  # fmt: skip
             dq += _unfold(more_q, beam)
             grads += [torch.cat((dv, dk), -1), None]
@@ -226,7 +227,7 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 class _Kernel(NamedTuple):
-    """The stock kernels of CPU and CUDA in one shape: (B, T, H, .) in and out, log-sum-exp (B, T, H) float32 or wider."""
+    """The stock kernels of CPU and CUDA in one shape: (B, T, H, .) in and out, log-sum-exp (B, T, H)."""
 
     value_dim: int
     scale: float

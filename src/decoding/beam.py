@@ -39,7 +39,7 @@ class BeamSearch:
 
     A hypothesis's score is its log-probability over length^length_penalty, </s> counted.  A sentence ends when `beam`
     of its hypotheses have ended among its `beam` best candidates of a step; at the length limit all are made to end.
-    At most max_len_a * source + max_len_b tokens before </s> (source = prompt length), at least min_len where that allows.
+    At most max_len_a * source + max_len_b tokens before </s>, source = prompt length; at least min_len if that allows.
     """
 
     beam: int = 5

@@ -10,7 +10,7 @@ from src.attention.base import length_mask
 
 
 def sinusoidal_positions(length: int, width: int, like: Tensor) -> Tensor:
-    """(length, width): the sines of all frequencies, then their cosines (Vaswani et al. 2017, as fairseq lays them out)."""
+    """(length, width): the sines of all frequencies, then their cosines, as fairseq lays them out."""
     half = width // 2
     frequencies = torch.exp(torch.arange(half, device=like.device) * (-math.log(10000.0) / (half - 1)))
     angles = torch.arange(length, device=like.device)[:, None] * frequencies

@@ -15,6 +15,10 @@ def progress_bar() -> list[Callback]:
     return [RichProgressBar(leave=False)] if sys.stdout.isatty() else []
 
 
+def mib(count: int) -> str:
+    return f"{count / 2**20:.2f}"
+
+
 def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
     """The record's main numbers and some of predictions.tsv."""
     console = Console()
@@ -27,7 +31,7 @@ def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
         name.upper(): f"{quality[name]}   ({quality.get('signature', '')})",
         "parameters": f"{record['parameters']['total']:,}   (attention {record['parameters']['attention']:,})",
         "cache per token and layer": f"{cache['elements_per_token_per_layer']:g} numbers",
-        "cache, largest batch": f"{cache['bytes_measured'] / 2**20:.2f} MiB measured, {cache['bytes_predicted'] / 2**20:.2f} predicted",
+        "cache of the largest batch": f"{mib(cache['bytes_measured'])} MiB ({mib(cache['bytes_predicted'])} predicted)",
         "memory": f"{inference['peak_memory_mib']} MiB peak, {inference['mean_memory_mib']} mean while decoding",
         "decoding": f"{inference['tokens_per_second']} tokens/s, beam {inference['beam']}, {inference['seconds']} s",
     }

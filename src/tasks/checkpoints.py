@@ -31,7 +31,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return weights, content["identity"]
     except (SafetensorError, RuntimeError, EOFError, KeyError, ValueError, OSError, TypeError) as error:
         raise DataError(
-            f"{path}: not a readable attnlab checkpoint; it is damaged, cut short, or of another program ({_first_line(error)})"
+            f"{path}: not a readable attnlab checkpoint; it is damaged, cut short or foreign ({_first_line(error)})"
         ) from error
     except Exception as error:  # torch.load raises pickle's own error classes
         if type(error).__name__ == "UnpicklingError":
@@ -87,7 +87,7 @@ def find_weights(path: Path) -> Path:
         averaged = path / "checkpoints" / "averaged.safetensors"
         if not averaged.is_file():
             raise DataError(
-                f"{path}: no checkpoints/averaged.safetensors here; give a finished run's directory or a checkpoint file"
+                f"{path}: no checkpoints/averaged.safetensors here; give a finished run's directory or a file"
             )
         return averaged
     return path

@@ -90,7 +90,7 @@ def evaluate(
             "batch": sentences,
             "beam": search.beam,
             "dtype": str(low or torch.float32).removeprefix("torch."),
-            "protocol": f"seconds of encoder and search over {len(rows)} sentences, tokens of the best hypotheses; memory: {meter.protocol}",
+            "protocol": f"encoder and search of {len(rows)} sentences; tokens of best hypotheses; {meter.protocol}",
         },
         "kv_cache": {"bytes_predicted": watch.predicted, "bytes_measured": watch.measured},
     }

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import src.torchvision_schemas  # noqa: F401  (before lightning)
+
 import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -11,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-import src.torchvision_schemas  # noqa: F401  (before lightning)
 from src.data.batch import Batch
 from src.data.tokenizer import Tokenizer
 from src.decoding import BeamSearch, Decodable, Hypothesis
@@ -100,10 +101,8 @@ class SequenceToText(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss, plain, _, count = self.losses(batch)
         if not torch.isfinite(loss):
-            raise TrainingError(
-                f"the loss became {loss.item()} at update {self.global_step + 1}, epoch {self.current_epoch}, batch {batch_idx} "
-                f"(first utterance {batch.ids[0]}); the checkpoints of the last validation are kept. Try a smaller task.optimizer.lr"
-            )
+            where = f", batch {batch_idx} (first: {batch.ids[0]})"
+            raise TrainingError(self._stop(f"the loss became {loss.item()}", where))
         tokens = int(count)
         self.tokens_in_update += tokens
         self.tokens_seen += tokens
@@ -123,10 +122,13 @@ class SequenceToText(LightningModule):
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         norm = nn.utils.clip_grad_norm_(self.parameters(), self.clip if self.clip > 0 else float("inf"))
         if not torch.isfinite(norm):
-            raise TrainingError(
-                f"the gradient's norm became {norm.item()} at update {self.global_step + 1}, epoch {self.current_epoch}; "
-                "the checkpoints of the last validation are kept. Try a smaller task.optimizer.lr"
-            )
+            raise TrainingError(self._stop(f"the gradient's norm became {norm.item()}", ""))
+
+    def _stop(self, what: str, where: str) -> str:
+        return (
+            f"{what} at update {self.global_step + 1}, epoch {self.current_epoch}{where}; "
+            "the checkpoints of the last validation are kept. Try a smaller task.optimizer.lr"
+        )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         _, plain, right, count = self.losses(batch)

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import src.torchvision_schemas  # noqa: F401  (before lightning)
+
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-import src.torchvision_schemas  # noqa: F401  (before lightning)
 from src.config import CONF, freeze
 from src.record import new
 from tests.data.conftest import write_corpus
