@@ -42,6 +42,11 @@ def words(annotation: ast.expr) -> str:
     return " or ".join(dict.fromkeys(_words(part) for part in _alternatives(annotation)))
 
 
+def surely_fits(annotation: ast.expr, value: Any) -> bool:
+    """Whether it fits an alternative that is understood."""
+    return any(_is_clear(part) and _fits(part, value) for part in _alternatives(annotation))
+
+
 def literals(annotation: ast.expr) -> list[Any]:
     """The values that its `Literal`s list."""
     return [value for part in _alternatives(annotation) if name_of(part) == "Literal" for value in _values(part)]
@@ -82,6 +87,13 @@ def _parts(annotation: ast.expr) -> list[ast.expr]:
         case ast.Subscript(slice=part):
             return [part]
     return []
+
+
+def _is_clear(annotation: ast.expr) -> bool:
+    if name_of(annotation) in _LISTS:
+        return all(_is_clear(inner) for part in _parts(annotation) for inner in _alternatives(part))
+    known = isinstance(annotation, ast.Constant) or name_of(annotation) in (*_SCALARS, *_MAPPINGS, "Literal")
+    return known or name_of(annotation) in ("Any", "object")
 
 
 def _values(annotation: ast.expr) -> list[Any]:
@@ -131,8 +143,9 @@ def _words(annotation: ast.expr) -> str:
     if name == "Literal":
         return " or ".join(str(value) for value in _values(annotation))
     if name in _LISTS:
-        parts = [part for part in _parts(annotation) if not isinstance(part, ast.Constant)]
-        return f"a list of {words(parts[0]).replace('a ', '', 1)}s" if parts else "a list"
+        parts = [part for part in _parts(annotation) if not (isinstance(part, ast.Constant) and part.value is ...)]
+        count = f" of {len(parts)}" if name in ("tuple", "Tuple") and len(parts) > 1 else ""
+        return f"a list{count}, each {words(parts[0])}" if parts else "a list"
     if name in _MAPPINGS:
         return "a group of keys"
     return _SCALARS.get(name, f"a {name}")

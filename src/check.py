@@ -4,6 +4,7 @@ A typo must cost seconds. So nothing here imports torch: the configuration is co
 source (src.signature), and the first problem is raised as a ConfigError of one line with the nearest valid names.
 """
 
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,10 @@ from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from src import config
-from src.annotation import fits, words
-from src.composition import Composer, one_line
+from src.composition import KEYS, Composer, one_line, require, require_key
 from src.errors import ConfigError
 from src.nearest import nearest
 from src.signature import siblings, signature
@@ -55,6 +54,8 @@ def check(arguments: Sequence[str]) -> Plan:
             raise ConfigError(one_line(error)) from error
         composed = [composer.compose_checked(job) for job in jobs]
         plan = Plan([_fix(cfg, composer) for cfg in composed], multirun, Path(composed[0].hydra.sweep.dir))
+    if multirun and any(job.resume is not None for job in plan.jobs):
+        raise ConfigError("resume= continues one run: leave -m out")
     return plan
 
 
@@ -77,14 +78,14 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
             raise ConfigError(f"{key}= is read by mode={mode}, not by mode={cfg.mode}")
         if cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
             raise ConfigError(f"{key}={cfg[key]}: no such file or directory")
-    if cfg.resume is not None and cfg.hydra.mode == RunMode.MULTIRUN:
-        raise ConfigError("resume= continues one run: leave -m out")
     if cfg.mode == "test" and cfg.checkpoint is None:
         raise ConfigError("mode=test needs checkpoint=<a run directory or a checkpoint file>")
     if cfg.data_root == "":
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
     _check_knobs(cfg, composer)
     fixed = config.freeze(cfg, cfg.hydra.runtime.choices)
+    for key in KEYS:
+        require_key(key, config.written(OmegaConf.select(fixed, key)))
     _check_targets(config.written(fixed), "")
     return fixed
 
@@ -123,10 +124,11 @@ def _check_target(node: dict[str, object], path: str) -> None:
     target = node["_target_"]
     try:
         found = signature(str(target))
-    except LookupError as error:
-        raise ConfigError(
-            f"{path}._target_={target}: no such class{nearest(str(target), siblings(str(target)))}"
-        ) from error
+        if found is None:
+            pkgutil.resolve_name(str(target))  # its source does not tell: compiled, or misspelt
+    except (LookupError, ImportError, AttributeError, ValueError) as error:
+        hint = nearest(str(target), siblings(str(target)))
+        raise ConfigError(f"{path}._target_={target}: no such class{hint}") from error
     for key, value in node.items():
         if found is None or key in ("_target_", "_partial_"):
             continue
@@ -135,5 +137,5 @@ def _check_target(node: dict[str, object], path: str) -> None:
             raise ConfigError(f"{path}.{key}: {str(target).rpartition('.')[2]} has no parameter {key!r}{hint}")
         annotation = found.parameters.get(key)
         built = isinstance(value, dict) and "_target_" in value
-        if annotation is not None and not built and not fits(annotation, value):
-            raise ConfigError(f"{path}.{key}={value}: expected {words(annotation)}")
+        if annotation is not None and not built:
+            require(f"{path}.{key}", annotation, value)

@@ -1,13 +1,14 @@
 """Composing with Hydra, each override checked on its own first, so that an error can say what was meant."""
 
-from collections.abc import Iterator, Sequence
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
@@ -15,13 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from src import config
-from src.annotation import annotation_of, fits, literals, parse, words
+from src.annotation import annotation_of, fits, literals, parse, surely_fits, words
 from src.errors import ConfigError
 from src.nearest import matches, nearest
 from src.signature import signature
 
-# What the root's keys may be; every other key is as its class's signature or its default says.
-ROOT = {
+# What a key may be whose class or default does not say it all; for every other key they do.
+KEYS = {
     "mode": "Literal['train', 'test', 'bench', 'describe']",
     "seed": "int",
     "stride": "int | None",
@@ -30,6 +31,13 @@ ROOT = {
     "checkpoint": "Path | None",
     "resume": "Path | None",
     "cache_dir": "Path",
+    "task.encoder_checkpoint": "Path | None",
+    "task.train.max_epochs": "int | None",
+    "task.train.max_minutes": "float | None",
+    "task.train.validate_every": "int | None",
+    "hardware.accelerator": "Literal['auto', 'cpu', 'gpu', 'cuda', 'mps']",
+    "hardware.devices": "int | str | list[int]",
+    "hardware.precision": "Literal['32-true', 'bf16-mixed', '16-mixed', 'bf16-true', '16-true', '64-true']",
 }
 LEAST = {"seed": 0, "stride": 1, "rank": 1}
 OVERLAYS = ("recipe", "experiment")  # groups whose files change what other files declare, and declare nothing
@@ -41,17 +49,20 @@ def one_line(error: BaseException) -> str:
 
 
 class Composer:
-    """Hydra's composition inside `hydra.initialize`. `directory`: one more directory of YAML files."""
+    """Hydra's composition inside `hydra.initialize`. `directory`: of YAML files, beside conf/."""
 
     def __init__(self, directory: str | None = None) -> None:
         self.directories = [config.CONF, *([Path(directory).absolute()] if directory else [])]
+        if not self.directories[-1].is_dir():
+            raise ConfigError(f"--config-dir={directory}: no such directory")
         self.search = [f"hydra.searchpath=['file://{path}']" for path in self.directories[1:]]
-        self.groups = self.options("", ObjectType.GROUP)
+        self.groups = sorted(
+            {p.name for folder in self.directories for p in folder.iterdir() if p.is_dir()} - {"hydra"}
+        )
 
-    def options(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
-        """The names of a group's files, or of the groups in it."""
-        loader = GlobalHydra.instance().config_loader()
-        return loader.get_group_options(group, kind, config_name="config", overrides=self.search)
+    def options(self, group: str) -> list[str]:
+        """The names of a group's files."""
+        return sorted({file.stem for folder in self.directories for file in (folder / group).glob("*.yaml")})
 
     def text(self, group: str, option: str) -> str:
         """A group file as it is written."""
@@ -60,18 +71,24 @@ class Composer:
 
     def parse(self, text: str) -> Override:
         try:
-            return OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_override(text)
+            parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+            override = parser.parse_overrides([text])[0]
+            if not override.key_or_group:
+                raise HydraException("it begins with '='")
+            return override
         except HydraException as error:
+            reason = one_line(error).removeprefix(f"Error parsing override '{text}' ").partition(" See http")[0]
             if "=" in text:
-                raise ConfigError(f"cannot read {text!r}: {one_line(error)}; quote text with special signs") from error
+                raise ConfigError(f"cannot read {text!r} ({reason}); quote text with special signs") from error
             groups = [group for group in config.GROUPS if text in self.options(group)]
             meant = f": {groups[0]}={text}?" if groups else ", for instance attention=mtla"
             raise ConfigError(f"cannot read {text!r}: settings are written key=value{meant}") from error
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """The composed configuration, Hydra's own node included."""
+        """The composed configuration, Hydra's own node included. Not to be changed: it is kept for the next caller."""
+        newest = max(file.stat().st_mtime_ns for folder in self.directories for file in folder.rglob("*.yaml"))
         try:
-            return compose("config", [*self.search, *overrides], return_hydra_config=True)
+            return _composed(newest, *self.search, *overrides)
         except MissingConfigException as error:
             group, _, name = (error.missing_cfg_file or "").rpartition("/")
             options = error.options or []
@@ -92,17 +109,14 @@ class Composer:
         groups = [o for o in overrides if o.key_or_group in self.groups or "/" in o.key_or_group]
         values = [o for o in overrides if o not in groups]
         base = self.compose([str(o.input_line) for o in groups])
-        self._check_overlays(base)
         plain = config.written(base)
         for override in values:
-            for key, _ in _assigned(override):
-                _check_key(plain, override, key, self.groups)
-        cfg = self.compose(texts)
-        for override in values:
             for key, value in _assigned(override):
+                _check_key(plain, override, key, self.groups)
                 if not key.startswith("hydra."):
-                    _check_value(base, cfg, key, value)
-        return cfg
+                    _check_value(base, key, value)
+        self._check_overlays(base)
+        return self.compose(texts)
 
     def _check_form(self, override: Override) -> None:
         text, key, value = override.input_line, override.key_or_group, override.value()
@@ -112,6 +126,10 @@ class Composer:
             )
         if override.package is not None:
             raise ConfigError(f"{text}: '@' is not supported; write {key}={value}")
+        if key == "hydra.searchpath":
+            raise ConfigError(f"{text}: --config-dir=<directory> adds a directory of YAML files")
+        if "/" in key and not key.startswith("hydra/"):
+            raise ConfigError(f"{text}: no such group{nearest(key, self.groups)}")
         if key not in self.groups:
             return
         if override.is_add() or override.is_force_add():
@@ -128,11 +146,17 @@ class Composer:
         others = [group for group in config.GROUPS if choices.get(group) and group not in OVERLAYS]
         without = [f"{group}={choices[group]}" for group in others] + [f"~{group}" for group in overlays]
         bare, full = config.written(self.compose(without)), config.written(base)
-        for key, _ in config.leaves({name: node for name, node in full.items() if name != "hydra"}):
+        for key in _keys({name: node for name, node in full.items() if name != "hydra"}):
             node, path, rest = _walk(bare, key)
             if rest and not (isinstance(node, dict) and "_target_" in node):
                 names = " or ".join(f"{group}={choices[group]}" for group in overlays)
                 raise ConfigError(f"{names} sets {key}, which is no key{_nearest_key(bare, key)}")
+
+
+@lru_cache
+def _composed(newest: int, *overrides: str) -> DictConfig:
+    """Composing takes Hydra a tenth of a second. `newest`: the files' time, so that a change of theirs is seen."""
+    return compose("config", list(overrides), return_hydra_config=True)
 
 
 def _assigned(override: Override) -> Iterator[tuple[str, Any]]:
@@ -173,30 +197,42 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
             raise ConfigError(f"{override.input_line}: {key} is a group of keys; set one of them: {', '.join(node)}")
         return
     target = str(node["_target_"]) if isinstance(node, dict) and "_target_" in node else ""
-    found = signature(target) if target else None
-    if found and rest[0] in found.parameters:
+    parameters = _parameters(target)
+    if rest[0] in parameters:
         if not adding:
             raise ConfigError(f"{key} is not in the configuration, but {target} takes it; write +{key}=...")
         return
     if target and adding:
-        parameters = found.parameters if found else []
         raise ConfigError(f"{override.input_line}: {target} has no parameter {rest[0]!r}{nearest(rest[0], parameters)}")
-    if len(rest) == 1 and not path:
-        raise ConfigError(f"{key}: no such key or group{_nearest_key(plain, key, groups)}")
-    raise ConfigError(f"{key}: no such key{_nearest_key(plain, key)}")
+    kind = "key or group" if not path and len(rest) == 1 else "key"
+    raise ConfigError(f"{key}: no such {kind}{_nearest_key(plain, key, groups)}")
+
+
+def _parameters(target: str) -> Mapping[str, ast.expr | None]:
+    """A target's parameters; none if there is no such target, which is said elsewhere."""
+    try:
+        found = signature(target) if target else None
+    except LookupError:
+        found = None
+    return found.parameters if found else {}
 
 
 def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) -> str:
-    """Keys that may have been meant: those beside it, those with the same end, those that look alike."""
+    """Keys that may have been meant: those with the same end, those beside it, those that look alike."""
     node, path, rest = _walk(plain, key)
-    prefix = f"{path}." if path else ""
-    beside = [f"{prefix}{name}" for name in matches(rest[0], node)] if isinstance(node, dict) else []
-    every = [name for name in _keys(plain) if not name.startswith("hydra.")]
-    same_end = [name for name in every if name.endswith(f".{key}") or name.endswith(f".{key.rpartition('.')[2]}")]
-    found = list(dict.fromkeys([*matches(key, groups), *beside, *same_end, *matches(key, every, 0.8)]))[:3]
-    if not found and isinstance(node, dict):
+    every = [name for name in _keys(plain) if not name.startswith("hydra.") or key.startswith("hydra.")]
+    same_end = [name for name in every if name.endswith(f".{key}")]
+    same_end += [name for name in every if "." in key and name.endswith(f".{key.rpartition('.')[2]}")]
+    if "." not in key:
+        same_end += matches(key, groups)
+    beside = matches(rest[0], node, 0.7) if isinstance(node, dict) and len(rest) == 1 else []
+    alike = matches(key, [name for name in every if name.count(".") == key.count(".")], 0.8)
+    found = [*same_end, *(f"{path}.{name}" if path else name for name in beside), *alike]
+    if found:
+        return f"; nearest: {', '.join(list(dict.fromkeys(found))[:3])}"
+    if isinstance(node, dict):
         return f"; {path or 'the root'} has: {', '.join(str(name) for name in node if name != 'hydra')}"
-    return f"; nearest: {', '.join(found)}" if found else ""
+    return f"; {path} is a single value"
 
 
 def _keys(node: Any, path: str = "") -> Iterator[str]:
@@ -207,22 +243,38 @@ def _keys(node: Any, path: str = "") -> Iterator[str]:
             yield from _keys(child, key)
 
 
-def _check_value(base: DictConfig, cfg: DictConfig, key: str, given: Any) -> None:
-    """The value has the type that the root's table, the class's annotation or the default asks for."""
-    try:
-        value = config.written(OmegaConf.select(cfg, key))
-        default = config.written(OmegaConf.select(base, key))
-    except OmegaConfBaseException:
-        return  # a reference: config.resolve says what is wrong with it
-    parent, _, rest = _walk(config.written(cfg), key.rpartition(".")[0]) if "." in key else ({}, "", [])
-    expected = parse(ROOT[key]) if key in ROOT else None
-    if expected is None and not rest and isinstance(parent, dict) and "_target_" in parent:
-        found = signature(str(parent["_target_"]))
-        expected = found.parameters.get(key.rpartition(".")[2]) if found else None
-    if expected is None:
-        expected = annotation_of(default)
-    if expected is not None and not fits(expected, value):
-        hint = nearest(str(value), [str(literal) for literal in literals(expected)])
-        raise ConfigError(f"{key}={given}: expected {words(expected)}{hint}")
+def require(key: str, annotation: ast.expr, value: Any) -> None:
+    """ConfigError if a value cannot stand where an annotation does."""
+    if not fits(annotation, value):
+        close = matches(str(value), [str(literal) for literal in literals(annotation)])
+        hint = f"; nearest: {close[0]}" if close else ""
+        raise ConfigError(f"{key}={'null' if value is None else value}: expected {words(annotation)}{hint}")
+
+
+def require_key(key: str, value: Any) -> None:
+    """ConfigError if a value is not what KEYS and LEAST ask for."""
+    require(key, parse(KEYS[key]), value)
     if key in LEAST and value is not None and value < LEAST[key]:
-        raise ConfigError(f"{key}={given}: expected at least {LEAST[key]}")
+        raise ConfigError(f"{key}={value}: expected at least {LEAST[key]}")
+
+
+def _check_value(base: DictConfig, key: str, value: Any) -> None:
+    """A value given on the command line has the type that KEYS, the class's annotation or else the default asks for."""
+    if "${" in str(value):
+        return  # a reference: what it leads to is checked in the composed configuration
+    if key in KEYS:
+        require_key(key, value)
+        return
+    parent, _, rest = _walk(config.written(base), key.rpartition(".")[0]) if "." in key else ({}, "", [])
+    target = parent.get("_target_") if isinstance(parent, dict) and not rest else None
+    declared = _parameters(str(target or "")).get(key.rpartition(".")[2])
+    if declared is not None:
+        require(key, declared, value)
+        if surely_fits(declared, value):
+            return
+    try:
+        default = annotation_of(config.written(OmegaConf.select(base, key)))
+    except OmegaConfBaseException:  # a default that needs another value first
+        return
+    if default is not None:
+        require(key, default, value)

@@ -24,18 +24,8 @@ KNOBS = ("stride", "rank")
 KNOB_GROUPS = ("attention", "compress")  # the nodes that may read a knob
 PATHS = ("data_root", "cache_dir", "checkpoint", "resume")
 
-# What config_hash leaves out: where things lie and what is done with them. Left: everything that shapes a result.
-NOT_HASHED = {
-    "data_root",
-    "root",
-    "cache_dir",
-    "checkpoint",
-    "encoder_checkpoint",
-    "resume",
-    "mode",
-    "choices",
-    "bench",
-}
+# What config_hash leaves out: where things lie, the mode, and the names of options whose content it reads.
+NOT_HASHED = ("data_root", "root", "cache_dir", "checkpoint", "encoder_checkpoint", "resume", "mode", "choices")
 
 
 def _divide(a: int, b: int) -> int:
@@ -113,7 +103,10 @@ def knob_paths(cfg: DictConfig, knob: str) -> list[str]:
 
 
 def config_hash(cfg: DictConfig) -> str:
-    """sha256 of what shapes a run's result: the fixed configuration without the keys of NOT_HASHED, at any depth."""
+    """sha256 of what shapes a run's result: the fixed configuration without the keys of NOT_HASHED, at any depth.
+
+    The settings of mode=bench count in that mode only: training, testing and describing one model have one hash.
+    """
 
     def shaping(value: Any) -> Any:
         if isinstance(value, dict):
@@ -121,6 +114,8 @@ def config_hash(cfg: DictConfig) -> str:
         return [shaping(item) for item in value] if isinstance(value, list) else value
 
     plain = shaping(OmegaConf.to_container(cfg, resolve=True))
+    if cfg.mode != "bench":
+        plain.pop("bench", None)
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 

@@ -80,6 +80,7 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
                 OmegaConf.save(cfg, directory / "config.yaml")
             save()
             record["environment"] = records.environment(cfg.hardware.accelerator)
+            importlib.import_module("src.torchvision_schemas")  # whatever a mode imports first
             mode = importlib.import_module(f"src.modes.{cfg.mode}")
             with contextlib.redirect_stdout(sys.stderr) if cfg.mode == "describe" else contextlib.nullcontext():
                 mode.run(cfg, record, directory)

@@ -6,6 +6,7 @@ dataclasses.
 """
 
 import ast
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,6 +59,8 @@ def siblings(target: str) -> list[str]:
 @lru_cache
 def _file(module: str) -> Path | None:
     """The source file of a module, found without importing its parents."""
+    if not module:
+        return None
     top, *rest = module.split(".")
     if top == "src":
         folders = [ROOT / "src"]
@@ -118,9 +121,11 @@ def _source(module: str, node: ast.ImportFrom) -> str:
     return ".".join([*parts[: len(parts) - up], *([node.module] if node.module else [])])
 
 
-@lru_cache
-def _find(module: str, name: str) -> _Found | None:
-    """The definition that `name` in `module` leads to."""
+def _find(module: str, name: str, seen: tuple[tuple[str, str], ...] = ()) -> _Found | None:
+    """The definition that `name` in `module` leads to. `seen`: how it came here, for modules that import each other."""
+    if (module, name) in seen:
+        return None
+    seen = (*seen, (module, name))
     found = None
     for bound, node in _definitions(module):  # the last one counts, as when the module runs
         if bound != name:
@@ -128,24 +133,28 @@ def _find(module: str, name: str) -> _Found | None:
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
                 found = _Found(module, node)
-            case ast.ImportFrom(names=aliases):
-                original = next(alias.name for alias in aliases if (alias.asname or alias.name) == name)
-                found = _find(_source(module, node), original) or found
+            case ast.ImportFrom():
+                found = _find(_source(module, node), _original(node, name), seen) or found
             case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
-                found = _follow(module, value) or found
+                found = _follow(module, value, seen) or found
     if found is None:
         stars = [node for bound, node in _definitions(module) if bound == "*" and isinstance(node, ast.ImportFrom)]
-        found = next((star for node in stars if (star := _find(_source(module, node), name))), None)
+        found = next((star for node in stars if (star := _find(_source(module, node), name, seen))), None)
     return found
 
 
-def _follow(module: str, expression: ast.expr) -> _Found | None:
+def _original(node: ast.ImportFrom, name: str) -> str:
+    """What an imported name is called where it comes from."""
+    return next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+
+
+def _follow(module: str, expression: ast.expr, seen: tuple[tuple[str, str], ...] = ()) -> _Found | None:
     """The definition that a name or an attribute (`nn.Module`) leads to, inside `module`."""
     match expression:
         case ast.Name(id=name):
-            return _find(module, name)
+            return _find(module, name, seen)
         case ast.Subscript(value=value):  # Base[T]
-            return _follow(module, value)
+            return _follow(module, value, seen)
         case ast.Attribute(value=ast.expr() as value, attr=attribute):
             prefix = ast.unparse(value)
             for node in _body(module):
@@ -153,11 +162,11 @@ def _follow(module: str, expression: ast.expr) -> _Found | None:
                     case ast.Import(names=aliases):
                         for alias in aliases:
                             if (alias.asname or alias.name) == prefix:
-                                return _find(alias.name, attribute)
+                                return _find(alias.name, attribute, seen)
                     case ast.ImportFrom(names=aliases):
                         for alias in aliases:
                             if (alias.asname or alias.name) == prefix:
-                                return _find(f"{_source(module, node)}.{alias.name}", attribute)
+                                return _find(f"{_source(module, node)}.{alias.name}", attribute, seen)
     return None
 
 
@@ -179,19 +188,20 @@ def _signature_of(found: _Found) -> Signature | None:
     if not isinstance(found.node, ast.ClassDef):
         function = found.node
         bound = any(name_of(decorator) == "classmethod" for decorator in function.decorator_list)
-        return _from_arguments(function.args, skip_first=bound)
+        return _from_arguments(found.module, function.args, skip_first=bound)
     if any(name_of(decorator) == "dataclass" for decorator in found.node.decorator_list):
         return _from_fields(found)
     init = _member(found, "__init__")
     if init and not isinstance(init.node, ast.ClassDef):
-        return _from_arguments(init.node.args, skip_first=True)
+        return _from_arguments(init.module, init.node.args, skip_first=True)
     return None
 
 
-def _from_arguments(arguments: ast.arguments, skip_first: bool) -> Signature:
+def _from_arguments(module: str, arguments: ast.arguments, skip_first: bool) -> Signature:
     positional = [*arguments.posonlyargs, *arguments.args][skip_first:]
     everything = [*positional, *arguments.kwonlyargs]
-    return Signature({a.arg: a.annotation for a in everything}, open=arguments.kwarg is not None)
+    annotations = {a.arg: a.annotation and _expand(module, a.annotation) for a in everything}
+    return Signature(annotations, open=arguments.kwarg is not None)
 
 
 def _from_fields(found: _Found) -> Signature:
@@ -205,5 +215,37 @@ def _from_fields(found: _Found) -> Signature:
     for node in found.node.body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if name_of(annotation) != "ClassVar":
-                fields[name] = annotation
+                fields[name] = _expand(found.module, annotation)
     return Signature(fields)
+
+
+def _expand(module: str, annotation: ast.expr) -> ast.expr:
+    """An annotation with its module's names for types (`Kind = Literal[...]`) written out."""
+
+    class Expander(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return _alias(module, node.id) or node
+
+        def visit_Constant(self, node: ast.Constant) -> ast.expr:
+            return self.visit(ast.parse(node.value, mode="eval").body) if isinstance(node.value, str) else node
+
+        def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+            return node if name_of(node) == "Literal" else self.generic_visit(node)  # type: ignore[return-value]
+
+    return Expander().visit(copy.deepcopy(annotation))
+
+
+def _alias(module: str, name: str) -> ast.expr | None:
+    """What a name for a type stands for, if it is made in this package."""
+    if module.partition(".")[0] != "src":
+        return None
+    for bound, node in _definitions(module):
+        if bound == name:
+            match node:
+                case ast.Assign(value=(ast.Subscript() | ast.BinOp()) as value):
+                    return _expand(module, value)
+                case ast.AnnAssign(value=(ast.Subscript() | ast.BinOp()) as value):
+                    return _expand(module, value)
+                case ast.ImportFrom():
+                    return _alias(_source(module, node), _original(node, name))
+    return None

@@ -1,0 +1,391 @@
+"""Command lines and configuration files, right and wrong; all in this process, nothing heavy imported."""
+
+import copy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ReadonlyConfigError
+
+from src import config
+from src.annotation import surely_fits
+from src.check import check, compose
+from src.composition import KEYS
+from src.config import CONF, config_hash, instantiate
+from src.errors import ConfigError, DataError
+from src.signature import signature
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def error(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(arguments)
+    message = str(caught.value)
+    assert "\n" not in message and message
+    assert caught.value.exit_code == 2
+    return message
+
+
+WRONG = {
+    # groups
+    "attention=mtlla": "attention=mtlla: no such attention; nearest: mtla, mla; others: gqa, mha",
+    "attention=MTLA": "nearest: mtla",
+    "attention=": "no such attention",
+    "attention=null": "no such attention",
+    "attention='[mha,mla]'": "no such attention",
+    "attention=mha,mla": "several values need -m",
+    "attenton=mtla": "attenton: no such key or group; nearest: attention",
+    "attention/foo=3": "no such group; nearest: attention",
+    "attention@foo=mha": "'@' is not supported",
+    "+attention=mha": "without '+'",
+    "task=must": "nearest: mustc",
+    "experiment=foo": "no such experiment",
+    "hydra/launcher=basicc": "hydra/launcher=basicc: no such hydra/launcher; nearest: basic",
+    "scale=huge": "scale=huge: no such scale",
+    # keys
+    "task.model.d_modle=3": "task.model.d_modle: no such key; nearest: task.model.d_model",
+    "task.modle.d_model=3": "nearest: task.model.d_model",
+    "task.model.d_modle.x=3": "no such key",
+    "d_model=3": "nearest: task.model.d_model",
+    "lr=3": "nearest: task.optimizer.lr",
+    "learning_rate=3": "the root has: mode, seed",
+    "hydra.rundir=x": "nearest: hydra.run",
+    "+foo=1": "foo: no such key",
+    "+task.train.foo=1": "task.train has: max_steps",
+    "++task.train.foo=1": "task.train has: max_steps",
+    "+task.model.foo=1": "src.models.SpeechToText has no parameter 'foo'",
+    "++attention.strid=1": "src.attention.MTLA has no parameter 'strid'; nearest: stride",
+    "+task.optimizer.epss=1": "torch.optim.Adam has no parameter 'epss'; nearest: eps",
+    "+task.model.d_model=1": "exists already; write it without '+'",
+    "task.optimizer.eps=1e-9": "torch.optim.Adam takes it; write +task.optimizer.eps=...",
+    "~task.train.clip": "nothing can be deleted",
+    "~attention": "nothing can be deleted",
+    "task.train=3": "is a group of keys; set one of them: max_steps",
+    "'task.train={clip: 1, foo: 2}'": "task.train.foo: no such key",
+    "task.model.encoder.conv_kernels.9=7": "no such key",
+    # values
+    "seed=abc": "seed=abc: expected a whole number",
+    "seed=null": "seed=null: expected a whole number",
+    "seed=true": "expected a whole number",
+    "seed=-1": "expected at least 0",
+    "stride=two": "stride=two: expected a whole number or null",
+    "stride=": "expected a whole number or null",
+    "stride=2.5": "expected a whole number or null",
+    "stride=0": "stride=0: expected at least 1",
+    "rank=0": "rank=0: expected at least 1",
+    "task.train.max_steps=many": "task.train.max_steps=many: expected a whole number",
+    "task.train.max_steps=1e3": "expected a whole number",
+    "task.train.clip=null": "expected a number",
+    "task.train.validate_every=often": "expected a whole number or null",
+    "'task.train.clip={a: 1}'": "task.train.clip is a single value",
+    "task.model=null": "expected a group of keys",
+    "task.target=transcrip": "expected translation or transcript; nearest: transcript",
+    "task.model.encoder.conv_kernels=5": "expected a list",
+    "task.model.encoder.conv_kernels=[5,a]": "each a whole number",
+    "task.optimizer.lr=high": "task.optimizer.lr=high: expected a number",
+    "task.optimizer.lr=nan": "expected a number",
+    "task.optimizer.betas=[0.9]": "expected a list of 2",
+    "task.model._target_=src.models.SpeechToTxt": "no such class; nearest: src.models.SpeechToText",
+    "hardware.precision=16": "expected 32-true or",
+    "data_root=": "data_root is empty",
+    "data_root=5": "expected a path",
+    "task.model.d_model=145": "attention.head_dim = ${div:${task.model.d_model},${task.attention_heads}}: 145 is not a",
+    "seed='${foo}'": "seed = ${foo}: Interpolation key 'foo' not found",
+    "seed='${rank}'": "seed=null: expected a whole number",
+    # knobs
+    "attention=mha stride=2": "attention=mha has no stride; with one: attention=mtla",
+    "attention=gqa rank=2": "attention=gqa has no rank; with one: attention=mla, attention=mtla",
+    "stride=2 attention.stride=4": "has no effect",
+    # modes
+    "mode=trian": "mode=trian: expected train or test or bench or describe; nearest: train",
+    "mode=test": "mode=test needs checkpoint=",
+    "mode=test checkpoint=/nowhere": "checkpoint=/nowhere: no such file or directory",
+    "checkpoint=/": "checkpoint= is read by mode=test, not by mode=train",
+    "mode=describe resume=/": "resume= is read by mode=train",
+    "resume=/nowhere": "no such file or directory",
+    "-m resume=/ seed=1,2": "leave -m out",
+    # syntax
+    "mtla": "cannot read 'mtla': settings are written key=value: attention=mtla?",
+    "=3": "cannot read '=3'",
+    "seed=[1": "cannot read 'seed=[1'",
+    "--attention mtla": "settings are written key=value",
+    "--config-name foo": "are fixed",
+    "--config-dir /nowhere": "--config-dir=/nowhere: no such directory",
+    "hydra.searchpath=[/]": "--config-dir",
+    # several jobs: the wrong one is found before the first begins
+    "-m attention=mha,mtlla": "attention=mtlla: no such attention",
+    "-m attention=mha,mtla stride=2": "attention=mha has no stride",
+    "-m stride='interval(1,2)'": "does not support",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_command_line_is_one_line_that_says_what_was_meant(line: str) -> None:
+    assert WRONG[line] in error(*shlex.split(line))
+
+
+RIGHT: dict[str, dict[str, Any]] = {
+    "attention=mtla stride=3": {"attention.stride": 3, "stride": 3},
+    "attention=mtla": {"attention.stride": 2, "stride": 2, "choices.attention": "mtla", "choices.experiment": None},
+    "attention=mha": {"stride": None, "rank": None},
+    "attention=mla rank=64": {"attention.latent_dim": 64, "rank": 64, "stride": None},
+    "attention.stride=4": {"attention.stride": 4},
+    "task.train.clip=10": {"task.train.clip": 10},
+    "task.data.augment=null": {"task.data.augment": None},
+    "+task.optimizer.eps=1e-9": {"task.optimizer.eps": 1e-9},
+    "++task.model.d_model=96": {"task.model.d_model": 96},
+    "task.model.encoder.conv_kernels.0=7": {"task.model.encoder.conv_kernels.0": 7},
+    "task.train.validate_every=10": {"task.train.validate_every": 10},
+    "hydra.run.dir=x seed=3": {"seed": 3},
+    "mode=test checkpoint=/": {"checkpoint": "/"},
+}
+
+
+@pytest.mark.parametrize("line", RIGHT)
+def test_a_right_command_line(line: str) -> None:
+    cfg = compose(*shlex.split(line))
+    assert {key: OmegaConf.select(cfg, key) for key in RIGHT[line]} == RIGHT[line]
+
+
+@pytest.mark.parametrize("scale", options("scale"))
+@pytest.mark.parametrize("attention", options("attention"))
+def test_every_mechanism_at_every_scale(attention: str, scale: str) -> None:
+    cfg = compose(f"attention={attention}", f"scale={scale}")
+    assert (cfg.choices.attention, cfg.choices.scale, cfg.scale) == (attention, scale, scale)
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_every_experiment(experiment: str) -> None:
+    assert compose(f"experiment={experiment}").choices.experiment == experiment
+
+
+@pytest.mark.parametrize("hardware", options("hardware"))
+def test_every_hardware_says_the_same_things(hardware: str) -> None:
+    assert set(compose(f"hardware={hardware}").hardware) == set(compose().hardware)
+
+
+@pytest.mark.parametrize("knob", config.KNOBS)
+@pytest.mark.parametrize("attention", options("attention"))
+def test_a_knob_feeds_one_place_or_is_refused(attention: str, knob: str) -> None:
+    before = config.written(compose(f"attention={attention}").attention)
+    reads = (CONF / "attention" / f"{attention}.yaml").read_text().count(f"${{{knob}}}")
+    if not reads:
+        assert f"attention={attention} has no {knob}" in error(f"attention={attention}", f"{knob}=12")
+        return
+    assert reads == 1
+    after = config.written(compose(f"attention={attention}", f"{knob}=12").attention)
+    assert 12 in after.values() and after != before
+
+
+def test_a_multirun_is_checked_job_by_job() -> None:
+    plan = check(["-m", "attention=glob(m?a)", "seed=range(1,3)"])
+    assert plan.multirun
+    jobs = [(job.choices.attention, job.seed) for job in plan.jobs]
+    assert jobs == [("mha", 1), ("mha", 2), ("mla", 1), ("mla", 2), ("mqa", 1), ("mqa", 2)]
+
+
+def test_no_key_takes_just_anything() -> None:
+    """Every value that is null by default and stands beside no class has its type in KEYS, and KEYS names real keys."""
+    cfg = compose()
+    plain = config.written(cfg)
+    for path, value in config.leaves({key: node for key, node in plain.items() if key != "choices"}):
+        parent = OmegaConf.select(cfg, path.rpartition(".")[0]) if "." in path else cfg
+        if value is None and not (isinstance(parent, DictConfig) and "_target_" in parent):
+            assert path in KEYS, path
+    for key in KEYS:
+        parent, _, name = key.rpartition(".")
+        assert name in (OmegaConf.select(cfg, parent) if parent else cfg), key
+
+
+def test_values_in_the_files_are_of_the_types_their_classes_declare() -> None:
+    """Every parameter set in a composed configuration is annotated, so that a wrong value can be refused."""
+
+    def walk(node: Any, path: str) -> None:
+        if isinstance(node, dict):
+            found = signature(node["_target_"]) if str(node.get("_target_")).startswith("src.") else None
+            for key, value in node.items():
+                if found and key[0] != "_" and not isinstance(value, dict | list):
+                    annotation = found.parameters[key]
+                    assert annotation is not None and surely_fits(annotation, value), f"{path}.{key}"
+                walk(value, f"{path}.{key}")
+
+    for attention in options("attention"):
+        walk(config.written(compose(f"attention={attention}")), "")
+
+
+# --- own YAML files ---------------------------------------------------------------------------------------------
+
+
+def own(directory: Path, name: str, text: str) -> str:
+    path = directory / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return f"--config-dir={directory}"
+
+
+MHA = yaml.safe_load((CONF / "attention" / "mha.yaml").read_text())
+
+
+def test_a_mechanism_from_an_own_directory(tmp_path: Path) -> None:
+    flag = own(tmp_path, "attention/mine", yaml.safe_dump(MHA | {"num_kv_heads": 2}))
+    cfg = check([flag, "attention=mine"]).jobs[0]
+    assert (cfg.choices.attention, cfg.attention.num_kv_heads) == ("mine", 2)
+    assert "nearest: mine" in error(flag, "attention=mne")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_kv_head": 2}, "attention.num_kv_head: MHA has no parameter 'num_kv_head'; nearest: num_kv_heads"),
+        ({"num_kv_heads": "two"}, "attention.num_kv_heads=two: expected a whole number"),
+        ({"num_kv_heads": "???"}, "attention.num_kv_heads has no default"),
+        ({"_target_": "src.attention.MHAA"}, "no such class; nearest: src.attention.MHA"),
+        ({"_target_": "torch.nn.Linearr"}, "attention._target_=torch.nn.Linearr: no such class"),
+        ({"_target_": "nowhere.Linear"}, "attention._target_=nowhere.Linear: no such class"),
+        ({"head_dim": "${task.modle.d_model}"}, "attention.head_dim = ${task.modle.d_model}: Interpolation key"),
+    ],
+)
+def test_a_wrong_file_is_found_as_a_wrong_command_line_is(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    flag = own(tmp_path, "attention/mine", yaml.safe_dump(MHA | change))
+    assert message in error(flag, "attention=mine")
+
+
+def test_malformed_yaml_is_one_line(tmp_path: Path) -> None:
+    message = error(own(tmp_path, "attention/mine", "a: [1\nb: 2\n"), "attention=mine")
+    assert "mine.yaml" in message and "line 2" in message
+
+
+@pytest.mark.parametrize("group", ["experiment", "recipe"])
+def test_an_overlay_declares_nothing(tmp_path: Path, group: str) -> None:
+    flag = own(tmp_path, f"{group}/mine", "# @package _global_\ntask:\n  train:\n    max_step: 3\n")
+    message = error(flag, f"{group}=mine")
+    assert f"{group}=mine sets task.train.max_step" in message
+    assert "nearest: task.train.max_steps" in message
+    fine = own(tmp_path, f"{group}/mine", "# @package _global_\ntask:\n  optimizer:\n    eps: 1.0e-9\n")
+    assert check([fine, f"{group}=mine"]).jobs[0].task.optimizer.eps == 1e-9
+
+
+def test_a_scale_that_a_task_has_not(tmp_path: Path) -> None:
+    flag = own(tmp_path, "scale/huge", "# @package _global_\nscale: huge\n")
+    assert "task=mustc has no scale=huge; there are: paper, sample" in error(flag, "scale=huge")
+
+
+# --- the fixed configuration ------------------------------------------------------------------------------------
+
+
+def test_the_configuration_is_resolved_and_read_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DATA_ROOT", "some/where")
+    monkeypatch.setenv("ATTNLAB_CACHE", "~/cache")
+    monkeypatch.chdir(tmp_path)
+    cfg = compose()
+    assert "${" not in OmegaConf.to_yaml(cfg)
+    assert cfg.data_root == cfg.task.data.root == str(tmp_path / "some/where")
+    assert cfg.cache_dir == str(Path.home() / "cache")
+    with pytest.raises(ReadonlyConfigError):
+        cfg.seed = 2
+    with pytest.raises(ReadonlyConfigError):
+        cfg.task.train.clip = 2
+
+
+def test_resolvers() -> None:
+    cfg = OmegaConf.create({"n": None, "a": 6, "or": "${or:${n},${a}}", "mul": "${mul:2,${a}}", "div": "${div:${a},3}"})
+    config.resolve(cfg)
+    assert (cfg["or"], cfg.mul, cfg.div) == (6, 12, 2)
+    with pytest.raises(ConfigError, match=r"x\.y = \$\{div:7,2\}: 7 is not a multiple of 2"):
+        config.resolve(OmegaConf.create({"x": {"y": "${div:7,2}"}}))
+
+
+def test_the_hash_knows_what_shapes_a_result() -> None:
+    cfg = compose("attention=mtla")
+
+    def of(**changes: Any) -> str:
+        changed = copy.deepcopy(cfg)
+        OmegaConf.set_readonly(changed, False)
+        for key, value in changes.items():
+            OmegaConf.update(changed, key.replace("__", "."), value)
+        return config_hash(changed)
+
+    base = config_hash(cfg)
+    assert base == config_hash(compose("stride=2"))
+    assert base == of(mode="describe") == of(bench__batch=9) == of(choices__experiment="x")
+    assert base == of(data_root="x", task__data__root="x", cache_dir="y", task__data__cache_dir="y", resume="z")
+    assert len({base, of(seed=2), of(stride=3), of(task__optimizer__lr=1), of(hardware__precision="64-true")}) == 5
+    assert of(mode="bench") != of(mode="bench", bench__batch=9)
+
+
+# --- from a node to an object -----------------------------------------------------------------------------------
+
+
+class Leaf:
+    def __init__(self, size: int, more: Any = None) -> None:
+        if size < 0:
+            raise ValueError(f"size {size} is negative")
+        if size == 13:
+            raise DataError("unlucky")
+        self.size, self.more = size, more
+
+
+class Tree:
+    def __init__(self, leaf: Any, sizes: list[int], make: Any = None, tag: Any = None) -> None:
+        self.leaf, self.sizes, self.make, self.tag = leaf, sizes, make, tag
+        self.made = make(more=1) if make else None
+
+
+def node(**keys: Any) -> DictConfig:
+    here = f"{__name__}."
+    tree = {"_target_": here + "Tree", "leaf": {"_target_": here + "Leaf", "size": 1}, "sizes": [1, 2]}
+    return OmegaConf.create({"root": {"tree": tree | keys}}).root.tree
+
+
+def test_instantiate_builds_what_is_nested_and_passes_objects_untouched() -> None:
+    tag = object()
+    tree = instantiate(node(make={"_target_": f"{__name__}.Leaf", "_partial_": True, "size": 3}), tag=tag)
+    assert (tree.leaf.size, tree.made.size, tree.made.more) == (1, 3, 1)
+    assert tree.tag is tag
+    assert type(tree.sizes) is list
+    assert instantiate(node(), sizes=[5]).sizes == [5]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"leef": 3}, r"root\.tree: .*unexpected keyword argument 'leef'"),
+        ({"leaf": {"_target_": f"{__name__}.Leaf", "size": -1}}, r"root\.tree\.leaf: size -1 is negative"),
+        ({"leaf": {"_target_": f"{__name__}.Leaf"}}, r"root\.tree\.leaf: .*missing 1 required .*'size'"),
+        ({"leaf": {"_target_": f"{__name__}.Leef"}}, r"root\.tree\.leaf\._target_=.*Leef: cannot be imported"),
+        ({"make": {"_target_": f"{__name__}.Leaf", "_partial_": True, "size": -1}}, r"root\.tree\.make: size -1"),
+    ],
+)
+def test_instantiate_names_the_place_of_an_error(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        instantiate(node(**keys))
+    assert caught.value.__cause__ is not None
+
+
+def test_instantiate_leaves_other_errors_alone() -> None:
+    with pytest.raises(DataError, match="unlucky"):
+        instantiate(node(leaf={"_target_": f"{__name__}.Leaf", "size": 13}))
+
+
+def test_the_check_imports_nothing_heavy() -> None:
+    script = """
+import sys
+from src.check import check
+check(["attention=mtla", "stride=2", "+task.optimizer.eps=1e-9"])
+try:
+    check(["+task.optimizer.epss=1"])
+except Exception as error:
+    print(error)
+print(sorted({"torch", "lightning", "numpy", "torchvision", "timm", "rich", "matplotlib"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "has no parameter 'epss'" in done.stdout
