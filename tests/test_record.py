@@ -1,0 +1,105 @@
+"""record.json: its skeleton, its writing, what a good one is."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from src import record as records
+from src.check import compose
+from src.record import NOT_RUN, problems
+
+PROMISED = {  # the keys that tables may count on, schema 1
+    "schema status mode command config_hash task corpus attention stride rank compress scale seed": None,
+    "parameters": "total attention trainable",
+    "kv_cache": "elements_per_token_per_layer bytes_predicted bytes_measured",
+    "quality": "",
+    "inference": "seconds tokens_per_second peak_memory_mib mean_memory_mib batch beam dtype protocol",
+    "training": "steps seconds tokens_per_second final_loss",
+    "environment": "torch device git packages_hash",
+}
+
+
+@pytest.fixture(scope="module")
+def skeleton() -> dict[str, Any]:
+    return records.new(compose("attention=mtla", "seed=3"), "python -m src.run attention=mtla seed=3")
+
+
+def test_a_new_record_has_every_promised_key_and_no_number_yet(skeleton: dict[str, Any]) -> None:
+    for keys, inner in PROMISED.items():
+        assert all(key in skeleton for key in keys.split())
+        if inner is not None:
+            assert set(inner.split()) <= set(skeleton[keys])
+            assert set(skeleton[keys].values()) <= {NOT_RUN}
+    assert problems(skeleton) == []
+    assert (skeleton["attention"], skeleton["stride"], skeleton["seed"]) == ("mtla", 2, 3)
+    assert skeleton["status"] == "running"
+    assert records.new(compose("attention=mha"), "")["stride"] is None
+
+
+def test_the_environment_says_what_ran(skeleton: dict[str, Any]) -> None:
+    found = records.environment("cpu")
+    assert found["torch"] == torch.__version__
+    assert found["device"].startswith("cpu: ") and found["device"] != "cpu: "
+    assert len(found["packages_hash"]) == 64 and found["packages_hash"] == records.environment("cpu")["packages_hash"]
+    assert problems(skeleton | {"environment": found}) == []
+
+
+def test_writing_is_atomic(skeleton: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records.write(skeleton, tmp_path)
+    assert records.read(tmp_path) == skeleton
+    with pytest.raises(TypeError):
+        records.write(skeleton | {"status": object()}, tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        records.write(skeleton | {"status": "finished"}, tmp_path)
+    assert records.read(tmp_path)["status"] == "running"
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_what_is_not_json_becomes_json(tmp_path: Path) -> None:
+    values = {"nan": math.nan, "inf": -math.inf, "numpy": np.float32(0.5), "torch": torch.tensor(3), "path": Path("x")}
+    records.write({"values": values, "list": (1, math.nan)}, tmp_path)
+    text = (tmp_path / "record.json").read_text()
+    assert json.loads(text) == {
+        "values": {"nan": "nan", "inf": "-inf", "numpy": 0.5, "torch": 3, "path": "x"},
+        "list": [1, "nan"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"schema": 2}, "schema 2"),
+        ({"status": "done"}, "status 'done'"),
+        ({"seed": "1"}, "seed: expected int"),
+        ({"corpus": None}, "corpus: expected str"),
+        ({"parameters": {"total": 1}}, "parameters.attention: missing"),
+        ({"parameters": {"total": None, "attention": 1, "trainable": 1}}, "parameters.total: expected a number"),
+        ({"training": NOT_RUN}, "training: expected a mapping"),
+        ({"status": "failed"}, "an error belongs to"),
+        ({"error": "x"}, "an error belongs to"),
+    ],
+)
+def test_a_bad_record_is_recognised(skeleton: dict[str, Any], change: dict[str, Any], problem: str) -> None:
+    assert problem in " · ".join(problems(skeleton | change))
+
+
+def test_a_record_without_a_knob_is_recognised(skeleton: dict[str, Any]) -> None:
+    assert problems({key: value for key, value in skeleton.items() if key != "rank"}) == ["rank: missing"]
+
+
+def test_the_git_state_is_a_commit_or_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    assert records.environment("cpu")["git"] == "not a checkout"
+    (tmp_path / ".git").mkdir()
+    assert records.environment("cpu")["git"].startswith("unknown: ")
