@@ -2,9 +2,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import src.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
+
+import pytest
 
 
 @pytest.fixture(scope="session")
