@@ -28,37 +28,25 @@ def measure(
     Rounds are interleaved, every second one backwards, so that a change of the machine's speed meets all alike; a
     ratio is the median over rounds of that round's pair.  `advance` is called with the number of runs done.
     """
-    runs = settings.warmup + settings.rounds
-    found: dict[str, dict[str, Any]] = {}
-    works: dict[str, Workload] = {}
-    for variant in variants:
-        try:
-            work = workload(variant, shape, getattr(torch, settings.dtype), device)
-            reason = shortage(work, shape, device)
-        except LookupError as error:
-            reason = str(error)
-        if reason:
-            found[variant.name] = {NOT_RUN: reason}
-            advance(runs + settings.memory)
-        else:
-            works[variant.name] = work
+    works, found = _build(variants, shape, settings, device)
+    advance((settings.warmup + settings.rounds + settings.memory) * len(found))
     gc.collect()  # slow; `timed` keeps it out of the measurements
     times: dict[str, list[dict[str, float]]] = {name: [] for name in works}
-    for number in range(runs):
+    for number in range(settings.warmup + settings.rounds):
         for name in list(works)[:: -1 if number % 2 else 1]:
             try:
                 once = timed(works[name], device)
             except torch.OutOfMemoryError as error:  # CUDA's; on a CPU the estimate above must do
                 found[name] = {NOT_RUN: str(error).splitlines()[0]}
                 del works[name], times[name]
-                torch.cuda.empty_cache()
                 continue
             if number >= settings.warmup:
                 times[name].append(once)
             advance(1)
-    for name, work in works.items():
-        found[name] = _result(times[name], work, shape)
+    found |= {name: _result(times[name], works[name], shape) for name in works}
     works.clear()  # before other processes want the memory
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     for variant in variants:
         if settings.memory and variant.name in times:
             found[variant.name]["peak_memory_mib"] = peak_mib(variant, shape, settings.dtype, device)
@@ -68,6 +56,25 @@ def measure(
         "variants": {name: found[name] for name in names},
         "ratios": [_ratio(names[0], other, found, times, checks, shape) for other in names[1:]],
     }
+
+
+def _build(
+    variants: list[Variant], shape: Shape, settings: Settings, device: torch.device
+) -> tuple[dict[str, Workload], dict[str, dict[str, Any]]]:
+    """What can be measured, and why the rest cannot."""
+    works: dict[str, Workload] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for variant in variants:
+        try:
+            work = workload(variant, shape, getattr(torch, settings.dtype), device)
+            reason = shortage(work, shape, device)
+        except LookupError as error:
+            reason = str(error)
+        if reason:
+            found[variant.name] = {NOT_RUN: reason}
+        else:
+            works[variant.name] = work
+    return works, found
 
 
 def _result(times: list[dict[str, float]], work: Workload, shape: Shape) -> dict[str, Any]:

@@ -22,9 +22,12 @@ from .variants import Variant
 from .workloads import Workload, workload
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# Without these, freed blocks stay resident or not by chance, and the same run takes 71 MiB or 126.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_TRIM_THRESHOLD_": str(2**16)}
 PROTOCOL = {
     "cpu": "a fresh process each: highest resident set while a run is prepared and done (VmHWM; ru_maxrss where that "
-    "cannot be reset) less the resident set before; weights, inputs and a run of a small shape come before",
+    "cannot be reset) less the resident set before; weights, inputs and a run of a small shape come before; glibc "
+    "gives blocks from 64 KiB on back when they are freed (MALLOC_MMAP_THRESHOLD_)",
     "cuda": "a fresh process each: the allocator's peak while a run is prepared and done less what it held before",
 }
 
@@ -44,7 +47,7 @@ def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -
         input=json.dumps(order),
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": paths},
+        env=os.environ | ALLOCATOR | {"PYTHONPATH": paths},
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines()

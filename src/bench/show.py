@@ -57,7 +57,10 @@ def _cells(found: dict[str, Any], pair: dict[str, Any] | None) -> list[str]:
         return [*cells, "", "" if pair is None else NOT_RUN]
     faster = pair["seconds"]
     smaller = [f"{pair[key]:.2f}x {word}" for key, word in (("cache", "cache"), ("peak_memory", "peak")) if key in pair]
-    return [*cells, f"{faster['median']:.2f}x ({faster['min']:.2f} - {faster['max']:.2f})", ", ".join(smaller)]
+    times = f"{faster['median']:.2f}x ({faster['min']:.2f} - {faster['max']:.2f})"
+    if "cpu_seconds" in pair:
+        times += f"\ncpu {pair['cpu_seconds']['median']:.2f}x"
+    return [*cells, times, "\n".join(smaller)]
 
 
 def _number(value: float | str) -> str:

@@ -1,9 +1,10 @@
 """mode=bench: time and memory with random weights, against references, in one run."""
 
-import os
+import logging
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from omegaconf import DictConfig
 
@@ -17,6 +18,8 @@ from src.bench.variants import Variant, copied, lineup, publish_by
 from src.config import instantiate
 
 from .build import build_model, count_parameters, device_of
+
+log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
@@ -61,7 +64,7 @@ def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": settings.dtype,
         "threads": torch.get_num_threads(),
-        "load": "unknown" if not hasattr(os, "getloadavg") else round(os.getloadavg()[0], 2),
+        "busy_cores_before": busy_cores(),
         "rounds": settings.rounds,
         "warmup": settings.warmup,
         "time": "wall seconds of one run; median, least and most over the rounds, in which the variants take turns; "
@@ -76,6 +79,17 @@ def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
         "check": "against the published algorithm in float64 with the same weights, relative norms of differences; "
         "steps: cached steps of reordered hypotheses against the parallel form",
     }
+
+
+def busy_cores() -> float:
+    """Cores that other processes keep busy; says so where that spoils wall times."""
+    busy = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)
+    if busy > 0.25:
+        log.warning(
+            "other processes keep %.1f cores busy: trust ratios of cpu_seconds (in the record) more than wall times",
+            busy,
+        )
+    return round(busy, 2)
 
 
 def fill(record: dict[str, Any], settings: Settings) -> None:
