@@ -70,6 +70,35 @@ def test_equals_one_dense_softmax(stride: int, chunks: int, kind: str) -> None:
         assert error(got, exact) < 1e-12
 
 
+@pytest.mark.parametrize(("stride", "total"), [(1, 700), (3, 1200)])
+def test_lengths_beyond_the_blocks_of_a_kernel(stride: int, total: int) -> None:
+    q, packed = (torch.randn(1, total, 1, n, dtype=torch.float64).requires_grad_() for n in (WIDTH, VALUE + WIDTH))
+    past = Past(torch.randn(1, 600, 1, VALUE + WIDTH, dtype=torch.float64), torch.rand(1, 600) < 0.5)
+    out = merged_attention(q, packed, VALUE, 0.7, stride=stride, past=[past])
+    want, _, _ = dense(q, packed, 0.7, stride, [past])
+    assert error(out, want) < 1e-12
+    # A sum's gradient is one number seen everywhere: not laid out as kernels expect.
+    for got, exact in zip(
+        torch.autograd.grad(out.sum(), (q, packed)), torch.autograd.grad(want.sum(), (q, packed)), strict=True
+    ):
+        assert error(got, exact) < 1e-11
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_values_as_wide_as_keys(stride: int) -> None:
+    q, packed = (torch.randn(2, 6, 2, n, dtype=torch.float64).requires_grad_() for n in (WIDTH, 2 * WIDTH))
+    out = merged_attention(q, packed, WIDTH, 0.7, stride=stride)
+    value, key = packed.split(WIDTH, -1)
+    logits = torch.einsum("bthd,bkhd->bhtk", q, key) * 0.7
+    seen = visible(6, stride, [], 2)[:, None]
+    want = torch.einsum("bhtk,bkhv->bthv", logits.masked_fill(~seen, -math.inf).softmax(-1), value)
+    assert error(out, want) < 1e-13
+    for got, exact in zip(
+        torch.autograd.grad(out.sum(), (q, packed)), torch.autograd.grad(want.sum(), (q, packed)), strict=True
+    ):
+        assert error(got, exact) < 1e-12
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("kind", ["alone", "all"])
 @pytest.mark.parametrize("stride", [1, 2, 3])

@@ -11,7 +11,12 @@ from tests.attention.mechanisms import EVERY, Mechanism, composed, error, prompt
 from tests.reference import naive
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 0.1}  # largest error over root mean square
+TOLERANCE = {
+    torch.float64: 1e-11,
+    torch.float32: 1e-4,
+    torch.float16: 0.02,
+    torch.bfloat16: 0.1,
+}  # largest error over root mean square
 HUGE = 1e6  # what stands in padding: any leak shows
 
 
@@ -121,7 +126,7 @@ def test_an_empty_prompt_is_no_prompt(mechanism: Mechanism) -> None:
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_precisions(mechanism: Mechanism, dtype: torch.dtype) -> None:
     """Against the same rounded weights and inputs in float64: only the arithmetic differs."""
     low = mechanism.build(dtype=dtype)
