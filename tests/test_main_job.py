@@ -1,0 +1,71 @@
+"""The command itself, as a user types it, at a tiny size."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.conftest import write_corpus
+from tests.tasks.conftest import TINY
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("job"))
+
+
+def command(root: Path, directory: Path, *overrides: str) -> list[str]:
+    where = [f"data_root='{root}'", f"cache_dir='{root}/cache'", f"hydra.run.dir='{directory}'"]
+    return [sys.executable, "-m", "src.run", "task=mustc", *TINY, *where, *overrides]
+
+
+def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+def record(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "record.json").read_text())
+
+
+def test_two_processes_train_and_give_one_record(root: Path, tmp_path: Path) -> None:
+    done = run(root, tmp_path / "run", "hardware=ddp", "hardware.accelerator=cpu", "task.train.max_epochs=2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = record(tmp_path / "run")
+    assert found["status"] == "finished"
+    assert found["quality"]["sentences"] == 5
+    assert found["training"]["epochs"] == 2
+    assert len(list(tmp_path.rglob("record.json"))) == 1
+    assert len(list(tmp_path.rglob("predictions.tsv"))) == 1
+
+
+def test_a_stopped_run_says_so_and_goes_on(root: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    arguments = command(root, directory, "task.train.max_epochs=2000")
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    last = directory / "checkpoints" / "last.ckpt"
+    deadline = time.monotonic() + 120
+    while not last.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors[-3000:]
+    assert record(directory)["status"] == "interrupted"
+    assert "Traceback" not in errors
+
+    done = subprocess.run(
+        [a for a in command(root, directory, "task.train.max_epochs=2000", f"resume='{directory}'", "task.train.max_minutes=0.03")
+         if not a.startswith("hydra.run.dir")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = record(directory)
+    assert found["status"] == "finished"
+    assert found["training"]["epochs"] >= 1
