@@ -1,0 +1,213 @@
+"""A paper's table: the published numbers beside those of our records.
+
+A record stands for a row if it is finished, has the row's task, mechanism, knobs and scale, and read the row's corpus.
+The embedded sample corpus, or any other, never stands for a paper's: such records are left out, and counted below the
+table.  Of each seed the newest record counts; records of exactly the row's configuration come before all others, which
+are marked with what they differ in.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from src.check import compose
+from src.config import NOT_HASHED, leaves
+from src.errors import ConfigError
+from src.record import NOT_RUN
+
+from .collect import Found
+from .grid import Grid
+
+# Where and how often a recipe runs; a record's environment, seed and protocol say it.
+FREE = {*NOT_HASHED, "seed", "hardware", "bench", "num_workers"}
+PROTOCOL = (
+    "inference.protocol",
+    "inference.batch",
+    "inference.beam",
+    "inference.dtype",
+    "environment.device",
+    "environment.threads",
+    "corpus",
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """`value`: a record's dotted key.  `ratio`: the same, the baseline's by the row's."""
+
+    key: str
+    label: str
+    value: str = ""
+    ratio: str = ""
+    digits: int = 2
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """`experiment`: the overlay in conf/experiment; empty for a number that the paper quotes from elsewhere."""
+
+    label: str
+    published: Mapping[str, str]
+    experiment: str = ""
+    note: str = ""
+    parameters: int = 0
+    cache: float = 0  # elements per token and layer
+
+
+@dataclass(frozen=True)
+class Spec:
+    """experiments/<paper>/<table>.yaml.  `corpus`: how its name begins, and least and most training segments."""
+
+    title: str
+    source: str
+    corpus: Mapping[str, Any]
+    baseline: str
+    command: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    before: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_spec(path: Path) -> Spec:
+    """ConfigError: the file is missing, or not such a specification."""
+    try:
+        plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+        parts = {"columns": [Column(**c) for c in plain["columns"]], "rows": [Row(**r) for r in plain["rows"]]}
+        spec = Spec(**{**plain, **parts})
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
+        raise ConfigError(f"{path}: not the specification of a table: {' '.join(str(error).split())}") from error
+    if spec.baseline not in [row.label for row in spec.rows]:
+        raise ConfigError(f"{path}: baseline {spec.baseline!r} is no row's label")
+    if unknown := ({c.note for c in spec.columns} | {r.note for r in spec.rows}) - {"", *spec.notes}:
+        raise ConfigError(f"{path}: note {sorted(unknown)[0]!r} is not among its notes")
+    return spec
+
+
+def paper_table(spec: Spec, records: Sequence[Found]) -> Grid:
+    marks = {name: f"[{'abcdefghijkl'[i]}]" for i, name in enumerate(spec.notes)}
+    grid = Grid(spec.title, ["Model", "Parameters", "Cache per token and layer"])
+    for column in spec.columns:
+        mark = f" {marks[column.note]}" if column.note else ""
+        grid.headers += [f"{column.label}{mark}, published", f"{column.label}, ours"]
+    grid.notes = [f"Published: {spec.source}."]
+    grid.notes += [f"{marks[name]} {text.strip()}" for name, text in spec.notes.items()]
+
+    scored = [f for f in records if f.record["status"] == "finished" and f.record["mode"] in ("train", "test")]
+    usable = [found for found in scored if _is_corpus(found.record["corpus"], spec.corpus)]
+    chosen = {row.label: _choose(row, usable, spec) for row in spec.rows if row.experiment}
+    names = {f.path: f"R{i}" for i, f in enumerate((f for fs in chosen.values() for f, _ in fs), 1)}
+    baseline = [found for found, _ in chosen[spec.baseline]]
+    for row in spec.rows:
+        mine = [found for found, _ in chosen.get(row.label, [])]
+        cells = [f"{row.label} {marks[row.note]}" if row.note else row.label]
+        cells += [f"{row.parameters:,}" if row.parameters else "–", f"{row.cache:g}" if row.cache else "–"]
+        for column in spec.columns:
+            cells.append(row.published.get(column.key, "–"))
+            cells.append(_ours(column, mine, baseline, names) if row.experiment else "–")
+        grid.rows.append(cells)
+    grid.notes += [_describe(names[f.path], row, f, wrong) for row, fs in chosen.items() for f, wrong in fs]
+    grid.notes += _left_out(scored, usable, spec)
+    missing = [row for row in spec.rows if row.experiment and not chosen[row.label]]
+    if missing and spec.before:
+        grid.notes.append(f"{NOT_RUN}: first, for every row, `{spec.before}`")
+    grid.notes += [f"{NOT_RUN}: {row.label}: `{spec.command.format(experiment=row.experiment)}`" for row in missing]
+    return grid
+
+
+def _is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
+    size = re.search(r"\btrain (\d+)", text)
+    least, most = wanted["train"]
+    return text.startswith(wanted["name"]) and size is not None and least <= int(size[1]) <= most
+
+
+def _choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, list[str]]]:
+    """The newest record of each seed with what it differs in; only exact ones, if there are any."""
+    if not records:
+        return []
+    cfg = compose(f"experiment={row.experiment}")
+    keys = {name: cfg.choices[name] for name in ("task", "attention", "compress", "scale")}
+    keys |= {"stride": cfg.stride, "rank": cfg.rank}
+    quality = next(column.value for column in spec.columns if column.value.startswith("quality."))
+    found = [
+        (f, differences(f, cfg, "task.encoder_checkpoint" in spec.command))
+        for f in records
+        if all(f.record.get(key) == value for key, value in keys.items()) and f.number(quality) is not None
+    ]
+    exact = [pair for pair in found if not pair[1]]
+    return list({pair[0].record["seed"]: pair for pair in exact or found}.values())
+
+
+def differences(found: Found, cfg: DictConfig, pretrained: bool) -> list[str]:
+    """In what a run was not the experiment whose configuration is `cfg`; one text each."""
+    try:
+        own = OmegaConf.load(found.path.with_name("config.yaml"))
+        mine = dict(leaves(OmegaConf.to_container(own, resolve=True)))
+    except (OSError, yaml.YAMLError, OmegaConfBaseException):
+        return ["no config.yaml that could be read stands beside it: its recipe is unknown"]
+    theirs = dict(leaves(OmegaConf.to_container(cfg, resolve=True)))
+    wrong = [
+        f"{key}={mine.get(key, 'unset')} instead of {theirs.get(key, 'unset')}"
+        for key in sorted(mine.keys() | theirs.keys())
+        if not FREE & set(key.split(".")) and mine.get(key, "unset") != theirs.get(key, "unset")
+    ]
+    if found.record["mode"] == "test":
+        wrong.append("scored with mode=test: how the checkpoint was trained is not in this record")
+    elif pretrained and mine.get("task.encoder_checkpoint") is None:
+        wrong.append("the encoder did not start from recognition")
+    return wrong
+
+
+def _ours(column: Column, mine: Sequence[Found], baseline: Sequence[Found], names: Mapping[Path, str]) -> str:
+    if column.ratio:
+        return _ratio(column, mine, baseline, names)
+    values = [value for found in mine if (value := found.number(column.value)) is not None]
+    if not values:
+        return NOT_RUN
+    middle, least, most = (f"{value:.{column.digits}f}" for value in (mean(values), min(values), max(values)))
+    return middle if len(values) == 1 else f"{middle} ({least}–{most}, {len(values)} seeds)"
+
+
+def _ratio(column: Column, mine: Sequence[Found], baseline: Sequence[Found], names: Mapping[Path, str]) -> str:
+    """Of the newest two records that were measured in the same way."""
+    pairs = [
+        (theirs.number(column.ratio), own.number(column.ratio), own, theirs)
+        for own in sorted(mine, key=lambda f: f.record["started"], reverse=True)
+        for theirs in sorted(baseline, key=lambda f: f.record["started"], reverse=True)
+        if protocol(own) == protocol(theirs)
+    ]
+    for above, below, own, theirs in pairs:
+        if above is not None and below:
+            return f"{above / below:.{column.digits}f} ({names[theirs.path]}/{names[own.path]})"
+    return "protocols differ" if mine and baseline and not pairs else NOT_RUN
+
+
+def protocol(found: Found) -> list[Any]:
+    """What two records must share before their times or memory are compared."""
+    plain = dict(leaves(found.record))
+    return [plain.get(key) for key in PROTOCOL]
+
+
+def _describe(name: str, row: str, found: Found, wrong: Sequence[str]) -> str:
+    record = found.record
+    corpus = re.sub(r" at .*(?=: train )", "", record["corpus"])  # where it lies is nobody's business
+    about = f"seed {record['seed']}; {corpus}; {record['environment']['device']}; git {record['environment']['git']}"
+    differs = f"; NOT the row's recipe: {', '.join(wrong)}" if wrong else ""
+    return f"{name} {row}: `{found.name}`; {about}; {record['inference']['protocol']}{differs}"
+
+
+def _left_out(scored: Sequence[Found], usable: Sequence[Found], spec: Spec) -> list[str]:
+    others = [found for found in scored if found not in usable]
+    sample = sum(found.record["corpus"] == "sample" for found in others)
+    counts = {"the embedded sample corpus": sample, f"data other than {spec.corpus['name']}": len(others) - sample}
+    return [f"Left out: {count} scored record(s) of {what}." for what, count in counts.items() if count]

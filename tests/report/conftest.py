@@ -1,0 +1,41 @@
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from src import record as records
+from src.check import compose
+
+MUSTC = "MuST-C en-de at /some/where: train 229703, dev 1423, tst-COMMON 2641 segments"
+Run = Callable[..., Path]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Writes a finished run directory of an experiment below tmp_path/runs; returns the record's path.
+
+    `overrides`: of the command line; everything else replaces values in the record, `__` standing for a dot.
+    """
+
+    def make(name: str, experiment: str, *overrides: str, **values: Any) -> Path:
+        arguments = [f"experiment={experiment}", "task.encoder_checkpoint=asr", *overrides]
+        cfg = compose(*arguments)
+        record = copy.deepcopy(records.new(cfg, " ".join(arguments)))
+        record |= {"status": "finished", "corpus": MUSTC}
+        record["environment"] |= {"device": "cpu", "threads": 2, "git": "abc"}
+        record["inference"] |= {"batch": 8, "beam": 50, "dtype": "float32", "protocol": "search", "seconds": 100.0}
+        record["quality"] = {"bleu": 20.0}
+        for key, value in values.items():
+            section, _, last = key.rpartition("__")
+            (record[section] if section else record)[last] = value
+        directory = tmp_path / "runs" / name
+        directory.mkdir(parents=True)
+        OmegaConf.save(cfg, directory / "config.yaml")
+        (directory / "record.json").write_text(json.dumps(record))
+        return directory / "record.json"
+
+    return make

@@ -1,0 +1,78 @@
+"""Every overlay in conf/experiment/ composes and builds; every row of a table is what its specification says."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from src.bench import Settings
+from src.check import compose
+from src.config import CONF, instantiate
+from src.modes import describe
+from src.report.paper import Row, Spec, read_spec
+
+ROOT = CONF.parent
+SPECS = sorted((ROOT / "experiments").glob("*/*.yaml"))
+OVERLAYS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+ROWS = {row.experiment: row for path in SPECS for row in read_spec(path).rows if row.experiment}
+TOTALS = {"mtla_asr_pretraining": 77_690_112 - 2 * 3000 * 512}  # MHA's, with 5,000 pieces
+
+
+def described(cfg: DictConfig) -> dict[str, Any]:
+    record: dict[str, Any] = {"kv_cache": {}}
+    describe.run(cfg, record, Path())
+    return record
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_overlay(name: str) -> None:
+    cfg = compose(f"experiment={name}")
+    assert f"experiment={name}" in (CONF / "experiment" / f"{name}.yaml").read_text()  # its command
+    assert isinstance(instantiate(cfg.bench), Settings)
+    record = described(cfg)
+    assert record["parameters"]["total"] == record["parameters"]["trainable"] > 0
+    if name in TOTALS:
+        assert record["parameters"]["total"] == TOTALS[name]
+    if "_table" not in name:
+        return
+    assert name in ROWS, f"{name}: no specification in experiments/ has such a row"
+    assert record["parameters"]["total"] == ROWS[name].parameters
+    assert record["kv_cache"]["elements_per_token_per_layer"] == ROWS[name].cache
+
+
+@pytest.mark.parametrize("name", sorted(n for n in OVERLAYS if n.startswith(("mtla_table", "mtla_asr"))))
+def test_the_recipe_of_the_papers_appendix(name: str) -> None:
+    cfg = compose(f"experiment={name}")
+    task, asr = cfg.task, name == "mtla_asr_pretraining"
+    assert (cfg.choices.task, cfg.scale, cfg.mode) == ("mustc", "paper", "train")
+    assert (task.target, task.data.vocab_size) == (("transcript", 5000) if asr else ("translation", 8000))
+    assert (task.optimizer.lr, task.schedule.warmup_steps) == (1e-3 if asr else 2e-3, 10_000)
+    assert (task.train.max_steps, task.data.max_frames * task.train.accumulate) == (100_000, 320_000)
+    assert (task.decode.beam, task.decode_max_frames, task.train.keep_best) == (50, 50_000, 10)
+    assert (task.train.label_smoothing, task.train.clip, task.train.ctc_weight) == (0.1, 10.0, 0.0)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_specification(path: Path) -> None:
+    spec: Spec = read_spec(path)
+    keys = {column.key for column in spec.columns}
+    for row in spec.rows:
+        assert set(row.published) <= keys
+        assert all(
+            str(float(number)).rstrip("0") == number.rstrip("0") or number.isdigit()
+            for number in row.published.values()
+        )
+        if row.experiment:
+            command = spec.command.format(experiment=row.experiment)
+            assert compose(*shlex.split(command)[3:]).choices.experiment == row.experiment
+            _ratios_are_the_published_ones(spec, row)
+    assert compose(*shlex.split(spec.before)[3:])
+
+
+def _ratios_are_the_published_ones(spec: Spec, row: Row) -> None:
+    base = next(other for other in spec.rows if other.label == spec.baseline)
+    for ratio, number in (("speedup", "seconds"), ("reduction", "memory")):
+        expected = float(base.published[number]) / float(row.published[number])
+        assert float(row.published[ratio]) == pytest.approx(expected, abs=0.0101)  # they cut some, and round others

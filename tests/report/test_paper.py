@@ -1,0 +1,185 @@
+"""Tables of papers from hand-made records."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from src.config import CONF
+from src.report.__main__ import main
+from src.report.collect import collect
+from src.report.grid import Grid
+from src.report.paper import paper_table, read_spec
+from tests.report.conftest import MUSTC, Run
+
+SPEC = CONF.parent / "experiments" / "mtla" / "table1.yaml"
+
+
+def table(tmp_path: Path) -> Grid:
+    return paper_table(read_spec(SPEC), collect([tmp_path / "runs"]))
+
+
+def cell(grid: Grid, row: str, column: str) -> str:
+    found = [line for line in grid.rows if re.sub(r" \[\w\]$", "", line[0]) == row]
+    headers = [re.sub(r" \[\w\]", "", header) for header in grid.headers]
+    assert len(found) == 1
+    return found[0][headers.index(column)]
+
+
+def notes(grid: Grid, word: str) -> list[str]:
+    return [note for note in grid.notes if word in note]
+
+
+def test_nothing_measured(tmp_path: Path) -> None:
+    grid = paper_table(read_spec(SPEC), [])
+    assert cell(grid, "MHA", "BLEU, published") == "23.18"
+    assert cell(grid, "MTLA, s = 3", "Speed-up, published") == "5.34"
+    assert cell(grid, "ESPnet-ST", "BLEU, published") == "22.9"
+    assert cell(grid, "ESPnet-ST", "BLEU, ours") == "–"
+    ours = [grid.rows[i][j] for i in range(1, 6) for j, header in enumerate(grid.headers) if header.endswith("ours")]
+    assert ours == 25 * ["not run"]
+    assert notes(grid, "not run: MTLA, s = 4: `python -m src.run experiment=mtla_table1_mtla4 data_root=")
+    assert notes(grid, "weakness") and notes(grid, "whole process")
+
+
+def test_one_run_each(tmp_path: Path, run: Run) -> None:
+    run("a", "mtla_table1_mha", inference__seconds=120.0, inference__mean_memory_mib=900.0)
+    run("b", "mtla_table1_mtla2", inference__seconds=60.0, inference__mean_memory_mib=300.0, quality={"bleu": 23.456})
+    grid = table(tmp_path)
+    assert cell(grid, "MTLA, s = 2", "BLEU, ours") == "23.46"
+    assert cell(grid, "MTLA, s = 2", "Time (s), ours") == "60.0"
+    assert cell(grid, "MTLA, s = 2", "Speed-up, ours") == "2.00 (R1/R2)"
+    assert cell(grid, "MTLA, s = 2", "Memory reduction, ours") == "3.00 (R1/R2)"
+    assert cell(grid, "MTLA, s = 3", "BLEU, ours") == "not run"
+    (note,) = notes(grid, "R2 MTLA")
+    assert "b/record.json" in note and "train 229703" in note
+    assert "/some/where" not in note and "NOT" not in note
+    assert not notes(grid, "not run: MHA") and notes(grid, "not run: MLA")
+
+
+def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
+    run("new", "mtla_table1_mla", started="2026-03-01", quality={"bleu": 21.0})
+    run("old", "mtla_table1_mla", started="2026-01-01", quality={"bleu": 1.0})
+    run("other", "mtla_table1_mla", "seed=2", started="2026-02-01", quality={"bleu": 22.0})
+    grid = table(tmp_path)
+    assert cell(grid, "MLA", "BLEU, ours") == "21.50 (21.00–22.00, 2 seeds)"
+    assert len(notes(grid, "R1 MLA") + notes(grid, "R2 MLA")) == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"status": "running"},
+        {"status": "failed", "error": "x"},
+        {"mode": "bench"},
+        {"scale": "sample"},
+        {"attention": "mla"},
+        {"stride": 3},
+        {"rank": 8},
+        {"quality": {"wer": 3.0}},
+        {"quality": {"bleu": "not run"}},
+        {"corpus": "sample"},
+        {"corpus": "MuST-C en-de at x: train 3000, dev 120, tst-COMMON 240 segments"},
+        {"corpus": MUSTC.replace("229703", "250942")},
+        {"corpus": MUSTC.replace("en-de", "en-fr")},
+    ],
+)
+def test_what_never_stands_for_a_row(tmp_path: Path, run: Run, values: dict[str, object]) -> None:
+    run("a", "mtla_table1_mtla2", **values)
+    grid = table(tmp_path)
+    assert cell(grid, "MTLA, s = 2", "BLEU, ours") == "not run"
+    left = notes(grid, "Left out: 1 scored record(s) of ")
+    assert len(left) == ("corpus" in values)
+    assert all(("sample corpus" in note) == (values["corpus"] == "sample") for note in left)
+
+
+def test_another_recipe_is_marked_and_yields_to_the_exact_one(tmp_path: Path, run: Run) -> None:
+    run("short", "mtla_table1_mha", "task.train.max_steps=10", started="2026-02-01", quality={"bleu": 3.0})
+    grid = table(tmp_path)
+    assert cell(grid, "MHA", "BLEU, ours") == "3.00"
+    assert notes(grid, "NOT the row's recipe: task.train.max_steps=10 instead of 100000")
+    run("exact", "mtla_table1_mha", "task.data.num_workers=4", started="2026-01-01")
+    assert cell(table(tmp_path), "MHA", "BLEU, ours") == "20.00"
+    assert not notes(table(tmp_path), "NOT")
+
+
+def test_a_recipe_that_cannot_be_known_is_marked(tmp_path: Path, run: Run) -> None:
+    run("a", "mtla_table1_mha", "task.encoder_checkpoint=null")
+    run("b", "mtla_table1_mla").with_name("config.yaml").unlink()
+    run("c", "mtla_table1_mtla2", mode="test")
+    grid = table(tmp_path)
+    assert [bool(notes(grid, word)) for word in ("did not start from", "recipe is unknown", "mode=test")] == 3 * [True]
+
+
+@pytest.mark.parametrize(
+    "change", [{"inference__beam": 5}, {"inference__protocol": "x"}, {"environment__device": "gpu"}]
+)
+def test_no_ratio_across_protocols(tmp_path: Path, run: Run, change: dict[str, object]) -> None:
+    run("a", "mtla_table1_mha")
+    run("b", "mtla_table1_mla", **change)
+    assert cell(table(tmp_path), "MLA", "Speed-up, ours") == "protocols differ"
+
+
+def test_files(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("a", "mtla_table1_mha")
+    spec = tmp_path / "table1.yaml"
+    spec.write_text(SPEC.read_text())
+    assert main([str(spec), "--records", str(tmp_path / "runs")]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / f"table1.{kind}") for kind in ("md", "tex", "csv")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "runs", "table1.csv", "table1.md", "table1.tex", "table1.yaml",
+    ]  # fmt: skip
+    rows = list(csv.reader((tmp_path / "table1.csv").open(encoding="utf-8")))
+    assert len({len(row) for row in rows}) == 1 and rows[2][3:5] == ["23.18", "20.00"]
+    lines = (tmp_path / "table1.md").read_text(encoding="utf-8").splitlines()
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    latex = (tmp_path / "table1.tex").read_text(encoding="utf-8")
+    assert r"\texttt{python -m src.run experiment=mtla\_table1\_mla" in latex
+    assert not re.search(r"(?<!\\)[_#%$]", latex)
+
+
+def test_broken_specifications(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = SPEC.read_text()
+    broken = {
+        "a: [": "while parsing",
+        "title: x": "columns",
+        good.replace("baseline: MHA", "baseline: mha"): "baseline 'mha'",
+        good.replace("note: gate", "note: gait"): "note 'gait'",
+        good.replace("digits: 2", "digit: 2"): "digit",
+    }
+    for text, expected in broken.items():
+        (tmp_path / "t.yaml").write_text(text)
+        assert main([str(tmp_path / "t.yaml")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and expected in error and error.count("\n") == 1
+    assert main([str(tmp_path / "missing.yaml")]) == 2
+
+
+def test_broken_records_are_named_and_skipped(
+    tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run("good", "mtla_table1_mha").read_text()
+    other = json.loads(whole) | {"schema": 2}
+    for name, content in {
+        "cut": whole[:200].encode(), "empty": b"", "list": b"[]", "bytes": b"\xff\xfe\x00",
+        "other": json.dumps(other).encode(),
+    }.items():  # fmt: skip
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "record.json").write_bytes(content)
+    assert [found.path.parent.name for found in collect([tmp_path / "runs"])] == ["good"]
+    messages = [entry.getMessage() for entry in caplog.records]
+    assert len(messages) == 5 and all("skipped" in message and "\n" not in message for message in messages)
+    assert main(["--runs", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out
+    assert "bleu 20.0" in shown and "finished" in shown and len(shown.strip().splitlines()) == 2
+
+
+def test_nothing_there(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--runs", str(tmp_path)]) == 0
+    assert f"no records in {tmp_path}" in caplog.text
+    assert main(["--runs", str(tmp_path / "no")]) == 1
+    assert "no such file or folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([])
