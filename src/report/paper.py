@@ -194,16 +194,20 @@ def _ratio(column: Column, mine: Sequence[Found], baseline: Sequence[Found], nam
 
 def protocol(found: Found) -> list[Any]:
     """What two records must share before their times or memory are compared."""
-    plain = dict(leaves(found.record))
+    plain = dict(leaves(found.record)) | {"corpus": _corpus(found)}
     return [plain.get(key) for key in PROTOCOL]
 
 
 def _describe(name: str, row: str, found: Found, wrong: Sequence[str]) -> str:
     record = found.record
-    corpus = re.sub(r" at .*(?=: train )", "", record["corpus"])  # where it lies is nobody's business
-    about = f"seed {record['seed']}; {corpus}; {record['environment']['device']}; git {record['environment']['git']}"
+    about = f"seed {record['seed']}; {_corpus(found)}; {record['environment']['device']}; git {record['environment']['git']}"
     differs = f"; NOT the row's recipe: {', '.join(wrong)}" if wrong else ""
     return f"{name} {row}: `{found.name}`; {about}; {record['inference']['protocol']}{differs}"
+
+
+def _corpus(found: Found) -> str:
+    """What was read, without where it lies."""
+    return re.sub(r" at .*(?=: train )", "", found.record["corpus"])
 
 
 def _left_out(scored: Sequence[Found], usable: Sequence[Found], spec: Spec) -> list[str]:

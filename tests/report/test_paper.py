@@ -46,7 +46,15 @@ def test_nothing_measured(tmp_path: Path) -> None:
 
 def test_one_run_each(tmp_path: Path, run: Run) -> None:
     run("a", "mtla_table1_mha", inference__seconds=120.0, inference__mean_memory_mib=900.0)
-    run("b", "mtla_table1_mtla2", inference__seconds=60.0, inference__mean_memory_mib=300.0, quality={"bleu": 23.456})
+    elsewhere = MUSTC.replace("/some/where", "another place")
+    run(
+        "b",
+        "mtla_table1_mtla2",
+        corpus=elsewhere,
+        inference__seconds=60.0,
+        inference__mean_memory_mib=300.0,
+        quality={"bleu": 23.456},
+    )
     grid = table(tmp_path)
     assert cell(grid, "MTLA, s = 2", "BLEU, ours") == "23.46"
     assert cell(grid, "MTLA, s = 2", "Time (s), ours") == "60.0"
@@ -55,7 +63,7 @@ def test_one_run_each(tmp_path: Path, run: Run) -> None:
     assert cell(grid, "MTLA, s = 3", "BLEU, ours") == "not run"
     (note,) = notes(grid, "R2 MTLA")
     assert "b/record.json" in note and "train 229703" in note
-    assert "/some/where" not in note and "NOT" not in note
+    assert "another place" not in note and "NOT" not in note
     assert not notes(grid, "not run: MHA") and notes(grid, "not run: MLA")
 
 
