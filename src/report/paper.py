@@ -199,8 +199,8 @@ def protocol(found: Found) -> list[Any]:
 
 
 def _describe(name: str, row: str, found: Found, wrong: Sequence[str]) -> str:
-    record = found.record
-    about = f"seed {record['seed']}; {_corpus(found)}; {record['environment']['device']}; git {record['environment']['git']}"
+    record, environment = found.record, found.record["environment"]
+    about = f"seed {record['seed']}; {_corpus(found)}; {environment['device']}; git {environment['git']}"
     differs = f"; NOT the row's recipe: {', '.join(wrong)}" if wrong else ""
     return f"{name} {row}: `{found.name}`; {about}; {record['inference']['protocol']}{differs}"
 
