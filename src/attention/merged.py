@@ -96,7 +96,7 @@ def _plain(
 
 class _Merged(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         q: Tensor,
         packed: Tensor,
@@ -146,7 +146,7 @@ class _Merged(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         value_dim, scale, stride, dropout, count = ctx.settings
         q, packed, out, lse, own, kept, *rest = ctx.saved_tensors
         kernel = _Kernel(value_dim, scale, dropout)
