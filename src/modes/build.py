@@ -1,14 +1,34 @@
 """From a composed config to the things it names."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from src.attention import Attention
 from src.config import instantiate
 from src.models import SpeechToText
+
+
+class _SkipInit(TorchFunctionMode):
+    """Leaves out torch.nn.init: on the meta device it computes nothing, but imports the compiler, for seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Modules built inside have shapes but no storage."""
+    with torch.device("meta"), _SkipInit():
+        yield
 
 
 def build_model(cfg: DictConfig, vocab_size: int, ctc_vocab_size: int | None) -> SpeechToText:

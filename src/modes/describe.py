@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from .build import build_model, count_parameters
+from .build import build_model, count_parameters, without_memory
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
@@ -16,7 +16,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     tokens after a prompt of `prompt` positions (the encoder's output).
     """
     data = cfg.task.data
-    with torch.device("meta"):
+    with without_memory():
         model = build_model(cfg, data.vocab_size, data.ctc_vocab_size)
     attentions = model.decoder.attentions
     shape = cfg.bench
