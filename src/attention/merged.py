@@ -7,8 +7,6 @@ P_ij = exp(s_ij - L_i) and dS_ij = P_ij (dO_i . v_j - dO_i . o_i), the probabili
 restricted to its part.  No T x T tensor is formed, and none but the inputs, o and L is kept.
 
 Shapes: q (B, T, H, D).  Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
-The CPU kernel wants values as wide as keys; packed, the first D columns serve: what it makes of the columns beyond
-Dv (which belong to the key) is never read, and their gradient is zero.
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from .kernels.stock import Kernel, Random, additive, available, dot, mix, wide
 
 
 class Past(NamedTuple):
@@ -27,13 +27,6 @@ class Past(NamedTuple):
 
     packed: Tensor
     mask: Tensor | None = None
-
-
-class _Random(NamedTuple):
-    """Where the CUDA kernel's dropout was, for its backward."""
-
-    seed: Tensor | None = None
-    offset: Tensor | None = None
 
 
 def merged_attention(
@@ -54,17 +47,37 @@ def merged_attention(
     packed = packed.to(q.dtype)
     if q.shape[1] % stride:
         raise ValueError(f"{q.shape[1]} positions are no multiple of the stride {stride}")
-    if q.is_cuda and q.dtype != torch.float64 or q.device.type == "cpu" and dropout == 0.0:
-        tensors = [t for p in past for t in p]
-        return _Merged.apply(q, packed, value_dim, scale, stride, dropout, *tensors)
+    if available(q, dropout):
+        return _Merged.apply(q, packed, Run(value_dim, scale, stride, dropout), *(t for p in past for t in p))
     return _plain(q, packed, value_dim, scale, stride, past, dropout)  # what the fused kernels lack
+
+
+def expanded_attention(
+    q: Tensor,
+    latent: Tensor,
+    rotary: Tensor,
+    up: Tensor,
+    value_dim: int,
+    scale: float,
+    *,
+    stride: int = 1,
+    past: list[Past] | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`merged_attention` over `expand(latent, rotary, up)`, which is not kept for backward but made again."""
+    latent, rotary, up = (t.to(q.dtype) for t in (latent, rotary, up))
+    if not torch.is_grad_enabled() or not available(q, dropout):
+        packed = expand(latent, rotary, up)
+        return merged_attention(q, packed, value_dim, scale, stride=stride, past=past, dropout=dropout)
+    tensors = [t for p in past or [] for t in (p.packed.to(q.dtype), p.mask)]
+    return _Expanded.apply(q, latent, rotary, up, Run(value_dim, scale, stride, dropout), *tensors)
 
 
 def _plain(
     q: Tensor, packed: Tensor, value_dim: int, scale: float, stride: int, past: list[Past], dropout: float
 ) -> Tensor:
     """The same by matrix products: T x T / stride logits, built one place of the chunk at a time."""
-    wide = torch.promote_types(q.dtype, torch.float32)
+    kind = wide(q.dtype)
     value, key = (t.transpose(1, 2) for t in packed.split([value_dim, packed.shape[-1] - value_dim], -1))
     slot_key, slot_value = key[:, :, stride - 1 :: stride], value[:, :, stride - 1 :: stride]
     size = slot_key.shape[2]
@@ -73,16 +86,16 @@ def _plain(
     for r in range(stride):
         queries = q.transpose(1, 2)[:, :, r::stride]
         own_key, own_value = key[:, :, r::stride], value[:, :, r::stride]
-        logits = [((queries @ slot_key.mT).to(wide) * scale).masked_fill(before.triu(), float("-inf"))]
-        logits.append((queries * own_key).sum(-1, keepdim=True, dtype=wide) * scale)
+        logits = [((queries @ slot_key.mT).to(kind) * scale).masked_fill(before.triu(), float("-inf"))]
+        logits.append((queries * own_key).sum(-1, keepdim=True, dtype=kind) * scale)
         values = [slot_value]
         for p in past:
             beam = q.shape[0] // p.packed.shape[0]
             past_value, past_key = (
                 t.transpose(1, 2).repeat_interleave(beam, 0) for t in p.packed.split([value_dim, key.shape[-1]], -1)
             )
-            bias = _additive(p.mask, wide)
-            extra = (queries @ past_key.mT).to(wide) * scale
+            bias = additive(p.mask, kind)
+            extra = (queries @ past_key.mT).to(kind) * scale
             logits.append(extra if bias is None else extra + bias.repeat_interleave(beam, 0))
             values.append(past_value)
         p_all = F.dropout(torch.cat(logits, -1).softmax(-1), dropout).to(q.dtype)
@@ -95,118 +108,178 @@ def _plain(
 
 
 class _Merged(torch.autograd.Function):
+    """Keeps q, the packed keys and values, the output and its log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, packed: Tensor, run: "Run", *rest: Tensor | None) -> Tensor:
+        out, kept = run.forward(q, packed, _pairs(rest))
+        ctx.save_for_backward(q, packed, out, *rest, *kept.flat())
+        ctx.run, ctx.count = run, len(rest)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        q, packed, out, *rest = ctx.saved_tensors
+        past, kept = _pairs(rest[: ctx.count]), Kept.of(rest[ctx.count :])
+        dq, dpacked, more = ctx.run.backward(grad, q, packed, past, out, kept)
+        return dq, dpacked, None, *(g for dpast in more for g in (dpast, None))
+
+
+class _Expanded(torch.autograd.Function):
+    """Keeps the latents instead of keys and values, and makes these of a few heads at a time, forward and backward."""
+
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        packed: Tensor,
-        value_dim: int,
-        scale: float,
-        stride: int,
-        dropout: float,
-        *rest: Tensor | None,
+        ctx: Any, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor, run: "Run", *rest: Tensor | None
     ) -> Tensor:
-        kernel = _Kernel(value_dim, scale, dropout)
-        past = _pairs(rest)
-        randoms: list[_Random] = []
-        slots = packed[:, stride - 1 :: stride]
-        out, lse, random = kernel.forward(q[:, stride - 1 :: stride], slots, None, causal=True)
-        randoms.append(random)
-        own = kept = None
-        if stride > 1:
-            whole_out, whole_lse = out.new_empty(*q.shape[:3], out.shape[-1]), lse.new_empty(*q.shape[:3])
-            whole_out[:, stride - 1 :: stride], whole_lse[:, stride - 1 :: stride] = out, lse
-            out, lse = whole_out, whole_lse
-            own = lse.new_empty(stride - 1, q.shape[0], slots.shape[1], q.shape[2])
-            kept = F.dropout(torch.ones_like(own), dropout) if dropout else None
-            for r in range(stride - 1):
-                value, key = packed[:, r::stride].split([value_dim, q.shape[-1]], -1)
-                queries = q[:, r::stride]
-                own[r] = _dot(queries, key) * scale
-                read = value if kept is None else value * kept[r].unsqueeze(-1).to(value.dtype)
-                rows, rows_lse = out[:, r::stride], lse[:, r::stride]
-                rows[:, 0, :, :value_dim], rows_lse[:, 0] = read[:, 0], own[r][:, 0]
-                rows[..., value_dim:] = 0
-                if slots.shape[1] > 1:
-                    o, new, random = kernel.forward(queries[:, 1:], slots[:, :-1], None, causal=True)
-                    randoms.append(random)
-                    rows[:, 1:, :, :value_dim] = _mix(read[:, 1:], o[..., :value_dim], own[r][:, 1:], new)
-                    rows_lse[:, 1:] = torch.logaddexp(own[r][:, 1:], new)
+        out, kept = run.forward(q, expand(latent, rotary, up), _pairs(rest))
+        ctx.save_for_backward(q, latent, rotary, up, out, *rest, *kept.flat())
+        ctx.run, ctx.count = run, len(rest)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        q, latent, rotary, up, out, *rest = ctx.saved_tensors
+        past, kept = _pairs(rest[: ctx.count]), Kept.of(rest[ctx.count :])
+        dq, dup = torch.empty_like(q), torch.empty_like(up)
+        dlatent, drotary = torch.zeros_like(latent), torch.zeros_like(rotary)
+        dpast = [torch.empty_like(p.packed) for p in past]
+        for heads in _groups(q):
+            dq[:, :, heads], dpacked, more = ctx.run.backward(
+                grad[:, :, heads], q[:, :, heads], expand(latent, rotary, up[heads]),
+                [Past(p.packed[:, :, heads], p.mask) for p in past], out[:, :, heads], kept.heads(heads),
+            )  # fmt: skip
+            both, shared = dpacked.split([up.shape[1], rotary.shape[-1]], -1)
+            drotary += shared.sum(2)
+            flat = both.flatten(2).flatten(0, 1)
+            dlatent.view(-1, latent.shape[-1]).addmm_(flat, up[heads].flatten(0, 1))
+            dup[heads] = (flat.mT @ latent.flatten(0, 1)).view_as(up[heads])
+            for whole, part in zip(dpast, more, strict=True):
+                whole[:, :, heads] = part
+        return dq, dlatent, drotary, dup, None, *(g for d in dpast for g in (d, None))
+
+
+def expand(latent: Tensor, rotary: Tensor, up: Tensor) -> Tensor:
+    """(B, T, r), (B, T, d_r), (h, Dv + d_n, r) -> [value | content key | rotary key] of h heads, (B, T, h, Dv + D)."""
+    both = F.linear(latent, up.flatten(0, 1)).unflatten(-1, up.shape[:2])
+    return torch.cat((both, rotary.to(both.dtype).unsqueeze(2).expand(-1, -1, up.shape[0], -1)), -1)
+
+
+def _groups(q: Tensor, size: int = 2) -> list[slice]:
+    """Heads to make keys and values of at a time: on CUDA all, for a kernel's dropout is drawn for all at once."""
+    heads = q.shape[2]
+    size = heads if q.is_cuda else size
+    return [slice(first, min(first + size, heads)) for first in range(0, heads, size)]
+
+
+class Kept(NamedTuple):
+    """What backward wants beside inputs and output: log-sum-exp (B, T, H), own logits (s - 1, B, T/s, H), dropout."""
+
+    lse: Tensor
+    own: Tensor | None
+    mask: Tensor | None  # of the own keys, as `own`
+    randoms: tuple[Random, ...]
+
+    def flat(self) -> list[Tensor | None]:
+        return [self.lse, self.own, self.mask, *(t for random in self.randoms for t in random)]
+
+    @classmethod
+    def of(cls, flat: Any) -> "Kept":
+        lse, own, mask, *rest = flat
+        return cls(lse, own, mask, tuple(Random(*rest[i : i + 2]) for i in range(0, len(rest), 2)))
+
+    def heads(self, heads: slice) -> "Kept":
+        own, mask = (None if t is None else t[..., heads] for t in (self.own, self.mask))
+        return Kept(self.lse[..., heads], own, mask, self.randoms)
+
+
+class Run(NamedTuple):
+    """The pattern, forward and backward, over packed keys and values that exist."""
+
+    value_dim: int
+    scale: float
+    stride: int
+    dropout: float
+
+    def forward(self, q: Tensor, packed: Tensor, past: list[Past]) -> tuple[Tensor, Kept]:
+        """Output (B, T, H, Dv), and what backward wants."""
+        kernel = Kernel(self.value_dim, self.scale, self.dropout)
+        s, dv = self.stride, self.value_dim
+        slots = packed[:, s - 1 :: s]
+        size = slots.shape[1]
+        out, lse = q.new_empty(*q.shape[:3], dv), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
+        own = mask = None
+        randoms = [kernel.causal(q[:, s - 1 :: s], slots, out[:, s - 1 :: s], lse[:, s - 1 :: s])]
+        if s > 1:
+            own = lse.new_empty(s - 1, q.shape[0], size, q.shape[2])
+            mask = F.dropout(torch.ones_like(own), self.dropout) if self.dropout else None
+        for r in range(s - 1):
+            assert own is not None
+            value, key = packed[:, r::s].split([dv, q.shape[-1]], -1)
+            queries, rows, rows_lse = q[:, r::s], out[:, r::s], lse[:, r::s]
+            own[r] = dot(queries, key) * self.scale
+            read = value if mask is None else value * mask[r].unsqueeze(-1).to(value.dtype)
+            rows[:, 0], rows_lse[:, 0] = read[:, 0], own[r][:, 0]
+            if size > 1:
+                rows, rows_lse = rows[:, 1:], rows_lse[:, 1:]
+                randoms.append(kernel.causal(queries[:, 1:], slots[:, :-1], rows, rows_lse))
+                rows.copy_(mix(rows, read[:, 1:], rows_lse, own[r][:, 1:]))
+                rows_lse.copy_(torch.logaddexp(rows_lse, own[r][:, 1:]))
         for p in past:
             beam = q.shape[0] // p.packed.shape[0]
             o, new, random = kernel.forward(_fold(q, beam), p.packed, p.mask, causal=False)
             randoms.append(random)
             o, new = _unfold(o, beam), _unfold(new, beam)
-            mixed = _mix(out[..., :value_dim], o[..., :value_dim], lse, new)
-            out[..., :value_dim] = mixed
-            lse = torch.logaddexp(lse, new)
-        ctx.save_for_backward(q, packed, out, lse, own, kept, *rest, *(t for random in randoms for t in random))
-        ctx.settings = value_dim, scale, stride, dropout, len(rest)
-        return out[..., :value_dim]
+            out, lse = mix(out, o, lse, new), torch.logaddexp(lse, new)
+        return out, Kept(lse, own, mask, tuple(randoms))
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        value_dim, scale, stride, dropout, count = ctx.settings
-        q, packed, out, lse, own, kept, *rest = ctx.saved_tensors
-        kernel = _Kernel(value_dim, scale, dropout)
-        past = _pairs(rest[:count])
-        randoms = iter([_Random(*rest[i : i + 2]) for i in range(count, len(rest), 2)])
-        grad = F.pad(grad, (0, out.shape[-1] - value_dim))
-        slots = packed[:, stride - 1 :: stride]
-        last = slice(stride - 1, None, stride)
-        d_last, dk, dv = kernel.backward(
-            grad[:, last], q[:, last], slots, None, out[:, last], lse[:, last], True, next(randoms)
+    def backward(
+        self, grad: Tensor, q: Tensor, packed: Tensor, past: list[Past], out: Tensor, kept: Kept
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Gradients of q, of packed, and of each past."""
+        kernel = Kernel(self.value_dim, self.scale, self.dropout)
+        s, dv = self.stride, self.value_dim
+        lse, own, randoms = kept.lse, kept.own, iter(kept.randoms)
+        dq, dpacked = torch.empty_like(q), torch.empty_like(packed)
+        slots, d_slots, last = packed[:, s - 1 :: s], dpacked[:, s - 1 :: s], slice(s - 1, None, s)
+        d_slots.zero_()
+        dq[:, last] = kernel.causal_backward(
+            grad[:, last], q[:, last], slots, out[:, last], lse[:, last], d_slots, next(randoms)
         )
-        if stride == 1:
-            dq, dpacked = d_last, torch.cat((dv, dk), -1)
-        else:
-            dq, dpacked = torch.empty_like(q), torch.empty_like(packed)
-            dq[:, last] = d_last
-            for r in range(stride - 1):
-                rows = slice(r, None, stride)
-                value, key = packed[:, rows].split([value_dim, q.shape[-1]], -1)
-                queries, g, o, o_lse = q[:, rows], grad[:, rows], out[:, rows], lse[:, rows]
-                p = torch.exp(own[r] - o_lse)
-                scores, weight = value - o[..., :value_dim], p
-                if kept is not None:
-                    scores, weight = value * kept[r].unsqueeze(-1).to(value.dtype) - o[..., :value_dim], p * kept[r]
-                ds = (_dot(g[..., :value_dim], scores) * p * scale).to(q.dtype).unsqueeze(-1)
-                d_own = dpacked[:, rows]
-                torch.mul(g[..., :value_dim], weight.to(q.dtype).unsqueeze(-1), out=d_own[..., :value_dim])
-                torch.mul(queries, ds, out=d_own[..., value_dim:])
-                torch.mul(key, ds, out=dq[:, rows])
-                if slots.shape[1] > 1:
-                    more_q, more_k, more_v = kernel.backward(
-                        g[:, 1:], queries[:, 1:], slots[:, :-1], None, o[:, 1:], o_lse[:, 1:], True, next(randoms)
-                    )
-                    dq[:, rows][:, 1:] += more_q
-                    dk[:, :-1] += more_k
-                    dv[:, :-1] += more_v
-            dpacked[:, last, :, :value_dim], dpacked[:, last, :, value_dim:] = dv, dk
-        grads: list[Tensor | None] = []
+        for r in range(s - 1):
+            assert own is not None
+            rows = slice(r, None, s)
+            value, key = packed[:, rows].split([dv, q.shape[-1]], -1)
+            queries, g, o, o_lse = q[:, rows], grad[:, rows], out[:, rows], lse[:, rows]
+            p = torch.exp(own[r] - o_lse)
+            scores, weight = value - o, p
+            if kept.mask is not None:
+                scores, weight = value * kept.mask[r].unsqueeze(-1).to(value.dtype) - o, p * kept.mask[r]
+            ds = (dot(g, scores) * p * self.scale).to(q.dtype).unsqueeze(-1)
+            d_own = dpacked[:, rows]
+            torch.mul(g, weight.to(q.dtype).unsqueeze(-1), out=d_own[..., :dv])
+            torch.mul(queries, ds, out=d_own[..., dv:])
+            torch.mul(key, ds, out=dq[:, rows])
+            if slots.shape[1] > 1:
+                dq[:, rows][:, 1:] += kernel.causal_backward(
+                    g[:, 1:], queries[:, 1:], slots[:, :-1], o[:, 1:], o_lse[:, 1:], d_slots[:, :-1], next(randoms)
+                )
+        more = []
         for each in past:
             beam = q.shape[0] // each.packed.shape[0]
-            more_q, dk, dv = kernel.backward(
+            more_q, dk, d_value = kernel.backward(
                 _fold(grad, beam), _fold(q, beam), each.packed, each.mask,
                 _fold(out, beam), _fold(lse, beam), False, next(randoms),
             )  # fmt: skip
             dq += _unfold(more_q, beam)
-            grads += [torch.cat((dv, dk), -1), None]
-        return dq, dpacked, None, None, None, None, *grads
+            more.append(torch.cat((d_value, dk), -1))
+        return dq, dpacked, more
 
 
 def _pairs(tensors: Any) -> list[Past]:
     return [Past(*tensors[i : i + 2]) for i in range(0, len(tensors), 2)]
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(-1, dtype=torch.promote_types(a.dtype, torch.float32))
-
-
-def _mix(a: Tensor, b: Tensor, a_lse: Tensor, b_lse: Tensor) -> Tensor:
-    """Merge two normalised outputs by their log-sum-exps."""
-    return torch.lerp(a, b, (b_lse - a_lse).sigmoid().to(a.dtype).unsqueeze(-1))
 
 
 def _fold(x: Tensor, beam: int) -> Tensor:
@@ -216,75 +289,3 @@ def _fold(x: Tensor, beam: int) -> Tensor:
 
 def _unfold(x: Tensor, beam: int) -> Tensor:
     return x if beam == 1 else x.unflatten(1, (beam, -1)).flatten(0, 1)
-
-
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """(B', K) bool -> (B', 1, 1, K): finite, so that a row that sees nothing here has a weight of zero, not NaN."""
-    if mask is None:
-        return None
-    low = torch.finfo(dtype).min / 2
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, low)[:, None, None]
-
-
-class _Kernel(NamedTuple):
-    """The stock kernels of CPU and CUDA in one shape: (B, T, H, .) in and out, log-sum-exp (B, T, H)."""
-
-    value_dim: int
-    scale: float
-    dropout: float
-
-    def _key_value(self, packed: Tensor) -> tuple[Tensor, Tensor]:
-        width = packed.shape[-1] - self.value_dim if packed.device.type == "cpu" else self.value_dim
-        return packed[..., self.value_dim :].transpose(1, 2), packed[..., :width].transpose(1, 2)
-
-    def forward(
-        self, q: Tensor, packed: Tensor, mask: Tensor | None, *, causal: bool
-    ) -> tuple[Tensor, Tensor, _Random]:
-        k, v = self._key_value(packed)
-        bias, random = _additive(mask, q.dtype), _Random()
-        q = q.transpose(1, 2)
-        if q.is_cuda:
-            out, lse, *state = torch.ops.aten._scaled_dot_product_efficient_attention(
-                q, k, v, _cuda_bias(bias, q), True, self.dropout, causal, scale=self.scale
-            )
-            lse, random = lse[..., : q.shape[2]], _Random(*state)
-        else:
-            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, 0.0, causal, attn_mask=bias, scale=self.scale
-            )
-        return out.transpose(1, 2), lse.transpose(1, 2), random
-
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        packed: Tensor,
-        mask: Tensor | None,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-        random: _Random,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, keys and values."""
-        k, v = self._key_value(packed)
-        grad, q, out, lse = (t.transpose(1, 2) for t in (grad, q, out, lse))
-        bias = _additive(mask, q.dtype)
-        if q.is_cuda:
-            lse = F.pad(lse, (0, -lse.shape[-1] % 32)).contiguous()  # the kernel reads whole tiles of 32 rows
-            dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-                grad, q, k, v, _cuda_bias(bias, q), out, lse, random.seed, random.offset, self.dropout,
-                [True, True, True, False], causal, scale=self.scale,
-            )  # fmt: skip
-        else:
-            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=self.scale
-            )
-        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)[..., : self.value_dim]
-
-
-def _cuda_bias(bias: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask for every head and query, its rows starting at the 16-byte boundaries that the kernel loads from."""
-    if bias is None:
-        return None
-    size = bias.shape[-1]
-    return F.pad(bias, (0, -size % 8))[..., :size].expand(bias.shape[0], q.shape[1], q.shape[2], size)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from .base import Attention, Cache, check_room, length_mask, rows_of, rows_per_prompt
 from .cached import attend_cached
-from .merged import Past, merged_attention
+from .merged import Past, expand, expanded_attention
 from .rope import rotary_table, rotate
 
 
@@ -116,9 +116,11 @@ class MLA(Attention):
 
     def _expand(self, latent: Tensor, rotary: Tensor) -> Tensor:
         """Values and keys of each head, packed [value | content key | rotary key]: (B, T, H, d_v + d_n + d_r)."""
-        both = self.up(latent).unflatten(-1, (self.num_heads, -1))
-        shared = rotary.to(both.dtype).unsqueeze(-2).expand(-1, -1, self.num_heads, -1)
-        return torch.cat((both, shared), -1)
+        return expand(latent, rotary, self._up())
+
+    def _up(self) -> Tensor:
+        """[U^v | U^k], (H, d_v + d_n, r)."""
+        return self.up.weight.unflatten(0, (self.num_heads, 2 * self.head_dim))
 
     def _angles(self, x: Tensor, prompt: Tensor | None, prompt_lengths: Tensor | None) -> tuple[Tensor, ...]:
         """Tables of the text positions, (B or 1, T, d_r/2), and of the prompt's, (1, S, d_r/2)."""
@@ -143,11 +145,11 @@ class MLA(Attention):
         if prompt is not None and prompt.shape[1]:
             mask = None if prompt_lengths is None else length_mask(prompt_lengths, prompt.shape[1])
             past.append(Past(self._expand(*self._latents(prompt, *before)), mask))
-        packed = self._expand(*self._latents(x, cos, sin))
-        return self._attend(self._queries(x, cos, sin), packed, past, self.dropout if self.training else 0.0)
+        latents = self._latents(x, cos, sin)
+        return self._attend(self._queries(x, cos, sin), *latents, past, self.dropout if self.training else 0.0)
 
-    def _attend(self, q: Tensor, packed: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
-        out = merged_attention(q, packed, self.head_dim, self.scale, past=past, dropout=dropout)
+    def _attend(self, q: Tensor, latent: Tensor, rotary: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
+        out = expanded_attention(q, latent, rotary, self._up(), self.head_dim, self.scale, past=past, dropout=dropout)
         return self.out(out.flatten(2))
 
     def new_cache(
@@ -194,7 +196,7 @@ class MLA(Attention):
             past.append(self._stored(cache.text[:, :start], q.dtype))
         if size:
             past.append(self._stored(cache.prompt[:, :size], q.dtype, cache.prompt_mask))
-        return self._attend(q, self._expand(latent, rotary), past)
+        return self._attend(q, latent, rotary, past)
 
     def _stored(self, slots: Tensor, dtype: torch.dtype, mask: Tensor | None = None) -> Past:
         latent, rotary = slots.to(dtype).split([self.latent_dim, self.rope_dim], -1)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .base import Cache, check_room, length_mask, rows_per_prompt
-from .merged import Past, merged_attention
+from .merged import Past, expanded_attention
 from .mla import MLA, LatentCache
 
 
@@ -197,8 +197,8 @@ class MTLA(MLA):
         if carry is not None:
             sums = torch.cat((sums[:, :1] + carry[:, None, None].to(sums.dtype), sums[:, 1:]), 1)
         sums = sums.flatten(1, 2)
-        out = merged_attention(
-            q, self._expand(sums, rotary), self.head_dim, self.scale, stride=s, past=past, dropout=dropout
+        out = expanded_attention(
+            q, sums, rotary, self._up(), self.head_dim, self.scale, stride=s, past=past, dropout=dropout
         )
         if isinstance(offset, Tensor):
             return _take(out, back), _take(sums, back)

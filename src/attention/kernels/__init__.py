@@ -1,0 +1,1 @@
+"""What runs on the accelerator, or in its stead."""
