@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -82,13 +83,15 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
             record["environment"] = records.environment(cfg.hardware.accelerator)
             importlib.import_module("src.torchvision_schemas")  # whatever a mode imports first
             mode = importlib.import_module(f"src.modes.{cfg.mode}")
+            _quiet(first)
             with contextlib.redirect_stdout(sys.stderr) if cfg.mode == "describe" else contextlib.nullcontext():
                 mode.run(cfg, record, directory)
             record["status"] = "finished"
             save()
         except BaseException as error:
             code, message = _verdict(error, received, directory)
-            _report(message)
+            if first or not received:
+                _report(message)
             if not received:
                 record.update(status="failed", error=message)
             try:
@@ -99,6 +102,18 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
     if first and cfg.mode == "describe":
         print(records.dumps(record))
     return 0
+
+
+def _quiet(first: bool) -> None:
+    """One voice on the console: Lightning's own handlers and its advice go, and all but errors of other processes."""
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).propagate = True
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 beside torch 2.13
+    for handler in logging.getLogger().handlers:
+        if not first and not isinstance(handler, logging.FileHandler):
+            handler.setLevel(logging.ERROR)
 
 
 def _verdict(error: BaseException, received: list[int], directory: Path) -> tuple[int, str]:
@@ -127,15 +142,18 @@ def _report(message: str) -> None:
     log.debug("%s", message, exc_info=True)
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exc()
-    print(f"error: {message}", file=sys.stderr)
+    print(f"{'' if first_process() else f'{_rank()}: '}error: {message}", file=sys.stderr)
+
+
+def _rank() -> str:
+    return f"rank {os.environ.get('RANK') or os.environ.get('LOCAL_RANK')}"
 
 
 def _blame(directory: Path, message: str) -> None:
     """A process that is not the first says in the record that it failed: the first may be killed before it can."""
     record = records.read(directory)
     if record["status"] == "running":
-        rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK")
-        records.write(record | {"status": "failed", "error": f"rank {rank}: {message}"}, directory)
+        records.write(record | {"status": "failed", "error": f"{_rank()}: {message}"}, directory)
 
 
 Handler = Callable[[int, FrameType | None], None]

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelChec
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import DictConfig
 
+from src.callbacks.signals import KeepSignals
 from src.config import instantiate
 from src.data import SpeechToTextData
 from src.errors import DataError
@@ -117,7 +118,7 @@ def build_trainer(cfg: DictConfig, directory: Path, callbacks: list[Callback]) -
         use_distributed_sampler=False,
         default_root_dir=directory,
         logger=CSVLogger(directory, name="", version=curves(directory)),
-        callbacks=callbacks,
+        callbacks=[KeepSignals(), *callbacks],
         enable_model_summary=False,
     )
 
