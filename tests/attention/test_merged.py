@@ -155,6 +155,21 @@ def test_parts_whose_logits_lie_200_apart(dtype: torch.dtype, gap: float) -> Non
             assert (grad - exact_grad).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_logits_of_bfloat16_inputs_are_summed_in_float32(stride: int) -> None:
+    """Logits of 60 and some eighths: rounded to bfloat16 they would be off by up to an eighth."""
+    q, packed, past = draw(stride, 3, "past")
+    with torch.no_grad():
+        q.zero_()[..., :2] = 1.0
+        for t in (packed, past[0].packed):
+            t[..., VALUE] = 60.0
+            t[..., VALUE + 1] = torch.randint(8, t.shape[:3]) / 8
+    low = [t.detach().bfloat16() for t in (q, packed, past[0].packed)]
+    out = merged_attention(low[0], low[1], VALUE, 1.0, stride=stride, past=[Past(low[2])])
+    want, _, _ = dense(low[0].double(), low[1].double(), 1.0, stride, [Past(low[2].double())])
+    assert (out - want).norm() / want.norm() < 0.005
+
+
 @pytest.mark.parametrize("kind", ["alone", "all"])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_dropout_hits_every_probability_once_and_independently(stride: int, kind: str) -> None:
