@@ -120,7 +120,8 @@ def _verdict(error: BaseException, received: list[int], directory: Path) -> tupl
     """Exit code and one line."""
     if received:
         name = signal.Signals(received[0]).name
-        return 128 + received[0], f"interrupted by {name}; record: {directory / 'record.json'}"
+        resumable = (directory / "checkpoints" / "last.ckpt").is_file()
+        return 128 + received[0], f"interrupted by {name}" + f"; resume={directory} goes on from here" * resumable
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
     if isinstance(error, AttnlabError):
