@@ -43,7 +43,7 @@ def attend_cached(
 
 
 def _logits(q: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    logits = (q * scale) @ key.mT
+    logits = (q if scale == 1.0 else q * scale) @ key.mT
     if mask is not None:
         logits = logits.masked_fill(~mask[:, None, None], float("-inf"))
     return logits

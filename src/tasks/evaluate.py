@@ -1,6 +1,7 @@
 """Decode a test set through the caches, score it, and say what it cost."""
 
 import os
+import re
 import sys
 import time
 from contextlib import nullcontext
@@ -77,7 +78,7 @@ def evaluate(
             sentences = max(sentences, len(batch.ids))
             rows += zip(batch.ids, batch.sources, batch.references, map(module.text, found), strict=True)
             progress.advance(bar)
-    rows.sort(key=lambda row: row[0])
+    rows.sort(key=lambda row: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])])
     write_predictions(directory / "predictions.tsv", rows)
     hypotheses, references = [row[3] for row in rows], [row[2] for row in rows]
     return {
