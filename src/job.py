@@ -74,6 +74,7 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
         record.update(status="interrupted", error=f"interrupted by {name}")
         save()
 
+    logging.raiseExceptions = False  # a log that cannot be written (full disk) must not hide what happened
     received: list[int] = []
     with _signals(received, interrupt):
         try:

@@ -4,6 +4,7 @@ One per run, in its run directory, rewritten atomically. `new` gives the skeleto
 not measured is the text "not run", never 0.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -120,15 +121,31 @@ def _plain(value: Any) -> Any:
 
 
 def write(record: Mapping[str, Any], directory: Path) -> None:
-    """Replace `directory`/record.json: a reader finds the old record or the new one, never half of one."""
-    handle, name = tempfile.mkstemp(prefix=".record-", dir=directory)
+    """Replace `directory`/record.json: a reader finds the old record or the new one, never half of one.
+
+    On a full disk there is no room for a second file: the new record then goes into the place of the old one.
+    """
+    path = directory / "record.json"
+    data = (dumps(record) + "\n").encode()
     try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(dumps(record) + "\n")
+        _replace(path, data)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.is_file():
+            raise
+        with open(path, "r+b") as file:
+            file.write(data)
+            file.truncate()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(prefix=".record-", dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)  # mkstemp gives 0600
-        os.replace(name, directory / "record.json")
+        os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise

@@ -1,5 +1,6 @@
 """record.json: its skeleton, its writing, what a good one is."""
 
+import errno
 import json
 import math
 import os
@@ -56,13 +57,29 @@ def test_writing_is_atomic(skeleton: dict[str, Any], tmp_path: Path, monkeypatch
     with pytest.raises(TypeError):
         records.write(skeleton | {"status": object()}, tmp_path)
 
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        records.write(skeleton | {"status": "finished"}, tmp_path)
+    assert records.read(tmp_path)["status"] == "running"
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_a_full_disk_still_takes_the_end_of_the_record(
+    skeleton: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        records.write(skeleton | {"status": "finished"}, tmp_path)
-    assert records.read(tmp_path)["status"] == "running"
+        records.write(skeleton, tmp_path)
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "record.json").write_text("x" * 10_000)
+    records.write(skeleton, tmp_path)
+    assert records.read(tmp_path) == skeleton
     assert os.listdir(tmp_path) == ["record.json"]
 
 
