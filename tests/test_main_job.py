@@ -60,11 +60,11 @@ def test_a_stopped_run_says_so_and_goes_on(root: Path, tmp_path: Path) -> None:
     assert record(directory)["status"] == "interrupted"
     assert "Traceback" not in errors
 
-    done = subprocess.run(
-        [a for a in command(root, directory, "task.train.max_epochs=2000", f"resume='{directory}'", "task.train.max_minutes=0.03")
-         if not a.startswith("hydra.run.dir")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    again = command(
+        root, directory, "task.train.max_epochs=2000", f"resume='{directory}'", "task.train.max_minutes=0.03"
+    )
+    again = [text for text in again if not text.startswith("hydra.run.dir")]
+    done = subprocess.run(again, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = record(directory)
     assert found["status"] == "finished"

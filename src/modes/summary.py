@@ -1,18 +1,37 @@
 """What a person sees while a run goes on, and at its end."""
 
 import csv
+import logging
 import sys
 from pathlib import Path
 from typing import Any
 
+import src.torchvision_schemas  # noqa: F401  (before lightning)
+
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 from rich.console import Console
 from rich.table import Table
 
+log = logging.getLogger(__name__)
 
-def progress_bar() -> list[Callback]:
-    """A bar on a terminal; in a log file, nothing (the metrics are in curves/metrics.csv)."""
-    return [RichProgressBar(leave=False)] if sys.stdout.isatty() else []
+
+class Narrator(Callback):
+    """A line in the log after each validation."""
+
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if trainer.is_global_zero and not trainer.sanity_checking:
+            seen = {k: float(v) for k, v in trainer.callback_metrics.items()}
+            log.info(
+                "epoch %d, update %d: training loss %.3f, validation loss %.3f, accuracy %.3f",
+                trainer.current_epoch, trainer.global_step,
+                seen.get("loss", float("nan")), seen["val_loss"], seen["val_accuracy"],
+            )  # fmt: skip
+
+
+def progress() -> list[Callback]:
+    """A bar on a terminal, and lines in the log anywhere."""
+    return [Narrator(), *([RichProgressBar(leave=False)] if sys.stdout.isatty() else [])]
 
 
 def mib(count: int) -> str:

@@ -1,6 +1,7 @@
 """mode=train: fit, average the best checkpoints, then decode and score the test set."""
 
 import logging
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -17,12 +18,13 @@ from src.callbacks.signals import KeepSignals
 from src.config import instantiate
 from src.data import SpeechToTextData
 from src.errors import DataError
+from src.report.curves import plot_curves
 from src.tasks import SequenceToText
 from src.tasks.checkpoints import average, check_identity, find_weights, load_into, read_checkpoint, write_weights
 from src.tasks.evaluate import evaluate
 
 from .build import build_model, count_parameters, device_of, identity
-from .summary import progress_bar, show
+from .summary import progress, show
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         save_top_k=cfg.task.train.keep_best,
         save_last=True,
     )
-    trainer = build_trainer(cfg, directory, [best, LearningRateMonitor(), Resume(data), *progress_bar()])
+    trainer = build_trainer(cfg, directory, [best, LearningRateMonitor(), Resume(data), *progress()])
     last = directory / "checkpoints" / "last.ckpt"
     resume = last if cfg.resume and last.is_file() else None
     if cfg.resume and resume is None:
@@ -70,6 +72,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         log.warning("training ended before the first validation: the last weights are used as they are")
     write_weights(averaged, module.model.state_dict(), module.identity)
     record["training"]["averaged_checkpoints"] = len(paths)
+    plot_curves(directory)
     score(cfg, record, directory, data, module)
 
 
@@ -120,6 +123,7 @@ def build_trainer(cfg: DictConfig, directory: Path, callbacks: list[Callback]) -
         logger=CSVLogger(directory, name="", version=curves(directory)),
         callbacks=[KeepSignals(), *callbacks],
         enable_model_summary=False,
+        enable_progress_bar=sys.stdout.isatty(),
     )
 
 
