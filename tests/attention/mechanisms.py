@@ -5,21 +5,29 @@ from typing import NamedTuple
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from src.attention import Attention, Cache
-from src.config import CONF, instantiate, knob_paths
+from src.config import CONF, GROUPS, instantiate, knob_paths
 
 NAMES = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
 TINY = ("task.model.d_model=32", "task.attention_heads=4", "task.attention_dropout=0.0")
 
 
 @cache
-def composed(name: str, *overrides: str) -> DictConfig:
-    """What `attention=<name>` gives a run."""
+def _composed(name: str, *groups: str) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", [f"attention={name}", "task=mustc", *overrides])
+        return compose("config", [f"attention={name}", "task=mustc", *groups])
+
+
+def composed(name: str, *overrides: str) -> DictConfig:
+    """What `attention=<name>` and the overrides give a run.  Composing takes a while: once per choice of groups."""
+    groups = [override for override in overrides if override.partition("=")[0] in GROUPS]
+    values = [override for override in overrides if override not in groups]
+    cfg = OmegaConf.merge(_composed(name, *groups), OmegaConf.from_dotlist(values))
+    assert isinstance(cfg, DictConfig)
+    return cfg
 
 
 class Mechanism(NamedTuple):

@@ -34,7 +34,7 @@ def test_extend_in_any_chunking_equals_forward(mechanism: Mechanism, kind: str) 
     if lengths is not None:
         prompt[torch.arange(size) >= lengths[:, None]] = HUGE
     want = attention(x, prompt, prompt_lengths=lengths)
-    for attempt in range(8):
+    for attempt in range(6):
         spare = attempt % 3
         cache = attention.new_cache(batch, steps + spare, size + (3 if kind == "no prompt read" else spare))
         if not kind.startswith("no prompt"):
@@ -114,23 +114,10 @@ def crop(cache: Cache, model: Recomputed, length: int) -> bool:
 
 @every
 @pytest.mark.parametrize("kind", ["none", "uniform", "ragged"])
-def test_reorder_equals_recomputation(mechanism: Mechanism, kind: str) -> None:
-    for seed in range(3):
-        walk(mechanism, ["reorder"], kind, seed)
-
-
-@every
-@pytest.mark.parametrize("kind", ["none", "uniform", "ragged"])
-def test_select_equals_recomputation(mechanism: Mechanism, kind: str) -> None:
-    for seed in range(3):
-        walk(mechanism, ["select", "nothing"], kind, seed)
-
-
-@every
-@pytest.mark.parametrize("kind", ["none", "uniform", "ragged"])
-def test_all_operations_mixed_equal_recomputation(mechanism: Mechanism, kind: str) -> None:
-    for seed in range(3):
-        walk(mechanism, ["reorder", "select", "crop", "nothing"], kind, seed)
+@pytest.mark.parametrize("operations", ["reorder", "select", "reorder select crop"])
+def test_after_any_operations_extend_equals_recomputation(mechanism: Mechanism, kind: str, operations: str) -> None:
+    for seed in range(2):
+        walk(mechanism, [*operations.split(), "nothing"], kind, seed)
 
 
 @every

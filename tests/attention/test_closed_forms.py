@@ -67,7 +67,7 @@ def test_parameters_and_cache_at_the_papers_size(mechanism: Mechanism) -> None:
 
 
 @every
-@pytest.mark.parametrize(("d", "heads"), [(32, 4), (64, 4), (192, 6)])
+@pytest.mark.parametrize(("d", "heads"), [(64, 4), (192, 6)])
 def test_parameters_and_cache_at_other_sizes(mechanism: Mechanism, d: int, heads: int) -> None:
     form = FORMS[mechanism.name](d, heads)
     with torch.device("meta"):
@@ -102,7 +102,7 @@ def fused_flops(query: list[int], key: list[int], value: list[int], *_: object, 
 
 
 @every
-@pytest.mark.parametrize("context", [1, 2, 37, 300])
+@pytest.mark.parametrize("context", [1, 2, 37])
 def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism, context: int) -> None:
     """Matrix products of one step, as counted by torch.  Elementwise products (the gate's inner product) are not."""
     attention = mechanism.make(*PAPER).eval()

@@ -22,7 +22,7 @@ assert y.shape == (1, 5, 16)
 def imported(statement: str, directory: Path) -> list[str]:
     """Packages outside the standard library that `statement` loads after torch."""
     code = IMPORTED.format(statement=statement)
-    run = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr
     return run.stdout.split()
 
