@@ -65,9 +65,11 @@ class Composer:
         return sorted({file.stem for folder in self.directories for file in (folder / group).glob("*.yaml")})
 
     def text(self, group: str, option: str) -> str:
-        """A group file as it is written."""
+        """A group file as it is written, with the files of its group that it builds on."""
         files = [directory / group / f"{option}.yaml" for directory in self.directories]
-        return next((file.read_text() for file in files if file.is_file()), "")
+        text = next((file.read_text() for file in files if file.is_file()), "")
+        bases = [name for name in (yaml.safe_load(text) or {}).get("defaults", []) if name in self.options(group)]
+        return text + "".join(self.text(group, base) for base in bases)
 
     def parse(self, text: str) -> Override:
         try:

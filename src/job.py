@@ -37,17 +37,18 @@ def job(cfg: DictConfig) -> None:
     """What Hydra calls for each job. A single run ends the process with its exit code; a multirun goes on."""
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
-    overrides = [str(text) for text in hydra.overrides.task]
+    added = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
+    arguments = [*(f"--config-dir={path}" for path in added), *map(str, hydra.overrides.task)]
     if hydra.mode == RunMode.MULTIRUN:
-        run_apart(overrides, directory)
+        run_apart(arguments, directory)
     else:
-        raise SystemExit(run(freeze(cfg, hydra.runtime.choices), command_line(overrides), directory))
+        raise SystemExit(run(freeze(cfg, hydra.runtime.choices), command_line(arguments), directory))
 
 
-def command_line(overrides: list[str]) -> str:
+def command_line(arguments: list[str]) -> str:
     """The command that does this run again."""
     root = [f"DATA_ROOT={shlex.quote(os.environ['DATA_ROOT'])}"] if os.environ.get("DATA_ROOT") else []
-    return " ".join([*root, "python -m src.run", *map(shlex.quote, overrides)])
+    return " ".join([*root, "python -m src.run", *map(shlex.quote, arguments)])
 
 
 def first_process() -> bool:
@@ -189,14 +190,14 @@ def _signals(received: list[int], note: Callable[[str], None]) -> contextlib.Abs
     return _handling(handle)
 
 
-def run_apart(overrides: list[str], directory: Path) -> None:
+def run_apart(arguments: list[str], directory: Path) -> None:
     """Run one job of a multirun as a process of its own.
 
     So a job's memory is its own and a job that is killed takes no other with it. Raises SystemExit if a person
     interrupts: that ends the jobs that wait, too.
     """
     place = str(directory).replace("'", "\\'")
-    command = [sys.executable, "-m", "src.run", *overrides, f"hydra.run.dir='{place}'"]
+    command = [sys.executable, "-m", "src.run", *arguments, f"hydra.run.dir='{place}'"]
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -207,7 +208,7 @@ def run_apart(overrides: list[str], directory: Path) -> None:
     with _handling(forward):
         code = process.wait()
     if code < 0:
-        _mark_killed(directory, command_line(overrides), signal.Signals(-code).name)
+        _mark_killed(directory, command_line(arguments), signal.Signals(-code).name)
     if received:
         raise SystemExit(128 + received[0])
 

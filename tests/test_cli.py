@@ -380,7 +380,8 @@ def test_one_failing_job_hides_nothing(
 
 
 def test_all_jobs_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert multirun(monkeypatch, tmp_path, "-m", "attention=mha", "seed=1,2") == 0
+    assert multirun(monkeypatch, tmp_path, "-m", "attention=mha", "seed=1,2", f"--config-dir={tmp_path}") == 0
+    assert FakeProcess.started[1][3:-1] == [f"--config-dir={tmp_path}", "attention=mha", "seed=2"]
 
 
 def test_an_interrupt_ends_the_waiting_jobs_too(

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
 from src import config
 from src.annotation import surely_fits
 from src.check import check, compose
-from src.composition import KEYS
+from src.composition import KEYS, Composer
 from src.config import CONF, config_hash, instantiate
 from src.errors import ConfigError, DataError
 from src.signature import signature
@@ -175,14 +176,15 @@ def test_every_hardware_says_the_same_things(hardware: str) -> None:
 @pytest.mark.parametrize("knob", config.KNOBS)
 @pytest.mark.parametrize("attention", options("attention"))
 def test_a_knob_feeds_one_place_or_is_refused(attention: str, knob: str) -> None:
-    before = config.written(compose(f"attention={attention}").attention)
-    reads = (CONF / "attention" / f"{attention}.yaml").read_text().count(f"${{{knob}}}")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        reads = config.knob_paths(Composer().compose([f"attention={attention}"]), knob)
     if not reads:
         assert f"attention={attention} has no {knob}" in error(f"attention={attention}", f"{knob}=12")
         return
-    assert reads == 1
-    after = config.written(compose(f"attention={attention}", f"{knob}=12").attention)
-    assert 12 in after.values() and after != before
+    (path,) = reads
+    with_knob = compose(f"attention={attention}", f"{knob}=12")
+    assert OmegaConf.select(with_knob, path) == with_knob[knob] == 12
+    assert OmegaConf.select(compose(f"attention={attention}"), path) != 12
 
 
 def test_a_multirun_is_checked_job_by_job() -> None:
@@ -256,6 +258,12 @@ def test_a_mechanism_from_an_own_directory(tmp_path: Path) -> None:
 def test_a_wrong_file_is_found_as_a_wrong_command_line_is(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     flag = own(tmp_path, "attention/mine", yaml.safe_dump(MHA | change))
     assert message in error(flag, "attention=mine")
+
+
+def test_a_knob_may_come_from_the_file_that_a_file_builds_on(tmp_path: Path) -> None:
+    flag = own(tmp_path, "attention/mine", "defaults: [mtla]\ndropout: 0.5\n")
+    assert check([flag, "attention=mine", "stride=3"]).jobs[0].attention.stride == 3
+    assert "with one: attention=mine, attention=mtla" in error(flag, "attention=mha", "stride=3")
 
 
 def test_malformed_yaml_is_one_line(tmp_path: Path) -> None:
