@@ -19,7 +19,6 @@ class FrameBatches(Sampler[list[int]]):
     batches of the epoch repeat where they do not divide), so that no rank waits for another's gradients.
     Evaluation: longest first, every utterance exactly once over all ranks; counts per rank may differ by one, and a
     rank has none only where there are fewer utterances than ranks.
-    With `short_first`, an epoch of training goes from short to long instead (SortaGrad, Deep Speech 2, section 3.3).
     An utterance longer than `max_frames` is a batch of its own.  `start` leaves out the first batches of this rank.
     """
 
@@ -35,14 +34,13 @@ class FrameBatches(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
         start: int = 0,
-        short_first: bool = False,
     ) -> None:
         sizes = lengths
         if shuffle:
             random = np.random.default_rng([seed, epoch])
             order = np.argsort(-sizes * random.uniform(1.0, LENGTH_JITTER, len(sizes)), kind="stable")
             batches = _cut(sizes, order, max_frames, max_sentences)
-            batches = batches[::-1] if short_first else [batches[i] for i in random.permutation(len(batches))]
+            batches = [batches[i] for i in random.permutation(len(batches))]
             short = -len(batches) % world_size
             batches += [batches[i % len(batches)] for i in range(short)] if batches else []
         else:

@@ -62,7 +62,6 @@ class SpeechToTextData(LightningDataModule):
 
     target: "translation" or "transcript" (recognition: the decoder's text is the transcript).
     max_frames: feature frames of a batch, padding included; max_sentences: a second bound, or None.
-    short_first_epochs: so many epochs go from short utterances to long ones before the order becomes random.
     min_input_frames, max_input_frames, max_target_tokens (</s> counted): training leaves other utterances out and
     counts them in `filtered`; evaluation leaves out nothing.
     ctc_vocab_size: pieces of the transcript as CTC labels, or None.
@@ -93,7 +92,6 @@ class SpeechToTextData(LightningDataModule):
         hard_vocab_limit: bool = True,
         max_frames: int = 40000,
         max_sentences: int | None = None,
-        short_first_epochs: int = 0,
         min_input_frames: int = 5,
         max_input_frames: int = 3000,
         max_target_tokens: int = 1024,
@@ -114,7 +112,6 @@ class SpeechToTextData(LightningDataModule):
         self.ctc_vocab_size, self.ctc_vocab_type = ctc_vocab_size, ctc_vocab_type
         self.hard_vocab_limit = hard_vocab_limit
         self.max_frames, self.max_sentences = max_frames, max_sentences
-        self.short_first_epochs = short_first_epochs
         self.min_input_frames, self.max_input_frames = min_input_frames, max_input_frames
         self.max_target_tokens = max_target_tokens
         self.drop_empty = drop_empty
@@ -152,8 +149,7 @@ class SpeechToTextData(LightningDataModule):
         epoch = self.trainer.current_epoch if self.trainer else 0
         data = replace(data, augment=self.augment, seed=self.seed, epoch=epoch)
         start, self.start_batch = self.start_batch, 0
-        order: dict[str, Any] = {"shuffle": True, "seed": self.seed, "epoch": epoch, "start": start}
-        return self._loader(data, self.max_frames, **order, short_first=epoch < self.short_first_epochs)
+        return self._loader(data, self.max_frames, shuffle=True, seed=self.seed, epoch=epoch, start=start)
 
     def val_dataloader(self) -> DataLoader[Example]:
         return self._loader(self.split("dev"), self.max_frames)
