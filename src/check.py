@@ -23,6 +23,21 @@ from src.nearest import nearest
 from src.signature import siblings, signature
 
 READ_BY = {"checkpoint": "test", "resume": "train"}  # the one mode that reads a key
+AT_LEAST = {  # what would otherwise be noticed in the middle of a run, or after it
+    "task.data.max_frames": 1,
+    "task.decode_max_frames": 1,
+    "task.model.d_model": 1,
+    "task.model.encoder.num_layers": 0,
+    "task.model.decoder.num_layers": 1,
+    "task.train.max_epochs": 1,
+    "task.train.accumulate": 1,
+    "task.train.keep_best": 1,
+    "task.train.ctc_weight": 0,
+    "task.optimizer.lr": 0,
+    "task.decode.beam": 1,
+    "task.decode.max_len_b": 0,
+    "task.decode.min_len": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,13 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     for key in KEYS:
         require_key(key, config.written(OmegaConf.select(fixed, key)))
     _check_targets(config.written(fixed), "")
+    for key, least in AT_LEAST.items():
+        value = OmegaConf.select(fixed, key)
+        if isinstance(value, int | float) and value < least:
+            raise ConfigError(f"{key}={value}: expected at least {least}")
+    encoder = OmegaConf.select(fixed, "task.encoder_checkpoint")
+    if encoder and not Path(encoder).expanduser().exists():
+        raise ConfigError(f"task.encoder_checkpoint={encoder}: no such file or directory")
     return fixed
 
 

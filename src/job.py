@@ -77,6 +77,7 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
 
     logging.raiseExceptions = False  # a log that cannot be written (full disk) must not hide what happened
     received: list[int] = []
+    earlier = _Earlier(directory) if first and cfg.resume else None
     with _signals(received, interrupt):
         try:
             if first:
@@ -88,6 +89,8 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
             _quiet(first)
             with contextlib.redirect_stdout(sys.stderr) if cfg.mode == "describe" else contextlib.nullcontext():
                 mode.run(cfg, record, directory)
+            if received:  # somebody's `except` has taken the exception that the signal raised
+                raise Interrupted(signal.Signals(received[0]).name)
             record["status"] = "finished"
             save()
         except BaseException as error:
@@ -97,13 +100,38 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
             if not received:
                 record.update(status="failed", error=message)
             try:
-                save() if first or received else _blame(directory, message)
+                if earlier and earlier.untouched():
+                    earlier.restore()
+                else:
+                    save() if first or received else _blame(directory, message)
             except OSError as cannot:
                 print(f"error: the record could not be written: {one_line(cannot)}", file=sys.stderr)
             return code
     if first and cfg.mode == "describe":
         print(records.dumps(record))
     return 0
+
+
+class _Earlier:
+    """What a run directory said of itself before a resumed run came: it stands again if that run trained nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        paths = [directory / name for name in ("record.json", "config.yaml")]
+        self.contents = {path: path.read_bytes() for path in paths if path.is_file()}
+        self.last = directory / "checkpoints" / "last.ckpt"
+        self.written = self._written()
+
+    def _written(self) -> int | None:
+        return self.last.stat().st_mtime_ns if self.last.is_file() else None
+
+    def untouched(self) -> bool:
+        return self._written() == self.written
+
+    def restore(self) -> None:
+        for path, content in self.contents.items():
+            part = path.with_name(f".{path.name}.part")
+            part.write_bytes(content)
+            os.replace(part, path)
 
 
 def _quiet(first: bool) -> None:

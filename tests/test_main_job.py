@@ -69,3 +69,14 @@ def test_a_stopped_run_says_so_and_goes_on(root: Path, tmp_path: Path) -> None:
     found = record(directory)
     assert found["status"] == "finished"
     assert found["training"]["epochs"] >= 1
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(root: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    done = run(root, directory, "task.train.max_epochs=1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    before = {name: (directory / name).read_bytes() for name in ("record.json", "config.yaml", "predictions.tsv")}
+    done = run(root, directory, "task.train.max_epochs=2", f"resume='{directory}'", "attention=mla")
+    assert done.returncode == 1
+    assert "another mechanism" in done.stderr
+    assert {name: (directory / name).read_bytes() for name in before} == before

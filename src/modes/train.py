@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+    instantiate(cfg.task.decode, path="task.decode")  # what it refuses should not be learned after training
     data, module = prepare(cfg, record, None)
     if cfg.task.encoder_checkpoint:
         load_encoder(module, Path(cfg.task.encoder_checkpoint).expanduser())
@@ -58,6 +59,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
         "seconds": round(seconds, 1),
+        "resumed": resume is not None,  # then seconds and speed are those of the last part alone
         "tokens_per_second": round(module.tokens_seen / seconds, 1),
         "final_loss": round(module.last_loss, 4),
         "best_accuracy": round(float(best.best_model_score), 4) if best.best_model_score is not None else "not run",

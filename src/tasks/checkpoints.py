@@ -64,7 +64,10 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
     for key, value in wanted.items():
         if found.get(key) != value:
             was, now = _difference(found.get(key), value)
-            raise DataError(f"{path}: the checkpoint is of another {key}: it has {was}, this run has {now}")
+            raise DataError(
+                f"{path}: the checkpoint is of another {key}: it has {was}, this run has {now}; "
+                "give the command the overrides that the checkpoint's run was given (its config.yaml has them)"
+            )
 
 
 def load_into(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
