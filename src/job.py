@@ -208,11 +208,16 @@ def _handling(handler: Handler) -> Iterator[None]:
 def _signals(received: list[int], note: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
     """Turn the first signal into Interrupted, after `note` has been told its name; the second ends at once."""
 
+    noted: list[int] = []
+
     def handle(number: int, frame: FrameType | None) -> None:
         if received:
-            os._exit(128 + number)
+            if noted:
+                os._exit(128 + number)
+            return  # the record is being written
         received.append(number)
         note(signal.Signals(number).name)
+        noted.append(number)
         raise Interrupted(signal.Signals(number).name)
 
     return _handling(handle)

@@ -40,7 +40,7 @@ def mib(count: int) -> str:
 
 def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
     """The record's main numbers and some of predictions.tsv."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 130)  # a log need not fold what a terminal must
     table = Table(title=f"{record['task']} · {record['attention']} · {record['scale']}", show_header=False)
     quality, inference, cache = record["quality"], record["inference"], record["kv_cache"]
     corpus = "embedded sample corpus" if record["corpus"] == "sample" else record["corpus"]
