@@ -106,9 +106,6 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
         value = OmegaConf.select(fixed, key)
         if isinstance(value, int | float) and value < least:
             raise ConfigError(f"{key}={value}: expected at least {least}")
-    encoder = OmegaConf.select(fixed, "task.encoder_checkpoint")
-    if encoder and not Path(encoder).expanduser().exists():
-        raise ConfigError(f"task.encoder_checkpoint={encoder}: no such file or directory")
     return fixed
 
 

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ def _git() -> str:
         return f"unknown: {type(error).__name__}"
 
 
+@cache
 def _packages_hash() -> str:
     """sha256 of the sorted lines name==version of everything installed."""
     lines = sorted({f"{d.metadata['Name'].lower().replace('_', '-')}=={d.version}" for d in distributions()})

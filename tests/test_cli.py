@@ -105,18 +105,23 @@ Mode = Callable[[DictConfig, dict[str, Any], Path], None]
 Run = Callable[[Mode], int]
 
 
+@pytest.fixture(scope="module")
+def cfg() -> DictConfig:
+    return compose("mode=describe")
+
+
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+def run(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Run a function as the mode; the run directory is tmp_path."""
 
     def with_mode(mode: Mode) -> int:
         monkeypatch.setitem(sys.modules, "src.modes.describe", SimpleNamespace(run=mode))
-        return jobs.run(compose("mode=describe"), COMMAND, tmp_path)
+        return jobs.run(cfg, COMMAND, tmp_path)
 
     return with_mode
 
 
-def test_a_finished_run(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run(run: Run, cfg: DictConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         assert records.read(directory)["status"] == "running"
         print("a library speaks")
@@ -130,7 +135,7 @@ def test_a_finished_run(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (record["status"], record["command"]) == ("finished", COMMAND)
     assert record["parameters"]["total"] == 3
     assert records.problems(record) == []
-    assert OmegaConf.load(tmp_path / "config.yaml") == compose("mode=describe")
+    assert OmegaConf.load(tmp_path / "config.yaml") == cfg
 
 
 class Unlucky(Exception):
@@ -428,5 +433,5 @@ def make(*arguments: str) -> str:
 def test_make_explains_itself_and_runs_what_it_says() -> None:
     lines = make().splitlines()
     assert [line.split()[1] for line in lines] == ["help", "install", "demo", "test", "check", "clean"]
-    assert make("-n", "demo").splitlines()[-1] == ".venv/bin/python -m src.run task=mustc attention=mtla stride=2"
+    assert ".venv/bin/python -m src.run task=mustc attention=mtla stride=2" in make("-n", "demo").splitlines()[-1]
     assert "make check" in (ROOT / ".ci" / "run").read_text()

@@ -13,6 +13,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import DictConfig
+from torch import Tensor
 
 from src.callbacks.signals import KeepSignals
 from src.config import instantiate
@@ -31,9 +32,11 @@ log = logging.getLogger(__name__)
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     instantiate(cfg.task.decode, path="task.decode")  # what it refuses should not be learned after training
+    encoder = cfg.task.encoder_checkpoint and find_weights(Path(cfg.task.encoder_checkpoint).expanduser())
+    encoder_weights = read_checkpoint(encoder)[0] if encoder else {}
     data, module = prepare(cfg, record, None)
-    if cfg.task.encoder_checkpoint:
-        load_encoder(module, Path(cfg.task.encoder_checkpoint).expanduser())
+    if encoder:
+        load_encoder(module, encoder, encoder_weights)
     best = ModelCheckpoint(
         directory / "checkpoints",
         filename="step{step:06d}-accuracy{val_accuracy:.4f}",
@@ -146,10 +149,8 @@ class Resume(Callback):
         self.data.start_batch = 0 if progress["is_last_batch"] else progress["current"]["completed"]
 
 
-def load_encoder(module: SequenceToText, path: Path) -> None:
+def load_encoder(module: SequenceToText, path: Path, weights: dict[str, Tensor]) -> None:
     """Start the encoder from another run's, as the recipe starts translation from recognition."""
-    path = find_weights(path)
-    weights, _ = read_checkpoint(path)
     encoder = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
     load_into(module.model.encoder, path, encoder)
     log.info("encoder from %s", path)
