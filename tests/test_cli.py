@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,16 +32,20 @@ def shell(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedP
     environment = {k: v for k, v in os.environ.items() if k not in ("DATA_ROOT", "HYDRA_FULL_ERROR")}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
     command = [sys.executable, "-m", "src.run", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 # --- the command ------------------------------------------------------------------------------------------------
 
 
 def test_a_typo_costs_seconds_and_leaves_nothing(tmp_path: Path) -> None:
-    began = time.perf_counter()
+    def seconds() -> float:  # of computing: a busy machine is no reason to fail
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    began = seconds()
     done = shell("attention=mtlla", "stride=2", cwd=tmp_path)
-    assert time.perf_counter() - began < 5
+    assert seconds() - began < 3
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: attention=mtlla: no such attention; nearest: mtla, mla; others: gqa, mha, mqa\n"
     assert list(tmp_path.iterdir()) == []
