@@ -77,7 +77,7 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
 
     logging.raiseExceptions = False  # a log that cannot be written (full disk) must not hide what happened
     received: list[int] = []
-    earlier = _Earlier(directory) if first and cfg.resume else None
+    earlier = _Earlier(directory) if first else None
     with _signals(received, interrupt):
         try:
             if first:
@@ -125,7 +125,7 @@ class _Earlier:
         return self.last.stat().st_mtime_ns if self.last.is_file() else None
 
     def untouched(self) -> bool:
-        return self._written() == self.written
+        return bool(self.contents) and self._written() == self.written
 
     def restore(self) -> None:
         for path, content in self.contents.items():

@@ -4,6 +4,7 @@ Checks the command line first, before anything heavy is imported; then Hydra mak
 Exit codes: 0 finished, 1 failed, 2 the command line or a configuration file is wrong, 130 and 143 interrupted.
 """
 
+import io
 import os
 import signal
 import sys
@@ -25,6 +26,9 @@ ASKING = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--shell-
 
 
 def main() -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter must not end a run
     full = os.environ.get("HYDRA_FULL_ERROR")
     plan = None
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda text: "=" in text and text[0] != "-")  # -m may stand anywhere

@@ -43,6 +43,7 @@ def merged_attention(
 
     T must be a multiple of stride.  With stride 1 that is plain causal attention.
     """
+    _refuse_nothing(q)
     past = [Past(p.packed.to(q.dtype), p.mask) for p in past or []]
     packed = packed.to(q.dtype)
     if q.shape[1] % stride:
@@ -65,12 +66,18 @@ def expanded_attention(
     dropout: float = 0.0,
 ) -> Tensor:
     """`merged_attention` over `expand(latent, rotary, up)`, which is not kept for backward but made again."""
+    _refuse_nothing(q)
     latent, rotary, up = (t.to(q.dtype) for t in (latent, rotary, up))
     if not torch.is_grad_enabled() or not available(q, dropout):
         packed = expand(latent, rotary, up)
         return merged_attention(q, packed, value_dim, scale, stride=stride, past=past, dropout=dropout)
     tensors = [t for p in past or [] for t in (p.packed.to(q.dtype), p.mask)]
     return _Expanded.apply(q, latent, rotary, up, Run(value_dim, scale, stride, dropout), *tensors)
+
+
+def _refuse_nothing(q: Tensor) -> None:
+    if q.shape[0] == 0 or q.shape[1] == 0:
+        raise ValueError(f"attention over nothing: {q.shape[0]} rows of {q.shape[1]} positions")  # kernels would crash
 
 
 def _plain(

@@ -11,6 +11,7 @@ import src.torchvision_schemas  # noqa: F401  (before lightning)
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 log = logging.getLogger(__name__)
@@ -60,14 +61,12 @@ def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
             f"{training['steps']} updates in {training['seconds']} s, {training['tokens_per_second']} tokens/s"
         )
     for key, value in rows.items():
-        table.add_row(key, str(value))
+        table.add_row(key, escape(str(value)))
     console.print(table)
     with open(directory / "predictions.tsv", encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     shown = lines[:: max(1, len(lines) // samples)][:samples]
     for line in shown:
-        console.print(
-            f"[dim]{line['source']}[/]\n  [green]ref[/] {line['reference']}\n  [cyan]hyp[/] {line['hypothesis']}",
-            highlight=False,
-        )
+        source, reference, hypothesis = (escape(line[key]) for key in ("source", "reference", "hypothesis"))
+        console.print(f"[dim]{source}[/]\n  [green]ref[/] {reference}\n  [cyan]hyp[/] {hypothesis}", highlight=False)
     console.print(f"record: {directory / 'record.json'}", highlight=False, soft_wrap=True)

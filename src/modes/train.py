@@ -10,11 +10,12 @@ from typing import Any
 import src.torchvision_schemas  # noqa: F401  (before lightning)
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import DictConfig
 from torch import Tensor
 
+from src.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
 from src.callbacks.signals import KeepSignals
 from src.config import instantiate
 from src.data import SpeechToTextData
@@ -37,17 +38,19 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     data, module = prepare(cfg, record, None)
     if encoder:
         load_encoder(module, encoder, encoder_weights)
-    best = ModelCheckpoint(
+    best = BestAndLast(
         directory / "checkpoints",
         filename="step{step:06d}-accuracy{val_accuracy:.4f}",
         auto_insert_metric_name=False,
         monitor="val_accuracy",
         mode="max",
         save_top_k=cfg.task.train.keep_best,
-        save_last=True,
+        enable_version_counter=False,
     )
     trainer = build_trainer(cfg, directory, [best, LearningRateMonitor(), Resume(data), *progress()])
     last = directory / "checkpoints" / "last.ckpt"
+    if last.is_file() and not cfg.resume and trainer.is_global_zero:
+        raise DataError(f"{last}: an earlier run's; resume={directory} continues it, another hydra.run.dir begins anew")
     resume = last if cfg.resume and last.is_file() else None
     if cfg.resume and resume is None:
         raise DataError(f"{last}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
@@ -68,7 +71,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         "best_accuracy": round(float(best.best_model_score), 4) if best.best_model_score is not None else "not run",
         "left_out": dict(data.filtered),
     }
-    paths = [Path(p) for p in best.best_k_models]
+    paths = [path for path in map(Path, best.best_k_models) if path.is_file()]
     averaged = directory / "checkpoints" / "averaged.safetensors"
     if paths:
         load_into(module.model, averaged, average(paths))
@@ -124,6 +127,7 @@ def build_trainer(cfg: DictConfig, directory: Path, callbacks: list[Callback]) -
         num_sanity_val_steps=0,
         reload_dataloaders_every_n_epochs=1,
         use_distributed_sampler=False,
+        plugins=[AtomicCheckpointIO()],
         default_root_dir=directory,
         logger=CSVLogger(directory, name="", version=curves(directory)),
         callbacks=[KeepSignals(), *callbacks],

@@ -1,5 +1,6 @@
 """Weights on disk: never unpickled beyond tensors and plain values, and never loaded into another model in silence."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from src.errors import DataError
 
+UNREADABLE = (SafetensorError, RuntimeError, EOFError, LookupError, AttributeError, ValueError, OSError, TypeError)
 PREFIX = "model."  # of the model's weights in a training checkpoint
 
 
@@ -29,7 +31,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         content = torch.load(path, map_location="cpu", weights_only=True)
         weights = {k.removeprefix(PREFIX): v for k, v in content["state_dict"].items()}
         return weights, content["identity"]
-    except (SafetensorError, RuntimeError, EOFError, KeyError, ValueError, OSError, TypeError) as error:
+    except UNREADABLE as error:
         raise DataError(
             f"{path}: not a readable attnlab checkpoint; it is damaged, cut short or foreign ({_first_line(error)})"
         ) from error
@@ -43,9 +45,16 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, Any]) -> None:
     """Atomically, as safetensors."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    save_file({k: v.contiguous() for k, v in weights.items()}, part, metadata={"identity": json.dumps(identity)})
-    os.replace(part, path)
+    try:
+        save_file({k: v.contiguous() for k, v in weights.items()}, part, metadata={"identity": json.dumps(identity)})
+        os.replace(part, path)
+    except SafetensorError as error:  # it does not say so in an OSError's terms
+        full = "os error 28" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:

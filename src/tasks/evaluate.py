@@ -17,6 +17,7 @@ from src.attention import Cache
 from src.callbacks import quality
 from src.callbacks.memory import MemoryMeter
 from src.decoding import BeamSearch
+from src.errors import DataError
 from src.models import PrefixDecoder
 
 from .sequence_to_text import SequenceToText
@@ -78,6 +79,8 @@ def evaluate(
             sentences = max(sentences, len(batch.ids))
             rows += zip(batch.ids, batch.sources, batch.references, map(module.text, found), strict=True)
             progress.advance(bar)
+    if not tokens:
+        raise DataError("decoding ended no hypothesis in the whole test set: the weights give no numbers to search in")
     rows.sort(key=lambda row: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])])
     write_predictions(directory / "predictions.tsv", rows)
     hypotheses, references = [row[3] for row in rows], [row[2] for row in rows]

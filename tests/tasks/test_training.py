@@ -12,8 +12,9 @@ from torch import Tensor
 
 from src.errors import DataError, TrainingError
 from src.modes import test, train
+from src.modes.summary import show
 from src.tasks import SequenceToText
-from src.tasks.checkpoints import average, read_checkpoint
+from src.tasks.checkpoints import average, read_checkpoint, write_weights
 
 from .conftest import Start, make
 
@@ -187,3 +188,39 @@ def test_translation_starts_from_a_recognition_encoder(start: Start, tmp_path: P
     asr = weights(tmp_path / "asr")
     assert before
     assert all(torch.equal(value, asr[f"encoder.{key}"]) for key, value in before.items())
+
+
+def test_the_last_checkpoint_is_the_last(start: Start, tmp_path: Path) -> None:
+    """Also where no validation was among the best (accuracy ties at this size)."""
+    cfg, record = start("task.train.keep_best=1", "task.train.max_epochs=3", "task.optimizer.lr=1e-9")
+    train.run(cfg, record, tmp_path)
+    last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == record["training"]["steps"]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_new_run_does_not_mix_with_an_old_one(start: Start, tmp_path: Path) -> None:
+    cfg, record = start("task.train.max_epochs=1")
+    train.run(cfg, record, tmp_path)
+    with pytest.raises(DataError, match="an earlier run's; resume="):
+        train.run(cfg, record, tmp_path)
+
+
+def test_text_that_looks_like_markup_is_shown_as_it_is(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg, record = start("task.train.max_epochs=1")
+    train.run(cfg, record, tmp_path)
+    rows = "id\tsource\treference\thypothesis\na\tone [/b] [laughter]\teins\tzwei\n"
+    (tmp_path / "predictions.tsv").write_text(rows)
+    show({**record, "corpus": "at /a[/b]"}, tmp_path)
+    assert "one [/b] [laughter]" in capsys.readouterr().out
+
+
+def test_weights_that_give_no_numbers_are_no_result(start: Start, tmp_path: Path, trained: Path) -> None:
+    values, identity = read_checkpoint(trained / "checkpoints" / "averaged.safetensors")
+    values["decoder.unembedding.weight"].fill_(float("nan"))
+    write_weights(tmp_path / "nan.safetensors", values, identity)
+    cfg, record = start("mode=test", f"checkpoint='{tmp_path / 'nan.safetensors'}'")
+    with pytest.raises(DataError, match="no hypothesis in the whole test set"):
+        test.run(cfg, record, tmp_path)
