@@ -1,12 +1,21 @@
 """Learning-rate schedules that torch does not have."""
 
 import math
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 
-class InverseSquareRoot(LambdaLR):
+class _OwnSettings(LambdaLR):
+    """A resumed run takes up the count of updates, but the settings are those it was given: it may be longer."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        own = ("warmup_steps", "total_steps", "floor")
+        super().load_state_dict({key: value for key, value in state_dict.items() if key not in own})
+
+
+class InverseSquareRoot(_OwnSettings):
     """Linear warm-up to the optimiser's rate over `warmup_steps` updates, then rate * sqrt(warmup_steps / step)."""
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None) -> None:
@@ -19,7 +28,7 @@ class InverseSquareRoot(LambdaLR):
         return min(at / self.warmup_steps, (self.warmup_steps / at) ** 0.5)
 
 
-class WarmupCosine(LambdaLR):
+class WarmupCosine(_OwnSettings):
     """Linear warm-up to the optimiser's rate, then half a cosine down to `floor` times it at `total_steps`.
 
     `total_steps` None: the length of the run, which the task fills in.
