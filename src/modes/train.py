@@ -35,6 +35,10 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     instantiate(cfg.task.decode, path="task.decode")  # what it refuses should not be learned after training
     encoder = cfg.task.encoder_checkpoint and find_weights(Path(cfg.task.encoder_checkpoint).expanduser())
     encoder_weights = read_checkpoint(encoder)[0] if encoder else {}
+    last = directory / "checkpoints" / "last.ckpt"
+    resume = last if cfg.resume and last.is_file() else None
+    if cfg.resume and resume is None:
+        raise DataError(f"{last}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
     data, module = prepare(cfg, record, None)
     if encoder:
         load_encoder(module, encoder, encoder_weights)
@@ -48,12 +52,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         enable_version_counter=False,
     )
     trainer = build_trainer(cfg, directory, [best, LearningRateMonitor(), Resume(data), *progress()])
-    last = directory / "checkpoints" / "last.ckpt"
     if last.is_file() and not cfg.resume and trainer.is_global_zero:
         raise DataError(f"{last}: an earlier run's; resume={directory} continues it, another hydra.run.dir begins anew")
-    resume = last if cfg.resume and last.is_file() else None
-    if cfg.resume and resume is None:
-        raise DataError(f"{last}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
     if resume:
         check_identity(resume, read_checkpoint(resume)[1], module.identity)
     began = time.perf_counter()

@@ -56,7 +56,7 @@ def evaluate(
     precision: str,
     directory: Path,
 ) -> dict[str, Any]:
-    """Writes predictions.tsv; returns the record's `quality`, `inference` and `kv_cache` blocks, and `samples` to show.
+    """Writes predictions.tsv; returns the record's `quality`, `inference` and `kv_cache` blocks.
 
     `score` is bleu or wer.  Seconds are those of encoding and searching alone.
     """
