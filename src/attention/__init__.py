@@ -4,5 +4,17 @@ from .base import Attention, Cache
 from .mha import MHA
 from .mla import MLA
 from .mtla import MTLA
+from .tpa import TPA, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
 
-__all__ = ["MHA", "MLA", "MTLA", "Attention", "Cache"]
+__all__ = [
+    "MHA",
+    "MLA",
+    "MTLA",
+    "TPA",
+    "Attention",
+    "Cache",
+    "TPAKVOnly",
+    "TPANonContextualA",
+    "TPANonContextualB",
+    "TPASharedB",
+]

@@ -33,12 +33,31 @@ def latent(d: int, heads: int, *, gate: bool) -> Form:
     return Form(plain + (2 * (r * (r // 4) + r // 4) if gate else 0), r + rotary)
 
 
+def products(d: int, heads: int, *, a: bool = True, b: bool = True, shared: bool = False, q: bool = True) -> Form:
+    """TPA, R_K = R_V = 2 and R_Q = 6 (or as many as H and D allow), and an output projection.
+
+    a, b: whether head and token factors are projected and kept, or learned; shared: keys and values have one token
+    factor; q: whether queries are factorised, or projected whole.
+    """
+    width = d // heads
+    ranks = 4 + (min(6, heads, width) if q else 0)
+    head = ranks * heads * (d if a else 1)
+    token = (ranks - 2 * shared) * width * (d if b else 1)
+    kept = a * 4 * heads + b * (4 - 2 * shared) * width
+    return Form(head + token + (1 if q else 2) * d * heads * width, kept)
+
+
 FORMS = {
     "mha": lambda d, heads: grouped(d, heads, heads),
     "gqa": lambda d, heads: grouped(d, heads, 2),
     "mqa": lambda d, heads: grouped(d, heads, 1),
     "mla": lambda d, heads: latent(d, heads, gate=False),
     "mtla": lambda d, heads: latent(d, heads, gate=True),
+    "tpa": products,
+    "tpa_kvonly": lambda d, heads: products(d, heads, q=False),
+    "tpa_noncontextual_a": lambda d, heads: products(d, heads, a=False),
+    "tpa_noncontextual_b": lambda d, heads: products(d, heads, b=False),
+    "tpa_shared_b": lambda d, heads: products(d, heads, shared=True),
 }
 PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official builders
     "mha": Form(1_050_624, 1024),
@@ -46,6 +65,12 @@ PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official 
     "mqa": Form(590_976, 128),
     "mla": Form(1_065_472, 288),
     "mtla": Form(1_098_368, 288),
+    # TPA's: its closed forms at this width, by hand
+    "tpa": Form(512 * 10 * (8 + 64) + 512 * 512, 288),
+    "tpa_kvonly": Form(512 * 4 * (8 + 64) + 2 * 512 * 512, 288),
+    "tpa_noncontextual_a": Form(10 * (512 * 64 + 8) + 512 * 512, 256),
+    "tpa_noncontextual_b": Form(10 * (512 * 8 + 64) + 512 * 512, 32),
+    "tpa_shared_b": Form(512 * (10 * 8 + 8 * 64) + 512 * 512, 160),
 }
 every = pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in FORMS], ids=str)
 
