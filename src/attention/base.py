@@ -52,6 +52,7 @@ class Attention(nn.Module, ABC):
     """
 
     d_model: int
+    max_positions: int | None = None  # the longest text it takes; None: any
 
     @abstractmethod
     def forward(
