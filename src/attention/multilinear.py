@@ -21,9 +21,11 @@ Shapes: B rows, N prompts, T positions, S prompt positions, R rank, V value widt
 
 import math
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .base import Attention, Cache, check_room, length_mask, rows_of, rows_per_prompt
@@ -305,8 +307,8 @@ class AbsoluteMultiLinear(_WithPromptReadout):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompt: Tensor | None, size: int | Tensor) -> Tensor:
         steps = k.shape[1]
         self._check_room(steps)
-        # Blocks of R/4 rows: what the scan adds inside of them is then about a quarter of the rest.
-        block = max(1, self.rank // 4) if self.scans(steps) else steps
+        # What the scan adds inside of blocks of R/4 rows is about a quarter of the rest; fewer rows cost too many calls.
+        block = max(6, self.rank // 4) if self.scans(steps) else steps
         return self._blocks(q, k, v, block) + self._read_prompt(q, prompt)
 
     def _blocks(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
@@ -316,31 +318,31 @@ class AbsoluteMultiLinear(_WithPromptReadout):
         L-shaped strip of the (j, m) plane, through their slices.  The strip's products k_j v_m serve both.
         """
         size, steps = k.shape[1], q.shape[1]
-        weight = self.out.weight.unflatten(1, (self.num_readouts, self.window, self.window))
+        weight = self.out.weight.unflatten(1, (self.num_readouts, self.window, self.window)).transpose(0, 1)
+        weights: tuple[Tensor, ...] = _Strips.apply(weight, size, block)  # (C, d, P) each
         place = torch.arange(size, device=k.device)
-        sums: list[Tensor] = []  # B of each read-out, (B, R, d)
+        keys, values = k.mT, v.mT  # (B, R, K)
+        sums: Tensor | None = None  # B of each read-out, (C, B, R, d)
         rows = []
-        for start in range(0, size, block):
+        for start, strip_weight in zip(range(0, size, block), weights, strict=True):
             end = min(start + block, size)
-            strip = (slice(start, end), slice(0, end)), (slice(0, start), slice(start, end))
-            pairs = torch.cat([(k.mT[:, :, j, None] * v.mT[:, :, None, m]).flatten(2) for j, m in strip], -1)
+            strip = _strip(start, end)
+            pairs = torch.cat([(keys[:, :, j, None] * values[:, :, None, m]).flatten(2) for j, m in strip], -1)
             newest = torch.cat([torch.maximum(place[j, None], place[m]).flatten() for j, m in strip])
-            here = slice(max(start, size - steps), end)
-            queries = q[:, here.start - size + steps : end - size + steps].transpose(1, 2)  # (B, C, rows, R)
-            slices = (queries @ pairs.unsqueeze(1)) * (newest <= place[here, None])  # (B, C, rows, P)
-            out: Tensor | float = 0.0
-            for c in range(self.num_readouts):
-                if start:
-                    out = out + queries[:, c] @ sums[c].to(queries.dtype)
-                strip_weight = torch.cat([weight[:, c, j, m].flatten(1) for j, m in strip], 1)  # (d, P)
-                last = end == size
-                read = F.linear(slices[:, c] if last else torch.cat((slices[:, c], pairs), 1), strip_weight)
-                out = out + read[:, : slices.shape[2]]
-                if not last:
-                    more = read[:, slices.shape[2] :].to(torch.promote_types(read.dtype, torch.float32))
-                    sums[c : c + 1] = [sums[c] + more if start else more]
-            assert isinstance(out, Tensor)
+            first = max(start, size - steps)
+            queries = q[:, first - size + steps : end - size + steps].transpose(1, 2)  # (B, C, rows, R)
+            slices = (queries @ pairs.unsqueeze(1)) * (newest <= place[first:end, None])  # (B, C, rows, P)
+            both = slices.transpose(0, 1)
+            if end < size:
+                both = torch.cat((both, pairs.expand(self.num_readouts, *pairs.shape)), 2)
+            read = (both.flatten(1, 2) @ strip_weight.mT).unflatten(1, both.shape[1:3])  # (C, B, rows [+ R], d)
+            out = read[:, :, : end - first].sum(0)
+            if sums is not None:
+                out = out + (queries @ sums.transpose(0, 1).to(queries.dtype)).sum(1)
             rows.append(out)
+            if end < size:
+                more = read[:, :, end - first :].to(torch.promote_types(read.dtype, torch.float32))
+                sums = more if sums is None else sums + more
         return torch.cat(rows, 1) * self._row_scale(size - steps, size, k)
 
     def _row_scale(self, first: int, end: int, like: Tensor) -> Tensor:
@@ -381,6 +383,30 @@ class AbsoluteMultiLinear(_WithPromptReadout):
 
     def _slice_multiply_adds(self) -> int:
         return self.num_readouts * self.window**2 * self.rank
+
+
+def _strip(start: int, end: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+    """The pairs (j, m) whose later place is one of start ... end-1, as two rectangles."""
+    return (slice(start, end), slice(0, end)), (slice(0, start), slice(start, end))
+
+
+class _Strips(torch.autograd.Function):
+    """W (C, d, N, N) -> its strips, (C, d, P) each.  As one function, because autograd fills N x N zeros per slice."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, size: int, block: int) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.bounds = weight.shape, [(s, min(s + block, size)) for s in range(0, size, block)]
+        return tuple(torch.cat([weight[..., j, m].flatten(2) for j, m in _strip(*b)], 2) for b in ctx.bounds)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        whole = grads[0].new_zeros(ctx.shape)
+        for bounds, grad in zip(ctx.bounds, grads, strict=True):
+            places = [whole[..., j, m] for j, m in _strip(*bounds)]
+            for place, part in zip(places, grad.split([p[0, 0].numel() for p in places], 2), strict=True):
+                place.copy_(part.unflatten(2, place.shape[2:]) if part.numel() else place)
+        return whole, None, None
 
 
 class SummedMultiLinear(_WithPromptReadout):
