@@ -18,6 +18,7 @@ class Cache(ABC):
 
     length: int
     beam: int
+    has_prompt: bool = False
 
     @abstractmethod
     def buffers(self) -> list[Tensor]:
@@ -52,6 +53,7 @@ class Attention(nn.Module, ABC):
     """
 
     d_model: int
+    max_positions: int | None = None  # the longest text it takes; None: any
 
     @abstractmethod
     def forward(
@@ -110,11 +112,12 @@ def check_room(cache: Cache, new: int, capacity: int) -> None:
         raise ValueError(f"the cache has room for {capacity} positions; {cache.length} are held and {new} were given")
 
 
-def check_prompt(cache: Cache, held: int, size: int, capacity: int) -> None:
-    """A prompt of `size` positions may be read: it fits, and the cache holds nothing yet."""
-    if cache.length or held:
+def begin_prompt(cache: Cache, size: int, capacity: int) -> None:
+    """A prompt of `size` positions comes, once per cache and before any text."""
+    if cache.length or cache.has_prompt:
         raise ValueError("a prompt is read once per cache, before any text")
     check_room(cache, size, capacity)
+    cache.has_prompt = True
 
 
 def rows_per_prompt(batch: int, prompt_batch: int | None) -> int:

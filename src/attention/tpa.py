@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .base import Attention, Cache, check_room, length_mask, rows_of, rows_per_prompt
+from .base import Attention, Cache, begin_prompt, check_room, length_mask, rows_of, rows_per_prompt
 from .merged import Past, rebuilt_attention, tiled_attention
 from .rope import rotary_table, rotate
 
@@ -353,7 +353,7 @@ class TPA(Attention):
     def read_prompt(self, prompt: Tensor, prompt_lengths: Tensor | None, cache: Cache) -> None:
         assert isinstance(cache, FactorCache)
         size = prompt.shape[1]
-        check_room(cache, size, cache.prompt_capacity)
+        begin_prompt(cache, size, cache.prompt_capacity)
         self._keep(self._factors(cache.prompt_angles(0, size), *self._compact(prompt)), cache.prompt, 0, size)
         cache.prompt_size = size
         if prompt_lengths is not None and bool((prompt_lengths != size).any()):

@@ -16,11 +16,16 @@ from src.attention import (
     MLA,
     MTLA,
     TPA,
+    AbsoluteMultiLinear,
+    RelativeMultiLinear,
+    SummedMultiLinear,
+    TiedMultiLinear,
     TPAKVOnly,
     TPANonContextualA,
     TPANonContextualB,
     TPASharedB,
 )
+from src.attention.multilinear import MultiLinear
 
 Turn = Callable[[Tensor, int, float], Tensor]
 
@@ -94,6 +99,88 @@ def mtla(a: MTLA, x: Tensor, prompt: Tensor | None = None, turn: Turn = half_spl
     visible = [[j for j in range(i + 1) if (j + 1) % s == 0 or j == i] for i in range(len(c))]
     assert all(len(v) == math.ceil((i + 1) / s) for i, v in enumerate(visible))
     return _read_latents(a, x, prompt, turn, m, kp, visible)
+
+
+@attend.register
+def relative(a: RelativeMultiLinear, x: Tensor, prompt: Tensor | None = None) -> Tensor:
+    """Slices A_i.. of block-term tensors over lags, flattened and read out (spec, tensorized 1.5)."""
+    q, k, v = _factors(a, x)
+    rows = []
+    for i in range(len(x)):
+        y = _prompt_pairs(a, q[i], prompt)
+        for c, g in enumerate(_cores(a)):
+            weight = a.out.weight.view(a.d_model, -1, a.window, a.window)[:, c].flip(-1, -2)  # by lags
+            for lag in range(min(i + 1, a.window)):
+                for other in range(min(i + 1, a.window)):
+                    y = y + weight[:, lag, other] * (g * q[i] * k[i - lag] * v[i - other]).sum()
+        rows.append(y)
+    return torch.stack(rows)
+
+
+@attend.register
+def absolute(a: AbsoluteMultiLinear, x: Tensor, prompt: Tensor | None = None) -> Tensor:
+    q, k, v = _factors(a, x)
+    rows = []
+    for i in range(len(x)):
+        y = torch.zeros(a.d_model, dtype=x.dtype)
+        for c, g in enumerate(_cores(a)):
+            weight = a.out.weight.view(a.d_model, -1, a.window, a.window)[:, c]
+            for j in range(i + 1):
+                for m in range(i + 1):
+                    y = y + weight[:, j, m] * (g * q[i] * k[j] * v[m]).sum()
+        rows.append(y * a.window / (i + 1) + _prompt_pairs(a, q[i], prompt))
+    return torch.stack(rows)
+
+
+@attend.register
+def summed(a: SummedMultiLinear, x: Tensor, prompt: Tensor | None = None) -> Tensor:
+    """Decaying sums of keys and of values, each written out."""
+    q, k, v = _factors(a, x)
+    decay = 1 / (1 + torch.exp(-a.decay))
+    of_key, of_value = decay[: a.rank], decay[a.rank :]
+    rows = []
+    for i in range(len(x)):
+        keys = torch.stack([of_key ** (i - j) * k[j] for j in range(i + 1)]).sum(0) * (1 - of_key**2) ** 0.5
+        values = torch.stack([of_value ** (i - j) * v[j] for j in range(i + 1)]).sum(0) * (1 - of_value**2) ** 0.5
+        read = torch.cat([g * q[i] * keys * values for g in _cores(a)])
+        rows.append(a.out.weight @ read + _prompt_pairs(a, q[i], prompt))
+    return torch.stack(rows)
+
+
+@attend.register
+def tied(a: TiedMultiLinear, x: Tensor, prompt: Tensor | None = None) -> Tensor:
+    """A mean over the prompt's pairs and the text's up to the query."""
+    joint = x if prompt is None else torch.cat((prompt, x))
+    q, k, v = _factors(a, joint)
+    rows = []
+    for i in range(len(joint) - len(x), len(joint)):
+        read = [_pairs(g * q[i], k[: i + 1], v[: i + 1]) for g in _cores(a)]
+        rows.append(a.out.weight @ torch.cat(read))
+    return torch.stack(rows)
+
+
+def _factors(a: MultiLinear, x: Tensor) -> tuple[Tensor, ...]:
+    return (x @ a.qkv.weight.T).split([a.rank, a.rank, a.value_dim], -1)
+
+
+def _cores(a: MultiLinear) -> list[Tensor]:
+    """One a read-out."""
+    return [torch.stack(list(a.cores)).mean(0)] if a.num_readouts == 1 else list(a.cores)
+
+
+def _pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Values weighted by the inner products of q with their keys, averaged."""
+    return torch.stack([(q * k[j]).sum() * v[j] for j in range(len(k))]).mean(0)
+
+
+def _prompt_pairs(a: MultiLinear, q: Tensor, prompt: Tensor | None) -> Tensor:
+    """W_P times the mean over the prompt of (g . q . k_s) v_s."""
+    if prompt is None or not len(prompt):
+        return torch.zeros(a.d_model, dtype=q.dtype)
+    _, k, v = _factors(a, prompt)
+    read = [_pairs(g * q, k, v) for g in _cores(a)]
+    assert isinstance(a.prompt_out, nn.Linear)
+    return a.prompt_out.weight @ torch.cat(read)
 
 
 def _latents(a: MLA, x: Tensor, prompt: Tensor | None, turn: Turn) -> tuple[list[Tensor], list[Tensor]]:
