@@ -2,7 +2,7 @@
 
 from .base import Attention, Cache
 from .mha import MHA
-from .mla import MLA
+from .mla import MLA, MLAQueryLatent
 from .mtla import MTLA
 from .tpa import TPA, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
 
@@ -13,6 +13,7 @@ __all__ = [
     "TPA",
     "Attention",
     "Cache",
+    "MLAQueryLatent",
     "TPAKVOnly",
     "TPANonContextualA",
     "TPANonContextualB",

@@ -293,6 +293,7 @@ class TPA(Attention):
         """(B, T, R, H) and (B, T, R, D) -> [value | key], (B, T, H, 2 D)."""
         width = self.head_dim
         head = torch.cat((value_head / self.rank, key_head), -2)
+        value_token = value_token.expand_as(key_token)
         token = torch.cat((F.pad(value_token, (0, width)), F.pad(key_token, (width, 0))), -2)
         return head.mT @ token  # one product with a block diagonal, for keys and values beside each other
 
