@@ -191,6 +191,10 @@ def test_a_measuring_process_that_fails_is_no_number() -> None:
         ("bench.batch=0", "batch=0: expected at least 1"),
         ("bench.text=[4,0]", "text="),
         ("bench.prompt=0", "a whole model reads a prompt"),
+        ("bench.context=-1", "context=-1: expected at least 0"),
+        ("bench.reorder=[]", "expected true, false or both"),
+        ("+bench.overrides.gqa.num_heads=2", "overrides: gqa: not among the references"),
+        ("+bench.overrides.mha.heads=2", "bench.overrides.mha.heads: mha has no such key"),
         ("bench.references=[mhaa]", "mhaa is no mechanism; nearest: mha"),
         ("bench.references=[published_mtl]", "mtl is no mechanism; nearest: mtla"),
         ("bench.published=tests.reference.nothing.of", "run from a checkout"),
@@ -215,12 +219,50 @@ def test_references_have_the_sizes_and_knobs_of_the_run() -> None:
         assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*bench*.yaml")))
+@pytest.mark.parametrize("attention", ["mha", "tpa", "tpa_kvonly"])
+def test_decoding_begins_with_a_filled_cache(attention: str, tmp_path: Path) -> None:
+    cfg = config("bench.what=decoding", "bench.context=[40,70]", "bench.reorder=[false]", attention=attention)
+    rows = measured(cfg, tmp_path)["bench"]["rows"]
+    assert [row["context"] for row in rows] == [40, 70]
+    for row in rows:
+        cache = row["variants"][attention]["cache_bytes"]
+        attention_layer = lineup(cfg, instantiate(cfg.bench))[0].attention(torch.float32, CPU)
+        assert cache["measured"] == 4 * attention_layer.cache_elements(2, row["context"] + 6, 7)
+        reference = row["ratios"][-1]
+        if attention == "mha":  # published: a cache that grows by concatenation
+            assert reference["not run"] == "its cache grows step by step: it cannot begin with a context"
+        else:
+            assert reference["against"] == f"published_{attention}" and "seconds" in reference
+
+
+def test_a_reference_of_another_size() -> None:
+    cfg = config("+bench.overrides.mha={num_heads:2,num_kv_heads:2,head_dim:16}", attention="tpa")
+    ours, mha, theirs = lineup(cfg, instantiate(cfg.bench))
+    assert (ours.cfg.attention.num_heads, theirs.cfg.attention.num_heads) == (4, 4)
+    assert (mha.cfg.attention.num_heads, mha.cfg.attention.num_kv_heads, mha.cfg.attention.head_dim) == (2, 2, 16)
+
+
+SIZES = {"mtla": (512, 8, 64), "tpa": (768, 34, 64)}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*_bench_*.yaml")))
 def test_overlays(name: str) -> None:
+    paper, _, what = name.split("_")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", [f"experiment={name}", "attention=mla"], return_hydra_config=True)
         cfg = freeze(cfg, cfg.hydra.runtime.choices)
     settings: Settings = instantiate(cfg.bench)
-    assert cfg.mode == "bench" and cfg.attention.d_model == 512 and cfg.attention.num_heads == 8
-    assert {shape.what for shape in shapes(settings)} == {name.rpartition("_")[2]}
+    node = cfg.attention
+    assert cfg.mode == "bench" and (node.d_model, node.num_heads, node.head_dim) == SIZES[paper]
+    assert {shape.what for shape in shapes(settings)} == {what}
     assert lineup(cfg, settings)[0].name == "mla"
+
+
+@pytest.mark.parametrize("name", ["tpa_bench_training", "tpa_bench_decoding"])
+def test_products_are_measured_against_as_many_parameters(name: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", [f"experiment={name}"], return_hydra_config=True)
+        cfg = freeze(cfg, cfg.hydra.runtime.choices)
+    found = [variant.attention(torch.float32, torch.device("meta")) for variant in lineup(cfg, instantiate(cfg.bench))]
+    assert [type(attention).__name__ for attention in found] == ["TPA", "MHA", "PublishedTPA"]
+    assert [sum(p.numel() for p in attention.parameters()) for attention in found] == [2_423_808, 2_359_296, 2_423_808]

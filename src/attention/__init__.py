@@ -2,7 +2,7 @@
 
 from .base import Attention, Cache
 from .mha import MHA
-from .mla import MLA
+from .mla import MLA, MLAQueryLatent
 from .mtla import MTLA
 from .multilinear import (
     AbsoluteMultiLinear,
@@ -19,6 +19,7 @@ __all__ = [
     "Cache",
     "MHA",
     "MLA",
+    "MLAQueryLatent",
     "MTLA",
     "MultiLinearEncoder",
     "RelativeMultiLinear",

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from .kernels.stock import Kernel, Random, additive, available, dot, mix, wide
 
-REBUILT_HEADS = 6  # built at a time in backward on a CPU
+REBUILT_HEADS = 17  # at most, built at a time in backward on a CPU
 
 
 class Past(NamedTuple):
@@ -254,8 +254,9 @@ def expand(latent: Tensor, rotary: Tensor, up: Tensor) -> Tensor:
 def _groups(q: Tensor, size: int = 2) -> list[slice]:
     """Heads to make keys and values of at a time: on CUDA all, for a kernel's dropout is drawn for all at once."""
     heads = q.shape[2]
-    size = heads if q.is_cuda else size
-    return [slice(first, min(first + size, heads)) for first in range(0, heads, size)]
+    count = 1 if q.is_cuda else -(-heads // size)
+    bounds = [heads * i // count for i in range(count + 1)]
+    return [slice(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
 class Kept(NamedTuple):

@@ -89,9 +89,9 @@ class MLA(Attention):
         self.d_model, self.num_heads, self.head_dim, self.rope_dim = d_model, num_heads, head_dim, rope_dim
         self.latent_dim = 4 * head_dim if latent_dim is None else latent_dim
         self.dropout, self.rope_theta, self.scale = dropout, rope_theta, (head_dim + rope_dim) ** -0.5
-        self.query = nn.Linear(d_model, num_heads * (head_dim + rope_dim), bias=False)
+        self.query: nn.Module = nn.Linear(d_model, num_heads * (head_dim + rope_dim), bias=False)
         self.down = nn.Linear(d_model, self.latent_dim + rope_dim, bias=False)
-        self.norm = nn.LayerNorm(self.latent_dim)
+        self.norm: nn.Module = nn.LayerNorm(self.latent_dim)
         self.up = nn.Linear(self.latent_dim, num_heads * 2 * head_dim, bias=False)
         self.out = nn.Linear(num_heads * head_dim, d_model, bias=False)
 
@@ -227,6 +227,34 @@ class MLA(Attention):
         return (self.latent_dim + self.rope_dim) * (batch * slots + prompts * prompt_slots)
 
     def multiply_adds(self, context: int) -> int:
-        matrices = sum(module.weight.numel() for module in (self.query, self.down, self.up, self.out))
+        matrices = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
         slots, _ = self.slots(context, 0)
         return matrices + slots * self.num_heads * (2 * self.latent_dim + self.rope_dim)
+
+
+class MLAQueryLatent(MLA):
+    """MLA whose queries come from a latent too, and whose latents pass RMS norms: the T6 system's (its spec 1.4).
+
+    q = W_qb RMSNorm(W_qa x), split per head into d_n content and d_r rotary components; c = RMSNorm(W_a x).
+    The norms have weights, which the paper's formulas lack.  `query_latent_dim` is d_c', `latent_dim` d_c.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int = 64,
+        rope_dim: int = 32,
+        latent_dim: int = 256,
+        query_latent_dim: int = 512,
+        *,
+        dropout: float = 0.0,
+        rope_theta: float = 10000.0,
+    ) -> None:
+        super().__init__(d_model, num_heads, head_dim, rope_dim, latent_dim, dropout=dropout, rope_theta=rope_theta)
+        self.query = nn.Sequential(
+            nn.Linear(d_model, query_latent_dim, bias=False),
+            nn.RMSNorm(query_latent_dim, eps=1e-6),
+            nn.Linear(query_latent_dim, num_heads * (head_dim + rope_dim), bias=False),
+        )
+        self.norm = nn.RMSNorm(latent_dim, eps=1e-6)

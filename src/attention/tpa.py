@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .base import Attention, Cache, begin_prompt, check_room, length_mask, rows_of, rows_per_prompt
 from .merged import Past, rebuilt_attention, tiled_attention
@@ -290,7 +291,11 @@ class TPA(Attention):
 
     def _pack(self, key_head: Tensor, key_token: Tensor, value_head: Tensor, value_token: Tensor) -> Tensor:
         """(B, T, R, H) and (B, T, R, D) -> [value | key], (B, T, H, 2 D)."""
-        return torch.cat(((value_head / self.rank).mT @ value_token, key_head.mT @ key_token), -1)
+        width = self.head_dim
+        head = torch.cat((value_head / self.rank, key_head), -2)
+        value_token = value_token.expand_as(key_token)
+        token = torch.cat((F.pad(value_token, (0, width)), F.pad(key_token, (width, 0))), -2)
+        return head.mT @ token  # one product with a block diagonal, for keys and values beside each other
 
     @property
     def _counts(self) -> list[int]:
@@ -410,9 +415,9 @@ class TPA(Attention):
         """Outputs (B, n, h, D) of each row's newest n positions, which are the last of the last segment."""
         dtype = segments[-1].held.tensors()[0].dtype
         head, token = f.head[..., : self.q_rank, :].to(dtype), self._whole(f.token[..., : self.q_rank, :].to(dtype))
-        query: tuple[Tensor, ...] = (head.mT, token)
+        query: tuple[Tensor, ...] = (head.mT * self.scale, token)
         if not self._on_query_factors:
-            query = (head.mT @ token if f.query is None else f.query.to(dtype),)
+            query = ((head.mT @ token if f.query is None else f.query.to(dtype)) * self.scale,)
         new = max(t.shape[1] for t in query)
         tiles = [tile for segment in segments for tile in _tiles(segment)]
         logits = torch.cat([self._logits(query, batch, tile) for tile in tiles], -1)
@@ -439,7 +444,6 @@ class TPA(Attention):
         logits = product[:, 0] * head[:, 0].unsqueeze(1)
         for r in range(1, self.rank):
             logits = torch.addcmul(logits, product[:, r], head[:, r].unsqueeze(1))
-        logits *= self.scale
         if tile.mask is not None:
             logits.masked_fill_(~tile.mask[:, None, None], float("-inf"))
         return _unfold(logits, batch, rows)

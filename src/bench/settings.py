@@ -1,8 +1,9 @@
 """What mode=bench is asked to measure."""
 
+import itertools
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 KINDS = ("training", "model", "decoding", "beam")
 
@@ -13,7 +14,8 @@ class Settings:
 
     training: forward and backward of one attention layer, `batch` x `text` positions after `prompt` prompt positions;
     model: the same of the task's whole model, loss included;
-    decoding: `steps` cached steps of one attention layer, `batch` rows, each after its own prompt;
+    decoding: `steps` cached steps of one attention layer, `batch` rows, each after its own prompt and `context`
+    positions of text, whose cache is filled at random;
     beam: beam search over the task's decoder, `batch` sentences, `beam` hypotheses of `steps` tokens each.
     """
 
@@ -22,12 +24,15 @@ class Settings:
     beam: int = 1
     prompt: int = 0
     text: int | list[int] = 512  # several: one row of the table each
+    context: int | list[int] = 0  # of decoding; several: one row of the table each
     steps: int = 32
+    reorder: list[bool] = field(default_factory=lambda: [False, True])  # decoding: rows in a new order after each step
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     rounds: int = 5  # measured, after `warmup` rounds that are not
     warmup: int = 1
     memory: bool = True  # peak memory too, each in a process of its own
     references: list[str] = field(default_factory=list)  # names in conf/attention, `published`, `published_<name>`
+    overrides: dict[str, dict[str, Any]] = field(default_factory=dict)  # a reference's own values, by its name
     published: str = "tests.reference.published.of"  # module -> the published algorithm with the same weights
 
     def __post_init__(self) -> None:
@@ -40,6 +45,12 @@ class Settings:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least {smallest}")
         if not self.texts or min(self.texts) < 1:
             raise ValueError(f"text={self.text}: expected at least 1")
+        if not self.contexts or min(self.contexts) < 0:
+            raise ValueError(f"context={self.context}: expected at least 0")
+        if not self.reorder:
+            raise ValueError("reorder=[]: expected true, false or both")
+        if strangers := set(self.overrides) - set(self.references):
+            raise ValueError(f"overrides: {', '.join(sorted(strangers))}: not among the references")
         if self.prompt < 1 and {"model", "beam"} & set(self.kinds):
             raise ValueError(f"prompt={self.prompt}: a whole model reads a prompt of at least 1 position")
 
@@ -50,6 +61,10 @@ class Settings:
     @property
     def texts(self) -> list[int]:
         return [self.text] if isinstance(self.text, int) else list(self.text)
+
+    @property
+    def contexts(self) -> list[int]:
+        return [self.context] if isinstance(self.context, int) else list(self.context)
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,7 @@ class Shape:
     prompt: int
     text: int  # positions per row: of a training step, or cached steps after the first
     reorder: bool = False  # decoding: rows are put into a new order after each step
+    context: int = 0  # decoding: positions of text already cached
 
     @property
     def tokens(self) -> int:
@@ -75,7 +91,7 @@ class Shape:
             found["beam"] = self.beam
         found["steps" if self.what in ("decoding", "beam") else "text"] = self.text
         if self.what == "decoding":
-            found["reorder"] = self.reorder
+            found |= {"context": self.context, "reorder": self.reorder}
         return found
 
 
@@ -83,10 +99,13 @@ def shapes(settings: Settings) -> list[Shape]:
     """Every row of the table, in the order of `what`."""
     rows = []
     for kind in settings.kinds:
-        texts = settings.texts if kind in ("training", "model") else [settings.steps]
-        for text in texts:
-            for reorder in (False, True) if kind == "decoding" else (False,):
-                rows.append(Shape(kind, settings.batch, settings.beam, settings.prompt, text, reorder))
+        common = kind, settings.batch, settings.beam, settings.prompt
+        if kind == "decoding":
+            ways = itertools.product(settings.contexts, settings.reorder)
+            rows += [Shape(*common, settings.steps, reorder, context) for context, reorder in ways]
+        else:
+            texts = settings.texts if kind in ("training", "model") else [settings.steps]
+            rows += [Shape(*common, text) for text in texts]
     return rows
 
 

@@ -99,14 +99,19 @@ class Model:
 
 
 class Decoding:
-    """Cached steps of an attention layer, after the prompt and a first step that `prepare` takes."""
+    """Cached steps of an attention layer, after prompt, text and a first step that `prepare` takes.
+
+    LookupError: there is text to begin with, but no buffer that could hold it.
+    """
 
     def __init__(self, attention: Attention, shape: Shape) -> None:
         self.attention, self.attentions, self.shape = attention, [attention], shape
         self.x = _random(attention, shape.batch, shape.text + 1)
         self.prompt = _random(attention, shape.batch, shape.prompt)
         self.rows = torch.arange(shape.batch, device=self.x.device)
-        self.size = (shape.batch, shape.text + 1, shape.prompt)
+        self.size = (shape.batch, shape.context + shape.text + 1, shape.prompt)
+        if shape.context and not attention.new_cache(1, shape.context).buffers():
+            raise LookupError("its cache grows step by step: it cannot begin with a context")
         self.cache: Cache | None = None
 
     @torch.inference_mode()
@@ -115,6 +120,10 @@ class Decoding:
         self.cache = self.attention.new_cache(*self.size)
         if self.shape.prompt:
             self.attention.read_prompt(self.prompt, None, self.cache)
+        if self.shape.context:  # no step takes longer for what it reads: attending to it all would take much longer
+            for buffer in self.cache.buffers():
+                buffer[...] = torch.randn(buffer.shape[1:], dtype=buffer.dtype, device=buffer.device)
+            self.cache.length = self.shape.context
         self.attention.extend(self.x[:, :1], self.cache)
 
     @torch.inference_mode()

@@ -72,7 +72,8 @@ def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
         "training": "one attention layer: forward and backward, gradients of inputs and weights; no dropout; "
         "keys of `prompt` positions before the text",
         "model": "the task's model: features to cross-entropy and back; no dropout, no optimizer",
-        "decoding": "one attention layer, one token a call, after the prompt and a first token (prepare_seconds)",
+        "decoding": "one attention layer, one token a call, after the prompt, `context` positions "
+        "of text (the cache filled at random) and a first token (prepare_seconds)",
         "beam": "the task's decoder: the prompt is read, then every hypothesis goes on for `steps` tokens and </s>",
         "check": "against the published algorithm in float64 with the same weights, relative norms of differences; "
         "steps: cached steps of reordered hypotheses against the parallel form",

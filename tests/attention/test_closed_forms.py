@@ -35,6 +35,14 @@ def latent(d: int, heads: int, *, gate: bool) -> Form:
     return Form(plain + (2 * (r * (r // 4) + r // 4) if gate else 0), r + rotary)
 
 
+def query_latent(d: int, heads: int) -> Form:
+    """Query down, norm, up; down, norm, up, output.  d_c' = 8 D, d_c = 4 D, d_r = D / 2."""
+    width = d // heads
+    r, q, rotary = 4 * width, 8 * width, width // 2
+    queries = d * q + q + q * heads * (width + rotary)
+    return Form(queries + d * (r + rotary) + r + r * heads * 2 * width + d * d, r + rotary)
+
+
 def products(d: int, heads: int, *, a: bool = True, b: bool = True, shared: bool = False, q: bool = True) -> Form:
     """TPA, R_K = R_V = 2 and R_Q = 6 (or as many as H and D allow), and an output projection.
 
@@ -60,6 +68,7 @@ FORMS = {
     "mqa": lambda d, heads: grouped(d, heads, 1),
     "mla": lambda d, heads: latent(d, heads, gate=False),
     "mtla": lambda d, heads: latent(d, heads, gate=True),
+    "mla_t6": query_latent,
     "tpa": products,
     "tpa_kvonly": lambda d, heads: products(d, heads, q=False),
     "tpa_noncontextual_a": lambda d, heads: products(d, heads, a=False),
@@ -76,7 +85,8 @@ PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official 
     "mqa": Form(590_976, 128),
     "mla": Form(1_065_472, 288),
     "mtla": Form(1_098_368, 288),
-    # TPA's: its closed forms at this width, by hand
+    # T6's: its closed forms at this width, by hand
+    "mla_t6": Form(512 * 512 + 512 + 512 * 8 * 96 + 512 * 288 + 256 + 256 * 8 * 128 + 512 * 512, 288),
     "tpa": Form(512 * 10 * (8 + 64) + 512 * 512, 288),
     "tpa_kvonly": Form(512 * 4 * (8 + 64) + 2 * 512 * 512, 288),
     "tpa_noncontextual_a": Form(10 * (512 * 64 + 8) + 512 * 512, 256),

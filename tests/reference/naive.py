@@ -7,6 +7,7 @@ Every mechanism registers its formula here, written from the paper, not from the
 import math
 from collections.abc import Callable
 from functools import singledispatch
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from src.attention import (
     MTLA,
     TPA,
     AbsoluteMultiLinear,
+    MLAQueryLatent,
     RelativeMultiLinear,
     SummedMultiLinear,
     TiedMultiLinear,
@@ -83,6 +85,35 @@ def mla(a: MLA, x: Tensor, prompt: Tensor | None = None, turn: Turn = half_split
     """Absorbed logits over the latents of every position up to the query's (spec 1.3)."""
     c, kp = _latents(a, x, prompt, turn)
     return _read_latents(a, x, prompt, turn, c, kp, [list(range(i + 1)) for i in range(len(c))])
+
+
+@attend.register
+def mla_query_latent(a: MLAQueryLatent, x: Tensor, prompt: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """Keys and values of every head in full; both latents through RMS norms (T6's specification, 1.4)."""
+
+    def rms(v: Tensor, weight: Any) -> Tensor:
+        return weight * v / torch.sqrt((v * v).mean() + 1e-6)
+
+    joint = x if prompt is None else torch.cat((prompt, x))
+    query_down, query_norm, query_up = a.query.children()
+    up_keys, up_values = a.up_matrices()
+    keys, values = [], []
+    for j, v in enumerate(joint):
+        latent, rotary = a.down(v).split([a.latent_dim, a.rope_dim])
+        latent, rotary = rms(latent, a.norm.weight), turn(rotary, j, a.rope_theta)
+        keys.append([torch.cat((up_keys[h] @ latent, rotary)) for h in range(a.num_heads)])
+        values.append([up_values[h] @ latent for h in range(a.num_heads)])
+    rows = []
+    for i in range(len(joint) - len(x), len(joint)):
+        q = query_up(rms(query_down(joint[i]), query_norm.weight)).view(a.num_heads, -1)
+        heads = []
+        for h in range(a.num_heads):
+            turned = torch.cat((q[h, : a.head_dim], turn(q[h, a.head_dim :], i, a.rope_theta)))
+            logits = torch.stack([turned @ keys[j][h] for j in range(i + 1)])
+            p = torch.softmax(logits / math.sqrt(a.head_dim + a.rope_dim), 0)
+            heads.append(torch.stack([p[j] * values[j][h] for j in range(i + 1)]).sum(0))
+        rows.append(a.out(torch.cat(heads)))
+    return torch.stack(rows)
 
 
 @attend.register

@@ -1,0 +1,249 @@
+"""Tensor product attention: what it contains, how it begins, and which way its steps go."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.attention import MHA, TPA, Attention, Cache, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
+from src.attention.tpa import FactorCache, Segment
+from tests.attention.mechanisms import Mechanism, error, extend_by
+from tests.reference import naive
+
+NAMES = ["tpa", "tpa_kvonly", "tpa_noncontextual_a", "tpa_noncontextual_b", "tpa_shared_b"]
+OPTIONS = {
+    "sigmoid": ("attention.nonlinearity=sigmoid",),
+    "softmax": ("attention.nonlinearity=softmax",),
+    "third order": ("attention.third_dim=2",),
+    "norm": ("attention.output_norm=true",),
+    "ranks": ("attention.rank=3", "attention.q_rank=1"),
+    "all": ("attention.nonlinearity=sigmoid", "attention.third_dim=4", "attention.output_norm=true"),
+}
+CASES = [
+    (name, option)
+    for name in NAMES
+    for option in OPTIONS
+    if not (name == "tpa_noncontextual_b" and option in ("third order", "all"))
+    and not (name == "tpa_kvonly" and option == "ranks")
+]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("name", "option"), CASES)
+def test_options_equal_the_equations_forward_backward_and_cached(name: str, option: str) -> None:
+    attention = Mechanism(name).build(*OPTIONS[option])
+    assert isinstance(attention, TPA)
+    x, prompt, lengths = random(2, 5, 32).requires_grad_(), random(2, 3, 32), torch.tensor([3, 2])
+    y = attention(x, prompt, prompt_lengths=lengths)
+    want = torch.stack([naive.attend(attention, x[b], prompt[b, : lengths[b]]) for b in range(2)])
+    assert error(y, want) < 1e-12
+    g, wanted = torch.randn_like(y), [x, *attention.parameters()]
+    for fast, slow in zip(torch.autograd.grad(y, wanted, g), torch.autograd.grad(want, wanted, g), strict=True):
+        assert error(fast, slow) < 1e-11
+    for chunks in ([1] * 5, [2, 1, 2], [5]):
+        cache = attention.new_cache(2, 5, 3)
+        attention.read_prompt(prompt, lengths, cache)
+        assert error(extend_by(attention, x.detach(), cache, chunks), want) < 1e-12
+
+
+def as_products(mha: MHA) -> TPANonContextualA:
+    """Non-contextual TPA with the weights of MHA, GQA or MQA (section 3.4)."""
+    h, groups, width = mha.num_heads, mha.num_kv_heads, mha.head_dim
+    found = TPANonContextualA(mha.d_model, h, width, rank=groups, q_rank=h).double()
+    group = torch.eye(groups, dtype=torch.float64).repeat_interleave(h // groups, 1)  # which heads it has
+    with torch.no_grad():
+        found.head_factors.copy_(torch.cat((h * torch.eye(h, dtype=torch.float64), groups * group, groups * group)))
+        found.factors.weight.copy_(torch.cat((mha.query.weight, mha.key.weight, mha.value.weight)))
+        found.out.weight.copy_(mha.out.weight)
+    return found
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1], ids=["mha", "gqa", "mqa"])
+@pytest.mark.parametrize("width", [8, 12])
+def test_mha_gqa_and_mqa_are_non_contextual_products(groups: int, width: int) -> None:
+    mha = MHA(32, 4, groups, width, bias=False).double()
+    tpa = as_products(mha)
+    assert tpa.cache_elements_per_token == mha.cache_elements_per_token
+    x, prompt = random(2, 7, 32), random(2, 5, 32)
+    lengths = torch.tensor([5, 2])
+    want = mha(x, prompt, prompt_lengths=lengths)
+    assert error(tpa(x, prompt, prompt_lengths=lengths), want) < 1e-12
+    cache = tpa.new_cache(2, 7, 5)
+    tpa.read_prompt(prompt, lengths, cache)
+    assert error(extend_by(tpa, x, cache, [1, 4, 1, 1]), want) < 1e-12
+
+
+@pytest.mark.parametrize("turn", [naive.adjacent, naive.opposite], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", NAMES)
+def test_with_permuted_weights_it_is_the_published_rotation(name: str, turn: naive.Turn) -> None:
+    """The training code turns half-split pairs the other way, the inference code adjacent pairs."""
+    published = Mechanism(name).build()
+    assert isinstance(published, TPA)
+    x, prompt = random(6, 32), random(4, 32)
+    want, width = naive.attend(published, x, prompt, turn), published.head_dim
+    if turn is naive.adjacent:
+        p = torch.cat((torch.arange(0, width, 2), torch.arange(1, width, 2)))
+    else:
+        p = torch.arange(width).roll(width // 2)
+    ours = copy.deepcopy(published)
+    shared = isinstance(ours, TPASharedB)  # then values are permuted as well, and put back by the output projection
+    with torch.no_grad():
+        rows = ours.q_rank + (2 if name != "tpa_shared_b" else 1) * ours.rank
+        turned = rows if shared else ours.q_rank + ours.rank
+        if isinstance(ours, TPANonContextualB):
+            ours.token_factors[:turned] = ours.token_factors[:turned, p]
+        else:
+            tokens = ours.factors.weight[-(ours.q_rank + (1 if shared else 2) * ours.rank) * width :]
+            tokens = tokens.view(-1, width, 32)
+            tokens[:turned] = tokens[:turned, p]
+        if isinstance(ours, TPAKVOnly):
+            query = ours.query.weight.view(-1, width, 32)
+            query.copy_(query[:, p].clone())
+        if shared:
+            out = ours.out.weight.view(32, -1, width)
+            out.copy_(out[..., p].clone())
+    assert error(ours(x[None], prompt[None])[0], want) < 1e-12
+    assert error(published(x[None], prompt[None])[0], want) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("init", "bounds"),
+    [  # head factors of queries, of keys and values; token factors of both (spec 1.6: d 768, 34 x 64, ranks 6, 2)
+        ("released", (0.0353, 0.0612, 0.01101, 0.01103)),
+        ("paper_merged", (0.0786, 0.0847, 0.0722, 0.0818)),
+        ("paper_per_rank", (0.0865, 0.0865, 0.0849, 0.0849)),
+    ],
+)
+def test_initial_weights_fill_their_bounds(init: str, bounds: tuple[float, ...]) -> None:
+    tpa = TPA(768, 34, 64, init=init)  # type: ignore[arg-type]
+    parts = tpa.factors.weight.detach().split([34 * 6, 34 * 2, 34 * 2, 64 * 6, 64 * 2, 64 * 2])
+    for part, which in zip(parts, (0, 1, 1, 2, 3, 3), strict=True):
+        assert float(part.abs().max()) == pytest.approx(bounds[which], rel=0.01)
+        assert float(part.std()) == pytest.approx(bounds[which] / math.sqrt(3), rel=0.02)
+    kvonly = TPAKVOnly(768, 22, 64, init=init)  # type: ignore[arg-type]
+    assert float(kvonly.query.weight.detach().abs().max()) == pytest.approx(math.sqrt(6 / (768 + 22 * 64)), rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [TPANonContextualA, TPANonContextualB])
+def test_learned_factors_begin_as_wide_as_projected_ones(kind: type[TPA]) -> None:
+    learned, projected = kind(768, 34, 64), TPA(768, 34, 64)
+    head, token = projected.factors(torch.randn(500, 768)).split([10 * 34, 10 * 64], -1)
+    theirs = head if kind is TPANonContextualA else token
+    mine = dict(learned.named_parameters())["head_factors" if kind is TPANonContextualA else "token_factors"]
+    assert float(mine.detach().std()) == pytest.approx(float(theirs.detach().std()), rel=0.1)
+
+
+def test_backward_keeps_factors_and_not_what_is_built_of_them() -> None:
+    """Bytes kept for backward at the small T6's sizes, weights left out: at most 1.3 times MHA's."""
+
+    def kept(attention: Attention, x: Tensor) -> int:
+        weights = {p.untyped_storage().data_ptr() for p in attention.parameters()}
+        found: dict[int, int] = {}
+
+        def pack(t: Tensor) -> Tensor:
+            if t.untyped_storage().data_ptr() not in weights:
+                found[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y = attention(x)  # alive until all is counted: a freed address might be used again
+            return sum(found.values()) + 0 * y.ndim
+
+    x = torch.randn(1, 128, 768, requires_grad=True)
+    assert kept(TPA(768, 34, 64), x) <= 1.3 * kept(MHA(768, 12, bias=False), x)
+
+
+def ways(attention: TPA, cache: Cache, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The same new positions on factors, and on keys and values built again."""
+    found = []
+    for on_factors in (True, False):
+        mine = copy.deepcopy(cache)
+        monkeypatch.setattr(TPA, "in_factor_space", lambda *_, on_factors=on_factors: on_factors)
+        found.append(attention.extend(x, mine))
+    monkeypatch.undo()
+    return found
+
+
+@pytest.mark.parametrize("new", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_both_ways_are_exact_over_many_tiles(name: str, new: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention, prompt, x = Mechanism(name).build(), random(2, 7, 32), random(6, 12, 32)
+    assert isinstance(attention, TPA)
+    monkeypatch.setattr("src.attention.tpa.TILE", 4)
+    cache, lengths = attention.new_cache(6, 12, 7, prompt_batch=2), torch.tensor([7, 3])
+    attention.read_prompt(prompt, lengths, cache)
+    attention.extend(x[:, :9], cache)
+    monkeypatch.undo()
+    three, two = lengths.repeat_interleave(3), prompt.repeat_interleave(3, 0)
+    want = attention(x, two, prompt_lengths=three)[:, 9 : 9 + new]
+    monkeypatch.setattr("src.attention.tpa.TILE", 4)
+    for got in ways(attention, cache, x[:, 9 : 9 + new], monkeypatch):
+        assert error(got, want) < 1e-12
+
+
+def test_the_way_with_fewer_multiply_adds_is_taken() -> None:
+    """Multiply-adds of a cached position: spec, section 3 (5528 on factors; 4352 on keys and values, 8704 to build)."""
+    with torch.device("meta"):
+        small, kvonly = TPA(768, 34, 64), TPAKVOnly(768, 22, 64)
+    for tpa, on_factors in ((small, 5528), (kvonly, 2 * 22 * 2 * 64)):
+        dense = 2 * tpa.num_heads * 64
+        for new in range(1, 40):
+            assert tpa.in_factor_space(new, 1, 1000, 0) == (new * on_factors <= 2 * dense + new * dense), new
+        for beam in range(1, 40):
+            one, shared = beam * (on_factors - dense) * 1500, (beam * 500 + 1000) * 2 * dense
+            assert tpa.in_factor_space(1, beam, 500, 1000) == (one <= shared), beam
+    with torch.device("meta"):
+        cheap = TPA(2048, 32, 64, rank=1, q_rank=16)  # 3584 against 4096: never built, but for long chunks
+    assert cheap.in_factor_space(128, 1, 1000, 0) and not cheap.in_factor_space(129, 1, 1000, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("gap", [200.0, 2000.0])
+def test_logits_far_apart_in_a_step(dtype: torch.dtype, gap: float) -> None:
+    """A first position that takes it all, a thousand others that underflow, over several tiles; and the reverse."""
+    tpa = TPA(32, 4, 8, rank=2, q_rank=2).to(dtype).eval()
+    for sign in (1, -1):
+        cache = tpa.new_cache(1, 2051)
+        for buffer in cache.buffers():
+            buffer.normal_()
+        x = torch.randn(1, 1, 32).to(dtype)
+        f = tpa._factors(cache.angles(2049, 2050), *tpa._compact(x))
+        q, _ = tpa._dense(f)
+        held = cache.text
+        assert held.key_head is not None and held.key_token is not None and held.value_token is not None
+        held.key_head[..., 0] = 0
+        held.key_head[0, 0, :, 0] = sign * gap  # K_0 = gap a (x) b, with b along the first head's query
+        held.key_token[0, 0, 0] = (q[0, 0, 0] / (q[0, 0, 0].float().square().sum() * tpa.scale)).to(dtype)
+        cache.length = 2049
+        assert tpa.in_factor_space(1, 1, 2050, 0)
+        read = tpa._step(f, 1, [segment_of(cache)])
+        assert read.isfinite().all()
+        if sign > 0:
+            assert held.value_head is not None
+            heads, tokens = held.value_head[0, :, 0, 0].double(), held.value_token[0, :, 0].double()
+            assert error(read[0, 0, 0], heads @ tokens / 2) < (1e-5 if dtype == torch.float32 else 0.03)
+        assert tpa.extend(x, cache).isfinite().all()
+
+
+def segment_of(cache: FactorCache) -> Segment:
+    return Segment(cache.text.span(0, 2049), 2049, cache.angles)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rank": 9}, "rank=9: expected 1 to 4; 4 heads x 8 have no more ranks"),
+        ({"rank": 0}, "rank=0: expected 1 to 4"),
+        ({"rank": 2, "q_rank": 6}, "q_rank=6: expected 1 to 4"),
+        ({"third_dim": 3}, "third_dim=3: expected a divisor of head_dim=8"),
+        ({"third_dim": 8}, "turns pairs"),
+    ],
+)
+def test_what_cannot_be(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TPA(32, 4, 8, **({"q_rank": 4} | arguments))  # type: ignore[arg-type]
