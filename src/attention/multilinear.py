@@ -307,7 +307,7 @@ class AbsoluteMultiLinear(_WithPromptReadout):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompt: Tensor | None, size: int | Tensor) -> Tensor:
         steps = k.shape[1]
         self._check_room(steps)
-        # What the scan adds inside of blocks of R/4 rows is about a quarter of the rest; fewer rows cost too many calls.
+        # Inside of blocks of R/4 rows the scan adds about a quarter of the rest; fewer rows cost too many calls.
         block = max(6, self.rank // 4) if self.scans(steps) else steps
         return self._blocks(q, k, v, block) + self._read_prompt(q, prompt)
 
