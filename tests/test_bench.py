@@ -215,7 +215,7 @@ def test_references_have_the_sizes_and_knobs_of_the_run() -> None:
         assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*bench*.yaml")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("mtla_bench*.yaml")))
 def test_overlays(name: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", [f"experiment={name}", "attention=mla"], return_hydra_config=True)
@@ -224,3 +224,18 @@ def test_overlays(name: str) -> None:
     assert cfg.mode == "bench" and cfg.attention.d_model == 512 and cfg.attention.num_heads == 8
     assert {shape.what for shape in shapes(settings)} == {name.rpartition("_")[2]}
     assert lineup(cfg, settings)[0].name == "mla"
+
+
+@pytest.mark.parametrize("name", ["multilinear_bench", "multilinear_bench_relative"])
+def test_overlays_of_multilinear_attention(name: str) -> None:
+    """Its ratios are against the published tensor, which a small shape is found equal to."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", [f"experiment={name}"], return_hydra_config=True)
+        cfg = freeze(cfg, cfg.hydra.runtime.choices)
+    settings: Settings = instantiate(cfg.bench)
+    ours, *_, theirs = lineup(cfg, settings)
+    assert cfg.mode == "bench" and cfg.attention.d_model == 256 and not cfg.attention.reads_prompt
+    assert [ours.name, theirs.name] == [cfg.choices.attention, f"published_{cfg.choices.attention}"]
+    for variant in (ours, theirs):
+        found = check(variant, publish_by(settings.published), torch.float32, CPU)
+        assert not failures(found, "training") and not failures(found, "decoding"), found
