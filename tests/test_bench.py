@@ -243,9 +243,10 @@ def test_a_reference_of_another_size() -> None:
 
 
 SIZES = {"mtla": (512, 8, 64), "tpa": (768, 34, 64)}
+OVERLAYS = [("mtla", "training"), ("mtla", "decoding"), ("mtla", "beam"), ("tpa", "training"), ("tpa", "decoding")]
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*_bench_*.yaml")))
+@pytest.mark.parametrize("name", [f"{paper}_bench_{what}" for paper, what in OVERLAYS])
 def test_overlays(name: str) -> None:
     paper, _, what = name.split("_")
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -266,3 +267,18 @@ def test_products_are_measured_against_as_many_parameters(name: str) -> None:
     found = [variant.attention(torch.float32, torch.device("meta")) for variant in lineup(cfg, instantiate(cfg.bench))]
     assert [type(attention).__name__ for attention in found] == ["TPA", "MHA", "PublishedTPA"]
     assert [sum(p.numel() for p in attention.parameters()) for attention in found] == [2_423_808, 2_359_296, 2_423_808]
+
+
+@pytest.mark.parametrize("name", ["multilinear_bench", "multilinear_bench_relative"])
+def test_overlays_of_multilinear_attention(name: str) -> None:
+    """Its ratios are against the published tensor, which a small shape is found equal to."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", [f"experiment={name}"], return_hydra_config=True)
+        cfg = freeze(cfg, cfg.hydra.runtime.choices)
+    settings: Settings = instantiate(cfg.bench)
+    ours, *_, theirs = lineup(cfg, settings)
+    assert cfg.mode == "bench" and cfg.attention.d_model == 256 and not cfg.attention.reads_prompt
+    assert [ours.name, theirs.name] == [cfg.choices.attention, f"published_{cfg.choices.attention}"]
+    for variant in (ours, theirs):
+        found = check(variant, publish_by(settings.published), torch.float32, CPU)
+        assert not failures(found, "training") and not failures(found, "decoding"), found

@@ -54,6 +54,7 @@ class Attention(nn.Module, ABC):
 
     d_model: int
     max_positions: int | None = None  # the longest text it takes; None: any
+    reads_prompt: bool = True  # false: built without weights for a prompt, and one is refused with a ValueError
 
     @abstractmethod
     def forward(

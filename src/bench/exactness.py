@@ -31,8 +31,9 @@ def check(variant: Variant, publish: Publish, dtype: torch.dtype, device: torch.
         return torch.randn(*shape, mechanism.d_model, generator=generator).to(device, dtype)
 
     errors = {"output": 0.0, "gradient": 0.0, "steps": 0.0}
-    for size in (0, PROMPT):
-        x, prompt, grad = random(2, TEXT), random(2, size), random(2, TEXT)
+    text = min(TEXT, mechanism.max_positions or TEXT)
+    for size in (0, PROMPT) if mechanism.reads_prompt else (0,):
+        x, prompt, grad = random(2, text), random(2, size), random(2, text)
         got, want = _passes(tested, x, prompt, grad), _passes(reference, x, prompt, grad)
         errors["output"] = max(errors["output"], _error(got[:1], want[:1]))
         errors["gradient"] = max(errors["gradient"], _error(got[1:], want[1:]))

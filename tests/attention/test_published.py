@@ -6,12 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.attention import Attention
+from src.attention import AbsoluteMultiLinear, Attention, RelativeMultiLinear
 from tests.reference import published
 
 from .mechanisms import EVERY, Mechanism, error
 
-PUBLISHED = [m for m in EVERY if m.name in ("mha", "mqa", "gqa", "mla", "mtla", "tpa", "tpa_kvonly")]
+PUBLISHED = [
+    m
+    for m in EVERY
+    if m.name in ("mha", "mqa", "gqa", "mla", "mtla", "tpa", "tpa_kvonly", "multilinear", "multilinear_absolute")
+]
 
 
 def random(*shape: int) -> Tensor:
@@ -29,7 +33,8 @@ def test_parallel(mechanism: Mechanism, prompt_size: int) -> None:
         inputs = [t.clone().requires_grad_() for t in (x, prompt)]
         out = attention(inputs[0], inputs[1] if prompt_size else None)
         out.backward(grad)
-        grads = [i.grad for i in inputs if i.grad is not None] + [p.grad for p in attention.parameters()]
+        used = [p for name, p in attention.named_parameters() if prompt_size or "prompt_out" not in name]
+        grads = [i.grad for i in inputs if i.grad is not None] + [p.grad for p in used]
         results.append([out, *grads])
     assert len(results[0]) == len(results[1]) > 3
     for got, want in zip(*results, strict=True):
@@ -59,8 +64,19 @@ def test_steps(mechanism: Mechanism, prompt_size: int) -> None:
         for cache in caches:
             cache.reorder(rows)
     assert caches[1].nbytes == 8 * both[1].cache_elements(3, 9, prompt_size, 1)
-    if prompt_size:
+    if prompt_size and ours.cache_elements_per_token:
         assert caches[0].nbytes < caches[1].nbytes  # ours holds the prompt once
+
+
+@pytest.mark.parametrize("form", [RelativeMultiLinear, AbsoluteMultiLinear])
+@pytest.mark.parametrize("shared", [True, False])
+def test_cores_are_averaged_or_read_out_apart(form: type[RelativeMultiLinear], shared: bool) -> None:
+    """Also where a text outgrows the lags."""
+    window = 4 if form is RelativeMultiLinear else 11
+    ours = form(12, 5, window, 3, shared_readout=shared, reads_prompt=True).double()
+    theirs, x, prompt = published.of(ours), random(2, 11, 12), random(2, 3, 12)
+    for text in (x, x[:, :6]):
+        assert error(ours(text, prompt), theirs(text, prompt)) < 1e-12
 
 
 def test_stride_one_is_broken_as_published_and_right_in_ours() -> None:

@@ -1,6 +1,7 @@
-"""The released algorithms, in our words: what the fast paths are measured against.
+"""Released systems' algorithms, in our words: what the fast paths are measured against.
 
-The MTLA system's (its specification 1.2-1.4, 2, 5), and the T6 system's tensor product attention (1.1, 1.9).
+MTLA's system: MHA, MLA, MTLA (spec, mtla 1.2-1.4, 2, 5).  T6's: tensor product attention (tpa 1.1, 1.9).  The
+Tensorized Transformer's: multi-linear attention (tensorized 1.1), with the causal mask that it lacks.
 
 `of(attention)` gives the published algorithm of one of our modules, with the same weights and the same interface.
 Where the release does more work than its algorithm asks for and it is unclear how much, this does less: a ratio against
@@ -17,22 +18,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from src.attention import MHA, MLA, MTLA, TPA, Attention, Cache, TPAKVOnly
+from src.attention import (
+    MHA,
+    MLA,
+    MTLA,
+    TPA,
+    AbsoluteMultiLinear,
+    Attention,
+    Cache,
+    RelativeMultiLinear,
+    TPAKVOnly,
+)
 from src.attention.base import rows_of, rows_per_prompt
 
 
 def of(attention: Attention) -> "Published":
     """The published algorithm with `attention`'s weights.  LookupError where none is kept here."""
-    known = (
-        (MTLA, PublishedMTLA),
-        (MLA, PublishedMLA),
-        (MHA, PublishedMHA),
-        (TPA, PublishedTPA),
-        (TPAKVOnly, PublishedTPA),
-    )
-    for ours, published in known:
-        if type(attention) is ours:
-            return published(attention)
+    kept: dict[type[Attention], type[Published]] = {
+        MTLA: PublishedMTLA,
+        MLA: PublishedMLA,
+        MHA: PublishedMHA,
+        TPA: PublishedTPA,
+        TPAKVOnly: PublishedTPA,
+        AbsoluteMultiLinear: PublishedMultiLinear,
+        RelativeMultiLinear: PublishedMultiLinear,
+    }
+    if type(attention) in kept:
+        return kept[type(attention)](attention)
     raise LookupError(f"no published algorithm of {type(attention).__name__} is kept")
 
 
@@ -377,6 +389,72 @@ class PublishedTPA(Published):
     def quadratic_bytes(self, batch: int, text: int, prompt: int = 0, layers: int = 1) -> int:
         """None without a prompt; with one, the mask."""
         return text * (prompt + text) * self.ours.out.weight.itemsize if prompt else 0
+
+
+class PublishedMultiLinear(Published):
+    """The whole N x N x N tensor, once per core, then averaged; no cache, so that a step computes its text anew.
+
+    The mask, and for the relative form the picking of lags out of the tensor, are ours.  The position key is left out:
+    the release computes a second tensor of that size per core.  A prompt, which it does not know, is read as ours is.
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        prompt: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        prompt_lengths: Tensor | None = None,
+    ) -> Tensor:
+        _equally_long(lengths, x)
+        a, steps = self.ours, x.shape[1]
+        q, k, v = a.qkv(x).split(a.rank, -1)
+        tensors = [torch.einsum("r,bir,bjr,bmr->bijm", g, q, k, v) for g in a.cores]
+        if a.num_readouts == 1:
+            tensors = [torch.stack(tensors).mean(0) if len(tensors) > 1 else tensors[0]]
+        read = torch.cat([self._slices(tensor, steps) for tensor in tensors], -1)
+        out = F.linear(read, self._weight(steps))
+        if isinstance(a, AbsoluteMultiLinear):
+            out = out * (a.window / torch.arange(1, steps + 1, device=x.device, dtype=x.dtype))[:, None]
+        if prompt is None or not prompt.shape[1]:
+            return out
+        _equally_long(prompt_lengths, prompt)
+        _, k, v = a.qkv(prompt).split(a.rank, -1)
+        cores = a.cores.mean(0, keepdim=True) if a.num_readouts == 1 else a.cores
+        return out + a.prompt_out(torch.einsum("cr,bir,bsr,bsm->bicm", cores, q, k, v).flatten(2) / prompt.shape[1])
+
+    def _slices(self, tensor: Tensor, steps: int) -> Tensor:
+        """(B, T, T, T) -> what the read-out sees of it, (B, T, slots)."""
+        place = torch.arange(steps, device=tensor.device)
+        seen = place <= place[:, None]
+        tensor = tensor * (seen[:, :, None] & seen[:, None])
+        if isinstance(self.ours, AbsoluteMultiLinear):
+            return tensor.flatten(2)
+        window = self.ours.window
+        lag = place[:, None] - torch.arange(window - 1, -1, -1, device=tensor.device)  # (T, n): j of each slot
+        picked = tensor[:, place[:, None, None], lag.clamp(min=0)[:, :, None], lag.clamp(min=0)[:, None]]
+        return (picked * ((lag >= 0)[:, :, None] & (lag >= 0)[:, None])).flatten(2)
+
+    def _weight(self, steps: int) -> Tensor:
+        weight = self.ours.out.weight
+        if isinstance(self.ours, RelativeMultiLinear) or steps == self.ours.window:
+            return weight
+        return weight.unflatten(1, (-1, self.ours.window, self.ours.window))[..., :steps, :steps].flatten(1)
+
+    def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
+        prompt = cache.tensors.get("prompt")
+        if new.shape[1] > 1:
+            prompt = cache.grow("prompt", new[:, :-1], 1)
+        return self(cache.grow("text", x, 1), prompt)[:, -1:]
+
+    def cache_elements(
+        self, batch: int, capacity: int, prompt_capacity: int = 0, prompt_batch: int | None = None
+    ) -> int:
+        return batch * (capacity + prompt_capacity) * self.d_model
+
+    def quadratic_bytes(self, batch: int, text: int, prompt: int = 0, layers: int = 1) -> int:
+        """The tensor of each core, their mean, the masked one, and two gradients."""
+        return int((layers * (self.ours.num_cores + 2) + 2) * batch * text**3 * self.ours.out.weight.itemsize)
 
 
 def _equally_long(lengths: Tensor | None, x: Tensor) -> None:
