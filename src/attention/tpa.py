@@ -13,7 +13,7 @@ from .base import Attention, Cache, check_room, length_mask, rows_of, rows_per_p
 from .merged import Past, rebuilt_attention, tiled_attention
 from .rope import rotary_table, rotate
 
-TILE = 1024  # cached positions at a time: of their products with a query, or of their keys and values, built again
+TILE = 2048  # cached positions at a time: of their products with a query, or of their keys and values, built again
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of positions, (B or 1, positions, pairs)
 Span = Callable[[int, int], Angles]  # those of the positions first ... last - 1
