@@ -193,8 +193,8 @@ def test_a_measuring_process_that_fails_is_no_number() -> None:
         ("bench.prompt=0", "a whole model reads a prompt"),
         ("bench.context=-1", "context=-1: expected at least 0"),
         ("bench.reorder=[]", "expected true, false or both"),
-        ("+bench.overrides.gqa.num_heads=2", "overrides: gqa: not among the references"),
-        ("+bench.overrides.mha.heads=2", "bench.overrides.mha.heads: mha has no such key"),
+        ("bench.overrides=['gqa.num_heads=2']", "gqa.num_heads=2: expected REFERENCE.KEY=VALUE"),
+        ("bench.overrides=['mha.heads=2']", "bench.overrides: mha has no heads; nearest: "),
         ("bench.references=[mhaa]", "mhaa is no mechanism; nearest: mha"),
         ("bench.references=[published_mtl]", "mtl is no mechanism; nearest: mtla"),
         ("bench.published=tests.reference.nothing.of", "run from a checkout"),
@@ -236,7 +236,7 @@ def test_decoding_begins_with_a_filled_cache(attention: str, tmp_path: Path) -> 
 
 
 def test_a_reference_of_another_size() -> None:
-    cfg = config("+bench.overrides.mha={num_heads:2,num_kv_heads:2,head_dim:16}", attention="tpa")
+    cfg = config("bench.overrides=['mha.num_heads=2','mha.num_kv_heads=2','mha.head_dim=16']", attention="tpa")
     ours, mha, theirs = lineup(cfg, instantiate(cfg.bench))
     assert (ours.cfg.attention.num_heads, theirs.cfg.attention.num_heads) == (4, 4)
     assert (mha.cfg.attention.num_heads, mha.cfg.attention.num_kv_heads, mha.cfg.attention.head_dim) == (2, 2, 16)

@@ -103,7 +103,7 @@ WRONG = {
     "seed='${rank}'": "seed=null: expected a whole number",
     # knobs
     "attention=mha stride=2": "attention=mha has no stride; with one: attention=mtla",
-    "attention=gqa rank=2": "attention=gqa has no rank; with one: attention=mla, attention=mtla, attention=multilinear",
+    "attention=gqa rank=2": "attention=gqa has no rank; with one: attention=mla, attention=mla_t6",
     "stride=2 attention.stride=4": "has no effect",
     # modes
     "mode=trian": "mode=trian: expected train or test or bench or describe; nearest: train",

@@ -13,7 +13,7 @@ from .base import Attention, Cache, begin_prompt, check_room, length_mask, rows_
 from .merged import Past, rebuilt_attention, tiled_attention
 from .rope import rotary_table, rotate
 
-TILE = 1024  # cached positions at a time: of their products with a query, or of their keys and values, built again
+TILE = 2048  # cached positions at a time: of their products with a query, or of their keys and values, built again
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of positions, (B or 1, positions, pairs)
 Span = Callable[[int, int], Angles]  # those of the positions first ... last - 1

@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 KINDS = ("training", "model", "decoding", "beam")
 
@@ -32,7 +32,7 @@ class Settings:
     warmup: int = 1
     memory: bool = True  # peak memory too, each in a process of its own
     references: list[str] = field(default_factory=list)  # names in conf/attention, `published`, `published_<name>`
-    overrides: dict[str, dict[str, Any]] = field(default_factory=dict)  # a reference's own values, by its name
+    overrides: list[str] = field(default_factory=list)  # a reference's own values: mha.num_heads=12
     published: str = "tests.reference.published.of"  # module -> the published algorithm with the same weights
 
     def __post_init__(self) -> None:
@@ -49,8 +49,13 @@ class Settings:
             raise ValueError(f"context={self.context}: expected at least 0")
         if not self.reorder:
             raise ValueError("reorder=[]: expected true, false or both")
-        if strangers := set(self.overrides) - set(self.references):
-            raise ValueError(f"overrides: {', '.join(sorted(strangers))}: not among the references")
+        for override in self.overrides:
+            if override.partition(".")[0] not in self.references or "=" not in override:
+                raise ValueError(f"overrides: {override}: expected REFERENCE.KEY=VALUE")
+
+    def overrides_of(self, reference: str) -> list[str]:
+        """KEY=VALUE of this reference."""
+        return [override.partition(".")[2] for override in self.overrides if override.startswith(f"{reference}.")]
         if self.prompt < 1 and {"model", "beam"} & set(self.kinds):
             raise ValueError(f"prompt={self.prompt}: a whole model reads a prompt of at least 1 position")
 

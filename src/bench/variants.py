@@ -2,10 +2,10 @@
 
 import copy
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -80,8 +80,10 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[Variant]:
     found = {chosen.name: chosen}
     for name in settings.references:
         base = name.removeprefix("published").removeprefix("_") or chosen.name
-        own = settings.overrides.get(base, {})
-        variant = chosen if base == chosen.name else Variant(base, with_attention(cfg, base, own))
+        if base == chosen.name:
+            variant = chosen
+        else:
+            variant = Variant(base, with_attention(cfg, base, settings.overrides_of(base)))
         if name.startswith("published"):
             variant = replace(variant, name=f"published_{base}", published=settings.published)
         found.setdefault(variant.name, variant)
@@ -93,7 +95,7 @@ def copied(variant: Variant) -> Variant:
     return replace(variant, name=f"{variant.name}_copied", copied=True)
 
 
-def with_attention(cfg: DictConfig, name: str, overrides: Mapping[str, Any]) -> DictConfig:
+def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConfig:
     """The configuration with another mechanism, at the same sizes and with the same knobs, but for the overrides."""
     with _hydra():
         names = GlobalHydra.instance().config_loader().get_group_options("attention")
@@ -101,10 +103,11 @@ def with_attention(cfg: DictConfig, name: str, overrides: Mapping[str, Any]) -> 
             known = [*names, "published", *(f"published_{other}" for other in names)]
             raise ConfigError(f"bench.references: {name} is no mechanism{nearest(name, known)}")
         node = written(compose(f"attention/{name}"))
-    if unknown := sorted(set(overrides) - set(node["attention"])):
-        key = unknown[0]
-        raise ConfigError(f"bench.overrides.{name}.{key}: {name} has no such key{nearest(key, node['attention'])}")
-    node["attention"] |= overrides
+    own = written(OmegaConf.from_dotlist(overrides))
+    for key in own:
+        if key not in node["attention"]:
+            raise ConfigError(f"bench.overrides: {name} has no {key}{nearest(key, node['attention'])}")
+    node["attention"] |= own
     full = OmegaConf.create(copy.deepcopy(written(cfg)) | node)
     OmegaConf.resolve(full)
     return full
