@@ -98,7 +98,7 @@ WRONG = {
     "hardware.precision=16": "expected 32-true or",
     "data_root=": "data_root is empty",
     "data_root=5": "expected a path",
-    "task.model.d_model=145": "task.attention_head_dim = ${div:${task.model.d_model},${task.attention_heads}}: 145 is not a",
+    "task.model.d_model=145": "attention_head_dim = ${div:${task.model.d_model},${task.attention_heads}}: 145 is not a",
     "seed='${foo}'": "seed = ${foo}: Interpolation key 'foo' not found",
     "seed='${rank}'": "seed=null: expected a whole number",
     # knobs
