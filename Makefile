@@ -21,13 +21,13 @@ demo: $(STAMP)  ## train, decode and score speech translation on the embedded sa
 	$(BIN)/python -m src.run task=mustc attention=mtla stride=2 task.train.max_epochs=12
 
 test: $(STAMP)  ## the default tests (at most 10 minutes)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: $(STAMP)  ## ruff, mypy and the default tests: what .ci/run runs
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 clean:  ## remove .venv, build products and tool caches; outputs/ stays
 	rm -rf .venv build dist attnlab.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,7 @@
 """From YAML to one fixed configuration, and from a node of it to an object.
 
-Resolvers for the files in conf/: `${or:a,b}` is a unless a is null, `${mul:a,b}`, `${div:a,b}` (which must be exact).
+Resolvers for the files in conf/: `${or:a,b}` is a unless a is null, `${mul:a,b}`, `${div:a,b}` (which must be exact),
+`${min:a,b}`.
 Knows Hydra and OmegaConf only: the command line is checked with it before anything heavy is imported.
 """
 
@@ -40,6 +41,7 @@ def register_resolvers() -> None:
         "or": lambda a, b: b if a is None else a,
         "mul": lambda a, b: a * b,
         "div": _divide,
+        "min": min,
         "path": lambda path: None if path is None else str(Path(path).expanduser()),
     }
     for name, function in resolvers.items():

@@ -3,6 +3,9 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; more threads would only stand in each other's way
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import src.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
 
 import pytest

@@ -98,12 +98,12 @@ WRONG = {
     "hardware.precision=16": "expected 32-true or",
     "data_root=": "data_root is empty",
     "data_root=5": "expected a path",
-    "task.model.d_model=145": "attention_head_dim = ${div:${task.model.d_model},${task.attention_heads}}: 145 is not a",
+    "task.model.d_model=145": "task.attention_head_dim = ${div:${task.model.d_model},${task.attention_heads}}: 145 is",
     "seed='${foo}'": "seed = ${foo}: Interpolation key 'foo' not found",
     "seed='${rank}'": "seed=null: expected a whole number",
     # knobs
     "attention=mha stride=2": "attention=mha has no stride; with one: attention=mtla",
-    "attention=gqa rank=2": "attention=gqa has no rank; with one: attention=mla, attention=mtla",
+    "attention=gqa rank=2": "attention=gqa has no rank; with one: attention=mla, attention=mtla, attention=multilinear",
     "stride=2 attention.stride=4": "has no effect",
     # modes
     "mode=trian": "mode=trian: expected train or test or bench or describe; nearest: train",

@@ -4,5 +4,29 @@ from .base import Attention, Cache
 from .mha import MHA
 from .mla import MLA
 from .mtla import MTLA
+from .multilinear import (
+    AbsoluteMultiLinear,
+    MultiLinearEncoder,
+    RelativeMultiLinear,
+    SummedMultiLinear,
+    TiedMultiLinear,
+)
+from .tpa import TPA, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
 
-__all__ = ["MHA", "MLA", "MTLA", "Attention", "Cache"]
+__all__ = [
+    "AbsoluteMultiLinear",
+    "Attention",
+    "Cache",
+    "MHA",
+    "MLA",
+    "MTLA",
+    "MultiLinearEncoder",
+    "RelativeMultiLinear",
+    "SummedMultiLinear",
+    "TPA",
+    "TPAKVOnly",
+    "TPANonContextualA",
+    "TPANonContextualB",
+    "TPASharedB",
+    "TiedMultiLinear",
+]

@@ -18,6 +18,7 @@ class Cache(ABC):
 
     length: int
     beam: int
+    has_prompt: bool = False
 
     @abstractmethod
     def buffers(self) -> list[Tensor]:
@@ -52,6 +53,7 @@ class Attention(nn.Module, ABC):
     """
 
     d_model: int
+    max_positions: int | None = None  # the longest text it takes; None: any
 
     @abstractmethod
     def forward(
@@ -108,6 +110,14 @@ class Attention(nn.Module, ABC):
 def check_room(cache: Cache, new: int, capacity: int) -> None:
     if cache.length + new > capacity:
         raise ValueError(f"the cache has room for {capacity} positions; {cache.length} are held and {new} were given")
+
+
+def begin_prompt(cache: Cache, size: int, capacity: int) -> None:
+    """A prompt of `size` positions comes, once per cache and before any text."""
+    if cache.length or cache.has_prompt:
+        raise ValueError("a prompt is read once per cache, before any text")
+    check_room(cache, size, capacity)
+    cache.has_prompt = True
 
 
 def rows_per_prompt(batch: int, prompt_batch: int | None) -> int:

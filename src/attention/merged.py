@@ -9,6 +9,7 @@ restricted to its part.  No T x T tensor is formed, and none but the inputs, o a
 Shapes: q (B, T, H, D).  Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .kernels.stock import Kernel, Random, additive, available, dot, mix, wide
+
+REBUILT_HEADS = 6  # built at a time in backward on a CPU
 
 
 class Past(NamedTuple):
@@ -27,6 +30,9 @@ class Past(NamedTuple):
 
     packed: Tensor
     mask: Tensor | None = None
+
+
+Build = Callable[..., tuple[Tensor, Tensor]]
 
 
 def merged_attention(
@@ -73,6 +79,37 @@ def expanded_attention(
         return merged_attention(q, packed, value_dim, scale, stride=stride, past=past, dropout=dropout)
     tensors = [t for p in past or [] for t in (p.packed.to(q.dtype), p.mask)]
     return _Expanded.apply(q, latent, rotary, up, Run(value_dim, scale, stride, dropout), *tensors)
+
+
+def rebuilt_attention(
+    build: Build,
+    tensors: tuple[Tensor, ...],
+    num_heads: int,
+    value_dim: int,
+    scale: float,
+    *,
+    past: list[Past] | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Causal `merged_attention` over queries, keys and values that are not kept for backward but built again.
+
+    `build(heads, *tensors)` gives q (B, T, h, D) and packed (B, T, h, Dv + D) of a slice of the heads; whatever needs
+    a gradient must be among `tensors`.
+    """
+    example = tensors[0]
+    if not torch.is_grad_enabled() or not available(example, dropout):
+        q, packed = build(slice(0, num_heads), *tensors)
+        return merged_attention(q, packed, value_dim, scale, past=past, dropout=dropout)
+    flat = [t for p in past or [] for t in (p.packed.to(example.dtype), p.mask)]
+    return _Rebuilt.apply(build, num_heads, Run(value_dim, scale, 1, dropout), len(tensors), *tensors, *flat)
+
+
+def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, past: Iterable[Past]) -> Tensor:
+    """Causal `merged_attention` whose pasts are made one at a time, as they are read.  No gradients."""
+    _refuse_nothing(q)
+    if available(q, 0.0):
+        return Run(value_dim, scale, 1, 0.0).forward(q, packed.to(q.dtype), past)[0]
+    return _plain(q, packed, value_dim, scale, 1, list(past), 0.0)
 
 
 def _refuse_nothing(q: Tensor) -> None:
@@ -168,6 +205,46 @@ class _Expanded(torch.autograd.Function):
         return dq, dlatent, drotary, dup, None, *(g for d in dpast for g in (d, None))
 
 
+class _Rebuilt(torch.autograd.Function):
+    """Keeps what queries, keys and values are built of, and builds these of a few heads at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, build: Build, num_heads: int, run: "Run", count: int, *flat: Tensor | None) -> Tensor:
+        tensors, past = flat[:count], _pairs(flat[count:])
+        q, packed = _exactly(build, slice(0, num_heads), tensors)
+        _refuse_nothing(q)
+        out, kept = run.forward(q, packed, past)
+        ctx.save_for_backward(*flat, out, *kept.flat())
+        ctx.build, ctx.num_heads, ctx.run, ctx.counts = build, num_heads, run, (count, len(flat))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        count, total = ctx.counts
+        saved = ctx.saved_tensors
+        past, out, kept = _pairs(saved[count:total]), saved[total], Kept.of(saved[total + 1 :])
+        leaves = [t.detach().requires_grad_() for t in saved[:count]]
+        dpast = [torch.empty_like(p.packed) for p in past]
+        for heads in _groups(out, REBUILT_HEADS):
+            with torch.enable_grad():
+                q, packed = _exactly(ctx.build, heads, leaves)
+            dq, dpacked, more = ctx.run.backward(
+                grad[:, :, heads], q.detach(), packed.detach(), [Past(p.packed[:, :, heads], p.mask) for p in past],
+                out[:, :, heads], kept.heads(heads),
+            )  # fmt: skip
+            torch.autograd.backward((q, packed), (dq, dpacked), inputs=leaves)
+            for whole, part in zip(dpast, more, strict=True):
+                whole[:, :, heads] = part
+        return None, None, None, None, *(t.grad for t in leaves), *(g for d in dpast for g in (d, None))
+
+
+def _exactly(build: Build, heads: slice, tensors: Any) -> tuple[Tensor, Tensor]:
+    """Built in the tensors' own precision: backward runs outside autocast, and must build the same."""
+    with torch.autocast(tensors[0].device.type, enabled=False):
+        return build(heads, *tensors)
+
+
 def expand(latent: Tensor, rotary: Tensor, up: Tensor) -> Tensor:
     """(B, T, r), (B, T, d_r), (h, Dv + d_n, r) -> [value | content key | rotary key] of h heads, (B, T, h, Dv + D)."""
     both = F.linear(latent, up.flatten(0, 1)).unflatten(-1, up.shape[:2])
@@ -210,7 +287,7 @@ class Run(NamedTuple):
     stride: int
     dropout: float
 
-    def forward(self, q: Tensor, packed: Tensor, past: list[Past]) -> tuple[Tensor, Kept]:
+    def forward(self, q: Tensor, packed: Tensor, past: Iterable[Past]) -> tuple[Tensor, Kept]:
         """Output (B, T, H, Dv), and what backward wants."""
         kernel = Kernel(self.value_dim, self.scale, self.dropout)
         s, dv = self.stride, self.value_dim

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from src.config import instantiate
 from src.data import SpeechToTextData
+from src.errors import ConfigError
 from src.models import PrefixDecoder, SpeechToText
 from src.tasks import SequenceToText
 from src.tasks.checkpoints import find_weights, load_into, read_checkpoint
@@ -40,6 +41,12 @@ class SequenceToTextFlow(Flow):
     def check(self, directory: Path) -> None:
         task = self.cfg.task
         instantiate(task.decode, path="task.decode")
+        if not 0 <= task.train.label_smoothing < 1:
+            raise ConfigError(f"task.train.label_smoothing={task.train.label_smoothing}: expected at least 0, below 1")
+        if task.train.ctc_weight and task.data.ctc_vocab_size is None:
+            raise ConfigError(
+                f"task.train.ctc_weight={task.train.ctc_weight} needs CTC labels: set task.data.ctc_vocab_size"
+            )
         if task.encoder_checkpoint:
             path = find_weights(Path(task.encoder_checkpoint).expanduser())
             self.encoder = path, read_checkpoint(path)[0]

@@ -25,7 +25,7 @@ class Narrator(Callback):
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
-            seen = {k: float(v) for k, v in trainer.callback_metrics.items() if not k.endswith(("_step", "_epoch"))}
+            seen = {k: float(v) for k, v in trainer.callback_metrics.items() if not k.startswith("lr-")}
             found = ", ".join(f"{WORDS.get(name, name)} {value:.3f}" for name, value in seen.items())
             log.info("epoch %d, update %d: %s", trainer.current_epoch, trainer.global_step, found)
 

@@ -131,7 +131,10 @@ def test_crop_goes_back_wherever_a_slot_begins_and_says_where_it_cannot(mechanis
         attention.extend(x, cache)
         model.extend(x)
         merged = mechanism.stride is not None and (read + length) % mechanism.stride != 0
-        assert crop(cache, model, length) == (length == steps or not merged)
+        possible = crop(cache, model, length)
+        if attention.cache_elements_per_token:  # a state of fixed size has rules of its own
+            assert possible == (length == steps or not merged)
+        assert possible or length not in (0, steps) or merged
         assert cache.length == model.history.shape[1]
         assert error(extend_by(attention, other, cache, [1, 2]), model.extend(other)) < 1e-12
     for impossible in (-1, cache.length + 1):
@@ -148,8 +151,9 @@ def test_crop_with_ragged_prompts(mechanism: Mechanism) -> None:
     attention.read_prompt(prompt, lengths, cache)
     attention.extend(x[:, :7], cache)
     model.extend(x[:, :7])
-    possible = mechanism.stride in (None, 1)
-    assert [crop(cache, model, length) for length in (7, 6, 5, 4)] == [True, possible, possible, possible]
+    found = [crop(cache, model, length) for length in (7, 6, 5, 4)]
+    if attention.cache_elements_per_token:
+        assert found == [True, *[mechanism.stride in (None, 1)] * 3]
     assert error(attention.extend(x[:, 7:], cache), model.extend(x[:, 7:])) < 1e-12
 
 
@@ -173,10 +177,22 @@ def test_a_full_cache_is_an_error_and_stays_usable(mechanism: Mechanism) -> None
 
 
 @every
+def test_a_prompt_is_read_once_and_first(mechanism: Mechanism) -> None:
+    attention = mechanism.build()
+    x = torch.randn(2, 4, 32, dtype=torch.float64)
+    read, written = (attention.new_cache(2, 8, 8) for _ in range(2))
+    attention.read_prompt(x, None, read)
+    attention.extend(x, written)
+    for cache in (read, written):
+        with pytest.raises(ValueError, match="once per cache, before any text"):
+            attention.read_prompt(x, None, cache)
+
+
+@every
 def test_bytes_are_as_predicted_and_nothing_grows_beside_them(mechanism: Mechanism) -> None:
     attention = mechanism.build(dtype=torch.float32)
     per_token = attention.cache_elements_per_token
-    assert attention.cache_elements(1, 1200) == 1200 * per_token
+    assert attention.cache_elements(1, 2400) - attention.cache_elements(1, 1200) == 1200 * per_token
     longer = attention.cache_elements(6, 5, 1212, 2) - attention.cache_elements(6, 5, 12, 2)
     assert longer == 2 * 1200 * per_token  # a prompt is stored once, whatever the beam
 
@@ -237,6 +253,8 @@ def test_extend_under_autocast(mechanism: Mechanism) -> None:
 def test_a_long_bfloat16_decode_keeps_counting(mechanism: Mechanism, chunks: list[int]) -> None:
     """600 positions: bfloat16 cannot count past 256, and a counter in it would stick there."""
     low, rng = mechanism.build(dtype=torch.bfloat16), torch.Generator().manual_seed(9)
+    if low.max_positions is not None and low.max_positions < 600:
+        pytest.skip(f"takes {low.max_positions} positions")
     exact = copy.deepcopy(low).double()
     x, prompt = draw(rng, 2, 600, 32).bfloat16(), draw(rng, 2, 300, 32).bfloat16()
     for lengths in (None, torch.tensor([300, 271])):

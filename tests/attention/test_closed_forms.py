@@ -17,6 +17,8 @@ class Form(NamedTuple):
 
     parameters: int
     elements: int  # cached per token or slot
+    state: int = 0  # cached per row, whatever its length
+    prompt: int = 0  # cached per prompt, whatever its length
 
 
 def grouped(d: int, heads: int, groups: int) -> Form:
@@ -33,19 +35,57 @@ def latent(d: int, heads: int, *, gate: bool) -> Form:
     return Form(plain + (2 * (r * (r // 4) + r // 4) if gate else 0), r + rotary)
 
 
+def products(d: int, heads: int, *, a: bool = True, b: bool = True, shared: bool = False, q: bool = True) -> Form:
+    """TPA, R_K = R_V = 2 and R_Q = 6 (or as many as H and D allow), and an output projection.
+
+    a, b: whether head and token factors are projected and kept, or learned; shared: keys and values have one token
+    factor; q: whether queries are factorised, or projected whole.
+    """
+    width = d // heads
+    ranks = 4 + (min(6, heads, width) if q else 0)
+    head = ranks * heads * (d if a else 1)
+    token = (ranks - 2 * shared) * width * (d if b else 1)
+    kept = a * 4 * heads + b * (4 - 2 * shared) * width
+    return Form(head + token + (1 if q else 2) * d * heads * width, kept)
+
+
+def multilinear(d: int, rank: int, slots: int, state: int) -> Form:
+    """q, k, v; a core; read-outs of the slice and of the prompt's pairs, whose mean R x R is kept."""
+    return Form(3 * d * rank + rank + slots * d + rank * d, 0, state, rank**2)
+
+
 FORMS = {
     "mha": lambda d, heads: grouped(d, heads, heads),
     "gqa": lambda d, heads: grouped(d, heads, 2),
     "mqa": lambda d, heads: grouped(d, heads, 1),
     "mla": lambda d, heads: latent(d, heads, gate=False),
     "mtla": lambda d, heads: latent(d, heads, gate=True),
+    "tpa": products,
+    "tpa_kvonly": lambda d, heads: products(d, heads, q=False),
+    "tpa_noncontextual_a": lambda d, heads: products(d, heads, a=False),
+    "tpa_noncontextual_b": lambda d, heads: products(d, heads, b=False),
+    "tpa_shared_b": lambda d, heads: products(d, heads, shared=True),
+    "multilinear": lambda d, _: multilinear(d, 40, 32**2, 2 * 32 * 40),
+    "multilinear_absolute": lambda d, _: multilinear(d, 40, 100**2, 2 * 100 * 40),
+    "multilinear_summed": lambda d, _: Form(5 * d * 40 + 40 + 80, 0, 2 * 40, 40**2),
+    "multilinear_tied": lambda d, _: Form(4 * d * 40 + 40, 0, 40 * 40, 40**2),
 }
-PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official builders
+PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official builders; multi-linear: ours, by hand
     "mha": Form(1_050_624, 1024),
     "gqa": Form(656_640, 256),
     "mqa": Form(590_976, 128),
     "mla": Form(1_065_472, 288),
     "mtla": Form(1_098_368, 288),
+    # TPA's: its closed forms at this width, by hand
+    "tpa": Form(512 * 10 * (8 + 64) + 512 * 512, 288),
+    "tpa_kvonly": Form(512 * 4 * (8 + 64) + 2 * 512 * 512, 288),
+    "tpa_noncontextual_a": Form(10 * (512 * 64 + 8) + 512 * 512, 256),
+    "tpa_noncontextual_b": Form(10 * (512 * 8 + 64) + 512 * 512, 32),
+    "tpa_shared_b": Form(512 * (10 * 8 + 8 * 64) + 512 * 512, 160),
+    "multilinear": Form(606_248, 0, 2_560, 1_600),
+    "multilinear_absolute": Form(5_201_960, 0, 8_000, 1_600),
+    "multilinear_summed": Form(102_520, 0, 80, 1_600),
+    "multilinear_tied": Form(81_960, 0, 1_600, 1_600),
 }
 every = pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in FORMS], ids=str)
 
@@ -80,14 +120,17 @@ def test_parameters_and_cache_at_other_sizes(mechanism: Mechanism, d: int, heads
 def test_a_row_keeps_one_slot_for_every_stride_positions(mechanism: Mechanism) -> None:
     with torch.device("meta"):
         attention = mechanism.make(*PAPER)
-    stride, elements = mechanism.stride or 1, PUBLISHED[mechanism.name].elements
+    stride, form = mechanism.stride or 1, PUBLISHED[mechanism.name]
     for length in range(1, 20):
-        assert attention.cache_elements(3, length) == 3 * math.ceil(length / stride) * elements
+        slots = math.ceil(length / stride) * form.elements + form.state
+        assert attention.cache_elements(3, length) == 3 * (slots + form.prompt)
 
 
 @every
 def test_beams_that_share_a_prompt_keep_four_times_less(mechanism: Mechanism) -> None:
     """Beam 50, prompt 150, 30 tokens."""
+    if not PUBLISHED[mechanism.name].elements:
+        pytest.skip("keeps a state of fixed size, not a prompt's positions")
     with torch.device("meta"):
         attention = mechanism.make(*PAPER)
     copied, shared = (attention.cache_elements(50, 30, 150, prompts) for prompts in (50, 1))

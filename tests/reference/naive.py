@@ -11,7 +11,21 @@ from functools import singledispatch
 import torch
 from torch import Tensor, nn
 
-from src.attention import MHA, MLA, MTLA
+from src.attention import (
+    MHA,
+    MLA,
+    MTLA,
+    TPA,
+    AbsoluteMultiLinear,
+    RelativeMultiLinear,
+    SummedMultiLinear,
+    TiedMultiLinear,
+    TPAKVOnly,
+    TPANonContextualA,
+    TPANonContextualB,
+    TPASharedB,
+)
+from src.attention.multilinear import MultiLinear
 
 Turn = Callable[[Tensor, int, float], Tensor]
 
@@ -87,6 +101,88 @@ def mtla(a: MTLA, x: Tensor, prompt: Tensor | None = None, turn: Turn = half_spl
     return _read_latents(a, x, prompt, turn, m, kp, visible)
 
 
+@attend.register
+def relative(a: RelativeMultiLinear, x: Tensor, prompt: Tensor | None = None) -> Tensor:
+    """Slices A_i.. of block-term tensors over lags, flattened and read out (spec, tensorized 1.5)."""
+    q, k, v = _factors(a, x)
+    rows = []
+    for i in range(len(x)):
+        y = _prompt_pairs(a, q[i], prompt)
+        for c, g in enumerate(_cores(a)):
+            weight = a.out.weight.view(a.d_model, -1, a.window, a.window)[:, c].flip(-1, -2)  # by lags
+            for lag in range(min(i + 1, a.window)):
+                for other in range(min(i + 1, a.window)):
+                    y = y + weight[:, lag, other] * (g * q[i] * k[i - lag] * v[i - other]).sum()
+        rows.append(y)
+    return torch.stack(rows)
+
+
+@attend.register
+def absolute(a: AbsoluteMultiLinear, x: Tensor, prompt: Tensor | None = None) -> Tensor:
+    q, k, v = _factors(a, x)
+    rows = []
+    for i in range(len(x)):
+        y = torch.zeros(a.d_model, dtype=x.dtype)
+        for c, g in enumerate(_cores(a)):
+            weight = a.out.weight.view(a.d_model, -1, a.window, a.window)[:, c]
+            for j in range(i + 1):
+                for m in range(i + 1):
+                    y = y + weight[:, j, m] * (g * q[i] * k[j] * v[m]).sum()
+        rows.append(y * a.window / (i + 1) + _prompt_pairs(a, q[i], prompt))
+    return torch.stack(rows)
+
+
+@attend.register
+def summed(a: SummedMultiLinear, x: Tensor, prompt: Tensor | None = None) -> Tensor:
+    """Decaying sums of keys and of values, each written out."""
+    q, k, v = _factors(a, x)
+    decay = 1 / (1 + torch.exp(-a.decay))
+    of_key, of_value = decay[: a.rank], decay[a.rank :]
+    rows = []
+    for i in range(len(x)):
+        keys = torch.stack([of_key ** (i - j) * k[j] for j in range(i + 1)]).sum(0) * (1 - of_key**2) ** 0.5
+        values = torch.stack([of_value ** (i - j) * v[j] for j in range(i + 1)]).sum(0) * (1 - of_value**2) ** 0.5
+        read = torch.cat([g * q[i] * keys * values for g in _cores(a)])
+        rows.append(a.out.weight @ read + _prompt_pairs(a, q[i], prompt))
+    return torch.stack(rows)
+
+
+@attend.register
+def tied(a: TiedMultiLinear, x: Tensor, prompt: Tensor | None = None) -> Tensor:
+    """A mean over the prompt's pairs and the text's up to the query."""
+    joint = x if prompt is None else torch.cat((prompt, x))
+    q, k, v = _factors(a, joint)
+    rows = []
+    for i in range(len(joint) - len(x), len(joint)):
+        read = [_pairs(g * q[i], k[: i + 1], v[: i + 1]) for g in _cores(a)]
+        rows.append(a.out.weight @ torch.cat(read))
+    return torch.stack(rows)
+
+
+def _factors(a: MultiLinear, x: Tensor) -> tuple[Tensor, ...]:
+    return (x @ a.qkv.weight.T).split([a.rank, a.rank, a.value_dim], -1)
+
+
+def _cores(a: MultiLinear) -> list[Tensor]:
+    """One a read-out."""
+    return [torch.stack(list(a.cores)).mean(0)] if a.num_readouts == 1 else list(a.cores)
+
+
+def _pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Values weighted by the inner products of q with their keys, averaged."""
+    return torch.stack([(q * k[j]).sum() * v[j] for j in range(len(k))]).mean(0)
+
+
+def _prompt_pairs(a: MultiLinear, q: Tensor, prompt: Tensor | None) -> Tensor:
+    """W_P times the mean over the prompt of (g . q . k_s) v_s."""
+    if prompt is None or not len(prompt):
+        return torch.zeros(a.d_model, dtype=q.dtype)
+    _, k, v = _factors(a, prompt)
+    read = [_pairs(g * q, k, v) for g in _cores(a)]
+    assert isinstance(a.prompt_out, nn.Linear)
+    return a.prompt_out.weight @ torch.cat(read)
+
+
 def _latents(a: MLA, x: Tensor, prompt: Tensor | None, turn: Turn) -> tuple[list[Tensor], list[Tensor]]:
     joint = x if prompt is None else torch.cat((prompt, x))
     down = [a.down(v) for v in joint]
@@ -110,3 +206,69 @@ def _read_latents(
             heads.append(up_values[h] @ torch.stack([p[n] * m[j] for n, j in enumerate(visible[i])]).sum(0))
         rows.append(a.out(torch.cat(heads)))
     return torch.stack(rows)
+
+
+@attend.register
+def tpa(a: TPA, x: Tensor, prompt: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """Q, K and V of each position as sums of outer products (TPA paper, eq. 3.1 to 3.5, and its section 3.5)."""
+    joint = x if prompt is None else torch.cat((prompt, x))
+    qkv = [_tensor_products(a, v, t, turn) for t, v in enumerate(joint)]
+    rows = []
+    for i in range(len(joint) - len(x), len(joint)):
+        heads = []
+        for h in range(a.num_heads):
+            logits = torch.stack([qkv[i][0][h] @ qkv[j][1][h] for j in range(i + 1)])
+            p = torch.softmax(logits / math.sqrt(a.head_dim), 0)
+            head = torch.stack([p[j] * qkv[j][2][h] for j in range(i + 1)]).sum(0)
+            if isinstance(a.norm, nn.RMSNorm):
+                head = a.norm.weight * head / torch.sqrt((head * head).mean() + 1e-5)
+            heads.append(head)
+        rows.append(a.out(torch.cat(heads)))
+    return torch.stack(rows)
+
+
+def _tensor_products(a: TPA, x: Tensor, position: int, turn: Turn) -> list[Tensor]:
+    """Q_t, K_t and V_t, each (h, D), of x (d,)."""
+    ranks = {"q": a.q_rank, "k": a.rank, "v": a.rank}
+    projected, used = a.factors(x), 0
+
+    def take(source: str, width: int) -> list[Tensor]:
+        """The next factors, in the order of the projection's rows."""
+        nonlocal used
+        used += ranks[source] * width
+        return [projected[used - (ranks[source] - r) * width :][:width] for r in range(ranks[source])]
+
+    def learned(rows: Tensor) -> dict[str, list[Tensor]]:
+        split = rows.split([ranks[source] for source in "qkv"])
+        return {source: list(part) for source, part in zip("qkv", split, strict=True)}
+
+    if isinstance(a, TPANonContextualA):
+        head = learned(a.head_factors)
+    else:
+        head = {source: take(source, a.num_heads) for source in "qkv"}
+    if a.nonlinearity == "sigmoid":
+        head = {source: [1 / (1 + torch.exp(-v)) for v in each] for source, each in head.items()}
+    elif a.nonlinearity == "softmax":
+        head = {source: [torch.exp(v) / torch.exp(v).sum() for v in each] for source, each in head.items()}
+    if isinstance(a, TPANonContextualB):
+        token = learned(a.token_factors)
+    else:
+        sources = "qk" if isinstance(a, TPASharedB) else "qkv"
+        token = {source: take(source, a.turned) for source in sources}
+        third = {source: take(source, a.third_dim) for source in sources} if a.third_dim else {}
+        if isinstance(a, TPASharedB):
+            token["v"], third["v"] = token["k"], third.get("k", [])
+
+    found = []
+    for source in "qkv":
+        total = torch.zeros(a.num_heads, a.head_dim, dtype=x.dtype)
+        for r in range(ranks[source]):
+            b = token[source][r] if source == "v" else turn(token[source][r], position, a.rope_theta)
+            if a.third_dim:
+                b = torch.cat([component * b for component in third[source][r]])  # vec of the outer product
+            total = total + torch.outer(head[source][r], b) / ranks[source]
+        if source == "q" and isinstance(a, TPAKVOnly):
+            blocks = a.query(x).view(a.num_heads, -1, a.turned)
+            total = turn(blocks, position, a.rope_theta).flatten(1)
+        found.append(total)
+    return found

@@ -1,0 +1,278 @@
+"""Multi-linear attention beyond the promises: what cores and read-outs are worth, windows, and the encoder form."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.attention import (
+    AbsoluteMultiLinear,
+    MultiLinearEncoder,
+    RelativeMultiLinear,
+    SummedMultiLinear,
+    TiedMultiLinear,
+)
+from src.attention.multilinear import MultiLinear
+from tests.attention.mechanisms import error, extend_by, random_chunks
+from tests.reference import naive
+
+D, R = 12, 5
+HUGE = 1e6
+FORMS: dict[str, Callable[..., MultiLinear]] = {
+    "relative": lambda **kwargs: RelativeMultiLinear(D, R, 4, **kwargs),
+    "absolute": lambda **kwargs: AbsoluteMultiLinear(D, R, 11, **kwargs),
+    "summed": lambda **kwargs: SummedMultiLinear(D, R, **kwargs),
+    "tied": lambda **kwargs: TiedMultiLinear(D, R, 7, **kwargs),
+}
+every = pytest.mark.parametrize("form", FORMS)
+
+
+def build(form: str, num_cores: int = 1, **kwargs: bool) -> MultiLinear:
+    return FORMS[form](num_cores=num_cores, **kwargs).double().eval()
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def copied(source: MultiLinear, target: MultiLinear) -> MultiLinear:
+    """`target` with those weights of `source` that have a place in it; cores are left."""
+    weights = {name: value for name, value in source.state_dict().items() if name != "cores"}
+    assert not target.load_state_dict(weights, strict=False).unexpected_keys
+    return target
+
+
+@every
+@pytest.mark.parametrize("cores", [(1, True), (2, True), (3, False)])
+def test_equals_the_equations_past_the_window(form: str, cores: tuple[int, bool]) -> None:
+    """Forward, gradients and every chunking; prompts of their own lengths, shared by two rows each."""
+    attention = build(form, cores[0], shared_readout=cores[1], reads_prompt=True)
+    steps, lengths = 11, torch.tensor([3, 0, 5])
+    x, prompt = draw(3, steps, D).requires_grad_(), draw(3, 5, D).requires_grad_()
+    y = attention(x, prompt, prompt_lengths=lengths)
+    want = torch.stack([naive.attend(attention, x[b], prompt[b, : lengths[b]]) for b in range(3)])
+    assert error(y, want) < 1e-12
+    g, inputs = torch.randn_like(y), [x, prompt, *attention.parameters()]
+    pairs = zip(torch.autograd.grad(y, inputs, g), torch.autograd.grad(want, inputs, g), strict=True)
+    assert max(error(got, exact) for got, exact in pairs) < 1e-11
+    rng = torch.Generator().manual_seed(1)
+    twice, prompt = x.detach().repeat_interleave(2, 0), prompt.detach()
+    for chunks in ([1] * steps, [steps], random_chunks(steps, rng), random_chunks(steps, rng)):
+        cache = attention.new_cache(6, steps, 5, prompt_batch=3)
+        attention.read_prompt(prompt, lengths, cache)
+        assert error(extend_by(attention, twice, cache, chunks), y.repeat_interleave(2, 0)) < 1e-12
+
+
+@every
+def test_nothing_sees_the_future(form: str) -> None:
+    """The Jacobian above the diagonal is zero, and what a form can reach below it is not."""
+    attention, steps = build(form, 2, shared_readout=False), 9
+    jacobian = torch.autograd.functional.jacobian(lambda x: attention(x[None])[0], draw(steps, D))
+    reached = jacobian.abs().amax((1, 3)) > 0
+    lag = torch.arange(steps)[:, None] - torch.arange(steps)
+    assert torch.equal(reached, (lag >= 0) & (lag < (4 if form == "relative" else steps)))
+
+
+@every
+def test_two_cores_with_one_readout_are_one_core(form: str) -> None:
+    """Also any number of them: their mean is the core."""
+    for count in (2, 5):
+        many = build(form, count, reads_prompt=True)
+        one = copied(many, build(form, 1, reads_prompt=True))
+        with torch.no_grad():
+            one.cores.copy_(many.cores.mean(0, keepdim=True))
+        x, prompt = draw(2, 9, D), draw(2, 3, D)
+        assert error(many(x, prompt), one(x, prompt)) < 1e-14
+
+
+@every
+def test_one_core_is_none(form: str) -> None:
+    """It scales the rows of W_q."""
+    cored = build(form, reads_prompt=True)
+    plain = copied(cored, build(form, reads_prompt=True))
+    with torch.no_grad():
+        plain.qkv.weight[:R] *= cored.cores.T
+        plain.cores.fill_(1.0)
+    x, prompt = draw(2, 9, D), draw(2, 3, D)
+    assert error(plain(x, prompt), cored(x, prompt)) < 1e-14
+
+
+@every
+def test_cores_with_their_own_readouts_are_more_than_one(form: str) -> None:
+    """And are what they are on their own, added up."""
+    both = build(form, 2, shared_readout=False)
+    assert isinstance(both.out, torch.nn.Linear)
+    x, want = draw(2, 9, D), torch.zeros(2, 9, D, dtype=torch.float64)
+    for c, weight in enumerate(both.out.weight.chunk(2, 1)):
+        one = build(form)
+        with torch.no_grad():
+            one.cores.copy_(both.cores[c])
+            for name, value in both.named_parameters():
+                if name not in ("cores", "out.weight"):
+                    one.get_parameter(name).copy_(value)
+            one.get_parameter("out.weight").copy_(weight)
+        want = want + one(x)
+    assert error(both(x), want) < 1e-13
+
+
+@pytest.mark.parametrize("form", ["relative", "absolute"])
+def test_readouts_of_their_own_are_one_readout_of_rank_h(form: str) -> None:
+    """sum_c W_c vec(A^c) = sum_jmr W[:,j,m,r] q_r k_jr v_mr with W[..., r] = sum_c W_c[:,j,m] g_cr: rank h along r."""
+    attention, steps = build(form, 2, shared_readout=False), 4
+    x, slots = draw(1, steps, D), 4 if form == "relative" else 11
+    assert isinstance(attention.out, torch.nn.Linear)
+    weights = attention.out.weight.view(D, 2, slots, slots)
+    whole = torch.einsum("dcjm,cr->djmr", weights, attention.cores)
+    assert torch.linalg.matrix_rank(whole.reshape(-1, R)) == 2
+    q, k, v = (x @ attention.qkv.weight.T).split(R, -1)
+    last = whole[:, -steps:, -steps:] if form == "relative" else whole[:, :steps, :steps] * slots / steps
+    want = torch.einsum("djmr,r,jr,mr->d", last, q[0, -1], k[0], v[0])
+    assert error(attention(x)[0, -1], want) < 1e-13
+
+
+def test_the_tied_form_is_linear_attention() -> None:
+    """Q diag(g) K^T V under a causal mask, by rows averaged; over several chunks as over one."""
+    attention = build("tied", 1)
+    assert isinstance(attention, TiedMultiLinear)
+    x = draw(2, 19, D)
+    q, k, v = (x @ attention.qkv.weight.T).split([R, R, 7], -1)
+    mean = ((q * attention.cores[0]) @ k.mT).tril() @ v / torch.arange(1, 20)[:, None]
+    for chunk in (64, 19, 8, 3, 1):
+        attention.chunk = chunk
+        assert error(attention(x), mean @ attention.get_parameter("out.weight").T) < 1e-13
+
+
+def test_softmax_attention_is_in_the_tied_form_and_in_the_summed_one_only_where_values_are_alike() -> None:
+    """Corollary 1.  With S = softmax(Q K^T) factored exactly, the sum over j of A_ijm pairs no key with its value."""
+    size = 6
+    scores = (draw(size, 8) @ draw(8, size)).softmax(-1)
+    q, k = scores, torch.eye(size, dtype=torch.float64)  # R = N: S = q k^T
+
+    def over_second_index(v: Tensor) -> Tensor:
+        return torch.einsum("ir,jr,mr->im", q, k, v)
+
+    v = draw(size, size)
+    assert error(torch.einsum("ir,jr,jm->im", q, k, v), scores @ v) < 1e-14
+    assert error(over_second_index(v), scores @ v) > 0.5
+    alike = draw(1, size).expand(size, -1)  # every token has the same value vector
+    assert error(over_second_index(alike.T), scores @ alike) < 1e-13
+    assert (
+        error(over_second_index(alike), scores @ alike) > 0.1
+    )  # "the elements in each row of V are the same", read so
+
+
+@pytest.mark.parametrize("cores", [(1, True), (2, False)])
+def test_the_scan_is_the_naive_sum(cores: tuple[int, bool]) -> None:
+    attention = AbsoluteMultiLinear(D, R, 11, cores[0], shared_readout=cores[1]).double()
+    assert [attention.scans(steps) for steps in (1, 3, 4, 11)] == [False, False, True, True]  # 60 / 17 = 3.5
+    x = draw(2, 11, D)
+    g, results = torch.randn_like(x), []
+    for block in (11, 1, 3, 5):  # the first: no scan
+        y = attention._blocks(*attention._project(x), block)
+        results.append([y, *torch.autograd.grad(y, list(attention.parameters()), g)])
+    assert all(error(*pair) < 1e-12 for other in results[1:] for pair in zip(other, results[0], strict=True))
+    assert error(attention(x), results[0][0]) < 1e-12
+
+
+def test_rule_of_the_scan() -> None:
+    """The spec's break-even points, N = d R / (R + d)."""
+    for d, rank, last in ((256, 40, 34), (410, 40, 36), (256, 18, 16)):
+        with torch.device("meta"):
+            attention = AbsoluteMultiLinear(d, rank, 64)
+        assert not attention.scans(last) and attention.scans(last + 1)
+
+
+def test_a_text_longer_than_the_absolute_window_is_refused() -> None:
+    attention = build("absolute")
+    with pytest.raises(ValueError, match="12 positions is longer than the window of 11"):
+        attention(draw(1, 12, D))
+    with pytest.raises(ValueError, match="window of 11"):
+        attention.new_cache(1, 12)
+    assert attention.max_positions == 11
+
+
+@every
+def test_where_crop_can_go_back(form: str) -> None:
+    """Windows: while nothing has left them; sums: to nothing.  Never to a state that recomputation would not give."""
+    attention, x, other = build(form, reads_prompt=True), draw(2, 9, D), draw(2, 2, D)
+    for read in range(1, 10):
+        for length in range(read + 1):
+            cache = attention.new_cache(2, 11, 3)
+            attention.read_prompt(other.flip(1), None, cache)
+            attention.extend(x[:, :read], cache)
+            free = {"absolute": True, "relative": read <= 4}.get(form, False)
+            if length in (0, read) or free:
+                cache.crop(length)
+                want = attention(torch.cat((x[:, :length], other), 1), other.flip(1))[:, length:]
+                assert error(attention.extend(other, cache), want) < 1e-12
+            else:
+                with pytest.raises(ValueError, match="cannot crop"):
+                    cache.crop(length)
+                assert cache.length == read
+
+
+@every
+def test_a_prompt_without_a_readout_is_refused(form: str) -> None:
+    attention, x = build(form), draw(2, 3, D)
+    with pytest.raises(ValueError, match="reads_prompt=True"):
+        attention(x, x)
+    with pytest.raises(ValueError, match="reads_prompt=True"):
+        attention.read_prompt(x, None, attention.new_cache(2, 3, 3))
+    assert not attention.new_cache(2, 3, 3).prompt.numel()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "name"), [({"rank": 0}, "rank"), ({"window": 0}, "window"), ({"num_cores": 0}, "num_cores")]
+)
+def test_sizes_are_checked(kwargs: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
+        RelativeMultiLinear(D, **kwargs)
+
+
+@every
+def test_initial_outputs_have_the_scale_of_their_inputs(form: str) -> None:
+    """Within a factor of four, at every position: neither do early rows vanish nor do sums grow."""
+    sizes: dict[str, Callable[[], MultiLinear]] = {
+        "relative": lambda: RelativeMultiLinear(64, 40, 16),
+        "absolute": lambda: AbsoluteMultiLinear(64, 40, 48),
+        "summed": lambda: SummedMultiLinear(64, 40),
+        "tied": lambda: TiedMultiLinear(64, 40),
+    }
+    draws = torch.stack([sizes[form]()(torch.randn(8, 48, 64)).square().mean((0, 2)) for _ in range(6)])
+    scale = draws.mean(0).sqrt()[16 if form == "relative" else 0 :]
+    if form == "tied":  # a mean of independent pairs falls as the root of their number
+        scale = scale * torch.arange(1, 49).sqrt()
+    assert scale.min() > 0.25 and scale.max() < 2.0
+
+
+@pytest.mark.parametrize("num_cores", [1, 3])
+def test_encoder_form(num_cores: int) -> None:
+    """Its formula, in both directions, row by row; padding changes nothing and gets no gradient."""
+    encoder, lengths = MultiLinearEncoder(D, R, 7, num_cores).double(), torch.tensor([6, 1, 4])
+    x = draw(3, 8, D)
+    x[torch.arange(8) >= lengths[:, None]] = HUGE
+    x.requires_grad_()
+    y = encoder(x, lengths)
+    for b, size in enumerate(lengths.tolist()):
+        q, k, v = (x[b, :size] @ encoder.qkv.weight.T).split([R, R, 7], -1)
+        for i in range(size):
+            read = [torch.stack([(g * q[i] * k[j]).sum() * v[j] for j in range(size)]).mean(0) for g in encoder.cores]
+            assert error(y[b, i], encoder.out.weight @ torch.cat(read)) < 1e-12
+        assert error(y[b, :size], encoder(x[b : b + 1, :size])[0]) < 1e-12
+    inside = torch.arange(8) < lengths[:, None]
+    (grad,) = torch.autograd.grad(y[inside].sum(), x)
+    assert torch.equal((grad != 0).any(-1), inside)
+
+
+def test_encoder_counts() -> None:
+    """Rank 64 in place of six encoder layers of MHA at d 512, the spec's 44.14M -> 38.63M."""
+    encoder = MultiLinearEncoder(512, 64)
+    count = sum(p.numel() for p in encoder.parameters())
+    assert count == 4 * 512 * 64 + 64
+    mha = 4 * 512 * 512 + 4 * 512
+    assert 44.14 - 6 * (mha - count) / 1e6 == pytest.approx(38.63, abs=0.01)
+    more = sum(p.numel() for p in MultiLinearEncoder(512, 64, num_cores=2).parameters())
+    assert more - count == 512 * 64 + 64  # a read-out per core: the paper's step from 21.0M to 21.2M over six layers
+    assert round(6 * 512 * 64, -5) == 200_000
