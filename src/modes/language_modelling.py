@@ -16,7 +16,7 @@ from src.record import first_process
 from src.tasks import LanguageModelling, LanguageScore
 from src.tasks.checkpoints import check_identity, find_weights, load_into, read_checkpoint
 
-from .build import build_model, count_parameters, device_of, identity
+from .build import build_model, count_parameters, device_of, identity, without_memory
 from .flow import Flow
 from .summary import show
 
@@ -45,20 +45,24 @@ class LanguageModellingFlow(Flow):
         return decoder
 
     def check(self, directory: Path) -> None:
-        self._check_lengths()
+        with without_memory():
+            self._check_lengths(self.build())
         instantiate(self.cfg.task.score, path="task.score")
         instantiate(self.cfg.task.sampling, path="task.sampling")
 
-    def _check_lengths(self) -> None:
-        """No window, and no prompt with its continuation, is longer than the model."""
-        task = self.cfg.task
-        longest = task.model.max_length
+    def _check_lengths(self, model: LanguageModel) -> None:
+        """No window, and no prompt with its continuation, is longer than the model or its mechanism."""
+        task, longest, said = self.cfg.task, model.max_length, f"task.model.max_length={model.max_length}"
+        for attention in model.attentions:
+            if attention.max_positions is not None and attention.max_positions < longest:
+                longest, said = (
+                    attention.max_positions,
+                    f"the {attention.max_positions} positions that its attention has",
+                )
         lengths = {"window": task.data.window, "eval_window": task.data.eval_window}
         for name, length in lengths.items():
             if length is not None and length > longest:
-                raise ConfigError(
-                    f"task.data.{name}={length} is longer than the model: task.model.max_length={longest}"
-                )
+                raise ConfigError(f"task.data.{name}={length} is longer than {said}")
         window, stride = task.data.eval_window or task.data.window, task.score.sliding_stride
         if stride is not None and stride > window:
             raise ConfigError(f"task.score.sliding_stride={stride} is more than the window of {window}")
@@ -66,7 +70,7 @@ class LanguageModellingFlow(Flow):
         if together > longest:
             raise ConfigError(
                 f"task.score.prompt_tokens={task.score.prompt_tokens} and task.sampling.tokens={task.sampling.tokens} "
-                f"make {together} positions; the model has task.model.max_length={longest}"
+                f"make {together} positions, more than {said}"
             )
 
     def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[LanguageModellingData, LanguageModelling]:

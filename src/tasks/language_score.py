@@ -102,7 +102,9 @@ class LanguageScore:
         kv_cache = {
             "bytes_predicted": width * sum(a.cache_elements(len(starts), capacity) for a in model.attentions),
             "bytes_measured": sum(cache.nbytes for cache in caches),
+            "bytes_per_token": width * sum(a.cache_elements_per_token for a in model.attentions),  # of long texts
         }
+        kv_cache["bytes_per_position"] = round(kv_cache["bytes_measured"] / len(starts) / capacity, 2)  # of these
         del caches
         with MemoryMeter(device) as meter:
             began = now(device)

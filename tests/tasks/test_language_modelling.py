@@ -100,10 +100,10 @@ def test_a_run_fills_its_record_and_its_directory(trained: tuple[Path, dict[str,
     assert (quality["unit"], record["corpus"]) == ("word", "sample")
     assert "per word, disjoint windows of 16" in quality["signature"]
     assert quality["floor"] == pytest.approx(math.exp(markov.Source().entropy), rel=1e-3)
-    assert quality["floor"] < quality["perplexity"] < 250
+    assert quality["floor"] < quality["perplexity"] < 400
     assert quality["floor"] < quality["sliding_perplexity"] != quality["perplexity"]
     assert record["training"]["steps"] == 8
-    assert record["training"]["best_val_loss"] < math.log(201)
+    assert record["training"]["best_val_loss"] < 6
     assert record["kv_cache"]["bytes_measured"] == record["kv_cache"]["bytes_predicted"] == 3 * 16 * 32 * 4
     assert (record["inference"]["batch"], record["inference"]["beam"]) == (3, 1)
     with open(directory / "predictions.tsv", encoding="utf-8", newline="") as file:
@@ -268,7 +268,7 @@ def test_a_sample_run_learns_more_than_frequencies(start: Start, tmp_path: Path)
         ("task.data.window=25", "task.data.window=25 is longer than task.model.max_length=24"),
         ("task.data.eval_window=25", "task.data.eval_window=25 is longer than task.model.max_length=24"),
         ("task.score.sliding_stride=17", "sliding_stride=17 is more than the window of 16"),
-        ("task.sampling.tokens=17", "make 25 positions; the model has task.model.max_length=24"),
+        ("task.sampling.tokens=17", "make 25 positions, more than task.model.max_length=24"),
         ("task.sampling.top_p=0", "task.sampling: top_p=0: expected more than 0"),
         ("task.sampling.top_k=0", "task.sampling: top_k=0: expected at least 1"),
         ("task.sampling.temperature=-1", "temperature=-1"),
@@ -360,3 +360,37 @@ def test_only_language_models_go_on_with_text(
         cfg = freeze(compose("config", ["mode=generate", f"checkpoint='{trained[0]}'"]), {"task": "mustc"})
     with pytest.raises(ConfigError, match="task=mustc is no language model"):
         generate.run(cfg, new(cfg, "test"), tmp_path)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------
+
+
+def test_a_trained_run_does_a_task_of_one_s_own(
+    start: Start, pieces: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    from src.modes import evaluate
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    words = markov.Source().words
+    rows = [{"question": f"{words[i]} {words[i + 1]}", "choices": words[i : i + 3], "answer": i % 3} for i in range(6)]
+    (tmp_path / "rows.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.yaml").write_text(
+        f"task: own\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: '{tmp_path / 'rows.json'}'}}}}\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{question}}'\ndoc_to_choice: choices\n"
+        "doc_to_target: answer\nmetric_list: [{metric: acc}, {metric: acc_norm}]\nmetadata: {version: 3}\n"
+    )
+    settings = ["task=fineweb_edu", "attention=mtla", "task.data.vocab_size=300", "mode=evaluate"]
+    settings += [f"checkpoint='{pieces[0]}'", f"task.evaluation.folder='{tmp_path}'", "+task.evaluation.batch_size=4"]
+    cfg, record = start(*settings, "task.evaluation.tasks=[own]")
+    evaluate.run(cfg, record, tmp_path)
+    found = record["quality"]["tasks"]["own"]
+    assert found["acc"] in [i / 6 for i in range(7)] and "acc_norm_stderr" in found
+    assert (found["version"], found["examples"]) == (3, 6)
+    json.dumps(record)
+    cfg, record = start(*settings, "task.evaluation.tasks=[owm]")
+    with pytest.raises(ConfigError, match="has no task owm"):
+        evaluate.run(cfg, record, tmp_path)
+    cfg, record = start(*settings, "task.evaluation.tasks=[]")
+    with pytest.raises(ConfigError, match="name at least one task"):
+        evaluate.run(cfg, record, tmp_path)
