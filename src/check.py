@@ -22,7 +22,11 @@ from src.errors import ConfigError
 from src.nearest import nearest
 from src.signature import siblings, signature
 
-READ_BY = {"checkpoint": "test", "resume": "train"}  # the one mode that reads a key
+READ_BY = {  # the modes that read a key
+    "checkpoint": ("test", "generate", "evaluate"),
+    "resume": ("train",),
+    "prompt": ("generate",),
+}
 AT_LEAST = {  # what would otherwise be noticed in the middle of a run, or after it
     "task.data.max_frames": 1,
     "task.decode_max_frames": 1,
@@ -89,13 +93,13 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
     if missing:
         raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
-    for key, mode in READ_BY.items():
-        if cfg[key] is not None and cfg.mode != mode:
-            raise ConfigError(f"{key}= is read by mode={mode}, not by mode={cfg.mode}")
-        if cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
+    for key, modes in READ_BY.items():
+        if cfg[key] is not None and cfg.mode not in modes:
+            raise ConfigError(f"{key}= is read by mode={' and mode='.join(modes)}, not by mode={cfg.mode}")
+        if key != "prompt" and cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
             raise ConfigError(f"{key}={cfg[key]}: no such file or directory")
-    if cfg.mode == "test" and cfg.checkpoint is None:
-        raise ConfigError("mode=test needs checkpoint=<a run directory or a checkpoint file>")
+    if cfg.mode in READ_BY["checkpoint"] and cfg.checkpoint is None:
+        raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>")
     if cfg.data_root == "":
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
     _check_knobs(cfg, composer)

@@ -23,12 +23,13 @@ from src.signature import signature
 
 # What a key may be whose class or default does not say it all; for every other key they do.
 KEYS = {
-    "mode": "Literal['train', 'test', 'bench', 'describe']",
+    "mode": "Literal['train', 'test', 'bench', 'describe', 'generate', 'evaluate']",
     "seed": "int",
     "stride": "int | None",
     "rank": "int | None",
     "data_root": "Path | None",
     "checkpoint": "Path | None",
+    "prompt": "str | None",
     "resume": "Path | None",
     "cache_dir": "Path",
     "task.encoder_checkpoint": "Path | None",

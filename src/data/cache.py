@@ -106,7 +106,7 @@ def open_features(
             return FeatureStore(folder, key, segments, bank)
         except _Damaged as error:
             log.warning("%s: damaged feature cache (%s)", folder, error)
-    with _locked(folder):
+    with locked(folder):
         if folder.is_dir():  # another process may have been faster
             try:
                 return FeatureStore(folder, key, segments, bank)
@@ -117,19 +117,19 @@ def open_features(
 
 
 def content_key(cache_dir: Path, segments: Sequence[Segment], bank: FilterBank) -> str:
-    digests = _audio_digests({segment.audio for segment in segments}, cache_dir / "features" / "audio.json")
+    digests = file_digests({segment.audio for segment in segments}, cache_dir / "features" / "audio.json")
     key = hashlib.sha256(json.dumps([VERSION, bank.fingerprint()], sort_keys=True).encode())
     for segment in segments:
         key.update(f"{digests[segment.audio]} {segment.rate} {segment.start} {segment.num_samples}\n".encode())
     return key.hexdigest()
 
 
-def _audio_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
+def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
     """SHA-256 of each file's bytes; not read again while its size and time of change stay the same."""
     try:
         memo: dict[str, Any] = json.loads(memo_path.read_bytes()) if memo_path.exists() else {}
     except (OSError, ValueError) as error:
-        log.warning("%s: unreadable (%s); hashing all recordings again", memo_path, error)
+        log.warning("%s: unreadable (%s); hashing all files again", memo_path, error)
         memo = {}
 
     def digest(path: Path) -> tuple[Path, list[Any]]:
@@ -206,7 +206,7 @@ def _digest(index: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
-def _locked(folder: Path) -> AcquireReturnProxy:
+def locked(folder: Path) -> AcquireReturnProxy:
     """The only builder of `folder` while it lasts; the system frees the lock when its holder dies."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from src.attention import Attention, Cache
 
 from .adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
+from .language_model import LanguageModel
 
 
 class PostNormBlock(nn.Module):
@@ -34,7 +35,7 @@ class PostNormBlock(nn.Module):
         return self.norm2(u + self.dropout(self.down(inner)))
 
 
-class TensorizedTransformer(nn.Module):
+class TensorizedTransformer(LanguageModel):
     """Tokens -> log-probabilities of the next ones.  Input and output embeddings share their weights.
 
     `max_length`: positions of a window.  `cutoffs`, `div_value`, `tie_projections`: of the adaptive softmax, for
@@ -102,17 +103,6 @@ class TensorizedTransformer(nn.Module):
         """
         nll = self.softmax.nll(self._hidden(tokens), targets)
         return nll.to(torch.promote_types(nll.dtype, torch.float32))
-
-    def start(
-        self,
-        batch: int,
-        capacity: int,
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> list[Cache]:
-        """Empty caches, one a layer, for `batch` rows of `capacity` positions."""
-        return [a.new_cache(batch, capacity, dtype=dtype, device=device) for a in self.attentions]
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:

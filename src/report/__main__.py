@@ -52,15 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
-    from .paper import paper_table, read_spec
+    from .grid import write
+    from .paper import paper_table, read_spec, scatter
 
     plans = {path: read_spec(path) for path in specs}
     records = collect(places or [OUTPUTS]) if places or OUTPUTS.exists() else []
-    return [
-        file
-        for path, spec in plans.items()
-        for file in paper_table(spec, records).write(path.with_suffix(""), "md", "tex", "csv")
-    ]
+    files = []
+    for path, spec in plans.items():
+        files += paper_table(spec, records).write(path.with_suffix(""), "md", "tex", "csv")
+        if picture := scatter(spec, records):
+            files.append(write(path.with_suffix(".png"), picture))
+    return files
 
 
 def bench(places: Sequence[Path] | None, out: Path | None) -> list[Path]:

@@ -6,6 +6,7 @@ table.  Of each seed the newest record counts; records of exactly the row's conf
 are marked with what they differ in.
 """
 
+import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,16 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Plot:
+    """A point for each row: two of a record's numbers, by their dotted keys."""
+
+    x: str
+    y: str
+    x_label: str
+    y_label: str
+
+
+@dataclass(frozen=True)
 class Spec:
     """experiments/<paper>/<table>.yaml.  `corpus`: how its name begins, and least and most training segments."""
 
@@ -75,6 +86,11 @@ class Spec:
     rows: Sequence[Row]
     before: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
+    plot: Plot | None = None
+
+    def published(self, column: Column) -> bool:
+        """Whether any row has a published number for a column; a comparison of our own has none."""
+        return any(column.key in row.published for row in self.rows)
 
 
 def read_spec(path: Path) -> Spec:
@@ -82,6 +98,7 @@ def read_spec(path: Path) -> Spec:
     try:
         plain = yaml.safe_load(path.read_text(encoding="utf-8"))
         parts = {"columns": [Column(**c) for c in plain["columns"]], "rows": [Row(**r) for r in plain["rows"]]}
+        parts |= {"plot": Plot(**plain["plot"])} if "plot" in plain else {}
         spec = Spec(**{**plain, **parts})
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
@@ -99,12 +116,12 @@ def paper_table(spec: Spec, records: Sequence[Found]) -> Grid:
     grid = Grid(spec.title, ["Model", "Parameters", "Cache per token and layer"])
     for column in spec.columns:
         mark = f" {marks[column.note]}" if column.note else ""
-        grid.headers += [f"{column.label}{mark}, published", f"{column.label}, ours"]
-    grid.notes = [f"Published: {spec.source}."]
+        both = spec.published(column)
+        grid.headers += [f"{column.label}{mark}, published", f"{column.label}, ours"] if both else [column.label + mark]
+    grid.notes = [f"Published: {spec.source}." if any(map(spec.published, spec.columns)) else f"{spec.source}."]
     grid.notes += [f"{marks[name]} {text.strip()}" for name, text in spec.notes.items()]
 
-    scored = [f for f in records if f.record["status"] == "finished" and f.record["mode"] in ("train", "test")]
-    usable = [found for found in scored if _is_corpus(found.record["corpus"], spec.corpus)]
+    scored, usable = _scored(records, spec)
     chosen = {row.label: _choose(row, usable, spec) for row in spec.rows if row.experiment}
     names = {f.path: f"R{i}" for i, f in enumerate((f for fs in chosen.values() for f, _ in fs), 1)}
     baseline = [found for found, _ in chosen[spec.baseline]]
@@ -113,7 +130,8 @@ def paper_table(spec: Spec, records: Sequence[Found]) -> Grid:
         cells = [f"{row.label} {marks[row.note]}" if row.note else row.label]
         cells += [f"{row.parameters:,}" if row.parameters else "–", f"{row.cache:g}" if row.cache else "–"]
         for column in spec.columns:
-            cells.append(row.published.get(column.key, "–"))
+            if spec.published(column):
+                cells.append(row.published.get(column.key, "–"))
             cells.append(_ours(column, mine, baseline, names) if row.experiment else "–")
         grid.rows.append(cells)
     grid.notes += [_describe(names[f.path], row, f, wrong) for row, fs in chosen.items() for f, wrong in fs]
@@ -123,6 +141,41 @@ def paper_table(spec: Spec, records: Sequence[Found]) -> Grid:
         grid.notes.append(f"{NOT_RUN}: first, for every row, `{spec.before}`")
     grid.notes += [f"{NOT_RUN}: {row.label}: `{spec.command.format(experiment=row.experiment)}`" for row in missing]
     return grid
+
+
+def scatter(spec: Spec, records: Sequence[Found]) -> bytes | None:
+    """PNG of the specification's plot: a point for each row, the mean of its seeds; None where there is none."""
+    from matplotlib.figure import Figure
+
+    if spec.plot is None:
+        return None
+    _, usable = _scored(records, spec)
+    points = []
+    for row in spec.rows:
+        mine = [found for found, _ in _choose(row, usable, spec)] if row.experiment else []
+        pairs = [(found.number(spec.plot.x), found.number(spec.plot.y)) for found in mine]
+        known = [(x, y) for x, y in pairs if x is not None and y is not None]
+        if known:
+            points.append((row.label, mean(x for x, _ in known), mean(y for _, y in known)))
+    if not points:
+        return None
+    figure = Figure(figsize=(5.5, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for label, x, y in points:
+        axes.plot(x, y, "o")
+        axes.annotate(label, (x, y), textcoords="offset points", xytext=(6, 4), fontsize=8)
+    axes.set(xlabel=spec.plot.x_label, ylabel=spec.plot.y_label, xlim=(0, None))
+    axes.margins(0.15)
+    axes.grid(alpha=0.3)
+    file = io.BytesIO()
+    figure.savefig(file, dpi=150, format="png")
+    return file.getvalue()
+
+
+def _scored(records: Sequence[Found], spec: Spec) -> tuple[list[Found], list[Found]]:
+    """Finished records with a score; those among them that read the specification's corpus."""
+    scored = [f for f in records if f.record["status"] == "finished" and f.record["mode"] in ("train", "test")]
+    return scored, [found for found in scored if _is_corpus(found.record["corpus"], spec.corpus)]
 
 
 def _is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:

@@ -72,9 +72,9 @@ def evaluate(
         bar = progress.add_task("decoding", total=batches)
         for batch in loader:
             batch = batch.to(device)
-            began = _now(device)
+            began = now(device)
             found = module.decode(batch, search, low, watch)
-            seconds += _now(device) - began
+            seconds += now(device) - began
             tokens += sum(len(h[0].tokens) for h in found if h)
             sentences = max(sentences, len(batch.ids))
             rows += zip(batch.ids, batch.sources, batch.references, map(module.text, found), strict=True)
@@ -110,7 +110,7 @@ def write_predictions(path: Path, rows: list[tuple[str, str, str, str]]) -> None
     os.replace(part, path)
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

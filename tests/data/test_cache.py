@@ -161,7 +161,7 @@ def test_an_unreadable_memo_of_hashes_is_made_again(
     good = memo.read_text()
     memo.write_text(good[:30])
     open_features(tmp_path, "train", segments, BANK)
-    assert "hashing all recordings again" in caplog.text
+    assert "hashing all files again" in caplog.text
     assert json.loads(memo.read_text()) == json.loads(good)
     assert len(computed) == 5
 

@@ -74,5 +74,7 @@ def test_specification(path: Path) -> None:
 def _ratios_are_the_published_ones(spec: Spec, row: Row) -> None:
     base = next(other for other in spec.rows if other.label == spec.baseline)
     for ratio, number in (("speedup", "seconds"), ("reduction", "memory")):
+        if ratio not in row.published:
+            continue
         expected = float(base.published[number]) / float(row.published[number])
         assert float(row.published[ratio]) == pytest.approx(expected, abs=0.0101)  # they cut some, and round others

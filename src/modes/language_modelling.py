@@ -1,0 +1,124 @@
+"""Language models: perplexity, and text of their own."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import src.torchvision_schemas  # noqa: F401  (before lightning)
+
+from src.config import instantiate
+from src.data import LanguageModellingData
+from src.data.samples.markov import Source
+from src.data.vocabulary import Vocabulary, Words, read_vocabulary
+from src.decoding import Sampling
+from src.errors import ConfigError, DataError
+from src.models import LanguageModel
+from src.record import first_process
+from src.tasks import LanguageModelling, LanguageScore
+from src.tasks.checkpoints import check_identity, find_weights, load_into, read_checkpoint
+
+from .build import build_model, count_parameters, device_of, identity, without_memory
+from .flow import Flow
+from .summary import show
+
+VOCABULARY = "vocabulary.json"  # in a run's directory: what generation and evaluation need besides weights
+
+
+class LanguageModellingFlow(Flow):
+    """A decoder over text alone; the best checkpoint is the one with the lowest validation loss."""
+
+    monitor: ClassVar[str] = "val_loss"
+    better: ClassVar[Literal["min", "max"]] = "min"
+
+    def build(self) -> LanguageModel:
+        data = self.cfg.task.data
+        size: int = data.vocab_size
+        if data.root is None and data.vocabulary._target_.endswith(f".{Words.__name__}"):
+            size = min(size, len(Source().words) + 1)  # the sample corpus has no more: its words and the line's end
+        return self._model(size)
+
+    def _model(self, vocab_size: int) -> LanguageModel:
+        model: LanguageModel = build_model(self.cfg, vocab_size=vocab_size)
+        return model
+
+    def decoder(self, model: Any) -> LanguageModel:
+        decoder: LanguageModel = model
+        return decoder
+
+    def check(self, directory: Path) -> None:
+        with without_memory():
+            self._check_lengths(self.build())
+        instantiate(self.cfg.task.score, path="task.score")
+        instantiate(self.cfg.task.sampling, path="task.sampling")
+
+    def _check_lengths(self, model: LanguageModel) -> None:
+        """No window, and no prompt with its continuation, is longer than the model or its mechanism."""
+        task, longest, said = self.cfg.task, model.max_length, f"task.model.max_length={model.max_length}"
+        for attention in model.attentions:
+            if attention.max_positions is not None and attention.max_positions < longest:
+                longest, said = (
+                    attention.max_positions,
+                    f"the {attention.max_positions} positions that its attention has",
+                )
+        lengths = {"window": task.data.window, "eval_window": task.data.eval_window}
+        for name, length in lengths.items():
+            if length is not None and length > longest:
+                raise ConfigError(f"task.data.{name}={length} is longer than {said}")
+        window, stride = task.data.eval_window or task.data.window, task.score.sliding_stride
+        if stride is not None and stride > window:
+            raise ConfigError(f"task.score.sliding_stride={stride} is more than the window of {window}")
+        together = task.score.prompt_tokens + task.sampling.tokens
+        if together > longest:
+            raise ConfigError(
+                f"task.score.prompt_tokens={task.score.prompt_tokens} and task.sampling.tokens={task.sampling.tokens} "
+                f"make {together} positions, more than {said}"
+            )
+
+    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[LanguageModellingData, LanguageModelling]:
+        data: LanguageModellingData = instantiate(self.cfg.task.data, path="task.data")
+        data.setup(stage)
+        record["corpus"] = data.corpus
+        return data, self._module(record, data.vocabulary)
+
+    def _module(self, record: dict[str, Any], vocabulary: Vocabulary) -> LanguageModelling:
+        cfg = self.cfg
+        model = self._model(vocabulary.size)
+        record["parameters"] = count_parameters(model)
+        record["kv_cache"]["elements_per_token_per_layer"] = model.attentions[0].cache_elements_per_token
+        return LanguageModelling(
+            model,
+            vocabulary,
+            compile=cfg.hardware.compile,
+            optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
+            schedule=instantiate(cfg.task.schedule, path="task.schedule"),
+            identity=identity(cfg, vocabulary=vocabulary.fingerprint),
+            seed=cfg.seed,
+            clip=cfg.task.train.clip,
+        )
+
+    def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        if first_process():
+            module.vocabulary.save(directory / VOCABULARY)
+
+    def restore(self, record: dict[str, Any]) -> LanguageModelling:
+        """The model of `checkpoint=`, with the vocabulary that stands in its run's directory; no corpus is read."""
+        path = find_weights(Path(self.cfg.checkpoint).expanduser())
+        weights, found = read_checkpoint(path)
+        places = [folder / VOCABULARY for folder in (path.parent, path.parent.parent)]
+        vocabulary = next((place for place in places if place.is_file()), None)
+        if vocabulary is None:
+            raise DataError(
+                f"{places[-1]}: not there; a language model's run keeps its vocabulary beside its checkpoints"
+            )
+        module = self._module(record, read_vocabulary(vocabulary))
+        check_identity(path, found, module.identity)
+        load_into(module.model, path, weights)
+        return module.to(device_of(self.cfg)).eval()
+
+    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        cfg = self.cfg
+        scoring: LanguageScore = instantiate(cfg.task.score, path="task.score")
+        sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
+        results = scoring(module, data, sampling, device_of(cfg), cfg.hardware.precision, directory)
+        for section, found in results.items():
+            record[section] = record[section] | found if section == "kv_cache" else found
+        show(record, directory)

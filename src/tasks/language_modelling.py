@@ -1,0 +1,44 @@
+"""The next token from those before it: one LightningModule for every language model."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from src.data.vocabulary import Vocabulary
+from src.data.windows import IGNORE, Window
+from src.models import LanguageModel
+
+from .trainable import Trainable
+
+
+class LanguageModelling(Trainable):
+    """Trains a model on the negative log-probability of each token.
+
+    `compile`: by torch.compile; the checkpoints are the same.
+    """
+
+    def __init__(self, model: LanguageModel, vocabulary: Vocabulary, *, compile: bool = False, **training: Any) -> None:
+        super().__init__(**training)
+        self.model: LanguageModel = model
+        self.vocabulary = vocabulary
+        self._loss = torch.compile(model.loss) if compile else model.loss
+
+    def nll(self, window: Window) -> tuple[Tensor, Tensor]:
+        """Nats of all targets together, and how many there are."""
+        tokens, targets = window
+        real = targets != IGNORE
+        return (self._loss(tokens, targets.clamp(min=0)) * real).sum(), real.sum()
+
+    def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """No count of right tokens: an adaptive softmax has no logits to find them by."""
+        loss, count = self.nll(batch)
+        return loss, loss.detach(), torch.full_like(count, -1), count
+
+    def first_of(self, batch: Window) -> str:
+        return repr(self.vocabulary.text(batch[0][0, :8].tolist()))
+
+    def validation_step(self, batch: Window, batch_idx: int) -> None:
+        loss, count = self.nll(batch)
+        where: dict[str, Any] = {"on_epoch": True, "sync_dist": True, "prog_bar": True, "batch_size": int(count)}
+        self.log("val_loss", loss / count, **where)

@@ -1,0 +1,263 @@
+"""Published layouts, what is wrong with them, and vocabularies."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from src.data import BillionWords, BytePairs, FineWebEdu, PennTreebank, WikiText, Words
+from src.data.corpora import SPLITS, TextCorpus
+from src.data.samples.markov import Source
+from src.data.samples.text import write_text
+from src.data.text import read_lines
+from src.data.vocabulary import BytePairVocabulary, Vocabulary, count_words, read_vocabulary
+from src.errors import ConfigError, DataError
+from tests.data.test_tokens import write_shard
+
+CORPORA: list[Callable[[], TextCorpus]] = [PennTreebank, WikiText, BillionWords, lambda: FineWebEdu("F", 50)]
+
+
+@pytest.mark.parametrize("make", CORPORA)
+def test_the_sample_is_read_back(make: Callable[[], TextCorpus], tmp_path: Path) -> None:
+    corpus, source = make(), Source()
+    root = write_text(tmp_path, corpus)
+    for split in SPLITS:
+        lines = [line.strip() for text in corpus.texts(root, split) for line in text.split("\n")]
+        assert lines == list(source.lines(split))
+        assert corpus.files(root, split) and not corpus.shards(root, split, 300)
+    assert write_text(tmp_path, corpus) == root
+    victim = corpus.files(root, "test")[0]
+    before = victim.read_bytes()
+    victim.write_bytes(before[:-9])
+    write_text(tmp_path, corpus)
+    assert victim.read_bytes() == before
+
+
+def test_wikitext_may_be_packed_or_be_named_as_in_other_copies(tmp_path: Path) -> None:
+    (tmp_path / "wikitext-2").mkdir()
+    (tmp_path / "wikitext-2" / "wiki.train.tokens.gz").write_bytes(gzip.compress(" = A = \n\n a \u2028 b\n".encode()))
+    (tmp_path / "valid.txt").write_text("c\n")
+    (tmp_path / "test.txt").write_text("d")
+    assert list(WikiText().texts(tmp_path, "train")) == [" = A = ", "", " a \u2028 b"]
+    assert [list(WikiText().texts(tmp_path, split)) for split in SPLITS[1:]] == [["c"], ["d"]]
+
+
+def test_ptb_lies_in_mikolov_s_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "simple-examples" / "data"
+    folder.mkdir(parents=True)
+    (folder / "ptb.valid.txt").write_text(" a <unk> \n")
+    assert list(PennTreebank().texts(tmp_path, "validation")) == [" a <unk> "]
+    with pytest.raises(DataError, match=r"ptb.train.txt: no such file .*Mikolov's files"):
+        PennTreebank().files(tmp_path, "train")
+
+
+def test_lm1b_is_not_tested_on_what_checkpoints_are_chosen_by(tmp_path: Path) -> None:
+    corpus = BillionWords()
+    base = tmp_path / "1-billion-word-language-modeling-benchmark-r13output"
+    for name in (corpus.TRAIN, corpus.HELD):
+        (base / name).mkdir(parents=True)
+    with pytest.raises(DataError, match="training shards of the one billion word benchmark"):
+        corpus.files(tmp_path, "train")
+    for i in range(3):
+        (base / corpus.HELD / f"news.en.heldout-{i:05}-of-00050").write_text(f"held {i}\n")
+    assert list(corpus.texts(tmp_path, "test")) == ["held 0"]
+    assert list(corpus.texts(tmp_path, "validation")) == ["held 1", "held 2"]
+    (base / corpus.HELD / "news.en.heldout-00000-of-00050").unlink()
+    with pytest.raises(DataError, match="shard 00000 is missing"):
+        corpus.files(tmp_path, "test")
+
+
+def test_fineweb_documents_are_held_out_from_its_first_file(tmp_path: Path) -> None:
+    for name, numbers in (("a/000_00000.parquet", range(5)), ("a/000_00001.parquet", range(5, 8))):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        texts = {"text": [f"document {i}" for i in numbers], "score": [3.0 for _ in numbers]}
+        parquet.write_table(pyarrow.table(texts), tmp_path / name)
+    found = {split: [text[-1] for text in FineWebEdu("F", 2).texts(tmp_path, split)] for split in SPLITS}
+    assert found == {"train": ["4", "5", "6", "7"], "validation": ["0", "1"], "test": ["2", "3"]}
+    for split in ("train", "test"):
+        with pytest.raises(DataError, match=rf"no document is left for {split}: 2 x 8 .*held_out_documents"):
+            list(FineWebEdu("F", 8).texts(tmp_path, split))  # type: ignore[arg-type]
+
+
+def test_fineweb_shards_are_read_without_their_headers(tmp_path: Path) -> None:
+    write_shard(tmp_path / "fineweb_val_000000.bin", [1, 2, 3, 4])
+    write_shard(tmp_path / "fineweb_train_000002.bin", [7])
+    write_shard(tmp_path / "fineweb_train_000001.bin", [5, 6])
+    files = {split: FineWebEdu().shards(tmp_path, split, 10) for split in SPLITS}
+    ids = {split: [file.read(0, len(file)).tolist() for file in found] for split, found in files.items()}
+    assert ids == {"train": [[5, 6], [7]], "validation": [[1, 2]], "test": [[3, 4]]}
+    for path in tmp_path.glob("*train*"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"no training shard among its .bin files; expected fineweb_train_"):
+        FineWebEdu().files(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty; expected text"),
+        (b"one\ntwo\0\n", "line 2 has zero bytes: expected UTF-8 text"),
+        (b"one\n\xff\xfe\n", "line 2 is not UTF-8"),
+        (gzip.compress(b"text")[:-6], "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_text(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / ("wiki.train.tokens" + ".gz" * content.startswith(b"\x1f\x8b"))
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_lines(path))
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+
+
+def test_a_parquet_file_that_is_none_or_has_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 nothing")
+    with pytest.raises(DataError, match=r"a.parquet: not a readable Parquet file"):
+        list(FineWebEdu().texts(tmp_path, "train"))
+    parquet.write_table(pyarrow.table({"content": ["a"]}), path)
+    with pytest.raises(DataError, match="no column `text`; it has content"):
+        list(FineWebEdu().texts(tmp_path, "train"))
+    with pytest.raises(DataError, match=r"neither \*.parquet nor \*.bin"):
+        FineWebEdu().files(tmp_path / "nowhere", "train")
+
+
+# --- vocabularies -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wikitext(tmp_path: Path) -> Path:
+    (tmp_path / "wiki.train.tokens").write_text("b a a\n\nc a b <unk>\n")
+    (tmp_path / "wiki.valid.tokens").write_text("a d\n")
+    (tmp_path / "wiki.test.tokens").write_text("B\n")
+    return tmp_path
+
+
+def make(root: Path, size: int = 100, **settings: object) -> Vocabulary:
+    return Words(**settings).build(WikiText(), root, root / "cache", size)  # type: ignore[arg-type]
+
+
+def test_words_by_frequency(wikitext: Path) -> None:
+    found = make(wikitext)
+    assert found.plain()["words"] == ["a", "<eos>", "b", "c", "<unk>"]
+    assert found.marked(["a d b", ""]) == [[0, 4, 2, 1], [1]]
+    assert found.text([0, 2, 1, 1, 0]) == "a b\n\na"
+    assert (found.size, found.num_ids, found.unit) == (5, 5, "word")
+
+
+def test_words_left_out_become_unknown(wikitext: Path) -> None:
+    assert make(wikitext, 4).plain()["words"] == ["a", "<eos>", "b", "<unk>"]
+    assert make(wikitext, 3).plain()["words"] == ["a", "<eos>", "<unk>"]
+    frequent = make(wikitext, min_count=2, unknown="<UNK>", end="<S>", ends="around")
+    assert frequent.plain()["words"] == ["<S>", "a", "b", "<UNK>"]
+    assert frequent.marked(["a c"]) == [[0, 1, 3, 0]]
+    assert make(wikitext, of=["train", "test"], lower=True).ids("B a") == [1, 2]
+
+
+def test_a_word_without_a_place_is_named(wikitext: Path) -> None:
+    (wikitext / "wiki.train.tokens").write_text("a b\n")
+    with pytest.raises(DataError, match="the word 'd' is not in the vocabulary, whose 3 words lack <unk>"):
+        make(wikitext).ids("a d")
+
+
+def test_words_of_a_file(wikitext: Path) -> None:
+    path = wikitext / "words.txt"
+    path.write_text("b 12\na 3\n")
+    found = make(wikitext, file=str(path))
+    assert set(found.plain()["words"]) == {"b", "a", "<eos>", "<unk>"} and found.text(found.ids("b c")) == "b <unk>"
+    path.write_text("b\nb\n")
+    with pytest.raises(DataError, match=r"words.txt: 'b' stands there twice"):
+        make(wikitext, file=str(path))
+
+
+def test_a_vocabulary_is_counted_once_and_again_if_damaged(wikitext: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = make(wikitext)
+    (path,) = (wikitext / "cache" / "vocabularies").glob("*.json")
+    path.write_text(path.read_text().replace('"b"', '"x"'))
+    assert make(wikitext).fingerprint == first.fingerprint
+    assert "damaged; counting words again" in caplog.text
+    (wikitext / "wiki.train.tokens").write_text("a c\n")
+    assert make(wikitext).fingerprint != first.fingerprint
+
+
+def test_vocabularies_are_kept_and_read_back(wikitext: Path) -> None:
+    pieces = BytePairs().build(WikiText(), wikitext, wikitext / "cache", 300)
+    for number, vocabulary in enumerate((make(wikitext), pieces)):
+        path = wikitext / f"{number}.json"
+        vocabulary.save(path)
+        again = read_vocabulary(path)
+        assert again.fingerprint == vocabulary.fingerprint and type(again) is type(vocabulary)
+        assert again.marked(["a b"]) == vocabulary.marked(["a b"])
+        path.write_text(path.read_text()[:-9])
+        with pytest.raises(DataError, match="no readable vocabulary"):
+            read_vocabulary(path)
+
+
+def test_byte_pairs_are_learned_and_lossless(tmp_path: Path) -> None:
+    corpus = FineWebEdu("F", 50)
+    root = write_text(tmp_path, corpus)
+    found = BytePairs().build(corpus, root, tmp_path, 400)
+    assert found.size == 400 and found.num_ids <= 400 and found.unit == "token"
+    text = "baba  dödo\n\tτ\n"
+    ids = found.ids(text)
+    assert found.text(ids) == text and max(ids) < found.num_ids
+    assert found.marked([text]) == [[found.end, *ids]]
+    assert found.text([*found.ids("ba"), found.end, found.size - 1 if found.num_ids < 400 else 0, *found.ids("do")])
+    line = next(iter(Source().lines("train")))
+    assert len(found.ids(line)) < 2.5 * len(line.split())
+    assert BytePairs().build(corpus, root, tmp_path, 400).fingerprint == found.fingerprint
+    for path in (tmp_path / "vocabularies").glob("*.json"):
+        path.write_text("{}")
+    assert BytePairs().build(corpus, root, tmp_path, 400).fingerprint == found.fingerprint
+
+
+def test_a_tokenizer_file(wikitext: Path) -> None:
+    learned = BytePairs().build(WikiText(), wikitext, wikitext / "cache", 300)
+    assert isinstance(learned, BytePairVocabulary)
+    path = wikitext / "tokenizer.json"
+    path.write_text(learned.json)
+
+    def build(size: int = 300) -> BytePairVocabulary:
+        return BytePairs(str(path)).build(WikiText(), wikitext, wikitext / "cache", size)
+
+    assert build().fingerprint == learned.fingerprint
+    with pytest.raises(
+        DataError, match=r"tokenizer.json: the tokenizer has \d+ pieces, more than task.data.vocab_size=9"
+    ):
+        build(9)
+    path.write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer.json: not a tokenizer.json"):
+        build()
+    path.write_text(learned.json.replace("<|endoftext|>", "<end>"))
+    with pytest.raises(DataError, match=r"has no <\|endoftext\|>"):
+        build()
+    path.unlink()
+    with pytest.raises(DataError, match="No such file"):
+        build()
+
+
+def test_shards_need_the_tokenizer_that_made_them(tmp_path: Path) -> None:
+    write_shard(tmp_path / "fineweb_train_000001.bin", [5, 6])
+    with pytest.raises(ConfigError, match=r"task.data.vocabulary.file=<GPT-2's tokenizer.json>"):
+        BytePairs().build(FineWebEdu(), tmp_path, tmp_path, 300)
+
+
+def test_words_and_line_ends_are_counted() -> None:
+    assert [count_words(text) for text in ("", "a b", "a b\nc")] == [1, 3, 5]
+
+
+# --- the real WikiText-2 ----------------------------------------------------------------------------------------
+
+
+def test_wikitext2_has_its_published_size(corpora: Path, tmp_path: Path) -> None:
+    root, corpus = corpora / "lm_wikitext2", WikiText()
+    vocabulary = Words().build(corpus, root, tmp_path, 33278)
+    assert vocabulary.size == 33278
+    counts = {split: sum(len(line.split()) + 1 for line in corpus.texts(root, split)) for split in SPLITS}
+    assert counts == {"train": 2_088_628, "validation": 217_646, "test": 245_569}
+    assert np.mean(
+        [i == vocabulary.ids("<unk>")[0] for line in corpus.texts(root, "test") for i in vocabulary.ids(line)]
+    )

@@ -1,0 +1,110 @@
+"""Which tokens are seen when: every one, once, in an order that nothing but seed, epoch and rank decide."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from src.data.tokens import TokenFile
+from src.data.windows import (
+    IGNORE,
+    EvaluationWindows,
+    OrderedBatches,
+    Permutation,
+    ShuffledBatches,
+    TrainingWindows,
+)
+
+
+def tokens(count: int, first: int = 0) -> TokenFile:
+    """Each id is its own position."""
+    return TokenFile(Path("ids"), np.arange(first, first + count, dtype=np.int32), first + count)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 64, 100, 1023, 4097])
+def test_a_permutation_gives_each_place_once(size: int) -> None:
+    order = Permutation(size, 1, 2)[np.arange(size)]
+    assert sorted(order.tolist()) == list(range(size))
+
+
+def test_a_permutation_is_the_key_s_and_looks_random() -> None:
+    size = 5000
+    one, again, other = (Permutation(size, *key)[np.arange(size)] for key in ((1, 0), (1, 0), (1, 1)))
+    assert np.array_equal(one, again)
+    assert (one == other).mean() < 0.01
+    for order in (one, other):
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
+        assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 0.05
+        assert np.abs(np.diff(order)).mean() == pytest.approx(size / 3, rel=0.05)
+
+
+def test_a_permutation_of_many_needs_no_memory() -> None:
+    size = 10**11
+    found = Permutation(size, 3)[np.array([0, 1, size - 1])]
+    assert len(set(found.tolist())) == 3 and found.min() >= 0 and found.max() < size
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_training_windows_lie_side_by_side(epoch: int) -> None:
+    length, files = 8, [tokens(50), tokens(9, 1000), tokens(33, 2000), tokens(5, 3000)]
+    windows = TrainingWindows(files, length, seed=1, epoch=epoch)
+    seen = []
+    for inputs, targets in (windows[i] for i in range(len(windows))):
+        assert inputs.shape == targets.shape == (length,)
+        assert torch.equal(targets, inputs + 1)  # of one file
+        seen += inputs.tolist()
+    assert len(seen) == len(set(seen))
+    assert sum(1000 <= i < 2000 for i in seen) == length  # exactly one window fits, so no offset moves it out
+    assert not any(i >= 3000 for i in seen)
+    assert len(windows) in (5 + 1 + 3, 5 + 1 + 4, 6 + 1 + 4, 6 + 1 + 3)
+
+
+def test_another_epoch_has_other_windows() -> None:
+    starts = {int(TrainingWindows([tokens(1000)], 64, 1, epoch)[0][0][0]) for epoch in range(8)}
+    assert len(starts) > 4
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_processes_share_an_epoch_and_go_on_in_its_middle(world_size: int) -> None:
+    def batches(rank: int, start: int = 0) -> list[list[int]]:
+        found = ShuffledBatches(103, 4, seed=5, epoch=2, rank=rank, world_size=world_size, start=start)
+        assert len(found) == len(list(found))
+        return list(found)
+
+    every = [batches(rank) for rank in range(world_size)]
+    assert {len(found) for found in every} == {103 // (4 * world_size)}
+    flat = [i for found in every for batch in found for i in batch]
+    assert len(flat) == len(set(flat)) and max(flat) < 103
+    for rank in range(world_size):
+        assert batches(rank, 3) == every[rank][3:]
+    together = [i for group in zip(*every, strict=True) for batch in group for i in batch]
+    alone = [i for batch in ShuffledBatches(103, 4 * world_size, seed=5, epoch=2) for i in batch]
+    assert together == alone  # the number of processes does not change what an update sees
+
+
+@pytest.mark.parametrize("count", [2, 7, 8, 9, 10, 16, 17, 40])
+@pytest.mark.parametrize("stride", [1, 3, 8])
+def test_each_token_but_the_first_is_predicted_once(count: int, stride: int) -> None:
+    length = 8
+    windows = EvaluationWindows(tokens(count, 100), length, stride)
+    predicted = []
+    for number in range(len(windows)):
+        inputs, targets = windows[number]
+        real = targets != IGNORE
+        assert torch.equal(targets[real], inputs[real] + 1)
+        predicted += targets[real].tolist()
+        if number and stride < length:
+            assert int(real.nonzero()[0]) == length - stride  # so much past has every one at least
+    assert sorted(predicted) == list(range(101, 100 + count))
+
+
+def test_a_limit_spreads_the_windows() -> None:
+    windows = EvaluationWindows(tokens(1001), 10, 10, limit=4)
+    assert [int(windows[i][0][0]) for i in range(len(windows))] == [0, 250, 500, 750]
+    assert len(EvaluationWindows(tokens(1001), 10, 10, limit=1000)) == 100
+
+
+def test_held_out_batches_are_dealt_out_whole() -> None:
+    every = [list(OrderedBatches(10, 3, rank=rank, world_size=2)) for rank in range(2)]
+    assert every == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9]]]

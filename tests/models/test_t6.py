@@ -1,0 +1,148 @@
+"""T6: the formula, the caches, the counts of the paper's configurations."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from src.attention import MHA, Attention
+from src.models import T6
+from tests.attention.mechanisms import EVERY, Mechanism, error, random_chunks
+from tests.reference import naive
+
+every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
+VOCAB = 11
+
+
+def build(mechanism: Mechanism) -> T6:
+    """Two layers of different weights."""
+    seeds = iter((1, 2))
+    model = T6(VOCAB, 32, lambda: mechanism.build(seed=next(seeds)), 2, 24, 64, output_init="default")
+    return model.double().eval()
+
+
+def rms(x: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).sqrt()
+
+
+@every
+def test_equals_the_formula(mechanism: Mechanism) -> None:
+    """u = x + attention(rms x);  z = u + W3 (silu(W1 rms u) * W2 rms u);  logits = E rms z; all without biases."""
+    model = build(mechanism)
+    tokens = torch.randint(VOCAB, (2, 2 * mechanism.grid + 3))
+    logits = model(tokens)
+    nothing = torch.zeros(0, 32, dtype=torch.float64)
+    for b in range(2):
+        x = model.embedding.weight[tokens[b]]
+        for block in model.blocks:
+            u = x + naive.attend(block.attention, rms(x), nothing)
+            h = rms(u)
+            gate = h @ block.gate.weight.T
+            x = u + (gate / (1 + (-gate).exp()) * (h @ block.up.weight.T)) @ block.down.weight.T
+        assert error(logits[b], rms(x) @ model.embedding.weight.T) < 1e-11
+
+
+@every
+def test_steps_equal_the_parallel_form(mechanism: Mechanism) -> None:
+    model, steps, rng = build(mechanism), 2 * mechanism.grid + 3, torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCAB, (3, steps))
+    want = model(tokens)
+    for chunks in ([1] * steps, [steps], random_chunks(steps, rng)):
+        caches = model.start(3, steps, dtype=torch.float64)
+        logits = torch.cat([model.step(piece, caches) for piece in tokens.split(chunks, 1)], 1)
+        assert error(logits, want) < 1e-11
+        assert not logits.requires_grad
+    elements = [a.cache_elements(3, steps) for a in model.attentions]
+    assert [8 * count for count in elements] == [cache.nbytes for cache in caches]
+
+
+@every
+def test_the_loss_is_that_of_the_logits(mechanism: Mechanism) -> None:
+    model = build(mechanism)
+    tokens, targets = torch.randint(VOCAB, (2, 2, 7))
+    logits = model(tokens)
+    want = logits.exp().sum(-1).log() - logits.gather(-1, targets[..., None]).squeeze(-1)
+    assert error(model.loss(tokens, targets), want) < 1e-6  # float32, as published
+
+
+@every
+def test_no_position_sees_a_later_one(mechanism: Mechanism) -> None:
+    model, steps = build(mechanism), 2 * mechanism.grid + 1
+    tokens = torch.randint(VOCAB, (2, steps))
+    later = tokens.clone()
+    later[:, -1] = (later[:, -1] + 1) % VOCAB
+    assert torch.equal(model(later)[:, :-1], model(tokens)[:, :-1])
+
+
+@every
+def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism) -> None:
+    model = build(mechanism)
+    caches = model.start(1, 12, dtype=torch.float64)
+    model.step(torch.zeros(1, 11, dtype=torch.int64), caches)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # fused ones are not counted
+        model.step(torch.zeros(1, 1, dtype=torch.int64), caches)
+    # Elementwise products, as in a gate, are not counted.
+    assert counter.get_total_flops() / 2 == pytest.approx(model.multiply_adds(12), rel=2e-3)
+
+
+def plain(**kwargs: object) -> T6:
+    torch.manual_seed(0)
+    return T6(VOCAB, 32, lambda: MHA(32, 4), 2, **kwargs)  # type: ignore[arg-type]
+
+
+def test_blocks_add_nothing_at_first_but_learn() -> None:
+    model, tokens = plain(), torch.randint(VOCAB, (2, 9))
+    assert error(model(tokens), F.linear(rms(model.embedding(tokens)), model.embedding.weight)) < 1e-6
+    model.loss(tokens[:, :-1], tokens[:, 1:]).sum().backward()
+    for block in model.blocks:
+        assert isinstance(block.attention, MHA)
+        for weight in (block.down.weight, block.attention.out.weight):
+            assert not weight.any() and weight.grad is not None and weight.grad.any()
+    default = plain(output_init="default")
+    for block in default.blocks:
+        assert isinstance(block.attention, MHA)
+        assert block.down.weight.any() and block.attention.out.weight.any()
+
+
+def test_the_embedding_begins_as_a_linear_layer_does() -> None:
+    weight = T6(5000, 64, lambda: MHA(64, 4), 1).embedding.weight
+    assert weight.abs().max() <= 1 / 8 and weight.std().item() == pytest.approx(3**-0.5 / 8, rel=0.01)
+
+
+def test_a_mechanism_without_an_output_projection_says_so() -> None:
+    class Bare(MHA):
+        def __init__(self) -> None:
+            super().__init__(32, 4)
+            self.read_out = self.out
+            del self.out
+
+    def make() -> Attention:
+        return Bare()
+
+    with pytest.raises(ValueError, match="Bare has no output projection"):
+        T6(VOCAB, 32, make, 1)
+
+
+def test_a_window_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="9 positions; the model has 8"):
+        plain(max_length=8)(torch.zeros(1, 9, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("d", "layers", "ffn", "total"),
+    [
+        (768, 12, 2048, 123_568_128),
+        (1024, 24, 2730, 353_452_032),
+        (1280, 36, 3413, 772_131_840),
+        (1600, 48, 4266, 1_554_892_800),
+    ],
+)
+def test_published_totals(d: int, layers: int, ffn: int, total: int) -> None:
+    """MHA, MQA and two-group GQA fill the same budget with d/64, d/32 - 1 and d/32 - 2 heads."""
+    for heads, groups in ((d // 64, d // 64), (d // 32 - 1, 1), (d // 32 - 2, 2)):
+        with torch.device("meta"):
+            model = T6(50304, d, lambda h=heads, g=groups: MHA(d, h, g, 64, bias=False), layers)  # type: ignore[misc]
+        assert sum(p.numel() for p in model.parameters()) == total
+        assert model.blocks[0].down.in_features == ffn

@@ -1,0 +1,396 @@
+"""Language models from config to record, to text and to evaluation, at a tiny size."""
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from safetensors.torch import load_file
+from torch import Tensor
+
+from src.config import CONF, freeze
+from src.data.samples import markov
+from src.errors import ConfigError, DataError, TrainingError
+from src.modes import describe, generate, test, train
+from src.record import new
+from src.tasks import LanguageModelling
+from tests.data.test_tokens import write_shard
+
+TINY = [
+    "hardware=cpu",
+    "task.model.d_model=16",
+    "task.model.num_layers=1",
+    "task.model.max_length=24",
+    "task.attention_heads=2",
+    "task.data.window=16",
+    "task.data.batch_size=4",
+    "task.train.max_steps=8",
+    "task.train.validate_every=4",
+    "task.schedule.warmup_steps=2",
+    "task.score.sliding_stride=8",
+    "task.score.prompt_tokens=8",
+    "task.score.continuations=3",
+    "task.sampling.tokens=8",
+]
+Start = Callable[..., tuple[DictConfig, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_texts() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(markov, "LINES", {"train": 500, "validation": 20, "test": 50})
+        yield
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def start(cache: Path) -> Start:
+    """start("task=ptb", ...) -> the fixed config and a fresh record."""
+
+    def make(*overrides: str) -> tuple[DictConfig, dict[str, Any]]:
+        names = {"task": "wikitext2", "attention": "mha"}
+        names |= dict(text.split("=", 1) for text in overrides if text.split("=")[0] in names)
+        rest = [text for text in overrides if text.split("=")[0] not in names]
+        given = [*(f"{key}={name}" for key, name in names.items()), *TINY, f"cache_dir='{cache}'", *rest]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            cfg = compose("config", overrides=given)
+        cfg = freeze(cfg, {**names, "scale": "sample", "compress": "none"})
+        return cfg, new(cfg, "test")
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def trained(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("trained")
+    cfg, record = start()
+    train.run(cfg, record, directory)
+    return directory, record
+
+
+@pytest.fixture(scope="module")
+def pieces(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("pieces")
+    cfg, record = start("task=fineweb_edu", "attention=mtla", "task.data.vocab_size=300")
+    train.run(cfg, record, directory)
+    return directory, record
+
+
+def weights(directory: Path) -> dict[str, Tensor]:
+    return load_file(directory / "checkpoints" / "averaged.safetensors")
+
+
+# --- training and scoring ---------------------------------------------------------------------------------------
+
+
+def test_a_run_fills_its_record_and_its_directory(trained: tuple[Path, dict[str, Any]]) -> None:
+    directory, record = trained
+    json.dumps(record)
+    quality = record["quality"]
+    assert (quality["unit"], record["corpus"]) == ("word", "sample")
+    assert "per word, disjoint windows of 16" in quality["signature"]
+    assert quality["floor"] == pytest.approx(math.exp(markov.Source().entropy), rel=1e-3)
+    assert quality["floor"] < quality["perplexity"] < 400
+    assert quality["floor"] < quality["sliding_perplexity"] != quality["perplexity"]
+    assert record["training"]["steps"] == 8
+    assert record["training"]["best_val_loss"] < 6
+    assert record["kv_cache"]["bytes_measured"] == record["kv_cache"]["bytes_predicted"] == 3 * 16 * 32 * 4
+    assert (record["inference"]["batch"], record["inference"]["beam"]) == (3, 1)
+    with open(directory / "predictions.tsv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert len(rows) == 3 and rows[0]["id"] == "test-0" and all(row["hypothesis"] for row in rows)
+    first = " ".join(next(iter(markov.Source().lines("test"))).split()[:4])
+    assert rows[0]["source"].startswith(first)
+
+
+def test_byte_pairs_give_a_perplexity_per_token_and_per_word(pieces: tuple[Path, dict[str, Any]]) -> None:
+    quality = pieces[1]["quality"]
+    assert quality["unit"] == "token" and "per token" in quality["signature"]
+    assert quality["perplexity_per_word"] > quality["perplexity"] > quality["floor"]
+    assert quality["floor"] < math.exp(markov.Source().entropy)  # a word is several tokens
+    assert pieces[1]["parameters"]["total"] > 300 * 16
+
+
+def test_the_perplexity_is_that_of_the_model_on_the_text(start: Start, trained: tuple[Path, dict[str, Any]]) -> None:
+    """Recomputed from logits, a window at a time."""
+    directory, record = trained
+    cfg, again = start("mode=test", f"checkpoint='{directory}'")
+    flow = train.flow_of(cfg)
+    data, module = flow.prepare(again, "test")
+    module.model.load_state_dict(weights(directory))  # type: ignore[attr-defined]
+    file = data.tokens("test")  # type: ignore[attr-defined]
+    ids = torch.from_numpy(file.read(0, len(file)))
+    total = 0.0
+    for first in range(0, len(ids) - 1, 16):
+        window = ids[first : first + 17]
+        logits = module.model(window[None, :-1])[0].double()
+        total -= float(logits.log_softmax(-1).gather(1, window[1:, None]).sum())
+    assert record["quality"]["tokens"] == len(ids) - 1
+    assert record["quality"]["perplexity"] == pytest.approx(math.exp(total / (len(ids) - 1)), rel=1e-5)
+
+
+def test_testing_a_checkpoint_gives_the_run_s_own_score(
+    start: Start, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    directory, record = trained
+    cfg, again = start("mode=test", f"checkpoint='{directory}'")
+    test.run(cfg, again, tmp_path)
+    assert again["quality"] == record["quality"]
+    assert (tmp_path / "predictions.tsv").read_text() == (directory / "predictions.tsv").read_text()
+
+
+@pytest.mark.parametrize("task", ["ptb", "lm1b", "wikitext103"])
+def test_every_layout_trains(start: Start, tmp_path: Path, task: str) -> None:
+    cfg, record = start(f"task={task}", "task.train.max_steps=1", "task.train.validate_every=1")
+    train.run(cfg, record, tmp_path)
+    assert record["corpus"] == "sample" and math.isfinite(record["quality"]["perplexity"])
+    cfg, described = start(f"task={task}", "mode=describe")
+    describe.run(cfg, described, tmp_path)
+    assert described["parameters"] == record["parameters"]
+
+
+def test_token_shards_train(start: Start, tmp_path: Path, pieces: tuple[Path, dict[str, Any]]) -> None:
+    vocabulary = json.loads((pieces[0] / "vocabulary.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(vocabulary["tokenizer"])
+    ids = [int(i) for i in torch.randint(290, (400,), generator=torch.Generator().manual_seed(0))]
+    root = tmp_path / "shards"
+    root.mkdir()
+    write_shard(root / "fineweb_val_000000.bin", ids[:120])
+    write_shard(root / "fineweb_train_000001.bin", ids[120:])
+    overrides = [
+        "task=fineweb_edu", f"data_root='{root}'", "task.data.vocab_size=300", "task.train.max_steps=2",
+        "task.train.validate_every=2", f"task.data.vocabulary.file='{tmp_path / 'tokenizer.json'}'",
+    ]  # fmt: skip
+    cfg, record = start(*overrides)
+    train.run(cfg, record, tmp_path / "run")
+    assert "train 280, validation 60, test 60 tokens" in record["corpus"]
+    assert "second for the test" in record["quality"]["held_out"] and "floor" not in record["quality"]
+    write_shard(root / "fineweb_train_000001.bin", [*ids[120:], 300])
+    cfg, record = start(*overrides)
+    with pytest.raises(DataError, match="id 300 at position 280 is outside the vocabulary of 300"):
+        train.run(cfg, record, tmp_path / "again")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_resuming_equals_not_stopping(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
+) -> None:
+    settings = [f"task.train.accumulate={accumulate}", "task.train.max_steps=12", "task.data.batch_size=64"]
+    settings += ["task.train.validate_every=3"]
+    seen: dict[str, list[Any]] = {"whole": [], "parts": []}
+    name, fails_at = "whole", -1
+    step = LanguageModelling.training_step
+
+    def watched(self: LanguageModelling, batch: Any, batch_idx: int) -> Tensor:
+        if self.global_step == fails_at:
+            raise KeyboardInterrupt
+        loss = step(self, batch, batch_idx)
+        seen[name].append((self.global_step, self.current_epoch, batch_idx, batch[0].tolist(), float(loss)))
+        return loss
+
+    monkeypatch.setattr(LanguageModelling, "training_step", watched)
+    cfg, record = start(*settings)
+    train.run(cfg, record, tmp_path / "whole")
+    assert len({row[1] for row in seen["whole"]}) > 1  # more than an epoch
+    name, fails_at = "parts", 7
+    cfg, record = start(*settings)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        train.run(cfg, record, tmp_path / "parts")
+    fails_at = -1
+    last = torch.load(tmp_path / "parts" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+    seen["parts"] = [row for row in seen["parts"] if row[0] < last]
+    cfg, record = start(*settings, f"resume='{tmp_path / 'parts'}'")
+    train.run(cfg, record, tmp_path / "parts")
+    assert seen["parts"] == seen["whole"]
+    for key, value in weights(tmp_path / "whole").items():
+        assert torch.equal(weights(tmp_path / "parts")[key], value), key
+
+
+def test_gradients_are_per_token_of_the_whole_update(start: Start, tmp_path: Path) -> None:
+    found = {}
+    for name, batch, accumulate in (("accumulated", 4, 3), ("together", 12, 1)):
+        cfg, record = start(
+            f"task.data.batch_size={batch}", f"task.train.accumulate={accumulate}", "task.train.max_steps=1",
+            "task.train.validate_every=1", "task.optimizer._target_=torch.optim.SGD", "~task.optimizer.betas",
+            "~task.optimizer.eps", "task.data.eval_batch_size=4", "task.model.output_init=default",
+        )  # fmt: skip
+        train.run(cfg, record, tmp_path / name)
+        found[name] = weights(tmp_path / name)
+    for key, value in found["together"].items():
+        torch.testing.assert_close(found["accumulated"][key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(start: Start, tmp_path: Path) -> None:
+    cfg, record = start("task.optimizer.lr=1e30", "task.train.clip=0", "task.train.max_steps=20")
+    with pytest.raises(TrainingError, match=r"became (nan|inf) at update \d+, epoch 0"):
+        train.run(cfg, record, tmp_path)
+
+
+def test_the_loss_may_be_compiled(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile(function: Any) -> Any:
+        compiled.append(function.__name__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile)
+    cfg, record = start("hardware.compile=true")
+    train.flow_of(cfg).prepare(record, "test")
+    assert compiled == ["loss"]
+
+
+def test_a_sample_run_learns_more_than_frequencies(start: Start, tmp_path: Path) -> None:
+    """A little training takes a model below what word frequencies alone allow, and never below the floor."""
+    cfg, record = start(
+        "task.train.max_steps=150", "task.train.validate_every=150", "task.data.batch_size=16", "task.model.d_model=32",
+        "task.optimizer.lr=1e-2",
+    )  # fmt: skip
+    train.run(cfg, record, tmp_path)
+    assert record["quality"]["floor"] < record["quality"]["perplexity"] < 100
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.data.window=25", "task.data.window=25 is longer than task.model.max_length=24"),
+        ("task.data.eval_window=25", "task.data.eval_window=25 is longer than task.model.max_length=24"),
+        ("task.score.sliding_stride=17", "sliding_stride=17 is more than the window of 16"),
+        ("task.sampling.tokens=17", "make 25 positions, more than task.model.max_length=24"),
+        ("task.sampling.top_p=0", "task.sampling: top_p=0: expected more than 0"),
+        ("task.sampling.top_k=0", "task.sampling: top_k=0: expected at least 1"),
+        ("task.sampling.temperature=-1", "temperature=-1"),
+        ("task.score.continuations=0", "continuations=0: expected at least 1"),
+        ("task.data.batch_size=0", "task.data: batch_size=0: expected at least 1"),
+        ("task.data.batch_size=5000", "windows of 16, fewer than 1 process"),
+    ],
+)
+def test_wrong_settings(start: Start, tmp_path: Path, override: str, message: str) -> None:
+    cfg, record = start(override)
+    with pytest.raises(ConfigError) as caught:
+        train.run(cfg, record, tmp_path)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_corpus_that_is_not_there(start: Start, tmp_path: Path) -> None:
+    cfg, record = start(f"data_root='{tmp_path}/nothing'")
+    with pytest.raises(DataError, match="nothing: no such directory; data_root names the directory of WikiText-2"):
+        train.run(cfg, record, tmp_path / "run")
+    cfg, record = start(f"data_root='{tmp_path}'")
+    with pytest.raises(DataError, match=r"wiki.train.tokens: no such file \(the train part of WikiText-2\)"):
+        train.run(cfg, record, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("attention=mla", "another mechanism"),
+        ("task.data.vocab_size=100", "another vocabulary"),
+        ("task.model.num_layers=2", "another model"),
+    ],
+)
+def test_a_checkpoint_of_something_else(
+    start: Start, tmp_path: Path, trained: tuple[Path, dict[str, Any]], override: str, message: str
+) -> None:
+    cfg, record = start("mode=test", f"checkpoint='{trained[0]}'", override)
+    with pytest.raises(DataError, match=message):
+        test.run(cfg, record, tmp_path)
+
+
+# --- generation -------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_gone_on_with(
+    start: Start, trained: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    word = markov.Source().words[0]
+    texts = []
+    for temperature in ("0", "0", "1"):
+        cfg, record = start(
+            "mode=generate", f"checkpoint='{trained[0]}'", f"prompt='{word} {word}'",
+            f"task.sampling.temperature={temperature}", "seed=3",
+        )  # fmt: skip
+        generate.run(cfg, record, tmp_path)
+        assert capsys.readouterr().out.startswith(f"{word} {word} ")
+        texts.append(record["generation"]["text"])
+        assert record["generation"]["tokens"] == 8 and record["inference"]["tokens_per_second"] > 0
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_pieces_are_gone_on_with(start: Start, pieces: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    settings = ["task=fineweb_edu", "attention=mtla", "task.data.vocab_size=300", "mode=generate"]
+    cfg, record = start(*settings, f"checkpoint='{pieces[0]}'")
+    generate.run(cfg, record, tmp_path)
+    assert record["generation"]["tokens"] == 8
+    cfg, record = start(*settings, f"checkpoint='{pieces[0]}'", f"prompt='{'x ' * 20}'")
+    with pytest.raises(ConfigError, match=r"prompt of 4\d tokens and task.sampling.tokens=8 make"):
+        generate.run(cfg, record, tmp_path)
+
+
+def test_a_vocabulary_of_another_run(
+    start: Start, trained: tuple[Path, dict[str, Any]], pieces: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    copy = tmp_path / "checkpoints" / "averaged.safetensors"
+    copy.write_bytes((trained[0] / "checkpoints" / "averaged.safetensors").read_bytes())
+    cfg, record = start("mode=generate", f"checkpoint='{tmp_path}'")
+    with pytest.raises(DataError, match=r"vocabulary.json: not there; a language model's run keeps its vocabulary"):
+        generate.run(cfg, record, tmp_path)
+    (tmp_path / "vocabulary.json").write_bytes((pieces[0] / "vocabulary.json").read_bytes())
+    with pytest.raises(DataError, match="another vocabulary"):
+        generate.run(cfg, record, tmp_path)
+
+
+def test_only_language_models_go_on_with_text(
+    start: Start, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = freeze(compose("config", ["mode=generate", f"checkpoint='{trained[0]}'"]), {"task": "mustc"})
+    with pytest.raises(ConfigError, match="task=mustc is no language model"):
+        generate.run(cfg, new(cfg, "test"), tmp_path)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------
+
+
+def test_a_trained_run_does_a_task_of_one_s_own(
+    start: Start, pieces: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    from src.modes import evaluate
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    words = markov.Source().words
+    rows = [{"question": f"{words[i]} {words[i + 1]}", "choices": words[i : i + 3], "answer": i % 3} for i in range(6)]
+    (tmp_path / "rows.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.yaml").write_text(
+        f"task: own\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: '{tmp_path / 'rows.json'}'}}}}\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{question}}'\ndoc_to_choice: choices\n"
+        "doc_to_target: answer\nmetric_list: [{metric: acc}, {metric: acc_norm}]\nmetadata: {version: 3}\n"
+    )
+    settings = ["task=fineweb_edu", "attention=mtla", "task.data.vocab_size=300", "mode=evaluate"]
+    settings += [f"checkpoint='{pieces[0]}'", f"task.evaluation.folder='{tmp_path}'", "+task.evaluation.batch_size=4"]
+    cfg, record = start(*settings, "task.evaluation.tasks=[own]")
+    evaluate.run(cfg, record, tmp_path)
+    found = record["quality"]["tasks"]["own"]
+    assert found["acc"] in [i / 6 for i in range(7)] and "acc_norm_stderr" in found
+    assert (found["version"], found["examples"]) == (3, 6)
+    json.dumps(record)
+    cfg, record = start(*settings, "task.evaluation.tasks=[owm]")
+    with pytest.raises(ConfigError, match="has no task owm"):
+        evaluate.run(cfg, record, tmp_path)
+    cfg, record = start(*settings, "task.evaluation.tasks=[]")
+    with pytest.raises(ConfigError, match="name at least one task"):
+        evaluate.run(cfg, record, tmp_path)
