@@ -32,7 +32,8 @@ class LanguageModellingFlow(Flow):
     def build(self) -> LanguageModel:
         data = self.cfg.task.data
         size: int = data.vocab_size
-        if data.root is None and data.vocabulary._target_.endswith(f".{Words.__name__}"):
+        sample = data.root is None and self.cfg.choices.scale == "sample"
+        if sample and data.vocabulary._target_.endswith(f".{Words.__name__}"):
             size = min(size, len(Source().words) + 1)  # the sample corpus has no more: its words and the line's end
         return self._model(size)
 

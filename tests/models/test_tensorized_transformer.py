@@ -1,6 +1,7 @@
 """The Tensorized Transformer against its formula, its caches against its parallel form, and its published sizes."""
 
 import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,8 +10,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from src.attention import AbsoluteMultiLinear, Attention, RelativeMultiLinear
+from src.check import compose
 from src.models import AdaptiveSoftmax, TensorizedTransformer, TiedSoftmax
 from src.models.adaptive_softmax import Cluster
+from src.modes import describe
+from src.modes.flow import flow_of
 from tests.attention.mechanisms import EVERY, Mechanism, error, random_chunks
 from tests.reference import naive
 
@@ -227,3 +231,17 @@ def test_published_sizes_within_three_per_cent(name: str) -> None:
 def test_a_second_core_is_a_vector_a_layer() -> None:
     one, two = (PAPER[name][0].closed_form for name in ("ptb", "ptb, two cores"))
     assert two - one == 240
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("ptb", "ptb"), ("ptb_core2", "ptb, two cores"), ("wikitext103", "wikitext103"), ("lm1b", "lm1b")]
+    + [("wikitext103_core2", "wikitext103, two cores")],
+)
+def test_overlays_have_those_sizes(name: str, size: str) -> None:
+    record: dict[str, Any] = {"kv_cache": {}}
+    cfg = compose(f"experiment=tensorized_{name}")
+    describe.run(cfg, record, Path())
+    assert record["parameters"]["total"] == PAPER[size][0].closed_form
+    assert cfg.task.data.window == cfg.task.model.max_length and not cfg.attention.reads_prompt
+    flow_of(cfg).check(Path())

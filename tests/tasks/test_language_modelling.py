@@ -222,7 +222,7 @@ def test_gradients_are_per_token_of_the_whole_update(start: Start, tmp_path: Pat
         cfg, record = start(
             f"task.data.batch_size={batch}", f"task.train.accumulate={accumulate}", "task.train.max_steps=1",
             "task.train.validate_every=1", "task.optimizer._target_=torch.optim.SGD", "~task.optimizer.betas",
-            "~task.optimizer.eps", "task.data.eval_batch_size=4", "task.model.output_init=default",
+            "~task.optimizer.eps", "task.data.eval_batch_size=4", "+task.model.output_init=default",
         )  # fmt: skip
         train.run(cfg, record, tmp_path / name)
         found[name] = weights(tmp_path / name)
