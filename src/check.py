@@ -26,6 +26,7 @@ READ_BY = {"checkpoint": "test", "resume": "train"}  # the one mode that reads a
 AT_LEAST = {  # what would otherwise be noticed in the middle of a run, or after it
     "task.data.max_frames": 1,
     "task.decode_max_frames": 1,
+    "task.attention_heads": 1,
     "task.model.d_model": 1,
     "task.model.encoder.num_layers": 0,
     "task.model.decoder.num_layers": 1,

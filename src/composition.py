@@ -36,8 +36,9 @@ KEYS = {
     "task.train.max_minutes": "float | None",
     "task.train.validate_every": "int | None",
     "hardware.accelerator": "Literal['auto', 'cpu', 'gpu', 'cuda', 'mps']",
-    "hardware.devices": "int | str | list[int]",
-    "hardware.precision": "Literal['32-true', 'bf16-mixed', '16-mixed', 'bf16-true', '16-true', '64-true']",
+    "hardware.devices": "int | Literal['auto'] | list[int]",
+    "hardware.strategy": "Literal['auto', 'ddp', 'ddp_find_unused_parameters_true', 'fsdp']",
+    "hardware.precision": "Literal['32-true', 'bf16-mixed', '16-mixed', 'bf16-true']",
 }
 LEAST = {"seed": 0, "stride": 1, "rank": 1}
 OVERLAYS = ("recipe", "experiment")  # groups whose files change what other files declare, and declare nothing

@@ -51,20 +51,13 @@ def command_line(arguments: list[str]) -> str:
     return " ".join([*root, "python -m src.run", *map(shlex.quote, arguments)])
 
 
-def first_process() -> bool:
-    """Whether this is the one process of a run that writes (rank 0)."""
-    if "RANK" in os.environ:
-        return int(os.environ["RANK"]) == 0
-    return all(int(os.environ.get(name, 0)) == 0 for name in ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
-
-
 def run(cfg: DictConfig, command: str, directory: Path) -> int:
     """Run the mode and keep its record, which is written first, last, and at once when a signal arrives.
 
     Returns the exit code: 0, the error's own, 1, or 128 and the signal's number. One line on stderr says what
     happened; the traceback lies in the run directory's log, and on stderr as well with HYDRA_FULL_ERROR=1.
     """
-    first = first_process()
+    first = records.first_process()
     record = records.new(cfg, command)
 
     def save() -> None:
@@ -173,7 +166,7 @@ def _report(message: str) -> None:
     log.debug("%s", message, exc_info=True)
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exc()
-    print(f"{'' if first_process() else f'{_rank()}: '}error: {message}", file=sys.stderr)
+    print(f"{'' if records.first_process() else f'{_rank()}: '}error: {message}", file=sys.stderr)
 
 
 def _rank() -> str:

@@ -105,6 +105,13 @@ def _packages_hash() -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def first_process() -> bool:
+    """Whether this is the one process of a run that writes (rank 0)."""
+    if "RANK" in os.environ:
+        return int(os.environ["RANK"]) == 0
+    return all(int(os.environ.get(name, 0)) == 0 for name in ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+
+
 def dumps(record: Mapping[str, Any]) -> str:
     """The record as JSON. A number that is not finite becomes its name ("nan"), for JSON has none."""
     return json.dumps(_plain(record), indent=2, ensure_ascii=False, allow_nan=False)

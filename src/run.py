@@ -19,7 +19,7 @@ from src.check import Plan, check
 from src.composition import one_line
 from src.config import CONF
 from src.errors import AttnlabError, ConfigError
-from src.job import first_process, job
+from src.job import job
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: names its directory, and hands it on to the processes of the same run
 ASKING = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc"}
@@ -59,7 +59,7 @@ def main() -> int:
 
 def stamp(arguments: list[str]) -> str:
     """When this run began. The processes of one run must agree on it, or each would write to a directory of its own."""
-    first = first_process()
+    first = records.first_process()
     if not first and STAMP in os.environ:
         return os.environ[STAMP]  # Lightning started this process
     if "SLURM_STEP_ID" in os.environ:

@@ -110,6 +110,13 @@ def check_room(cache: Cache, new: int, capacity: int) -> None:
         raise ValueError(f"the cache has room for {capacity} positions; {cache.length} are held and {new} were given")
 
 
+def check_prompt(cache: Cache, held: int, size: int, capacity: int) -> None:
+    """A prompt of `size` positions may be read: it fits, and the cache holds nothing yet."""
+    if cache.length or held:
+        raise ValueError("a prompt is read once per cache, before any text")
+    check_room(cache, size, capacity)
+
+
 def rows_per_prompt(batch: int, prompt_batch: int | None) -> int:
     """The beam: how many rows share one prompt."""
     prompts = batch if prompt_batch is None else prompt_batch

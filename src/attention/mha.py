@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Attention, Cache, check_room, length_mask, rows_of, rows_per_prompt
+from .base import Attention, Cache, check_prompt, check_room, length_mask, rows_of, rows_per_prompt
 from .cached import attend_cached
 from .merged import Past, merged_attention
 from .rope import rotary_table, rotate
@@ -152,7 +152,7 @@ class MHA(Attention):
     def read_prompt(self, prompt: Tensor, prompt_lengths: Tensor | None, cache: Cache) -> None:
         assert isinstance(cache, MHACache)
         size = prompt.shape[1]
-        check_room(cache, size, cache.prompt_key.shape[2])
+        check_prompt(cache, cache.prompt_size, size, cache.prompt_key.shape[2])
         cache.prompt_key[:, :, :size] = rotate(self._heads(prompt, self.key), cache.cos[:size], cache.sin[:size])
         cache.prompt_value[:, :, :size] = self._heads(prompt, self.value)
         cache.prompt_size = size

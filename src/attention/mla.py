@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .base import Attention, Cache, check_room, length_mask, rows_of, rows_per_prompt
+from .base import Attention, Cache, check_prompt, check_room, length_mask, rows_of, rows_per_prompt
 from .cached import attend_cached
 from .merged import Past, expand, expanded_attention
 from .rope import rotary_table, rotate
@@ -169,7 +169,7 @@ class MLA(Attention):
     def read_prompt(self, prompt: Tensor, prompt_lengths: Tensor | None, cache: Cache) -> None:
         assert isinstance(cache, LatentCache)
         size = prompt.shape[1]
-        check_room(cache, size, cache.prompt_capacity)
+        check_prompt(cache, cache.prompt_size, size, cache.prompt_capacity)
         latent, rotary = self._latents(prompt, cache.cos[None, :size], cache.sin[None, :size])
         cache.prompt[:, :size, : self.latent_dim] = latent
         cache.prompt[:, :size, self.latent_dim :] = rotary

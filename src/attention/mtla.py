@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Cache, check_room, length_mask, rows_per_prompt
+from .base import Cache, check_prompt, check_room, length_mask, rows_per_prompt
 from .merged import Past, expanded_attention
 from .mla import MLA, LatentCache
 
@@ -243,7 +243,7 @@ class MTLA(MLA):
     def read_prompt(self, prompt: Tensor, prompt_lengths: Tensor | None, cache: Cache) -> None:
         assert isinstance(cache, MTLACache)
         size = prompt.shape[1]
-        check_room(cache, size, cache.prompt_capacity)
+        check_prompt(cache, cache.prompt_size, size, cache.prompt_capacity)
         if prompt_lengths is not None and not bool((prompt_lengths != size).any()):
             prompt_lengths = None
         read = self._read(prompt, prompt_lengths, cache.cos[None, :size], cache.sin[None, :size])

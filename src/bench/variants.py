@@ -60,7 +60,7 @@ class Variant:
     def model(self, dtype: torch.dtype, device: torch.device) -> SpeechToText:
         """The task's whole model, without a CTC head."""
         torch.manual_seed(self.cfg.seed)
-        model = build_model(self.cfg, self.cfg.task.data.vocab_size, None)
+        model = build_model(self.cfg, vocab_size=self.cfg.task.data.vocab_size)
         return self._finished(model, model.decoder, dtype, device)
 
     def _finished(self, module: M, decoder: PrefixDecoder, dtype: torch.dtype, device: torch.device) -> M:

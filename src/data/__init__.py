@@ -6,6 +6,7 @@ from src.data.batch import Batch, Example, collate
 from src.data.batching import FrameBatches
 from src.data.features import FilterBank, SpecAugment
 from src.data.speech_to_text import SpeechToTextData
+from src.data.task_data import TaskData
 from src.data.tokenizer import Tokenizer
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "FrameBatches",
     "SpecAugment",
     "SpeechToTextData",
+    "TaskData",
     "Tokenizer",
     "collate",
 ]

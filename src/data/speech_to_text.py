@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from src.data.batch import Example, Ids, collate
@@ -16,6 +15,7 @@ from src.data.batching import FrameBatches
 from src.data.cache import FeatureStore, open_features
 from src.data.features import FilterBank, SpecAugment
 from src.data.mustc import Segment, check_layout, read_split
+from src.data.task_data import TaskData
 from src.data.tokenizer import Kind, Tokenizer
 from src.errors import ConfigError, DataError
 
@@ -57,7 +57,7 @@ class Utterances(Dataset[Example]):
         return self.features.lengths[self.chosen]
 
 
-class SpeechToTextData(LightningDataModule):
+class SpeechToTextData(TaskData):
     """A corpus in MuST-C's layout, or the embedded sample corpus where `root` is None.
 
     target: "translation" or "transcript" (recognition: the decoder's text is the transcript).

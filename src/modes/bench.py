@@ -17,7 +17,8 @@ from src.bench.show import progress, show
 from src.bench.variants import Variant, copied, lineup, publish_by
 from src.config import instantiate
 
-from .build import build_model, count_parameters, device_of
+from .build import device_of
+from .flow import flow_of
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         for shape in shapes(settings):
             bar.update(task, description=f"{shape.what} {shape.text}")
             rows.append(measure(present(shape), shape, settings, device, checks, lambda done: bar.advance(task, done)))
-    with torch.device("meta"):
-        model = build_model(cfg, cfg.task.data.vocab_size, None)
     record["corpus"] = "none: random inputs"
-    record["parameters"] = count_parameters(model)
-    record["kv_cache"]["elements_per_token_per_layer"] = model.decoder.attentions[0].cache_elements_per_token
+    flow_of(cfg).describe(record)
     fill(record, settings)
     show(record, directory)
 

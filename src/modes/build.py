@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from src.attention import Attention
 from src.config import instantiate
-from src.models import SpeechToText
 
 
 class _SkipInit(TorchFunctionMode):
@@ -31,13 +31,32 @@ def without_memory() -> Iterator[None]:
         yield
 
 
-def build_model(cfg: DictConfig, vocab_size: int, ctc_vocab_size: int | None) -> SpeechToText:
+def build_model(cfg: DictConfig, **sizes: Any) -> Any:
+    """What `task.model` names, with the mechanism of `attention`; `sizes`: what only the data knows."""
+
     def attention() -> Attention:
         return instantiate(cfg.attention, path="attention")
 
-    return instantiate(
-        cfg.task.model, path="task.model", attention=attention, vocab_size=vocab_size, ctc_vocab_size=ctc_vocab_size
-    )
+    return instantiate(cfg.task.model, path="task.model", attention=attention, **sizes)
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """One decoding batch of the `bench` node's shape."""
+
+    batch: int
+    beam: int
+    prompt: int
+    text: int
+    dtype: torch.dtype
+
+    def describe(self) -> dict[str, int | str]:
+        return asdict(self) | {"dtype": str(self.dtype).removeprefix("torch.")}
+
+
+def cache_shape(bench: DictConfig) -> CacheShape:
+    text = bench.text if isinstance(bench.text, int) else bench.text[0]
+    return CacheShape(bench.batch, bench.beam, bench.prompt, text, getattr(torch, bench.dtype))
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
@@ -50,14 +69,22 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     }
 
 
-def identity(cfg: DictConfig, vocabulary: str, ctc_vocabulary: str | None) -> dict[str, Any]:
-    """What a checkpoint must share with the model it is loaded into, the most telling first."""
+def identity(cfg: DictConfig, **vocabularies: str | None) -> dict[str, Any]:
+    """What a checkpoint must share with the model it is loaded into, the most telling first.
+
+    Dropout is none of it: weights trained with one rate may go on with another.
+    """
     return {
-        "mechanism": OmegaConf.to_container(cfg.attention, resolve=True),
-        "vocabulary": vocabulary,
-        "CTC vocabulary": ctc_vocabulary,
-        "model": OmegaConf.to_container(cfg.task.model, resolve=True),
+        "mechanism": _without_dropout(OmegaConf.to_container(cfg.attention, resolve=True)),
+        **{name.replace("_", " "): fingerprint for name, fingerprint in vocabularies.items()},
+        "model": _without_dropout(OmegaConf.to_container(cfg.task.model, resolve=True)),
     }
+
+
+def _without_dropout(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_dropout(value) for key, value in node.items() if "dropout" not in str(key)}
+    return node
 
 
 def device_of(cfg: DictConfig) -> torch.device:

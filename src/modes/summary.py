@@ -17,17 +17,17 @@ from rich.table import Table
 log = logging.getLogger(__name__)
 
 
+WORDS = {"loss": "training loss", "val_loss": "validation loss", "val_accuracy": "accuracy"}
+
+
 class Narrator(Callback):
     """A line in the log after each validation."""
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
-            seen = {k: float(v) for k, v in trainer.callback_metrics.items()}
-            log.info(
-                "epoch %d, update %d: training loss %.3f, validation loss %.3f, accuracy %.3f",
-                trainer.current_epoch, trainer.global_step,
-                seen.get("loss", float("nan")), seen["val_loss"], seen["val_accuracy"],
-            )  # fmt: skip
+            seen = {k: float(v) for k, v in trainer.callback_metrics.items() if not k.startswith("lr-")}
+            found = ", ".join(f"{WORDS.get(name, name)} {value:.3f}" for name, value in seen.items())
+            log.info("epoch %d, update %d: %s", trainer.current_epoch, trainer.global_step, found)
 
 
 def progress() -> list[Callback]:

@@ -3,17 +3,22 @@
 from pathlib import Path
 from typing import Any
 
+import src.torchvision_schemas  # noqa: F401  (before lightning)
+
+from lightning import seed_everything
 from omegaconf import DictConfig
 
 from src.tasks.checkpoints import check_identity, find_weights, load_into, read_checkpoint
 
-from .train import prepare, score
+from .flow import flow_of
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+    flow = flow_of(cfg)
     path = find_weights(Path(cfg.checkpoint).expanduser())
     weights, found = read_checkpoint(path)  # before the data: a broken file is said at once
-    data, module = prepare(cfg, record, "test")
+    seed_everything(cfg.seed, workers=True, verbose=False)
+    data, module = flow.prepare(record, "test")
     check_identity(path, found, module.identity)
     load_into(module.model, path, weights)
-    score(cfg, record, directory, data, module)
+    flow.score(record, directory, data, module)

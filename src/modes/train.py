@@ -13,49 +13,46 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import DictConfig
-from torch import Tensor
 
 from src.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
 from src.callbacks.signals import KeepSignals
-from src.config import instantiate
-from src.data import SpeechToTextData
+from src.data import TaskData
 from src.errors import DataError
+from src.record import NOT_RUN, first_process
 from src.report.curves import plot_curves
-from src.tasks import SequenceToText
-from src.tasks.checkpoints import average, check_identity, find_weights, load_into, read_checkpoint, write_weights
-from src.tasks.evaluate import evaluate
+from src.tasks.checkpoints import average, check_identity, load_into, read_checkpoint, write_weights
 
-from .build import build_model, count_parameters, device_of, identity
-from .summary import progress, show
+from .flow import flow_of
+from .summary import progress
 
 log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    instantiate(cfg.task.decode, path="task.decode")  # what it refuses should not be learned after training
-    encoder = cfg.task.encoder_checkpoint and find_weights(Path(cfg.task.encoder_checkpoint).expanduser())
-    encoder_weights = read_checkpoint(encoder)[0] if encoder else {}
+    flow = flow_of(cfg)
     last = directory / "checkpoints" / "last.ckpt"
     resume = last if cfg.resume and last.is_file() else None
     if cfg.resume and resume is None:
         raise DataError(f"{last}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
-    data, module = prepare(cfg, record, None)
-    if encoder:
-        load_encoder(module, encoder, encoder_weights)
+    if last.is_file() and not cfg.resume and first_process():
+        raise DataError(f"{last}: an earlier run's; resume={directory} continues it, another hydra.run.dir begins anew")
+    flow.check(directory)
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    data, module = flow.prepare(record, None)
+    if resume:
+        check_identity(resume, read_checkpoint(resume)[1], module.identity)
+    else:
+        flow.before_fit(record, directory, data, module)
     best = BestAndLast(
         directory / "checkpoints",
-        filename="step{step:06d}-accuracy{val_accuracy:.4f}",
+        filename=f"step{{step:06d}}-{flow.monitor}{{{flow.monitor}:.4f}}",
         auto_insert_metric_name=False,
-        monitor="val_accuracy",
-        mode="max",
+        monitor=flow.monitor,
+        mode=flow.better,
         save_top_k=cfg.task.train.keep_best,
         enable_version_counter=False,
     )
     trainer = build_trainer(cfg, directory, [best, LearningRateMonitor(), Resume(data), *progress()])
-    if last.is_file() and not cfg.resume and trainer.is_global_zero:
-        raise DataError(f"{last}: an earlier run's; resume={directory} continues it, another hydra.run.dir begins anew")
-    if resume:
-        check_identity(resume, read_checkpoint(resume)[1], module.identity)
     began = time.perf_counter()
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     seconds = time.perf_counter() - began
@@ -68,7 +65,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         "resumed": resume is not None,  # then seconds and speed are those of the last part alone
         "tokens_per_second": round(module.tokens_seen / seconds, 1),
         "final_loss": round(module.last_loss, 4),
-        "best_accuracy": round(float(best.best_model_score), 4) if best.best_model_score is not None else "not run",
+        f"best_{flow.monitor}": round(float(best.best_model_score), 4) if best.best_model_score else NOT_RUN,
         "left_out": dict(data.filtered),
     }
     paths = [path for path in map(Path, best.best_k_models) if path.is_file()]
@@ -81,32 +78,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     write_weights(averaged, module.model.state_dict(), module.identity)
     record["training"]["averaged_checkpoints"] = len(paths)
     plot_curves(directory)
-    score(cfg, record, directory, data, module)
-
-
-def prepare(cfg: DictConfig, record: dict[str, Any], stage: str | None) -> tuple[SpeechToTextData, SequenceToText]:
-    """Data (of all splits, or those of `stage`) and module; the record learns of corpus and parameters."""
-    L.seed_everything(cfg.seed, workers=True, verbose=False)
-    data: SpeechToTextData = instantiate(cfg.task.data, path="task.data")
-    data.setup(stage)
-    record["corpus"] = data.corpus
-    ctc = data.ctc_tokenizer
-    model = build_model(cfg, data.tokenizer.size, ctc.size if ctc and cfg.task.train.ctc_weight else None)
-    record["parameters"] = count_parameters(model)
-    attentions = model.decoder.attentions
-    record["kv_cache"]["elements_per_token_per_layer"] = attentions[0].cache_elements_per_token
-    module = SequenceToText(
-        model,
-        data.tokenizer,
-        optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
-        schedule=instantiate(cfg.task.schedule, path="task.schedule"),
-        identity=identity(cfg, data.tokenizer.fingerprint, ctc.fingerprint if ctc and model.ctc else None),
-        seed=cfg.seed,
-        label_smoothing=cfg.task.train.label_smoothing,
-        ctc_weight=cfg.task.train.ctc_weight,
-        clip=cfg.task.train.clip,
-    )
-    return data, module
+    flow.score(record, directory, data, module)
 
 
 def build_trainer(cfg: DictConfig, directory: Path, callbacks: list[Callback]) -> L.Trainer:
@@ -145,35 +117,9 @@ def curves(directory: Path) -> str:
 class Resume(Callback):
     """Begins the data of a resumed epoch where the checkpoint left it."""
 
-    def __init__(self, data: SpeechToTextData) -> None:
+    def __init__(self, data: TaskData) -> None:
         self.data = data
 
     def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         self.data.start_batch = 0 if progress["is_last_batch"] else progress["current"]["completed"]
-
-
-def load_encoder(module: SequenceToText, path: Path, weights: dict[str, Tensor]) -> None:
-    """Start the encoder from another run's, as the recipe starts translation from recognition."""
-    encoder = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
-    load_into(module.model.encoder, path, encoder)
-    log.info("encoder from %s", path)
-
-
-def score(
-    cfg: DictConfig, record: dict[str, Any], directory: Path, data: SpeechToTextData, module: SequenceToText
-) -> None:
-    """Decode the test set, write predictions.tsv, fill the record, and show a summary."""
-    results = evaluate(
-        module,
-        data.test_dataloader(max_frames=cfg.task.decode_max_frames),
-        instantiate(cfg.task.decode, path="task.decode"),
-        "wer" if cfg.task.target == "transcript" else "bleu",
-        device_of(cfg),
-        cfg.hardware.precision,
-        directory,
-    )
-    record["quality"] = results["quality"]
-    record["inference"] = results["inference"]
-    record["kv_cache"] |= results["kv_cache"]
-    show(record, directory)

@@ -173,6 +173,18 @@ def test_a_full_cache_is_an_error_and_stays_usable(mechanism: Mechanism) -> None
 
 
 @every
+def test_a_prompt_is_read_once_and_first(mechanism: Mechanism) -> None:
+    attention = mechanism.build()
+    x = torch.randn(2, 4, 32, dtype=torch.float64)
+    read, written = (attention.new_cache(2, 8, 8) for _ in range(2))
+    attention.read_prompt(x, None, read)
+    attention.extend(x, written)
+    for cache in (read, written):
+        with pytest.raises(ValueError, match="once per cache, before any text"):
+            attention.read_prompt(x, None, cache)
+
+
+@every
 def test_bytes_are_as_predicted_and_nothing_grows_beside_them(mechanism: Mechanism) -> None:
     attention = mechanism.build(dtype=torch.float32)
     per_token = attention.cache_elements_per_token

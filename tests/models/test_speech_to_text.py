@@ -17,7 +17,7 @@ FRAMES = torch.tensor([23, 9, 16])
 
 
 def build(name: str, ctc: int | None = None) -> SpeechToText:
-    return build_model(composed(name, *SMALL), 13, ctc).double()
+    return build_model(composed(name, *SMALL), vocab_size=13, ctc_vocab_size=ctc).double()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,7 @@ def size(module: nn.Module) -> int:
 
 def paper(name: str, *overrides: str, ctc: int | None = None) -> SpeechToText:
     with torch.device("meta"):
-        return build_model(composed(name, "scale=paper", *overrides), 8000, ctc)
+        return build_model(composed(name, "scale=paper", *overrides), vocab_size=8000, ctc_vocab_size=ctc)
 
 
 @pytest.mark.parametrize("name", TOTALS)

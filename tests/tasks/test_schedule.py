@@ -45,6 +45,18 @@ def test_a_run_made_longer_goes_on_with_the_longer_schedule() -> None:
     assert longer.factor(11) > 0.4
 
 
+def test_a_resumed_run_takes_the_rate_it_was_given() -> None:
+    before = WarmupCosine(optimizer(), 2, 10)
+    rates(before, 5)
+    changed = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=4.0)
+    after = WarmupCosine(changed, 2, 10)
+    changed.load_state_dict(before.optimizer.state_dict())  # the trainer's order: optimiser, then schedule
+    after.load_state_dict(before.state_dict())
+    assert changed.param_groups[0]["lr"] == pytest.approx(4 * after.factor(5))
+    after.step()
+    assert changed.param_groups[0]["lr"] == pytest.approx(4 * after.factor(6))
+
+
 def test_a_cosine_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="known length"):
         WarmupCosine(optimizer(), 2, None)

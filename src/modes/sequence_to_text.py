@@ -1,0 +1,98 @@
+"""Speech translation, recognition and what else turns a sequence into text."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from src.config import instantiate
+from src.data import SpeechToTextData
+from src.errors import ConfigError
+from src.models import PrefixDecoder, SpeechToText
+from src.tasks import SequenceToText
+from src.tasks.checkpoints import find_weights, load_into, read_checkpoint
+from src.tasks.evaluate import evaluate
+
+from .build import build_model, count_parameters, device_of, identity
+from .flow import Flow
+from .summary import show
+
+log = logging.getLogger(__name__)
+
+
+class SequenceToTextFlow(Flow):
+    """Encoder, prefix decoder, beam search; scored by `task.score` (BLEU, WER)."""
+
+    encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
+
+    def build(self) -> SpeechToText:
+        data = self.cfg.task.data
+        return self._model(data.vocab_size, data.ctc_vocab_size)
+
+    def _model(self, vocab_size: int, ctc_vocab_size: int | None) -> SpeechToText:
+        model: SpeechToText = build_model(self.cfg, vocab_size=vocab_size, ctc_vocab_size=ctc_vocab_size)
+        return model
+
+    def decoder(self, model: Any) -> PrefixDecoder:
+        decoder: PrefixDecoder = model.decoder
+        return decoder
+
+    def check(self, directory: Path) -> None:
+        task = self.cfg.task
+        instantiate(task.decode, path="task.decode")
+        if not 0 <= task.train.label_smoothing < 1:
+            raise ConfigError(f"task.train.label_smoothing={task.train.label_smoothing}: expected at least 0, below 1")
+        if task.train.ctc_weight and task.data.ctc_vocab_size is None:
+            raise ConfigError(
+                f"task.train.ctc_weight={task.train.ctc_weight} needs CTC labels: set task.data.ctc_vocab_size"
+            )
+        if task.encoder_checkpoint:
+            path = find_weights(Path(task.encoder_checkpoint).expanduser())
+            self.encoder = path, read_checkpoint(path)[0]
+
+    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[SpeechToTextData, SequenceToText]:
+        cfg = self.cfg
+        data: SpeechToTextData = instantiate(cfg.task.data, path="task.data")
+        data.setup(stage)
+        record["corpus"] = data.corpus
+        ctc = data.ctc_tokenizer
+        model = self._model(data.tokenizer.size, ctc.size if ctc and cfg.task.train.ctc_weight else None)
+        record["parameters"] = count_parameters(model)
+        record["kv_cache"]["elements_per_token_per_layer"] = model.decoder.attentions[0].cache_elements_per_token
+        ctc_vocabulary = ctc.fingerprint if ctc and model.ctc else None
+        module = SequenceToText(
+            model,
+            data.tokenizer,
+            optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
+            schedule=instantiate(cfg.task.schedule, path="task.schedule"),
+            identity=identity(cfg, vocabulary=data.tokenizer.fingerprint, CTC_vocabulary=ctc_vocabulary),
+            seed=cfg.seed,
+            label_smoothing=cfg.task.train.label_smoothing,
+            ctc_weight=cfg.task.train.ctc_weight,
+            clip=cfg.task.train.clip,
+        )
+        return data, module
+
+    def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """Start the encoder from another run's, as the recipe starts translation from recognition."""
+        if self.encoder:
+            path, weights = self.encoder
+            encoder = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
+            load_into(module.model.encoder, path, encoder)
+            log.info("encoder from %s", path)
+
+    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        cfg = self.cfg
+        results = evaluate(
+            module,
+            data.test_dataloader(max_frames=cfg.task.decode_max_frames),
+            instantiate(cfg.task.decode, path="task.decode"),
+            "wer" if cfg.task.target == "transcript" else "bleu",
+            device_of(cfg),
+            cfg.hardware.precision,
+            directory,
+        )
+        for section, found in results.items():
+            record[section] = record[section] | found if section == "kv_cache" else found
+        show(record, directory)
