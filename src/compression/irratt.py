@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Literal
 
 import torch
@@ -76,7 +77,7 @@ class IrrAtt(Method):
 
         Ranks are those that training has left; `rank` is not asked, values and outputs stay.
         """
-        slim = slim.double()
+        slim = copy.deepcopy(slim).double()
         query, key, value = slim.qkv.weight.split([slim.rank, slim.rank, slim.value_rank])
         a = torch.cat([query.T, slim.query_bias[None]])
         owner, largest = fusion_ranks(slim.fusion, slim.qkv.in_features)

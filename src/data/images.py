@@ -60,8 +60,8 @@ class ImageData(TaskData):
         random_erase: float = 0.25,
         erase_mode: Literal["const", "rand", "pixel"] = "pixel",
         repeats: int = 0,
-        sample_train: int = 100,
-        sample_val: int = 25,
+        sample_train: int = 150,
+        sample_val: int = 40,
     ) -> None:
         super().__init__()
         if min(batch_size, eval_batch_size, image_size) < 1:
@@ -102,7 +102,7 @@ class ImageData(TaskData):
             raise DataError(f"{places[lacks]}: there is no class folder {missing!r}, which {places[has]} has")
         self.classes = list(train)
         sizes = f"train {len(self.sets['train'])}, val {len(self.sets['val'])} images, {len(self.classes)} classes"
-        self.corpus = "sample" if self.root is None else f"{root.name} at {root}: {sizes}"
+        self.corpus = "sample" if self.root is None else f"image folder at {root}: {sizes}"
 
     def train_dataloader(self) -> "Batches":
         epoch = self.trainer.current_epoch if self.trainer else 0

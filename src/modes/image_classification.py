@@ -86,8 +86,9 @@ class ImageClassificationFlow(Flow):
             )
         if not self._from_folder():
             with without_memory():
+                model = self.build()
                 if self.method:
-                    outline(self.build(), self.method)
+                    outline(model, self.method)
 
     def _remaining(self, dense: nn.Module, model: nn.Module) -> dict[str, Any]:
         size = self.cfg.task.data.image_size
@@ -114,7 +115,7 @@ class ImageClassificationFlow(Flow):
         )
         if layouts:
             with torch.device("cpu"):
-                model = folder.load(layouts)
+                model = folder.load(layouts).train()
         else:
             model = self.spec.create(len(data.classes))
         if task.channels_last:
@@ -158,7 +159,7 @@ class ImageClassificationFlow(Flow):
         """Load or pretrain, score, compress, score."""
         size = self.cfg.task.data.image_size
         if source := self._from_folder():
-            module.model = folder.load(source)
+            module.model = folder.load(source).train()
             log.info("compressed model from %s", source)
         elif self.spec.checkpoint:
             load_pretrained(module.model, self.spec.checkpoint)
@@ -243,7 +244,7 @@ class ImageClassificationFlow(Flow):
                     name = dataset.filename(len(rows))
                     rows.append((str(len(rows)), name, data.classes[label], data.classes[guess]))
                 bar.advance(task)
-        module.cpu()
+        module.cpu().train()
         count = len(rows)
         quality = {"top1": round(100 * right / count, 3), "top5": round(100 * close / count, 3), "images": count}
         log.info("top-1 %.2f %%, top-5 %.2f %% of %d images", quality["top1"], quality["top5"], count)
