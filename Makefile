@@ -4,10 +4,10 @@ STAMP := .venv/.installed
 EXTRAS := dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check clean
+.PHONY: help install demo test check table-irratt-1 table-irratt-2 clean
 
 help:  ## show these lines
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## create .venv and install the pinned set (again only after pyproject.toml or constraints.txt changed)
 
@@ -28,6 +28,12 @@ check: $(STAMP)  ## ruff, mypy and the default tests: what .ci/run runs
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest -n auto
+
+table-irratt-1: $(STAMP)  ## IrrAtt, table 1: the published numbers beside those of the runs in outputs/
+	$(BIN)/python -m src.report experiments/irratt/table1.yaml
+
+table-irratt-2: $(STAMP)  ## IrrAtt, table 2
+	$(BIN)/python -m src.report experiments/irratt/table2.yaml
 
 clean:  ## remove .venv, build products and tool caches; outputs/ stays
 	rm -rf .venv build dist attnlab.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -102,6 +102,7 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
         raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>")
     if cfg.data_root == "":
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
+    _check_task(cfg)
     _check_knobs(cfg, composer)
     fixed = config.freeze(cfg, cfg.hydra.runtime.choices)
     for key in KEYS:
@@ -112,6 +113,15 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
         if isinstance(value, int | float) and value < least:
             raise ConfigError(f"{key}={value}: expected at least {least}")
     return fixed
+
+
+def _check_task(cfg: DictConfig) -> None:
+    """What the task has no use for is refused, not left unread."""
+    choices = cfg.hydra.runtime.choices
+    if choices.attention is not None and "attention_heads" not in cfg.task:
+        raise ConfigError(f"attention={choices.attention}: task={choices.task} brings its own attention; leave it out")
+    if choices.compress != "none" and not cfg.task.get("compressible"):
+        raise ConfigError(f"compress={choices.compress}: task={choices.task} has no pretrained model to compress")
 
 
 def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
@@ -127,7 +137,7 @@ def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
         ]
         if set(chosen) & set(having):
             raise ConfigError(f"{knob}={cfg[knob]} has no effect: what it sets is itself set on the command line")
-        mechanism = " with ".join(name for name in chosen if name != "compress=none")
+        mechanism = " with ".join(name for name in chosen if name != "compress=none") or chosen[-1]
         raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
 
 

@@ -50,7 +50,7 @@ def new(cfg: DictConfig, command: str) -> dict[str, Any]:
         "config_hash": config_hash(cfg),
         "task": choices.task,
         "corpus": NOT_RUN,
-        "attention": choices.attention,
+        "attention": choices.attention or "none",
         "stride": cfg.stride,
         "rank": cfg.rank,
         "compress": choices.compress,

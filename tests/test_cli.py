@@ -439,6 +439,8 @@ def make(*arguments: str) -> str:
 
 def test_make_explains_itself_and_runs_what_it_says() -> None:
     lines = make().splitlines()
-    assert [line.split()[1] for line in lines] == ["help", "install", "demo", "test", "check", "clean"]
+    targets = ["help", "install", "demo", "test", "check", "table-irratt-1", "table-irratt-2", "clean"]
+    assert [line.split()[1] for line in lines] == targets
+    assert "src.report experiments/irratt/table1.yaml" in make("-n", "table-irratt-1")
     assert ".venv/bin/python -m src.run task=mustc attention=mtla stride=2" in make("-n", "demo").splitlines()[-1]
     assert "make check" in (ROOT / ".ci" / "run").read_text()

@@ -39,21 +39,30 @@ PROTOCOL = (
 )
 
 
+SIZES = {"parameters": "Parameters", "cache": "Cache per token and layer"}
+
+
 @dataclass(frozen=True)
 class Column:
-    """`value`: a record's dotted key.  `ratio`: the same, the baseline's by the row's."""
+    """`value`: a record's dotted key.  `ratio`: the same, the baseline's by the row's.  `against`: the row's less the
+    baseline's.  `computed`: a number of the row."""
 
     key: str
     label: str
     value: str = ""
     ratio: str = ""
+    against: str = ""
+    computed: bool = False
     digits: int = 2
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """`experiment`: the overlay in conf/experiment; empty for a number that the paper quotes from elsewhere."""
+    """`experiment`: the overlay in conf/experiment; empty for a number that the paper quotes from elsewhere.
+
+    `computed`: what the configuration alone gives, as `facts` do; tests hold both to mode=describe.
+    """
 
     label: str
     published: Mapping[str, str]
@@ -61,6 +70,8 @@ class Row:
     note: str = ""
     parameters: int = 0
     cache: float = 0  # elements per token and layer
+    facts: Mapping[str, str] = field(default_factory=dict)
+    computed: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,10 @@ class Plot:
 
 @dataclass(frozen=True)
 class Spec:
-    """experiments/<paper>/<table>.yaml.  `corpus`: how its name begins, and least and most training segments."""
+    """experiments/<paper>/<table>.yaml.  `corpus`: how its name begins, and least and most training segments.
+
+    `facts`: headings of columns that say what a row is, by the key in its `facts`.
+    """
 
     title: str
     source: str
@@ -85,6 +99,7 @@ class Spec:
     columns: Sequence[Column]
     rows: Sequence[Row]
     before: str = ""
+    facts: Mapping[str, str] = field(default_factory=lambda: dict(SIZES))
     notes: Mapping[str, str] = field(default_factory=dict)
     plot: Plot | None = None
 
@@ -113,7 +128,7 @@ def read_spec(path: Path) -> Spec:
 
 def paper_table(spec: Spec, records: Sequence[Found]) -> Grid:
     marks = {name: f"[{'abcdefghijkl'[i]}]" for i, name in enumerate(spec.notes)}
-    grid = Grid(spec.title, ["Model", "Parameters", "Cache per token and layer"])
+    grid = Grid(spec.title, ["Model", *spec.facts.values()])
     for column in spec.columns:
         mark = f" {marks[column.note]}" if column.note else ""
         both = spec.published(column)
@@ -128,11 +143,15 @@ def paper_table(spec: Spec, records: Sequence[Found]) -> Grid:
     for row in spec.rows:
         mine = [found for found, _ in chosen.get(row.label, [])]
         cells = [f"{row.label} {marks[row.note]}" if row.note else row.label]
-        cells += [f"{row.parameters:,}" if row.parameters else "–", f"{row.cache:g}" if row.cache else "–"]
+        sizes = {
+            "parameters": f"{row.parameters:,}" if row.parameters else "–",
+            "cache": f"{row.cache:g}" if row.cache else "–",
+        }
+        cells += [str({**sizes, **row.facts}.get(key, "–")) for key in spec.facts]
         for column in spec.columns:
             if spec.published(column):
                 cells.append(row.published.get(column.key, "–"))
-            cells.append(_ours(column, mine, baseline, names) if row.experiment else "–")
+            cells.append(_ours(column, row, mine, baseline, names) if row.experiment else "–")
         grid.rows.append(cells)
     grid.notes += [_describe(names[f.path], row, f, wrong) for row, fs in chosen.items() for f, wrong in fs]
     grid.notes += _left_out(scored, usable, spec)
@@ -221,7 +240,12 @@ def differences(found: Found, cfg: DictConfig, pretrained: bool) -> list[str]:
     return wrong
 
 
-def _ours(column: Column, mine: Sequence[Found], baseline: Sequence[Found], names: Mapping[Path, str]) -> str:
+def _ours(column: Column, row: Row, mine: Sequence[Found], baseline: Sequence[Found], names: Mapping[Path, str]) -> str:
+    if column.computed:
+        return f"{row.computed[column.key]:.{column.digits}f}" if column.key in row.computed else "–"
+    if column.against:
+        ours, theirs = ([v for f in found if (v := f.number(column.against)) is not None] for found in (mine, baseline))
+        return f"{mean(ours) - mean(theirs):+.{column.digits}f}" if ours and theirs else NOT_RUN
     if column.ratio:
         return _ratio(column, mine, baseline, names)
     values = [value for found in mine if (value := found.number(column.value)) is not None]

@@ -17,6 +17,11 @@ ROOT = CONF.parent
 SPECS = sorted((ROOT / "experiments").glob("*/*.yaml"))
 OVERLAYS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 ROWS = {row.experiment: row for path in SPECS for row in read_spec(path).rows if row.experiment}
+COMPUTED = {
+    "attention": "attention_percent",
+    "flops": "multiply_adds_percent",
+    "parameters": "parameters_percent",
+}  # columns that mode=describe fills
 TOTALS = {"mtla_asr_pretraining": 77_690_112 - 2 * 3000 * 512}  # MHA's, with 5,000 pieces
 
 
@@ -39,7 +44,11 @@ def test_overlay(name: str) -> None:
         return
     assert name in ROWS, f"{name}: no specification in experiments/ has such a row"
     assert record["parameters"]["total"] == ROWS[name].parameters
-    assert record["kv_cache"]["elements_per_token_per_layer"] == ROWS[name].cache
+    assert record["kv_cache"].get("elements_per_token_per_layer", 0) == ROWS[name].cache
+    if "compression" in record:
+        found = record["compression"]["remaining"]
+        for key, value in ROWS[name].computed.items():
+            assert round(found[COMPUTED[key]], 3) == value
 
 
 @pytest.mark.parametrize("name", sorted(n for n in OVERLAYS if n.startswith(("mtla_table", "mtla_asr"))))

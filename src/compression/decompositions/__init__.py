@@ -1,0 +1,28 @@
+"""Low-rank decompositions of a stack of matrices; torch is all that they need, float64 inside."""
+
+from .btd import btd, fusion_ranks, terms_from_cp
+from .cp import CP, balance, cost, cp_als, cp_epc, rescale
+from .fusion import fusion_penalty
+from .slices import Slices
+from .svd import BlockTerms, Spectrum, global_ranks, global_svd, low_rank, spectrum, truncated_svd
+
+__all__ = [
+    "CP",
+    "BlockTerms",
+    "Slices",
+    "Spectrum",
+    "balance",
+    "btd",
+    "cost",
+    "cp_als",
+    "cp_epc",
+    "fusion_penalty",
+    "fusion_ranks",
+    "global_ranks",
+    "global_svd",
+    "low_rank",
+    "rescale",
+    "spectrum",
+    "terms_from_cp",
+    "truncated_svd",
+]

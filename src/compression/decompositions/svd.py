@@ -1,0 +1,117 @@
+"""Singular values: per head, over all heads, and of a plain matrix.
+
+With the fusion fixed to the identity the heads decouple, so the best block terms of given ranks are each head's own
+truncated SVD, and the best ranks for a given total belong to the largest singular values over all heads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .slices import TINY, Slices
+
+
+@dataclass(frozen=True)
+class BlockTerms:
+    """Y[:, :, g] ~ sum_h fusion[g, h] left[h] @ right[h].T; term h has the rank ranks[h] (BTD-(L, L, 1)).
+
+    `history`: relative errors, the start first; `seconds`: what it took.
+    """
+
+    left: list[Tensor]  # (I, R_h) each
+    right: list[Tensor]  # (J, R_h) each
+    fusion: Tensor  # (H, H)
+    history: list[float]
+    seconds: float
+
+    @property
+    def ranks(self) -> list[int]:
+        return [term.shape[-1] for term in self.left]
+
+    @property
+    def error(self) -> float:
+        return self.history[-1]
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The same as a CP decomposition of rank sum R_h."""
+        repeats = torch.tensor(self.ranks, device=self.fusion.device)
+        return torch.cat(self.left, -1), torch.cat(self.right, -1), self.fusion.repeat_interleave(repeats, -1)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The singular value decomposition of each slice: left (..., H, I, D), values (..., H, D), right (..., H, J, D)."""
+
+    left: Tensor
+    values: Tensor
+    right: Tensor
+
+    def __getitem__(self, i: int) -> Spectrum:
+        return Spectrum(self.left[i], self.values[i], self.right[i])
+
+
+def spectrum(tensor: Slices) -> Spectrum:
+    """Of D x D matrices only: the slices' sides are made triangular first. Batched."""
+    (q, r), (p, s) = torch.linalg.qr(tensor.left), torch.linalg.qr(tensor.right)
+    u, values, vh = torch.linalg.svd(r @ s.mT, full_matrices=False)
+    return Spectrum(q @ u, values, p @ vh.mT)
+
+
+def truncated_svd(tensor: Slices | Spectrum, ranks: int | Sequence[int]) -> BlockTerms:
+    """Each slice's best approximation of its rank, with both sides scaled by the root of the singular values.
+
+    One tensor, no batch; give a `Spectrum` where there is one already. ValueError: a rank below 1 or above D.
+    """
+    began = time.perf_counter()
+    found = spectrum(tensor) if isinstance(tensor, Slices) else tensor
+    heads, width = found.values.shape
+    ranks = [ranks] * heads if isinstance(ranks, int) else list(ranks)
+    if len(ranks) != heads or not all(1 <= rank <= width for rank in ranks):
+        raise ValueError(f"ranks {ranks}: expected {heads} of 1 to {width}")
+    roots = found.values.sqrt()
+    left = [found.left[h, :, :r] * roots[h, :r] for h, r in enumerate(ranks)]
+    right = [found.right[h, :, :r] * roots[h, :r] for h, r in enumerate(ranks)]
+    rest = sum(float(found.values[h, r:].square().sum()) for h, r in enumerate(ranks))
+    error = (rest / max(float(found.values.square().sum()), TINY)) ** 0.5
+    return BlockTerms(left, right, torch.eye(heads).to(left[0]), [error], time.perf_counter() - began)
+
+
+def global_ranks(values: Tensor, total: int) -> list[int]:
+    """How many of the `total` largest singular values each head has; at least one each.
+
+    values: (H, D), descending. By Eckart and Young no other ranks of this sum give a smaller error with the fusion
+    fixed to the identity. ValueError: a total below H or above H D.
+    """
+    heads, width = values.shape
+    if not heads <= total <= heads * width:
+        raise ValueError(f"total rank {total}: expected {heads} (one for each head) to {heads * width}")
+    first = torch.zeros_like(values, dtype=torch.bool)
+    first[:, 0] = True  # before all others, so that no head is left without
+    order = torch.argsort(torch.where(first, torch.inf, values).flatten(), descending=True, stable=True)
+    return torch.bincount(order[:total] // width, minlength=heads).tolist()
+
+
+def global_svd(tensor: Slices, total: int) -> BlockTerms:
+    """Truncated SVDs whose ranks are `global_ranks`: the optimum for an identity fusion."""
+    began = time.perf_counter()
+    found = spectrum(tensor)
+    terms = truncated_svd(found, global_ranks(found.values, total))
+    return BlockTerms(terms.left, terms.right, terms.fusion, terms.history, time.perf_counter() - began)
+
+
+def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
+    """Best a @ b of a rank for a matrix (m, n): a (m, rank), b (rank, n), and the relative error.
+
+    ValueError: a rank below 1 or above min(m, n).
+    """
+    if not 1 <= rank <= min(matrix.shape):
+        raise ValueError(f"rank {rank}: expected 1 to {min(matrix.shape)}")
+    u, values, vh = torch.linalg.svd(matrix.detach().double(), full_matrices=False)
+    root = values[:rank].sqrt()
+    error = values[rank:].square().sum().sqrt() / values.square().sum().sqrt().clamp_min(TINY)
+    return u[:, :rank] * root, root[:, None] * vh[:rank], float(error)

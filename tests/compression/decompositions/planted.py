@@ -1,0 +1,26 @@
+"""Tensors whose structure is known."""
+
+import torch
+
+from src.compression.decompositions import Slices
+
+RANKS = [2, 3, 5, 7, 9, 10]
+
+
+def planted(mixing: float, noise: float, seed: int = 0, size: int = 32) -> Slices:
+    """Heads that are sums of six matrices of RANKS, each mostly of one of them; `noise` relative to the whole."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    identity = torch.eye(len(RANKS), dtype=torch.float64)
+    fusion = identity + mixing * normal(len(RANKS), len(RANKS)) * (1 - identity)
+    terms = torch.stack([normal(size, rank) @ normal(rank, size) for rank in RANKS], -1)
+    dense = terms @ fusion.T
+    error = normal(*dense.shape)
+    return Slices.of(dense + noise * dense.norm() / error.norm() * error)
+
+
+def products(batch: int, heads: int = 3, rows: int = 9, columns: int = 8, width: int = 4) -> Slices:
+    return Slices(torch.randn(batch, heads, rows, width), torch.randn(batch, heads, columns, width))

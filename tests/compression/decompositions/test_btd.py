@@ -1,0 +1,108 @@
+import pytest
+import torch
+
+from src.compression.decompositions import (
+    btd,
+    cp_als,
+    cp_epc,
+    fusion_penalty,
+    fusion_ranks,
+    global_svd,
+    terms_from_cp,
+    truncated_svd,
+)
+
+from .planted import RANKS, planted, products
+
+TOTAL = sum(RANKS)
+
+
+@pytest.mark.parametrize(("mixing", "noise", "error"), [(0, 0.001, 0.0008), (0.15, 0.001, 0.0008), (0.15, 0.1, 0.0813)])
+def test_planted_ranks_and_terms_are_found(mixing: float, noise: float, error: float) -> None:
+    tensor = planted(mixing, noise)
+    corrected = cp_epc(tensor, cp_als(tensor, TOTAL, sweeps=1500, tolerance=1e-6), sweeps=50)
+    start = terms_from_cp(tensor, corrected.factors)
+    assert start.ranks == RANKS
+    found = btd(tensor, start)
+    assert found.ranks == RANKS
+    assert found.error == pytest.approx(error, rel=0.06)
+    assert found.error == pytest.approx(float(tensor.error(*found.columns())), rel=1e-9)
+    assert all(late <= early * (1 + 1e-9) for early, late in zip(found.history, found.history[1:], strict=False))
+    torch.testing.assert_close(found.fusion.diagonal(), torch.ones(6, dtype=torch.float64))  # its own head the most
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_error_never_rises_and_ends_below_that_of_the_start(seed: int) -> None:
+    tensor = planted(0.3, 0.1, seed)
+    for start in (global_svd(tensor, TOTAL), truncated_svd(tensor, 6)):
+        found = btd(tensor, start, sweeps=8, tolerance=0)
+        assert all(late <= early * (1 + 1e-9) for early, late in zip(found.history, found.history[1:], strict=False))
+        assert found.error < start.error and found.ranks == start.ranks
+
+
+def test_an_exact_start_stays() -> None:
+    tensor = products(1)[0]
+    found = btd(tensor, [4, 4, 4])
+    assert found.error < 1e-14 and len(found.history) == 1
+
+
+def test_algorithm_1_by_hand() -> None:
+    fusion = torch.tensor([[0.1, -4.0, 0.5], [2.0, 1.0, 0.2]], dtype=torch.float64)
+    owner, largest = fusion_ranks(fusion, 3)
+    assert owner.tolist() == [1, 0, 0]
+    assert largest.tolist() == [2.0, -4.0, 0.5]
+
+
+def test_algorithm_1_keeps_what_the_owners_hold() -> None:
+    tensor = products(1)[0]
+    a, b, c = (torch.randn(size, 6, dtype=torch.float64) for size in tensor.sizes)
+    terms = terms_from_cp(tensor, (a, b, c))
+    owner, largest = fusion_ranks(c, 4)
+    for head in range(3):
+        mine = owner == head
+        torch.testing.assert_close(terms.left[head] @ terms.right[head].T, (a * largest)[:, mine] @ b[:, mine].T)
+    assert terms.ranks == torch.bincount(owner, minlength=3).tolist()
+
+
+def test_a_head_that_owns_nothing_gets_the_column_that_loses_least() -> None:
+    fusion = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.9, 0.1, 0.0], [0.0, 0.95, 0.2, 0.3]])
+    owner, largest = fusion_ranks(fusion, 4)
+    assert sorted(torch.bincount(owner, minlength=3).tolist()) == [1, 1, 2]
+    assert owner[1] == 2 and owner[2] == 1 and largest[2] == pytest.approx(0.1)
+
+
+def test_a_head_has_no_more_columns_than_its_matrices_have_rank() -> None:
+    owner, _ = fusion_ranks(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.1, 0.9, 0.2, 0.3]]), 2)
+    assert torch.bincount(owner).tolist() == [2, 2]
+    assert owner.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("rank", [1, 9])
+def test_totals_that_cannot_be(rank: int) -> None:
+    with pytest.raises(ValueError, match="one for each head"):
+        fusion_ranks(torch.ones(2, rank), 4)
+
+
+def test_the_penalty_is_zero_for_disjoint_heads_alone() -> None:
+    fusion = torch.zeros(2, 5)
+    fusion[0, :2] = 0.5**0.5
+    fusion[1, 2:] = 3**-0.5
+    assert float(fusion_penalty(fusion)) == pytest.approx(0, abs=1e-12)
+    assert float(fusion_penalty(-fusion)) == pytest.approx(float(fusion.square().sum()) / 2)
+    assert float(fusion_penalty(2 * fusion)) == pytest.approx(9)
+    overlapping = fusion.clone()
+    overlapping[1, 0] = 0.3
+    assert float(fusion_penalty(overlapping)) > 0.01
+
+
+def test_the_penalty_separates_heads() -> None:
+    fusion = torch.nn.Parameter(torch.rand(3, 12, dtype=torch.float64))
+    before = float(fusion_penalty(fusion.detach()))
+    optimizer = torch.optim.Adam([fusion], lr=0.02)
+    for _ in range(600):
+        optimizer.zero_grad()
+        fusion_penalty(fusion).backward()
+        optimizer.step()
+    share = fusion.detach().abs().amax(0) / fusion.detach().abs().sum(0)
+    assert float(fusion_penalty(fusion.detach())) < 1e-3 * before
+    assert float(share.mean()) > 0.85

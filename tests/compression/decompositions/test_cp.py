@@ -1,0 +1,141 @@
+import numpy
+import pytest
+import tensorly
+import torch
+from tensorly.decomposition import parafac
+
+from src.compression.decompositions import CP, Slices, cost, cp_als, cp_epc, global_svd, rescale
+
+from .planted import RANKS, planted, products
+
+TOTAL = sum(RANKS)
+
+
+def falls(history: torch.Tensor) -> bool:
+    return bool((history.diff(dim=0) <= 1e-12).all())
+
+
+@pytest.mark.parametrize("sweeps", [1, 4])
+def test_sweeps_are_those_of_tensorly(sweeps: int) -> None:
+    tensor = Slices.of(torch.randn(6, 5, 4, dtype=torch.float64))
+    start = tuple(torch.randn(size, 3, dtype=torch.float64) for size in tensor.sizes)
+    found = cp_als(tensor, 3, start=start, sweeps=sweeps, tolerance=0)  # type: ignore[arg-type]
+    theirs = parafac(
+        tensor.dense().numpy(),
+        3,
+        n_iter_max=sweeps,
+        init=(numpy.ones(3), [factor.numpy() for factor in start]),
+        tol=0,
+    )
+    ours = torch.einsum("ir,jr,hr->ijh", *found.factors)
+    torch.testing.assert_close(ours, torch.from_numpy(tensorly.cp_to_tensor(theirs)), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(("mixing", "noise", "error"), [(0, 0.001, 0.0008), (0.15, 0.001, 0.0008), (0.15, 0.1, 0.076)])
+def test_planted_terms_are_found(mixing: float, noise: float, error: float) -> None:
+    tensor = planted(mixing, noise)
+    found = cp_als(tensor, TOTAL, sweeps=1500, tolerance=1e-6)
+    assert float(found.error) == pytest.approx(error, rel=0.06)
+    assert float(found.error) <= global_svd(tensor, TOTAL).error
+    assert falls(found.history)
+    corrected = cp_epc(tensor, found)
+    assert found.error < corrected.error <= 1.02 * found.error * (1 + 1e-9)
+
+
+def test_random_starts_are_seeded() -> None:
+    tensor = products(2)
+    one, two, other = (cp_als(tensor, 4, start="random", seed=seed, sweeps=5) for seed in (1, 1, 2))
+    assert torch.equal(one.a, two.a) and not torch.equal(one.a, other.a)
+    assert falls(one.history)
+
+
+def test_full_rank_is_exact() -> None:
+    tensor = products(2)
+    found = cp_als(tensor, 12)
+    assert float(found.error.max()) < 1e-14
+
+
+def test_a_batch_gets_what_each_tensor_gets() -> None:
+    tensor = products(3)
+    together = cp_als(tensor, 5, sweeps=40)
+    corrected = cp_epc(tensor, together, sweeps=10)
+    for i in range(3):
+        alone = cp_als(tensor[i], 5, sweeps=40)
+        torch.testing.assert_close(together[i].error, alone.error)
+        for ours, theirs in zip(together[i].factors, alone.factors, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(corrected[i].error, cp_epc(tensor[i], alone, sweeps=10).error)
+
+
+@pytest.mark.parametrize("objective", ["norm", "sensitivity"])
+@pytest.mark.parametrize("slack", [1.0, 1.02, 1.5])
+def test_the_correction_never_costs_more(objective: str, slack: float) -> None:
+    tensor = planted(0.15, 0.1, 1)
+    plain = cp_als(tensor, TOTAL, sweeps=300)
+    found = cp_epc(tensor, plain, objective=objective, slack=slack, sweeps=20)  # type: ignore[arg-type]
+    before = cost(rescale(plain.factors, tensor.sizes, objective), tensor.sizes, objective)  # type: ignore[arg-type]
+    assert falls(found.costs)
+    assert found.costs[-1] <= before
+    assert found.error <= slack * plain.error * (1 + 1e-9)
+    if slack > 1:
+        assert found.costs[-1] < 0.9 * before
+    # the number in `costs` is that of the factors
+    torch.testing.assert_close(cost(found.factors, tensor.sizes, objective), found.costs[-1])  # type: ignore[arg-type]
+
+
+def test_the_published_formulas_of_cost() -> None:
+    a, b, c = (torch.randn(size, 3, dtype=torch.float64) for size in (5, 4, 2))
+    norm = sensitivity = 0.0
+    for r in range(3):
+        x, y, z = (float(f[:, r].square().sum()) for f in (a, b, c))
+        norm += x * y * z
+        sensitivity += 5 * y * z + 4 * x * z + 2 * x * y
+    assert float(cost((a, b, c), (5, 4, 2), "norm")) == pytest.approx(norm)
+    assert float(cost((a, b, c), (5, 4, 2), "sensitivity")) == pytest.approx(sensitivity)
+    best = rescale((a, b, c), (5, 4, 2), "sensitivity")
+    torch.testing.assert_close(torch.einsum("ir,jr,hr->ijh", *best), torch.einsum("ir,jr,hr->ijh", a, b, c))
+    least = cost(best, (5, 4, 2), "sensitivity")
+    for x, y in ((1.1, 1.0), (1.0, 0.9), (1.2, 0.8)):
+        assert cost((best[0] * x, best[1] * y, best[2] / x / y), (5, 4, 2), "sensitivity") > least
+
+
+def border(size: int = 4) -> tuple[Slices, CP]:
+    """A tensor of rank 3 that terms of rank 2 approach without limit, growing against each other: its border rank."""
+    x, y = torch.eye(size, dtype=torch.float64)[:2]
+
+    def outer(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("i,j,h->ijh", a, b, c)
+
+    tensor = Slices.of(outer(x, x, y) + outer(x, y, x) + outer(y, x, x))
+    return tensor, cp_als(tensor, 2, start="random", seed=3, sweeps=4000, tolerance=1e-6)
+
+
+def test_terms_that_grow_against_each_other_are_tamed_by_a_wider_bound() -> None:
+    tensor, plain = border()
+    assert plain.error < 0.02
+    before = float(cost(plain.factors, tensor.sizes, "norm"))
+    same = cp_epc(tensor, plain, slack=1.0)
+    wider = cp_epc(tensor, plain, bound=0.05, sweeps=300, tolerance=1e-6)
+    assert float(same.costs[-1]) > 0.9 * before
+    assert float(wider.costs[-1]) < 0.5 * before
+    assert float(wider.error) <= 0.05 * (1 + 1e-9)
+
+
+def test_a_bound_below_the_error_is_approached_by_least_squares() -> None:
+    tensor = planted(0.15, 0.001)
+    rough = cp_als(tensor, TOTAL, sweeps=3)
+    found = cp_epc(tensor, rough, bound=float(rough.error) / 2, sweeps=200, tolerance=0)
+    assert found.error <= rough.error / 2 * (1 + 1e-9)
+
+
+def test_ranks_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        cp_als(products(1), 0)
+    with pytest.raises(ValueError, match=r"expected 3 \(one"):
+        cp_als(products(1), 2)
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    cp_als(products(1), 5, sweeps=3, tolerance=0, watch=lambda done, most: told.append((done, most)))
+    assert told == [(1, 3), (2, 3), (3, 3)]

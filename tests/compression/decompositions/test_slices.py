@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from src.compression.decompositions import Slices
+
+from .planted import products
+
+
+def test_sums_over_products_are_those_of_the_tensor() -> None:
+    tensor = products(2)
+    y = tensor.dense()
+    a, b, c = (torch.randn(2, size, 5, dtype=torch.float64) for size in tensor.sizes)
+    torch.testing.assert_close(tensor.square(), y.square().sum((1, 2, 3)))
+    torch.testing.assert_close(tensor.combine(c[..., 0]), torch.einsum("nijh,nh->nij", y, c[..., 0]))
+    for mode, formula in enumerate(("njr,nhr->nir", "nir,nhr->njr", "nir,njr->nhr")):
+        others = [x for i, x in enumerate((a, b, c)) if i != mode]
+        expected = torch.einsum(f"nijh,{formula}", y, *others)
+        torch.testing.assert_close(tensor.mttkrp(mode, a, b, c), expected)
+    difference = y - torch.einsum("nir,njr,nhr->nijh", a, b, c)
+    expected = difference.square().sum((1, 2, 3)).sqrt() / y.square().sum((1, 2, 3)).sqrt()
+    torch.testing.assert_close(tensor.error(a, b, c), expected)
+
+
+def test_a_tensor_as_it_is() -> None:
+    y = torch.randn(2, 5, 4, 3)
+    torch.testing.assert_close(Slices.of(y).dense(), y.double())
+
+
+def test_the_error_of_an_exact_decomposition_is_no_difference_of_squares() -> None:
+    a, b, c = (torch.randn(size, 4, dtype=torch.float64) for size in (9, 8, 3))
+    tensor = Slices.of(torch.einsum("ir,jr,hr->ijh", a, b, c))
+    assert float(tensor.error(a, b, c)) < 1e-14
+
+
+def test_sides_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        Slices(torch.randn(3, 9, 4), torch.randn(3, 9, 5))
+    with pytest.raises(ValueError, match="H, I, D"):
+        Slices(torch.randn(9, 4), torch.randn(9, 4))

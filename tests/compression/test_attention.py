@@ -1,0 +1,160 @@
+"""The modules against the equations, head by head."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from src.compression.attention import FactoredAttention, LowRankLinear, SlimAttention, from_layout
+from src.compression.packing import CALL, buckets
+
+RANKS = [7, 5, 4, 1]
+VALUES = [3, 5, 2, 4]
+
+
+def random(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module.double()
+
+
+def by_head(module: FactoredAttention | SlimAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Equations 1, 2 and 4, with one loop over heads and one over what mixes them."""
+    query, key, value = module.qkv.weight.split([module.rank, module.rank, module.value_rank])
+    q, k = x @ query.T + module.query_bias, x @ key.T
+    if isinstance(module, SlimAttention):
+        logits = [q @ torch.diag(row) @ k.mT for row in module.fusion]
+    else:
+        pairs = zip(q.split(module.ranks, -1), k.split(module.ranks, -1), strict=True)
+        own = [a @ b.mT for a, b in pairs]
+        fusion = torch.eye(len(own)).to(x) if module.fusion is None else module.fusion
+        logits = [sum((w * one for w, one in zip(row, own, strict=True)), torch.zeros(())) for row in fusion]
+    y = module.proj.bias
+    values = value.split(module.value_ranks)
+    for one, v, o in zip(logits, values, module.proj.weight.split(module.value_ranks, -1), strict=True):
+        one = one * module.scale if mask is None else (one * module.scale).masked_fill(~mask, float("-inf"))
+        y = y + one.softmax(-1) @ (x @ v.T) @ o.T
+    return y
+
+
+MODULES = {
+    "irregular": lambda: FactoredAttention(10, RANKS, VALUES, 0.3),
+    "uniform": lambda: FactoredAttention(10, [8] * 4, [8] * 4, 0.3, out_dim=6),
+    "narrow": lambda: FactoredAttention(10, [2] * 4, [5] * 4, 0.3),
+    "buckets": lambda: FactoredAttention(10, [64, 9, 8, 8, 8, 1], [8] * 6, 0.3),
+    "fused": lambda: FactoredAttention(10, RANKS, VALUES, 0.3, fused=True),
+    "slim": lambda: SlimAttention(10, 9, [4] * 3, 0.3, out_dim=6),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("masked", [False, True, "causal"])
+def test_forward_and_backward(name: str, masked: bool | str) -> None:
+    module = random(MODULES[name]())
+    x = torch.randn(3, 7, 10, dtype=torch.float64, requires_grad=True)
+    allowed = torch.ones(7, 7, dtype=torch.bool).tril() if masked else None
+    y = module(x, is_causal=True) if masked == "causal" else module(x, attn_mask=allowed)
+    expected = by_head(module, x, allowed)  # type: ignore[arg-type]
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    weights = torch.randn_like(y)
+    sources = [x, *module.parameters()]
+    ours = torch.autograd.grad((y * weights).sum(), sources)
+    theirs = torch.autograd.grad((expected * weights).sum(), sources)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["fused", "slim"])
+def test_parts_of_a_batch_are_the_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = random(MODULES[name]())
+    x = torch.randn(5, 7, 10, dtype=torch.float64)
+    whole = module(x)
+    monkeypatch.setattr("src.compression.attention.CACHED", 2 * 4 * 49)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), whole, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision(name: str, dtype: torch.dtype) -> None:
+    module = random(MODULES[name]())
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(0.3)
+    x = torch.randn(2, 7, 10, dtype=torch.float64)
+    expected = module(x)
+    y = module.to(dtype)(x.to(dtype))
+    assert y.dtype == dtype
+    assert float((y - expected).norm() / expected.norm()) < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_dropout_only_in_training() -> None:
+    for module in (
+        FactoredAttention(10, [3, 2], [2, 2], 1.0, attn_drop=0.5),
+        SlimAttention(10, 3, [2, 2], 1.0, attn_drop=0.5),
+    ):
+        random(module)
+        x = torch.randn(2, 7, 10, dtype=torch.float64)
+        assert not torch.equal(module(x), module(x))
+        module.eval()
+        assert torch.equal(module(x), module(x))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_layout_builds_the_module_again(name: str) -> None:
+    module = random(MODULES[name]())
+    again = from_layout(module.layout()).double()  # type: ignore[operator]
+    again.load_state_dict(module.state_dict())
+    x = torch.randn(2, 7, 10, dtype=torch.float64)
+    assert torch.equal(module(x), again(x))
+    assert again.layout() == module.layout()  # type: ignore[operator]
+
+
+def test_a_linear_layer_as_two() -> None:
+    pair = LowRankLinear(6, 2, 5)
+    again = from_layout(pair.layout())
+    again.load_state_dict(pair.state_dict())
+    x = torch.randn(3, 6)
+    assert torch.equal(pair(x), again(x))
+    assert sum(p.numel() for p in pair.parameters()) == 2 * (6 + 5) + 5
+
+
+def test_compiled_as_one_graph() -> None:
+    for name in ("irregular", "fused"):
+        module = random(MODULES[name]()).eval()
+        x = torch.randn(2, 7, 10, dtype=torch.float64)
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_ranks_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="the largest first"):
+        FactoredAttention(10, [1, 2], [1, 1], 1.0)
+    with pytest.raises(ValueError, match="at least 1"):
+        FactoredAttention(10, [1, 0], [1, 1], 1.0)
+    with pytest.raises(ValueError, match="at least 1"):
+        SlimAttention(10, 0, [1, 1], 1.0)
+
+
+def test_buckets_are_the_cheapest_of_all() -> None:
+    ranks = [64, 40, 33, 17, 9, 8, 2]
+    found = buckets(ranks, [8] * 7)
+    assert [found[0].first, *(b.end for b in found)] == sorted({0, *(b.end for b in found)})
+    assert found[-1].end == 7 and len(found) <= 3
+    for bucket in found:
+        assert bucket.width % 8 == 0 and bucket.width >= max(ranks[bucket.first : bucket.end])
+    price = sum((b.end - b.first) * b.width for b in found) + CALL * len(found)
+    for count in (1, 2, 3):
+        for cuts in combinations(range(1, 7), count - 1):
+            edges = [0, *cuts, 7]
+            other = sum((b - a) * -(-ranks[a] // 8) * 8 for a, b in zip(edges, edges[1:], strict=False))
+            assert price <= other + CALL * count
+
+
+def test_even_heads_are_not_filled_up() -> None:
+    (bucket,) = buckets([5] * 4, [5] * 4)
+    assert bucket.width == 5
+    (bucket,) = buckets([7, 6, 5, 5], [4] * 4)
+    assert bucket.width == 8

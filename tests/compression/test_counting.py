@@ -1,0 +1,63 @@
+"""Closed forms, and totals of real models. The rows of table 1: tests/report/test_irratt.py."""
+
+from typing import Any
+
+import src.torchvision_schemas  # noqa: F401  (before timm)
+
+import pytest
+import timm
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from src.compression import MLPSVD, CPSlimAtt, GlobalSVD, IrrAtt, TruncAtt, compress, outline
+from src.compression.counting import multiply_adds, parameters
+
+from .models import images, vit
+
+
+@pytest.mark.parametrize(
+    ("name", "adds", "numbers"),
+    [
+        ("deit_small_patch16_224", 4_608_338_304, 22_050_664),
+        ("deit_base_patch16_224", 17_582_740_224, 86_567_656),
+    ],
+)
+def test_totals_of_deit(name: str, adds: int, numbers: int) -> None:
+    with torch.device("meta"):
+        model: Any = timm.create_model(name)
+    assert multiply_adds(model)["total"] == adds
+    assert parameters(model)["total"] == numbers
+    n, f, h, d = 197, model.embed_dim, model.blocks[0].attn.num_heads, 64
+    assert multiply_adds(model)["attention"] == 12 * (4 * n * f * d * h + 2 * h * n * n * d)
+
+
+def test_the_papers_formulas() -> None:
+    """Per block, r = rank of a head, R = total: section 2 and table 1."""
+    n, f, h, blocks = 17, 24, 3, 2
+    v = n * h * 4 * (2 * f + n)  # value-output, rank 4
+    for method, expected in (
+        (TruncAtt(5, 4), n * h * 5 * (2 * f + n) + v),
+        (GlobalSVD(10, 4), 2 * n * f * 10 + n * n * 10 + v),
+        (CPSlimAtt(10, 4), 2 * n * f * 10 + n * n * h * 10 + v),
+        (IrrAtt(10, 4), 2 * n * f * 10 + n * n * 10 + h * h * n * n + v),
+        (IrrAtt(10, 4, fusion="identity"), 2 * n * f * 10 + n * n * 10 + v),
+    ):
+        model = vit()
+        outline(model, method)
+        assert multiply_adds(model, (3, 32, 32))["attention"] == blocks * expected
+    dense, model = vit(), vit()
+    outline(model, MLPSVD(7))
+    before, after = (multiply_adds(m, (3, 32, 32))["total"] for m in (dense, model))
+    assert before - after == blocks * (8 * n * f * f - 10 * n * f * 7)
+
+
+def test_against_torchs_own_counter() -> None:
+    """Where nothing is filled up: its products of matrices, which leave norms out."""
+    model = vit()
+    compress(model, TruncAtt(4, 4, 9))
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # it does not know the CPU's fused kernel
+        model(images(1))
+    norms = 5 * 5 * 17 * 24
+    assert counter.get_total_flops() / 2 == multiply_adds(model, (3, 32, 32))["total"] - norms

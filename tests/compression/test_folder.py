@@ -1,0 +1,120 @@
+"""A compressed model on disk, and back to a dense one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from src.compression import CPSlimAtt, IrrAtt, Method, TruncAtt, compress, densify, load, save
+from src.errors import ConfigError, DataError
+
+from .models import NAMES, OPTIONS, images, vit
+
+METHODS = {
+    "truncatt": TruncAtt(4, 4, 12),
+    "cp_slimatt": CPSlimAtt(10, 4, sweeps=10),
+    "irratt": IrrAtt(12, 4, sweeps=10),
+    "identity": IrrAtt(12, 4, sweeps=10, fusion="identity"),
+}
+
+
+def saved(folder: Path, method: Method, dtype: torch.dtype = torch.float32) -> nn.Module:
+    model = vit().to(dtype)
+    compress(model, method)
+    save(model, folder, NAMES[0], OPTIONS, {"why": "a test"})
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_folder_gives_the_model_back_to_the_bit(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = saved(tmp_path, METHODS[name], dtype)
+    again = load(tmp_path)
+    x = images().to(dtype)
+    assert torch.equal(again(x), model(x))
+    assert next(again.parameters()).dtype == dtype
+
+
+def test_it_is_smaller_by_as_much_as_it_has_fewer_parameters(tmp_path: Path) -> None:
+    wide: dict[str, Any] = {"embed_dim": 96, "num_heads": 3}
+    dense, model = vit(**wide), vit(**wide)
+    compress(model, TruncAtt(8, 8, 20))
+    sizes = []
+    for folder, one in ((tmp_path / "dense", dense), (tmp_path / "compressed", model)):
+        save(one, folder, NAMES[0], {**OPTIONS, **wide})
+        sizes.append(sum(file.stat().st_size for file in folder.iterdir()))
+    counts = [sum(p.numel() for p in one.parameters()) for one in (dense, model)]
+    assert sizes[1] / sizes[0] == pytest.approx(counts[1] / counts[0], abs=0.03)
+    assert counts[1] < 0.6 * counts[0]
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    saved(tmp_path, METHODS["truncatt"])
+    model = saved(tmp_path, METHODS["irratt"])
+    assert len(list(tmp_path.iterdir())) == 2
+    assert torch.equal(load(tmp_path)(images()), model(images()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "format 2, expected 1"),
+        ({"modules": None}, "do not make a model"),
+        ({"model": "vit_of_nobody"}, "do not make a model"),
+        ({"weights": "weights-none.safetensors"}, "cannot be read"),
+        ({"sha256": "0"}, "damaged"),
+        ({"options": {**OPTIONS, "depth": 3}}, "do not make a model"),
+    ],
+)
+def test_a_wrong_manifest_is_one_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    saved(tmp_path, METHODS["truncatt"])
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match=message) as caught:
+        load(tmp_path)
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_damage_and_absence_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"manifest.json: cannot be read"):
+        load(tmp_path)
+    saved(tmp_path, METHODS["truncatt"])
+    (weights,) = tmp_path.glob("weights-*")
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(DataError, match="damaged: its content is not"):
+        load(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match="not a manifest"):
+        load(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(DataError, match="lacks dtype"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["truncatt", "identity"])
+def test_a_dense_state_dict_computes_the_same(name: str) -> None:
+    model = vit().double()
+    compress(model, METHODS[name])
+    dense = timm.create_model(NAMES[0], **OPTIONS).double().eval()
+    dense.load_state_dict(densify(model))
+    torch.testing.assert_close(dense(images().double()), model(images().double()), rtol=0, atol=1e-11)
+
+
+def test_what_a_dense_head_cannot_hold_is_refused_or_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = vit()
+    compress(model, CPSlimAtt(20, 8, sweeps=30))
+    with pytest.raises(ConfigError, match="mix to a higher rank than a dense head"):
+        densify(model)
+    dense = timm.create_model(NAMES[0], **OPTIONS).eval()
+    dense.load_state_dict(densify(model, exact=False))
+    assert "not exact, relative error" in caplog.text
+    slim = vit()
+    compress(slim, CPSlimAtt(8, 4, sweeps=30))  # rank 8: every head's matrix fits
+    dense.load_state_dict(densify(slim))
+    torch.testing.assert_close(dense(images()), slim(images()), rtol=0, atol=1e-3)

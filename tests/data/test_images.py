@@ -1,0 +1,146 @@
+"""Image folders: what is read, what is refused, and that an epoch can be resumed in its middle."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from src.data.images import ImageData
+from src.data.samples.images import CLASSES, LAYOUTS, SHAPES, TEXTURES, draw, sample_images
+from src.errors import DataError
+
+SETTINGS: dict[str, Any] = {
+    "image_size": 16,
+    "batch_size": 2,
+    "eval_batch_size": 3,
+    "crop_pct": 1.0,
+    "auto_augment": None,
+    "random_erase": 0.0,
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two classes, one with a space in its name, three images in each of train and val."""
+    for split in ("train", "val"):
+        for label, name in enumerate(("red apple", "sky")):
+            folder = tmp_path / "set" / split / name
+            folder.mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (20, 18), [(200, 10 * i, 10), (10, 10 * i, 200)][label]).save(folder / f"{i}.JPEG")
+    return tmp_path / "set"
+
+
+def data(root: Path | None, tmp_path: Path, **settings: Any) -> ImageData:
+    found = ImageData(str(root) if root else None, str(tmp_path / "cache"), 1, **SETTINGS | settings)
+    found.setup()
+    return found
+
+
+def test_a_folder(root: Path, tmp_path: Path) -> None:
+    found = data(root, tmp_path)
+    assert found.classes == ["red apple", "sky"]
+    assert found.corpus == f"image folder at {root}: train 6, val 6 images, 2 classes"
+    batches = list(found.test_dataloader())
+    assert [tuple(images.shape) for images, _ in batches] == 2 * [(3, 3, 16, 16)]
+    assert torch.cat([labels for _, labels in batches]).tolist() == [0, 0, 0, 1, 1, 1]
+    red = batches[0][0][0]
+    expected = (np.array([200, 0, 10]) / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    assert red.mean((1, 2)).tolist() == pytest.approx(expected.tolist(), abs=0.05)
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "P", "RGBA", "1"])
+def test_other_colours_become_rgb(mode: str, root: Path, tmp_path: Path) -> None:
+    place = root / "val" / "sky" / ("9.jpg" if mode in ("L", "CMYK") else "9.png")
+    Image.new("RGB", (20, 18), (128, 128, 128)).convert(mode).save(place)
+    images = torch.cat([images for images, _ in data(root, tmp_path).test_dataloader()])
+    assert images.shape == (7, 3, 16, 16) and images.isfinite().all()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_does_not_decode_is_named(workers: int, root: Path, tmp_path: Path) -> None:
+    file = root / "train" / "sky" / "1.JPEG"
+    file.write_bytes(file.read_bytes()[:150])
+    with pytest.raises(DataError) as caught:
+        list(data(root, tmp_path, num_workers=workers).train_dataloader())
+    assert str(caught.value) == f"{file}: cannot be decoded as an image; replace it or take it away"
+
+
+def test_what_is_wrong_with_a_folder_is_one_line(root: Path, tmp_path: Path) -> None:
+    def error(place: Path) -> str:
+        with pytest.raises(DataError) as caught:
+            data(place, tmp_path)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "nowhere: no such folder; expected train/<class>/*.jpg" in error(tmp_path / "nowhere")
+    assert "there is no folder train" in error(root / "train" / "sky")
+    (root / "val" / "sea").mkdir()
+    assert "sea: a class folder without images" in error(root)
+    Image.new("RGB", (9, 9)).save(root / "val" / "sea" / "0.png")
+    assert f"{root / 'train'}: there is no class folder 'sea', which {root / 'val'} has" in error(root)
+    for place in sorted((root / "val").rglob("*"), reverse=True):
+        place.unlink() if place.is_file() else place.rmdir()
+    Image.new("RGB", (9, 9)).save(root / "val" / "ILSVRC2012_val_00000001.JPEG")
+    assert "there are no class folders" in error(root)
+
+
+def test_a_resumed_epoch_is_the_epoch_that_was_left(root: Path, tmp_path: Path) -> None:
+    """Augmented images too; and the next epoch has another order and other crops."""
+    settings = {"auto_augment": "rand-m9-mstd0.5-inc1", "random_erase": 0.5, "color_jitter": 0.4}
+    found = data(root, tmp_path, **settings)
+    whole = list(found.train_dataloader())
+    torch.rand(3)  # draws in between do not count
+    found.start_batch = 2
+    rest = list(found.train_dataloader())
+    assert len(whole) == 3 and len(rest) == 1
+    assert torch.equal(rest[0][0], whole[2][0]) and torch.equal(rest[0][1], whole[2][1])
+    again = list(found.train_dataloader())
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(again, whole, strict=True))
+
+
+def test_reading_leaves_the_generators_alone(root: Path, tmp_path: Path) -> None:
+    dataset = data(root, tmp_path).sets["train"]
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    dataset[0]
+    assert torch.equal(torch.rand(2), expected)
+
+
+# --- the sample images ------------------------------------------------------------------------------------------
+
+
+def test_sample_images_are_made_once_and_alike(tmp_path: Path) -> None:
+    one = sample_images(tmp_path / "a", 1, 2, 1)
+    two = sample_images(tmp_path / "b", 1, 2, 1)
+    assert sample_images(tmp_path / "a", 1, 2, 1) == one
+    assert sample_images(tmp_path / "a", 2, 2, 1) != one
+    files = sorted(path.relative_to(one) for path in one.rglob("*.png"))
+    assert len(files) == 3 * len(CLASSES) == 3 * len(SHAPES) * len(TEXTURES) * len(LAYOUTS)
+    assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
+    found = data(None, tmp_path, image_size=32, sample_train=2, sample_val=1)
+    assert found.corpus == "sample" and found.classes == sorted(CLASSES)
+
+
+def test_a_class_is_its_shape_texture_and_layout() -> None:
+    """What is painted: stripes vary inside the shape, plain ones do not; copies lie beside or above each other."""
+
+    def painted(name: str) -> tuple[float, float, float]:
+        extents, areas = [], []
+        for seed in range(12):
+            image = np.asarray(draw(name, np.random.default_rng(seed)), dtype=float) / 255
+            back = np.median(np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]]), axis=0)
+            on = np.abs(image - back).max(-1) > 0.25
+            y, x = on.nonzero()
+            extents.append((float(np.std(y)), float(np.std(x))))
+            areas.append(on.mean())
+        return *np.mean(extents, axis=0), float(np.mean(areas))
+
+    for shape in SHAPES:
+        beside, above = painted(f"{shape}_plain_beside"), painted(f"{shape}_plain_above")
+        assert beside[1] > 1.5 * beside[0] and above[0] > 1.5 * above[1]
+    assert painted("square_plain_above")[2] > painted("triangle_plain_above")[2]

@@ -1,0 +1,180 @@
+"""The whole flow on a few tiny images: train, resume, test, describe, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import src.torchvision_schemas  # noqa: F401  (before lightning)
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file, save_file
+
+from src.check import compose
+from src.compression import SlimAttention, load
+from src.errors import ConfigError, DataError
+from src.models.vision import VisionTransformer
+from src.modes import describe, test, train
+from src.record import new, problems
+
+TINY = [
+    "task=imagenet",
+    "hardware=cpu",
+    "task.model.embed_dim=24",
+    "task.model.depth=2",
+    "task.model.num_heads=3",
+    "task.model.patch_size=16",
+    "task.pretrain.epochs=1",
+    "task.data.sample_train=2",
+    "task.data.sample_val=1",
+    "task.data.batch_size=12",
+    "task.train.max_epochs=2",
+]
+Start = Callable[..., tuple[DictConfig, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def start(cache: Path) -> Start:
+    def make(*overrides: str) -> tuple[DictConfig, dict[str, Any]]:
+        cfg = compose(*TINY, f"cache_dir='{cache}'", *overrides)
+        return cfg, new(cfg, "test")
+
+    return make
+
+
+def folder(tmp_path: Path, name: str = "run") -> Path:
+    (tmp_path / name).mkdir()
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("compress", ["irratt", "cp_slimatt", "none"])
+def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_path: Path) -> None:
+    cfg, record = start(f"compress={compress}", *(["rank=9"] if compress != "none" else []))
+    directory = folder(tmp_path)
+    train.run(cfg, record, directory)
+    assert problems(record | {"status": "finished"}) == []
+    assert record["corpus"] == "sample" and record["attention"] == "none"
+    about = record["compression"]
+    points = about["quality"]
+    assert points["finetuned"] == record["quality"] and record["quality"]["images"] == 12
+    assert 0 <= points["dense"]["top1"] <= points["dense"]["top5"] <= 100
+    assert record["training"]["steps"] == 4
+    rows = (directory / "predictions.tsv").read_text().splitlines()
+    assert len(rows) == 13
+    right = sum(row.split("\t")[2] == row.split("\t")[3] for row in rows[1:])
+    assert record["quality"]["top1"] == pytest.approx(100 * right / 12, abs=1e-3)
+    if compress == "none":
+        assert points["compressed"] == "not run" and about["layers"] == []
+        return
+    assert record["rank"] == 9
+    assert [layer["path"] for layer in about["layers"]] == ["blocks.0.attn", "blocks.1.attn"]
+    assert 0 < about["remaining"]["attention_percent"] < 100
+    model = load(directory / "compressed")
+    weights = load_file(directory / "checkpoints" / "averaged.safetensors")
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    cfg, record = start(f"compress={compress}", "rank=9", "mode=test", f"checkpoint='{directory}'")
+    test.run(cfg, record, folder(tmp_path, "test"))
+    assert record["quality"] == points["finetuned"]
+
+
+def test_a_resumed_run_ends_where_an_unbroken_one_does(start: Start, tmp_path: Path) -> None:
+    """With averaged weights and Mixup; stopped in the middle of an epoch."""
+    given = ["compress=irratt", "rank=9", "task.ema_decay=0.5", "task.mixup.mixup_alpha=0.8", "task.train.keep_best=1"]
+    cfg, whole = start(*given)
+    train.run(cfg, whole, folder(tmp_path, "whole"))
+    cfg, _ = start(*given, "task.train.max_epochs=1", "task.schedule.num_epochs=2")
+    broken = folder(tmp_path, "broken")
+    train.run(cfg, new(cfg, "test"), broken)
+    cfg, resumed = start(*given, f"resume='{broken}'")
+    train.run(cfg, resumed, broken)
+    ends = [
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("whole", "broken")
+    ]
+    for kind in ("state_dict", "trained"):
+        for name, value in ends[0][kind].items():
+            torch.testing.assert_close(ends[1][kind][name], value, rtol=1e-5, atol=1e-6, msg=f"{kind} {name}")
+    assert not all(torch.equal(ends[0]["state_dict"][name], value) for name, value in ends[0]["trained"].items())
+
+
+def test_from_a_constrained_cp_run_to_irratt(start: Start, tmp_path: Path) -> None:
+    cfg, record = start("compress=cp_slimatt", "rank=9", "compress.fusion_penalty=0.5", "task.train.max_epochs=1")
+    first = folder(tmp_path, "cp")
+    train.run(cfg, record, first)
+    assert any(isinstance(module, SlimAttention) for module in load(first / "compressed").modules())
+    cfg, record = start("compress=irratt", f"task.model.checkpoint='{first}'", "task.train.max_epochs=1")
+    train.run(cfg, record, folder(tmp_path, "irratt"))
+    assert sum(record["compression"]["layers"][0]["ranks"]) == 9
+    assert 0 <= record["compression"]["layers"][0]["fusion_dropped"] < 1
+
+
+def test_describe(start: Start, tmp_path: Path) -> None:
+    cfg, record = start("compress=irratt", "rank=9", "mode=describe")
+    describe.run(cfg, record, tmp_path)
+    left = record["compression"]["remaining"]
+    assert left["attention_percent"] == 100 * left["attention_multiply_adds"] / left["attention_multiply_adds_dense"]
+    assert record["parameters"]["total"] == left["parameters"] < left["parameters_dense"]
+    json.dumps(record)
+
+
+def refused(start: Start, tmp_path: Path, *overrides: str, kind: type[Exception]) -> str:
+    cfg, record = start(*overrides)
+    with pytest.raises(kind) as caught:
+        train.run(cfg, record, tmp_path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_refused_before_data_is_read(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("src.data.images.ImageData.setup", lambda *_: pytest.fail("data was read"))
+    for line, message in {
+        "compress=truncatt rank=9": "rank=9: blocks.0.attn takes 1 to 8",
+        "compress=irratt rank=2": "rank=2: blocks.0.attn takes 3 to 24",
+        "compress=irratt compress.vo_rank=0": "vo_rank=0: expected at least 1",
+        "compress=irratt compress.mlp_rank=25": "compress.mlp_rank=25",
+        "task.pretrain.epochs=0": "there are no pretrained weights to compress",
+        "task.model.name=vit_tinny_patch16_224": "timm has no such model; nearest: vit_tiny_patch16_224",
+        "compress=irratt task.model.name=swin_tiny_patch4_window7_224": "swin",
+        "task.model.num_heads=7": "refuses its sizes",
+    }.items():
+        assert message in refused(start, tmp_path, *line.split(), kind=ConfigError)
+
+
+def test_checkpoints_that_do_not_fit(start: Start, tmp_path: Path) -> None:
+    model = VisionTransformer("vit_tiny_patch16_224", None, 32, 16, 24, 2, 3).create(12)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def error(name: str, changed: dict[str, Any] | bytes) -> str:
+        path = tmp_path / name
+        if isinstance(changed, bytes):
+            path.write_bytes(changed)
+        elif name.endswith("pth"):
+            torch.save(changed, path)
+        else:
+            save_file(changed, path)
+        return refused(start, tmp_path, f"task.model.checkpoint='{path}'", kind=DataError)
+
+    assert "the checkpoint lacks cls_token" in error(
+        "a.safetensors", {k: v for k, v in weights.items() if k != "cls_token"}
+    )
+    assert "has extra, which this VisionTransformer lacks" in error(
+        "b.pth", {"model": weights | {"extra": torch.ones(1)}}
+    )
+    assert "head.bias has shape (5,), this VisionTransformer's is (12,)" in error(
+        "c.safetensors", weights | {"head.bias": torch.ones(5)}
+    )
+    assert "not a readable checkpoint" in error("d.safetensors", b"nothing")
+    assert "more than tensors" in error("e.pth", {"model": Path()})
+    missing = refused(start, tmp_path, "task.model.checkpoint=nowhere/x.pth", kind=DataError)
+    assert "no such checkpoint file" in missing
+    torch.save({"state_dict": weights}, tmp_path / "good.pth")
+    cfg, record = start(f"task.model.checkpoint='{tmp_path / 'good.pth'}'", "task.train.max_epochs=1")
+    directory = folder(tmp_path, "good")
+    train.run(cfg, record, directory)
+    assert "pretraining" not in record and OmegaConf.is_config(cfg)
