@@ -106,10 +106,14 @@ WRONG = {
     "attention=gqa rank=2": "attention=gqa has no rank; with one: attention=mla, attention=mla_t6",
     "stride=2 attention.stride=4": "has no effect",
     # modes
-    "mode=trian": "mode=trian: expected train or test or bench or describe; nearest: train",
+    "mode=trian": "mode=trian: expected train or test or bench or describe or generate or evaluate; nearest: train",
     "mode=test": "mode=test needs checkpoint=",
     "mode=test checkpoint=/nowhere": "checkpoint=/nowhere: no such file or directory",
-    "checkpoint=/": "checkpoint= is read by mode=test, not by mode=train",
+    "checkpoint=/": "checkpoint= is read by mode=test and mode=generate and mode=evaluate, not by mode=train",
+    "prompt=a": "prompt= is read by mode=generate, not by mode=train",
+    "mode=generate": "mode=generate needs checkpoint=",
+    "mode=generate prompt=5": "prompt=5: expected text or null",
+    "mode=evaluate": "mode=evaluate needs checkpoint=",
     "mode=describe resume=/": "resume= is read by mode=train",
     "resume=/nowhere": "no such file or directory",
     "-m resume=/ seed=1,2": "leave -m out",
@@ -156,11 +160,24 @@ def test_a_right_command_line(line: str) -> None:
     assert {key: OmegaConf.select(cfg, key) for key in RIGHT[line]} == RIGHT[line]
 
 
-@pytest.mark.parametrize("scale", options("scale"))
+RECIPES = [
+    (task, scale) for task in options("task") for scale in options("scale") if f"{task}_{scale}" in options("recipe")
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "scale"), [*((task, scale) for task, scale in RECIPES if task == "mustc"), ("wikitext2", "sample")]
+)
 @pytest.mark.parametrize("attention", options("attention"))
-def test_every_mechanism_at_every_scale(attention: str, scale: str) -> None:
-    cfg = compose(f"attention={attention}", f"scale={scale}")
+def test_every_mechanism_at_every_scale(attention: str, task: str, scale: str) -> None:
+    cfg = compose(f"task={task}", f"attention={attention}", f"scale={scale}")
     assert (cfg.choices.attention, cfg.choices.scale, cfg.scale) == (attention, scale, scale)
+
+
+@pytest.mark.parametrize(("task", "scale"), RECIPES)
+def test_every_task_at_each_of_its_scales(task: str, scale: str) -> None:
+    cfg = compose(f"task={task}", "attention=mha", f"scale={scale}")
+    assert (cfg.choices.task, cfg.task.name, cfg.scale) == (task, task, scale)
 
 
 @pytest.mark.parametrize("experiment", options("experiment"))

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from src.data.samples import markov
 from src.data.samples.markov import Source
 from src.data.text import find, read_lines
 from src.data.tokens import TokenFile, open_shard
@@ -192,7 +193,7 @@ class FineWebEdu(TextCorpus):
         documents: list[str] = []
         for split in ("validation", "test", "train"):
             number = self.number if split != "train" else None
-            lines = list(source.lines(split, max(1000, number) if number else None))
+            lines = list(source.lines(split, max(markov.LINES[split], number) if number else None))
             ends = np.linspace(0, len(lines), 1 + (number or len(lines) // 16), dtype=int)
             documents += ["\n".join(lines[a:b]) for a, b in pairwise(ends)]
         parquet.write_table(pyarrow.table({"text": documents}), root / "000_00000.parquet")

@@ -34,11 +34,11 @@ PUBLISHED = {  # heads, attention parameters of a layer, cache elements per toke
 }
 MLA = {  # the T6 system's own, with a query latent
     "small_mla": (13, 2_319_104, 288, 123_085_824),
-    "small_mla_table": (12, 2_188_032, 288, 121_512_960),
+    "small_mla_printed": (12, 2_188_032, 288, 121_512_960),
     "medium_mla": (23, 4_211_456, 288, 353_863_680),
-    "medium_mla_table": (23, 6_882_816, 544, 417_976_320),
+    "medium_mla_printed": (23, 6_882_816, 544, 417_976_320),
     "large_mla": (34, 6_595_328, 288, 773_634_048),
-    "large_mla_table": (34, 10_364_416, 544, 909_321_216),
+    "large_mla_printed": (34, 10_364_416, 544, 909_321_216),
     "xl_mla": (49, 10_312_448, 288, 1_558_370_304),
 }
 WIDTHS = {"small": 768, "medium": 1024, "large": 1280, "xl": 1600}

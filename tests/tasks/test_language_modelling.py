@@ -30,6 +30,7 @@ TINY = [
     "task.attention_heads=2",
     "task.data.window=16",
     "task.data.batch_size=4",
+    "task.data.eval_batch_size=64",
     "task.train.max_steps=8",
     "task.train.validate_every=4",
     "task.schedule.warmup_steps=2",
@@ -127,7 +128,7 @@ def test_the_perplexity_is_that_of_the_model_on_the_text(start: Start, trained: 
     cfg, again = start("mode=test", f"checkpoint='{directory}'")
     flow = train.flow_of(cfg)
     data, module = flow.prepare(again, "test")
-    module.model.load_state_dict(weights(directory))  # type: ignore[attr-defined]
+    module.model.load_state_dict(weights(directory))
     file = data.tokens("test")  # type: ignore[attr-defined]
     ids = torch.from_numpy(file.read(0, len(file)))
     total = 0.0
@@ -222,7 +223,7 @@ def test_gradients_are_per_token_of_the_whole_update(start: Start, tmp_path: Pat
         cfg, record = start(
             f"task.data.batch_size={batch}", f"task.train.accumulate={accumulate}", "task.train.max_steps=1",
             "task.train.validate_every=1", "task.optimizer._target_=torch.optim.SGD", "~task.optimizer.betas",
-            "~task.optimizer.eps", "task.data.eval_batch_size=4", "+task.model.output_init=default",
+            "~task.optimizer.eps", "+task.model.output_init=default",
         )  # fmt: skip
         train.run(cfg, record, tmp_path / name)
         found[name] = weights(tmp_path / name)
