@@ -1,10 +1,8 @@
 """mode=bench: time and memory with random weights, against references, in one run."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from omegaconf import DictConfig
 
@@ -17,15 +15,16 @@ from src.bench.show import progress, show
 from src.bench.variants import Variant, copied, lineup, publish_by
 from src.config import instantiate
 
-from .build import device_of
+from .build import busy_cores, device_of
 from .flow import flow_of
-
-log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fills `bench` (protocol, checks, a row per shape), and from its rows what the record's sections ask."""
     settings: Settings = instantiate(cfg.bench)
+    flow = flow_of(cfg)
+    if flow.bench(record, directory, settings):
+        return
     device, dtype = device_of(cfg), getattr(torch, settings.dtype)
     publish = publish_by(settings.published)
     variants = lineup(cfg, settings)
@@ -51,7 +50,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
             bar.update(task, description=f"{shape.what} {shape.text}")
             rows.append(measure(present(shape), shape, settings, device, checks, lambda done: bar.advance(task, done)))
     record["corpus"] = "none: random inputs"
-    flow_of(cfg).describe(record)
+    flow.describe(record)
     fill(record, settings)
     show(record, directory)
 
@@ -78,17 +77,6 @@ def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
         "check": "against the published algorithm in float64 with the same weights, relative norms of differences; "
         "steps: cached steps of reordered hypotheses against the parallel form",
     }
-
-
-def busy_cores() -> float:
-    """Cores that other processes keep busy; says so where that spoils wall times."""
-    busy = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)
-    if busy > 0.25:
-        log.warning(
-            "other processes keep %.1f cores busy: trust ratios of cpu_seconds (in the record) more than wall times",
-            busy,
-        )
-    return round(busy, 2)
 
 
 def fill(record: dict[str, Any], settings: Settings) -> None:

@@ -1,10 +1,12 @@
 """From a composed config to the things it names."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -12,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from src.attention import Attention
 from src.config import instantiate
+
+log = logging.getLogger(__name__)
 
 
 class _SkipInit(TorchFunctionMode):
@@ -93,3 +97,14 @@ def device_of(cfg: DictConfig) -> torch.device:
     if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def busy_cores() -> float:
+    """Cores that other processes keep busy; says so where that spoils wall times."""
+    busy = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)
+    if busy > 0.25:
+        log.warning(
+            "other processes keep %.1f cores busy: trust ratios of cpu_seconds (in the record) more than wall times",
+            busy,
+        )
+    return round(busy, 2)

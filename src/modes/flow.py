@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from src.attention import Attention
+from src.bench import Settings
 from src.config import instantiate
 from src.data import TaskData
 from src.tasks.trainable import Trainable
@@ -75,6 +76,10 @@ class Flow(ABC):
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: TaskData, module: Trainable) -> None:  # noqa: B027
         """What comes between building a model and training it."""
+
+    def bench(self, record: dict[str, Any], directory: Path, settings: Settings) -> bool:
+        """A kind of task whose model has no mechanism of src.attention measures by itself. False: mode=bench does."""
+        return False
 
     @abstractmethod
     def score(self, record: dict[str, Any], directory: Path, data: TaskData, module: Trainable) -> None:

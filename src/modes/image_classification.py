@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import src.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
@@ -20,13 +20,17 @@ from rich.progress import Progress
 from rich.table import Table
 from safetensors.torch import save as save_tensors
 from timm.data import Mixup
+from timm.layers.attention import Attention
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from torch import nn
 
+from src.bench import Settings, vision
 from src.callbacks.memory import MemoryMeter
 from src.compression import Method, compress, folder, outline
 from src.compression.counting import multiply_adds, parameters, ratios
+from src.compression.heads import refuse
+from src.compression.transform import attention_layers
 from src.config import instantiate
 from src.data.files import write_atomically
 from src.data.images import ImageData
@@ -37,7 +41,7 @@ from src.record import NOT_RUN
 from src.tasks.evaluate import write_predictions
 from src.tasks.image_classification import ImageClassification
 
-from .build import device_of, without_memory
+from .build import busy_cores, device_of, without_memory
 from .flow import Decoder, Flow
 
 log = logging.getLogger(__name__)
@@ -199,6 +203,42 @@ class ImageClassificationFlow(Flow):
             self.spec.options(len(data.classes)),
             {"compress": self.cfg.choices.compress, "classes": data.classes},
         )
+
+    def bench(self, record: dict[str, Any], directory: Path, settings: Settings) -> bool:
+        """One attention layer of the model with random weights, forward, at `bench.batch` images."""
+        if not self.method or not self.method.compresses_attention:
+            raise ConfigError("mode=bench of task=imagenet measures compressed attention: give compress=")
+        device, model = device_of(self.cfg), self.build()
+        layer = next(module for _, module in attention_layers(model))
+        refuse(layer, "attention")
+        tokens = self.cfg.task.data.image_size**2 // model.patch_embed.patch_size[0] ** 2  # type: ignore[index, union-attr]
+        tokens += model.num_prefix_tokens
+        busy = busy_cores()
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("attention", total=None)
+            row = vision.measure(
+                cast(Attention, layer), self.method, tokens, settings, device, lambda: bar.advance(task)
+            )
+        record["corpus"] = "none: random inputs"
+        record["bench"] = {
+            "protocol": {
+                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+                "dtype": settings.dtype,
+                "threads": torch.get_num_threads(),
+                "busy_cores_before": busy,
+                "rounds": settings.rounds,
+                "warmup": settings.warmup,
+                "forward": "one attention layer, no gradients, random weights; uneven ranks where heads share a total",
+                "time": "wall seconds; the variants take turns in each round; cpu_seconds: all threads together",
+                "ratio": "the other's seconds by the compressed layer's, pair by pair of the same round",
+            },
+            "checks": {"loop": {"relative difference in float64": row["loop_difference"]}},
+            "rows": [row],
+        }
+        self.describe(record)
+        for pair in row["ratios"]:
+            log.info("%s takes %s times the compressed layer's time", pair["against"], pair.get("seconds", pair))
+        return True
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         module.forget_average()
