@@ -225,6 +225,8 @@ def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) ->
     """Keys that may have been meant: those with the same end, those beside it, those that look alike."""
     node, path, rest = _walk(plain, key)
     every = [name for name in _keys(plain) if not name.startswith("hydra.") or key.startswith("hydra.")]
+    order = {group: i for i, group in enumerate(config.GROUPS)}
+    every.sort(key=lambda name: order.get(name.partition(".")[0], -1))  # a task's keys before a mechanism's
     same_end = [name for name in every if name.endswith(f".{key}")]
     same_end += [name for name in every if "." in key and name.endswith(f".{key.rpartition('.')[2]}")]
     if "." not in key:
