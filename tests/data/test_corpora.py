@@ -80,7 +80,7 @@ def test_fineweb_documents_are_held_out_from_its_first_file(tmp_path: Path) -> N
     assert found == {"train": ["4", "5", "6", "7"], "validation": ["0", "1"], "test": ["2", "3"]}
     for split in ("train", "test"):
         with pytest.raises(DataError, match=rf"no document is left for {split}: 2 x 8 .*held_out_documents"):
-            list(FineWebEdu("F", 8).texts(tmp_path, split))  # type: ignore[arg-type]
+            list(FineWebEdu("F", 8).texts(tmp_path, split))
 
 
 def test_fineweb_shards_are_read_without_their_headers(tmp_path: Path) -> None:
