@@ -127,7 +127,7 @@ def test_the_perplexity_is_that_of_the_model_on_the_text(start: Start, trained: 
     cfg, again = start("mode=test", f"checkpoint='{directory}'")
     flow = train.flow_of(cfg)
     data, module = flow.prepare(again, "test")
-    module.model.load_state_dict(weights(directory))  # type: ignore[attr-defined]
+    module.model.load_state_dict(weights(directory))
     file = data.tokens("test")  # type: ignore[attr-defined]
     ids = torch.from_numpy(file.read(0, len(file)))
     total = 0.0
