@@ -1,7 +1,7 @@
 """From YAML to one fixed configuration, and from a node of it to an object.
 
 Resolvers for the files in conf/: `${or:a,b}` is a unless a is null, `${mul:a,b}`, `${div:a,b}` (which must be exact),
-`${min:a,b}`.
+`${min:a,b}`, and `${pick:k,{a: 1, b: 2}}`, which is what stands beside k.
 Knows Hydra and OmegaConf only: the command line is checked with it before anything heavy is imported.
 """
 
@@ -42,6 +42,7 @@ def register_resolvers() -> None:
         "mul": lambda a, b: a * b,
         "div": _divide,
         "min": min,
+        "pick": lambda key, table: table[key],
         "path": lambda path: None if path is None else str(Path(path).expanduser()),
     }
     for name, function in resolvers.items():

@@ -131,6 +131,18 @@ class MHA(Attention):
         mask = None if prompt_lengths is None else length_mask(prompt_lengths, start)
         return self._attend(q, self._pack(k, v), [Past(self._pack(kp, vp), mask)], dropout)
 
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(B, S, d), (B,) -> (B, S, d): every position sees all of its row."""
+        cos, sin = rotary_table(self.head_dim, self.rope_theta, x.shape[1], x.dtype, x.device)
+        q, k, v = (self._heads(x, linear) for linear in (self.query, self.key, self.value))
+        mask = length_mask(lengths, x.shape[1])[:, None, None]
+        dropout = self.dropout if self.training else 0.0
+        grouped = self.num_kv_heads < self.num_heads
+        out = F.scaled_dot_product_attention(
+            rotate(q, cos, sin), rotate(k, cos, sin), v, mask, dropout, enable_gqa=grouped
+        )
+        return self._join(out)
+
     def _attend(self, q_bhtd: Tensor, packed: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
         out = merged_attention(q_bhtd.transpose(1, 2), packed, self.head_dim, self.scale, past=past, dropout=dropout)
         return self.out(out.flatten(2))

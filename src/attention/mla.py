@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .base import Attention, Cache, begin_prompt, check_room, length_mask, rows_of, rows_per_prompt
 from .cached import attend_cached
@@ -147,6 +148,20 @@ class MLA(Attention):
             past.append(Past(self._expand(*self._latents(prompt, *before)), mask))
         latents = self._latents(x, cos, sin)
         return self._attend(self._queries(x, cos, sin), *latents, past, self.dropout if self.training else 0.0)
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(B, S, d), (B,) -> (B, S, d): every position sees all of its row."""
+        cos, sin = (t[None] for t in rotary_table(self.rope_dim, self.rope_theta, x.shape[1], x.dtype, x.device))
+        packed, mask = self._slots_of(*self._latents(x, cos, sin), lengths)
+        value, key = packed.transpose(1, 2).split([self.head_dim, self.head_dim + self.rope_dim], -1)
+        q = self._queries(x, cos, sin).transpose(1, 2)
+        dropout = self.dropout if self.training else 0.0
+        out = F.scaled_dot_product_attention(q, key, value, mask[:, None, None], dropout, scale=self.scale)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """All that a row holds, packed as `_expand` does, and where there is a slot, (B, slots)."""
+        return self._expand(latent, rotary), length_mask(lengths, latent.shape[1])
 
     def _attend(self, q: Tensor, latent: Tensor, rotary: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
         out = expanded_attention(q, latent, rotary, self._up(), self.head_dim, self.scale, past=past, dropout=dropout)

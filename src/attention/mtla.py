@@ -138,6 +138,16 @@ class MTLA(MLA):
         wide = torch.promote_types(latent.dtype, torch.float32)
         return (self.gate_latent(latent) * gates).sum(-1, keepdim=True, dtype=wide).sigmoid()
 
+    def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole chunks merged, and the last one as far as it goes."""
+        s, size = self.stride, latent.shape[1]
+        latent = latent * length_mask(lengths, size).unsqueeze(-1)
+        chunks = F.pad(latent, (0, 0, 0, -size % s)).unflatten(1, (-1, s))
+        slots = chunks.shape[1]
+        merged = (self._gate(chunks, self.slot_gates(slots).unsqueeze(-2)) * chunks).sum(2).to(latent.dtype)
+        newest = (torch.arange(1, slots + 1, device=lengths.device) * s).minimum(lengths[:, None]).clamp(min=1) - 1
+        return self._expand(merged, _take(rotary, newest)), length_mask(-(-lengths // s), slots)
+
     def _read(self, prompt: Tensor, lengths: Tensor | None, cos: Tensor, sin: Tensor) -> _Prompt:
         """Merge a prompt (B, S, d) of these lengths."""
         s, size = self.stride, prompt.shape[1]

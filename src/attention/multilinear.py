@@ -501,6 +501,11 @@ class TiedMultiLinear(MultiLinear):
         cache.text.copy_((total - prompt) / (cache.length + k.shape[1]))
         return out
 
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(B, T, d), (B,) -> (B, T, d): every position reads all of its row, as `MultiLinearEncoder` does."""
+        q, k, v = self._project(x)
+        return self.out(_through(q, _mean_pairs(k, v, lengths)).flatten(2))
+
     def _total(self, mean: Tensor, size: int | Tensor, rows: int) -> Tensor:
         """The sum behind a prompt's mean, for each of its rows, (B, R, V)."""
         wide = mean.to(torch.promote_types(mean.dtype, torch.float32))

@@ -27,9 +27,9 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from rich.console import Console
 from rich.progress import Progress
 
-from src.data.features import Array, FilterBank, read_waveform
+from src.data.corpus import Segment
+from src.data.features import Array, FilterBank, change_speed, read_waveform
 from src.data.files import write_atomically
-from src.data.mustc import Segment
 from src.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,8 @@ def content_key(cache_dir: Path, segments: Sequence[Segment], bank: FilterBank) 
     digests = file_digests({segment.audio for segment in segments}, cache_dir / "features" / "audio.json")
     key = hashlib.sha256(json.dumps([VERSION, bank.fingerprint()], sort_keys=True).encode())
     for segment in segments:
-        key.update(f"{digests[segment.audio]} {segment.rate} {segment.start} {segment.num_samples}\n".encode())
+        speed = "" if segment.speed == 1.0 else f" {segment.speed}"
+        key.update(f"{digests[segment.audio]} {segment.rate} {segment.start} {segment.num_samples}{speed}\n".encode())
     return key.hexdigest()
 
 
@@ -155,7 +156,7 @@ def _compute(segment: Segment, bank: FilterBank) -> bytes:
     waveform = read_waveform(segment.audio, segment.start, segment.num_samples)
     if not np.isfinite(waveform).all():
         raise DataError(f"{segment.audio}: {segment.id} has samples that are not finite numbers")
-    return bank(waveform, segment.rate).astype(_DTYPE).tobytes()
+    return bank(change_speed(waveform, segment.rate, segment.speed), segment.rate).astype(_DTYPE).tobytes()
 
 
 def _build(folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank, workers: int) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import kaldi_native_fbank
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
+from src.data.corpus import Kind
 from src.errors import ConfigError, DataError
 
 Array = npt.NDArray[np.float32]
@@ -33,9 +34,16 @@ class FilterBank:
     window: Literal["povey", "hamming", "hanning", "rectangular", "blackman"] = "povey"
     normalize: bool = True
 
+    kind: ClassVar[Kind] = "audio"
+
     def __post_init__(self) -> None:
         if self.sample_rate < 1000 or self.num_mels < 4:
             raise ConfigError(f"features: sample_rate={self.sample_rate} Hz, num_mels={self.num_mels}: too small")
+
+    @property
+    def width(self) -> int:
+        """Numbers in a frame."""
+        return self.num_mels
 
     def fingerprint(self) -> dict[str, object]:
         """All that the numbers depend on besides the audio."""
@@ -83,6 +91,14 @@ def read_waveform(path: Path, start: int, num_samples: int) -> Array:
         raise DataError(f"{path}: damaged audio, {len(samples)} of {num_samples} samples from sample {start} on")
     mono: Array = samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
     return mono
+
+
+def change_speed(waveform: Array, rate: int, speed: float) -> Array:
+    """(samples,) -> (samples / speed,): tempo and pitch together, as a tape that runs faster."""
+    if speed == 1.0 or not len(waveform):
+        return waveform
+    faster: Array = soxr.resample(waveform, rate * speed, rate)
+    return faster
 
 
 @dataclass(frozen=True)

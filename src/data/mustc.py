@@ -11,13 +11,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, get_args
 
-import soundfile
 import yaml
 
-from src.errors import DataError
+from src.data.corpus import Kind, Reader, Segment, inspect_audio, read_lines, read_text
+from src.errors import ConfigError, DataError
 
 # A segment may end this much after its recording (rounding of published offsets); it is cut there.
 END_TOLERANCE_SECONDS = 0.010
@@ -28,21 +29,35 @@ _PLAIN_ITEM = re.compile(rf"- \{{(\w+: {_SCALAR}(?:, \w+: {_SCALAR})*)\}}[ \r]*"
 _Loader: type = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One utterance: `num_samples` samples from `start` on, at the recording's own `rate` (Hz)."""
+Target = Literal["translation", "transcript"]
 
-    id: str
-    audio: Path
-    rate: int
-    start: int
-    num_samples: int
-    source: str
-    target: str
 
-    @property
-    def seconds(self) -> float:
-        return self.num_samples / self.rate
+class MustC(Reader):
+    """MuST-C; target: "translation" or "transcript" (recognition: the decoder's text is the transcript)."""
+
+    unit = "segments"
+    splits = ("train", "dev", "tst-COMMON")
+
+    def __init__(
+        self, source_language: str = "en", target_language: str = "de", target: Target = "translation"
+    ) -> None:
+        if target not in get_args(Target):
+            raise ConfigError(f"task.target={target}: it is {' or '.join(get_args(Target))}")
+        self.languages, self.target = (source_language, target_language), target
+        self.name = f"MuST-C {source_language}-{target_language}"
+
+    def check(self, root: Path, splits: Sequence[str], kind: Kind) -> None:
+        check_layout(root, splits, *self.languages)
+
+    def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> list[Segment]:
+        required = "target" if self.target == "translation" else "source"
+        segments = read_split(root, split, *self.languages, required=None if drop_empty else required)
+        return segments if self.target == "translation" else [replace(x, target=x.source) for x in segments]
+
+    def sample(self, cache_dir: Path) -> Path:
+        from src.data.samples import write_speech_translation
+
+        return write_speech_translation(cache_dir)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +83,7 @@ def read_split(
     yaml_path = folder / "txt" / f"{split}.yaml"
     source_path, target_path = (folder / "txt" / f"{split}.{x}" for x in (source_language, target_language))
     items = _read_items(yaml_path)
-    sources, targets = _read_lines(source_path), _read_lines(target_path)
+    sources, targets = read_lines(source_path), read_lines(target_path)
     if not len(items) == len(sources) == len(targets):
         raise DataError(
             f"{yaml_path.parent}: {yaml_path.name} has {len(items)} segments, {source_path.name} {len(sources)} lines, "
@@ -79,12 +94,12 @@ def read_split(
     if required:
         _refuse_empty(*((source_path, sources) if required == "source" else (target_path, targets)))
     ids = _number_by_offset(items)
-    recordings: dict[str, tuple[Path, int, int]] = {}
+    recordings: dict[str, tuple[int, int]] = {}
     segments = []
     for i, item in enumerate(items):
         if item.wav not in recordings:
-            recordings[item.wav] = _inspect(folder / "wav" / item.wav, f"{yaml_path} line {item.line}")
-        path, rate, length = recordings[item.wav]
+            recordings[item.wav] = inspect_audio(folder / "wav" / item.wav, f"{yaml_path} line {item.line}")
+        rate, length = recordings[item.wav]
         # The published preparation truncates both to whole samples.
         start, count = int(item.offset * rate), int(item.duration * rate)
         if count < 1:
@@ -96,7 +111,17 @@ def read_split(
                 f"{yaml_path} line {item.line}: the segment ends at {item.offset + item.duration:.3f} s, "
                 f"but {item.wav} is {length / rate:.3f} s long"
             )
-        segments.append(Segment(ids[i], path, rate, start, min(count, length - start), sources[i], targets[i]))
+        segments.append(
+            Segment(
+                id=ids[i],
+                source=sources[i],
+                target=targets[i],
+                audio=folder / "wav" / item.wav,
+                rate=rate,
+                start=start,
+                num_samples=min(count, length - start),
+            )
+        )
     return segments
 
 
@@ -144,26 +169,6 @@ def split_folder(root: Path, split: str, source_language: str, target_language: 
     return root / f"{source_language}-{target_language}" / "data" / split
 
 
-def _read_text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path} line {line}: not UTF-8 ({error.reason})") from error
-
-
-def _read_lines(path: Path) -> list[str]:
-    # Not str.splitlines: it also breaks at U+2028, U+0085 and others that occur inside published lines.
-    lines = _read_text(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return [line.strip() for line in lines]
-
-
 def _refuse_empty(path: Path, lines: list[str]) -> None:
     empty = [i for i, line in enumerate(lines, 1) if not line]
     if empty:
@@ -173,7 +178,7 @@ def _refuse_empty(path: Path, lines: list[str]) -> None:
 
 def _read_items(path: Path) -> list[_Item]:
     items = []
-    for line, entry in _parse(path, _read_text(path)):
+    for line, entry in _parse(path, read_text(path)):
         for key in ("wav", "offset", "duration"):
             if key not in entry:
                 raise DataError(f"{path} line {line}: no key {key!r} (found: {', '.join(entry) or 'none'})")
@@ -236,14 +241,3 @@ def _number_by_offset(items: list[_Item]) -> list[str]:
         for n, i in enumerate(sorted(members, key=lambda i: items[i].offset)):
             ids[i] = f"{stem}_{n}"
     return ids
-
-
-def _inspect(path: Path, where: str) -> tuple[Path, int, int]:
-    """(path, sample rate, samples) from the header."""
-    try:
-        if not path.is_file():
-            raise DataError(f"{path}: missing recording, named in {where}")
-        info = soundfile.info(path)
-    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
-        raise DataError(f"{path}: unreadable audio ({error}), named in {where}") from error
-    return path, info.samplerate, info.frames

@@ -26,6 +26,7 @@ class Tokenizer:
     """Text to piece ids and back.  Ids 0..3 are <s> (the blank of CTC), <pad>, </s>, <unk>, fairseq's order.
 
     `size` counts all pieces, the four specials included; `fingerprint` is the SHA-256 of the model file.
+    `labels`: ids of the classes, pieces that no text contains.
     """
 
     bos, pad, eos, unk = 0, 1, 2, 3
@@ -34,6 +35,16 @@ class Tokenizer:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self.size: int = self._processor.get_piece_size()
         self.fingerprint = hashlib.sha256(model).hexdigest()
+        ids = range(self.unk + 1, self.size)
+        self.labels: dict[str, int] = {self.piece(i): i for i in ids if self._processor.is_control(i)}
+
+    def label(self, name: str) -> int:
+        """The id of a class; <unk> for one that was not known when the pieces were learned."""
+        return self.labels.get(name, self.unk)
+
+    def label_of(self, ids: Sequence[int]) -> str:
+        """The class that begins a text; empty where it begins with none."""
+        return self.piece(ids[0]) if len(ids) and ids[0] in self.labels.values() else ""
 
     def encode(self, text: str) -> list[int]:
         """Ids without <s> and </s>."""
@@ -74,9 +85,10 @@ class Tokenizer:
         vocab_size: int,
         type: Kind = "unigram",
         *,
+        labels: Sequence[str] = (),
         hard_limit: bool = True,
     ) -> "Tokenizer":
-        """Learns `vocab_size` pieces from `lines` and writes `<path_prefix>.model` (atomically).
+        """Learns `vocab_size` pieces from `lines`, `labels` included, and writes `<path_prefix>.model` (atomically).
 
         Deterministic: the same lines give the same file. Raises ConfigError for a size that the text does not allow;
         without `hard_limit`, takes the most pieces that it does allow.
@@ -92,6 +104,7 @@ class Tokenizer:
                 model_type=type,
                 hard_vocab_limit=hard_limit,
                 character_coverage=1.0,
+                control_symbols=list(labels),
                 bos_id=cls.bos,
                 pad_id=cls.pad,
                 eos_id=cls.eos,
@@ -109,13 +122,21 @@ class Tokenizer:
 
     @classmethod
     def cached(
-        cls, lines: Sequence[str], folder: Path, vocab_size: int, type: Kind = "unigram", *, hard_limit: bool = True
+        cls,
+        lines: Sequence[str],
+        folder: Path,
+        vocab_size: int,
+        type: Kind = "unigram",
+        *,
+        labels: Sequence[str] = (),
+        hard_limit: bool = True,
     ) -> "Tokenizer":
         """As `train`, but learned once: found in `folder` by the content of `lines` and the settings.
 
         A model on disk that is not the one written (its SHA-256 stands beside it) is learned again.
         """
-        settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit])
+        own = [list(labels)] if labels else []
+        settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit, *own])
         key = hashlib.sha256("\n".join([settings, *lines]).encode()).hexdigest()
         prefix = folder / f"{type}{vocab_size}-{key[:24]}"
         model, check = Path(f"{prefix}.model"), Path(f"{prefix}.sha256")
@@ -123,7 +144,7 @@ class Tokenizer:
             if hashlib.sha256(model.read_bytes()).hexdigest() == check.read_text(errors="replace"):
                 return cls.load(model)
             log.warning("%s: damaged; learning it again", model)
-        tokenizer = cls.train(lines, prefix, vocab_size, type, hard_limit=hard_limit)
+        tokenizer = cls.train(lines, prefix, vocab_size, type, labels=labels, hard_limit=hard_limit)
         write_atomically(check, tokenizer.fingerprint.encode())
         return tokenizer
 

@@ -40,6 +40,7 @@ class BeamSearch:
     A hypothesis's score is its log-probability over length^length_penalty, </s> counted.  A sentence ends when `beam`
     of its hypotheses have ended among its `beam` best candidates of a step; at the length limit all are made to end.
     At most max_len_a * source + max_len_b tokens before </s>, source = prompt length; at least min_len if that allows.
+    `temperature` divides the logits.
     """
 
     beam: int = 5
@@ -47,12 +48,15 @@ class BeamSearch:
     max_len_a: float = 0.0
     max_len_b: int = 200
     min_len: int = 1
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         if self.beam < 1:
             raise ValueError(f"beam must be at least 1, not {self.beam}")
         if self.max_len_b < 0 or self.max_len_a < 0 or self.min_len < 0:
             raise ValueError("max_len_a, max_len_b and min_len cannot be negative")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be above 0, not {self.temperature}")
 
     @torch.inference_mode()
     def __call__(
@@ -65,8 +69,12 @@ class BeamSearch:
         eos: int,
         pad: int,
         dtype: torch.dtype | None = None,
+        first: list[int] | None = None,
     ) -> list[list[Hypothesis]]:
-        """prompt (N, S, d), lengths (N,) -> for each sentence its ended hypotheses, best first, at most `beam`."""
+        """prompt (N, S, d), lengths (N,) -> for each sentence its ended hypotheses, best first, at most `beam`.
+
+        first: the only tokens that a hypothesis may begin with.
+        """
         beam, device, total = self.beam, prompt.device, prompt.shape[0]
         limits = (self.max_len_a * prompt_lengths + self.max_len_b).long()
         longest = int(limits.max())
@@ -81,7 +89,12 @@ class BeamSearch:
         done_count = torch.zeros(total, dtype=torch.long, device=device)
 
         for step in range(longest + 1):
-            logits = model.step(tokens[:, step : step + 1], caches)[:, -1].float()
+            logits = model.step(tokens[:, step : step + 1], caches)[:, -1].float() / self.temperature
+            if step == 0 and first is not None:
+                others = torch.ones_like(logits[0], dtype=torch.bool).index_fill(
+                    0, torch.tensor(first, device=device), 0
+                )
+                logits = logits.masked_fill(others, float("-inf"))
             logp = logits.log_softmax(-1).view(len(active), beam, -1)
             vocab = logp.shape[-1]
             logp[..., pad] = float("-inf")

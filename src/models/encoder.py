@@ -45,7 +45,10 @@ class ConvSubsampler(nn.Module):
 
 
 class SpeechEncoder(nn.Module):
-    """Filter bank (B, S, F) -> (B, S', d): `s2t_transformer` as the MTLA recipes use it (spec 3.1, 4)."""
+    """Filter bank (B, S, F) -> (B, S', d): `s2t_transformer` as the MTLA recipes use it (spec 3.1, 4).
+
+    projection_dim: wide features go through a linear layer of this width and LayerNorm first (AMI's WavLM features).
+    """
 
     def __init__(
         self,
@@ -59,10 +62,15 @@ class SpeechEncoder(nn.Module):
         dropout: float = 0.0,
         attention_dropout: float | None = None,
         activation_dropout: float | None = None,
+        projection_dim: int | None = None,
     ) -> None:
         super().__init__()
         self.scale = math.sqrt(d_model)
-        self.subsample = ConvSubsampler(num_mels, conv_channels, d_model, list(conv_kernels or [5, 5]))
+        self.project: nn.Module = nn.Identity()
+        if projection_dim is not None:
+            self.project = nn.Sequential(nn.Linear(num_mels, projection_dim), nn.LayerNorm(projection_dim))
+        width = projection_dim or num_mels
+        self.subsample = ConvSubsampler(width, conv_channels, d_model, list(conv_kernels or [5, 5]))
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList()
         for _ in range(num_layers):
@@ -77,6 +85,7 @@ class SpeechEncoder(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.project(features) * length_mask(lengths, features.shape[1]).unsqueeze(-1)
         x, lengths = self.subsample(features, lengths)
         x = self.dropout(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x))
         real = length_mask(lengths, x.shape[1])

@@ -36,7 +36,10 @@ class PrefixDecoderLayer(nn.Module):
 
 
 class PrefixDecoder(nn.Module):
-    """Text tokens after a prompt -> logits.  MTLA paper, section 5; exact construction in spec 3.1."""
+    """Text tokens after a prompt -> logits.  MTLA paper, section 5; exact construction in spec 3.1.
+
+    embedding_dropout: of the tokens, where it differs from `dropout`, that of the layers.
+    """
 
     def __init__(
         self,
@@ -50,13 +53,14 @@ class PrefixDecoder(nn.Module):
         activation_dropout: float = 0.0,
         tie_embeddings: bool = False,
         final_norm: bool = True,
+        embedding_dropout: float | None = None,
         pad: int = 1,
     ) -> None:
         super().__init__()
         self.scale = math.sqrt(d_model)
         self.projector = nn.Sequential(nn.Linear(d_model, projector_dim), nn.ReLU(), nn.Linear(projector_dim, d_model))
         self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=pad)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout if embedding_dropout is None else embedding_dropout)
         self.layers = nn.ModuleList(
             PrefixDecoderLayer(attention(), ffn_dim, dropout, activation_dropout) for _ in range(num_layers)
         )
@@ -76,6 +80,9 @@ class PrefixDecoder(nn.Module):
     @property
     def attentions(self) -> list[Attention]:
         return [layer.attention for layer in self.blocks]
+
+    def cache_elements(self, rows: int, capacity: int, prompt: int, sentences: int) -> int:
+        return sum(a.cache_elements(rows, capacity, prompt, sentences) for a in self.attentions)
 
     def multiply_adds(self, context: int) -> int:
         """Of one cached decoding step of one row at `context` positions: attention, feed-forward and vocabulary."""

@@ -13,7 +13,7 @@ from src.config import instantiate
 from src.data import TaskData
 from src.tasks.trainable import Trainable
 
-from .build import cache_shape, count_parameters, without_memory
+from .build import CacheShape, cache_shape, count_parameters, without_memory
 
 
 class Decoder(Protocol):
@@ -51,9 +51,9 @@ class Flow(ABC):
             model = self.build()
         decoder = self.decoder(model)
         shape = cache_shape(self.cfg.bench)
-        rows, prompt, text, itemsize = shape.batch * shape.beam, shape.prompt, shape.text, shape.dtype.itemsize
+        prompt, text, itemsize = shape.prompt, shape.text, shape.dtype.itemsize
         per_token = decoder.attentions[0].cache_elements_per_token
-        elements = sum(a.cache_elements(rows, text, prompt, shape.batch) for a in decoder.attentions)
+        elements = self.cache_elements(decoder, shape)
         record["parameters"] = count_parameters(model)
         record["kv_cache"] |= {
             "elements_per_token_per_layer": per_token,
@@ -66,6 +66,11 @@ class Flow(ABC):
             "decoder": decoder.multiply_adds(prompt + text),
             "context": prompt + text,
         }
+
+    def cache_elements(self, decoder: Any, shape: CacheShape) -> int:
+        """Cached numbers of one decoding batch."""
+        rows = shape.batch * shape.beam
+        return sum(a.cache_elements(rows, shape.text, shape.prompt, shape.batch) for a in decoder.attentions)
 
     def check(self, directory: Path) -> None:  # noqa: B027
         """Refuse, before data is read, what would be refused after it or after training."""

@@ -1,20 +1,21 @@
-"""Speech translation, recognition and what else turns a sequence into text."""
+"""Translation, recognition, understanding, summaries: what turns a sequence into text."""
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
 from src.config import instantiate
-from src.data import SpeechToTextData
+from src.data import SequenceToTextData
 from src.errors import ConfigError
-from src.models import PrefixDecoder, SpeechToText
+from src.models import CrossDecoder, PrefixDecoder
 from src.tasks import SequenceToText
 from src.tasks.checkpoints import find_weights, load_into, read_checkpoint
-from src.tasks.evaluate import evaluate
+from src.tasks.evaluate import Score, evaluate
+from src.tasks.sequence_to_text import Model
 
-from .build import build_model, count_parameters, device_of, identity
+from .build import CacheShape, build_model, count_parameters, device_of, identity
 from .flow import Flow
 from .summary import show
 
@@ -22,25 +23,32 @@ log = logging.getLogger(__name__)
 
 
 class SequenceToTextFlow(Flow):
-    """Encoder, prefix decoder, beam search; scored by `task.score` (BLEU, WER)."""
+    """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents)."""
 
     encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
 
-    def build(self) -> SpeechToText:
+    def build(self) -> Model:
         data = self.cfg.task.data
         return self._model(data.vocab_size, data.ctc_vocab_size)
 
-    def _model(self, vocab_size: int, ctc_vocab_size: int | None) -> SpeechToText:
-        model: SpeechToText = build_model(self.cfg, vocab_size=vocab_size, ctc_vocab_size=ctc_vocab_size)
+    def _model(self, vocab_size: int, ctc_vocab_size: int | None) -> Model:
+        ctc = {"ctc_vocab_size": ctc_vocab_size} if ctc_vocab_size else {}
+        model: Model = build_model(self.cfg, vocab_size=vocab_size, **ctc)
         return model
 
-    def decoder(self, model: Any) -> PrefixDecoder:
-        decoder: PrefixDecoder = model.decoder
+    def decoder(self, model: Any) -> PrefixDecoder | CrossDecoder:
+        decoder: PrefixDecoder | CrossDecoder = model.decoder
         return decoder
+
+    def cache_elements(self, decoder: Any, shape: CacheShape) -> int:
+        elements: int = decoder.cache_elements(shape.batch * shape.beam, shape.text, shape.prompt, shape.batch)
+        return elements
 
     def check(self, directory: Path) -> None:
         task = self.cfg.task
         instantiate(task.decode, path="task.decode")
+        if task.score not in get_args(Score):
+            raise ConfigError(f"task.score={task.score}: it is one of {', '.join(get_args(Score))}")
         if not 0 <= task.train.label_smoothing < 1:
             raise ConfigError(f"task.train.label_smoothing={task.train.label_smoothing}: expected at least 0, below 1")
         if task.train.ctc_weight and task.data.ctc_vocab_size is None:
@@ -51,11 +59,12 @@ class SequenceToTextFlow(Flow):
             path = find_weights(Path(task.encoder_checkpoint).expanduser())
             self.encoder = path, read_checkpoint(path)[0]
 
-    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[SpeechToTextData, SequenceToText]:
+    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[SequenceToTextData, SequenceToText]:
         cfg = self.cfg
-        data: SpeechToTextData = instantiate(cfg.task.data, path="task.data")
+        data: SequenceToTextData = instantiate(cfg.task.data, path="task.data")
         data.setup(stage)
         record["corpus"] = data.corpus
+        self._check_width(data)
         ctc = data.ctc_tokenizer
         model = self._model(data.tokenizer.size, ctc.size if ctc and cfg.task.train.ctc_weight else None)
         record["parameters"] = count_parameters(model)
@@ -70,9 +79,18 @@ class SequenceToTextFlow(Flow):
             seed=cfg.seed,
             label_smoothing=cfg.task.train.label_smoothing,
             ctc_weight=cfg.task.train.ctc_weight,
+            first_token_weight=cfg.task.train.first_token_weight,
             clip=cfg.task.train.clip,
         )
         return data, module
+
+    def _check_width(self, data: SequenceToTextData) -> None:
+        width = getattr(data.front, "width", None)
+        expected = self.cfg.task.model.encoder.get("num_mels")
+        if width != expected:
+            raise ConfigError(
+                f"task.model.encoder.num_mels={expected}, but task.data.features gives frames of {width} numbers"
+            )
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Start the encoder from another run's, as the recipe starts translation from recognition."""
@@ -88,7 +106,7 @@ class SequenceToTextFlow(Flow):
             module,
             data.test_dataloader(max_frames=cfg.task.decode_max_frames),
             instantiate(cfg.task.decode, path="task.decode"),
-            "wer" if cfg.task.target == "transcript" else "bleu",
+            cfg.task.score,
             device_of(cfg),
             cfg.hardware.precision,
             directory,
@@ -96,3 +114,9 @@ class SequenceToTextFlow(Flow):
         for section, found in results.items():
             record[section] = record[section] | found if section == "kv_cache" else found
         show(record, directory)
+
+
+class SpokenIntentFlow(SequenceToTextFlow):
+    """Checkpoints are chosen by how often the first token, the class, is right."""
+
+    monitor = "val_intent_accuracy"

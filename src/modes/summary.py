@@ -49,6 +49,7 @@ def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
     rows = {
         "corpus": corpus,
         name.upper(): f"{quality[name]}   ({quality.get('signature', '')})",
+        **{key: str(value) for key, value in quality.items() if key != name and isinstance(value, float)},
         "parameters": f"{record['parameters']['total']:,}   (attention {record['parameters']['attention']:,})",
         "cache per token and layer": f"{cache['elements_per_token_per_layer']:g} numbers",
         "cache of the largest batch": f"{mib(cache['bytes_measured'])} MiB ({mib(cache['bytes_predicted'])} predicted)",

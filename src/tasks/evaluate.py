@@ -5,8 +5,9 @@ import re
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.progress import Progress
@@ -18,7 +19,7 @@ from src.callbacks import quality
 from src.callbacks.memory import MemoryMeter
 from src.decoding import BeamSearch
 from src.errors import DataError
-from src.models import PrefixDecoder
+from src.models import CrossDecoder, PrefixDecoder
 
 from .sequence_to_text import SequenceToText
 
@@ -26,7 +27,7 @@ from .sequence_to_text import SequenceToText
 class CacheWatch:
     """A decoder that notes the largest caches made through it, in bytes: as allocated and as predicted."""
 
-    def __init__(self, decoder: PrefixDecoder) -> None:
+    def __init__(self, decoder: PrefixDecoder | CrossDecoder) -> None:
         self.decoder, self.measured, self.predicted = decoder, 0, 0
 
     def start(
@@ -35,10 +36,7 @@ class CacheWatch:
         caches = self.decoder.start(prompt, lengths, beam, capacity, dtype=dtype)
         sentences, size = prompt.shape[:2]
         width = (dtype or prompt.dtype).itemsize
-        predicted = sum(
-            width * attention.cache_elements(sentences * beam, capacity, size, sentences)
-            for attention in self.decoder.attentions
-        )
+        predicted = width * self.decoder.cache_elements(sentences * beam, capacity, size, sentences)
         measured = sum(cache.nbytes for cache in caches)
         self.measured, self.predicted = max((self.measured, self.predicted), (measured, predicted))
         return caches
@@ -47,24 +45,69 @@ class CacheWatch:
         return self.decoder.step(tokens, caches)
 
 
+Score = Literal["bleu", "wer", "wer_as_written", "rouge", "intent"]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One line of predictions, and what a score needs besides; `forced`: the class found among the known ones alone."""
+
+    id: str
+    source: str
+    reference: str
+    hypothesis: str
+    others: tuple[str, ...] = ()
+    label: str = ""
+    found: str = ""
+    forced: str = ""
+
+    def line(self) -> tuple[str, str, str, str]:
+        texts = (f"{self.label} {self.reference}", f"{self.found} {self.hypothesis}")
+        return (self.id, self.source, texts[0].strip(), texts[1].strip())
+
+
+def quality_of(rows: list[Decoded], score: Score) -> dict[str, Any]:
+    """The record's `quality` block; its first number is the headline."""
+    hypotheses, references = [row.hypothesis for row in rows], [row.reference for row in rows]
+    match score:
+        case "bleu":
+            return quality.bleu(hypotheses, references)
+        case "wer" | "wer_as_written":
+            return quality.wer(hypotheses, references, punctuation=score == "wer_as_written")
+        case "rouge":
+            return quality.rouge(hypotheses, [[row.reference, *row.others] for row in rows])
+        case "intent":
+            wanted = [row.label for row in rows]
+            found = {
+                "accuracy": quality.accuracy([row.found for row in rows], wanted),
+                "accuracy_constrained": quality.accuracy([row.forced for row in rows], wanted),
+            }
+            if not any(references):
+                return found | {"signature": "first token of the best hypothesis; constrained: among the classes alone"}
+            words = quality.wer(hypotheses, references)
+            return found | words | {"signature": f"first token of the best hypothesis; words: {words['signature']}"}
+
+
 def evaluate(
     module: SequenceToText,
     loader: DataLoader[Any],
     search: BeamSearch,
-    score: str,
+    score: Score,
     device: torch.device,
     precision: str,
     directory: Path,
 ) -> dict[str, Any]:
     """Writes predictions.tsv; returns the record's `quality`, `inference` and `kv_cache` blocks.
 
-    `score` is bleu or wer.  Seconds are those of encoding and searching alone.
+    Seconds are those of encoding and searching alone; for score=intent, of the free search alone: what is searched
+    again with the first token among the classes is not counted.
     """
     module = module.to(device).eval()
     low = torch.bfloat16 if precision.startswith("bf16") else None
     context = torch.autocast(device.type, low) if low else nullcontext()
     watch = CacheWatch(module.model.decoder)
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[Decoded] = []
+    labels = list(module.tokenizer.labels.values()) if score == "intent" else []
     seconds, tokens, sentences = 0.0, 0, 0
     batches = len(loader)
     meter = MemoryMeter(device)
@@ -77,15 +120,18 @@ def evaluate(
             seconds += now(device) - began
             tokens += sum(len(h[0].tokens) for h in found if h)
             sentences = max(sentences, len(batch.ids))
-            rows += zip(batch.ids, batch.sources, batch.references, map(module.text, found), strict=True)
+            forced = [""] * len(found)
+            if labels:
+                forced = list(map(module.label, module.decode(batch, search, low, first=labels)))
+            columns = (batch.ids, batch.sources, batch.references, map(module.text, found), batch.others, batch.labels)
+            rows += map(Decoded, *columns, map(module.label, found), forced)
             progress.advance(bar)
     if not tokens:
         raise DataError("decoding ended no hypothesis in the whole test set: the weights give no numbers to search in")
-    rows.sort(key=lambda row: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])])
-    write_predictions(directory / "predictions.tsv", rows)
-    hypotheses, references = [row[3] for row in rows], [row[2] for row in rows]
+    rows.sort(key=lambda row: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row.id)])
+    write_predictions(directory / "predictions.tsv", [row.line() for row in rows])
     return {
-        "quality": {"bleu": quality.bleu, "wer": quality.wer}[score](hypotheses, references) | {"sentences": len(rows)},
+        "quality": quality_of(rows, score) | {"sentences": len(rows)},
         "inference": {
             "seconds": round(seconds, 3),
             "tokens_per_second": round(tokens / seconds, 1) if seconds else "not run",

@@ -1,4 +1,4 @@
-"""Sequence in, text out: one LightningModule for speech translation, recognition and what else has this shape."""
+"""Sequence in, text out: one LightningModule for translation, recognition, understanding and summaries."""
 
 from typing import Any
 
@@ -9,29 +9,37 @@ from torch.nn import functional as F
 from src.data.batch import Batch
 from src.data.tokenizer import Tokenizer
 from src.decoding import BeamSearch, Decodable, Hypothesis
-from src.models import SpeechToText
+from src.models import EncoderDecoder, SpeechToText, TextToText
 
 from .trainable import Trainable
 
+Model = SpeechToText | TextToText | EncoderDecoder
+
 
 class SequenceToText(Trainable):
-    """Trains a model with label-smoothed cross-entropy on the text and, on request, CTC on the encoder's output."""
+    """Trains a model with label-smoothed cross-entropy on the text and, on request, CTC on the encoder's output.
 
-    model: SpeechToText
+    first_token_weight: how many times the first token's cross-entropy counts (the class, where a text begins with one).
+    """
+
+    model: Model
 
     def __init__(
         self,
-        model: SpeechToText,
+        model: Model,
         tokenizer: Tokenizer,
         *,
         label_smoothing: float = 0.0,
         ctc_weight: float = 0.0,
+        first_token_weight: float = 1.0,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         if ctc_weight and model.ctc is None:
             raise ValueError("ctc_weight is set, but the model has no CTC head")
         self.model, self.tokenizer, self.ctc_weight = model, tokenizer, ctc_weight
+        self.first_token_weight = first_token_weight
+        self.first_right = torch.tensor(0)
         # Published smoothing spreads eps over the V - 1 other tokens, torch's over all V.
         self.smoothing = label_smoothing * tokenizer.size / (tokenizer.size - 1)
 
@@ -55,6 +63,12 @@ class SequenceToText(Trainable):
                 else F.cross_entropy(flat, target, ignore_index=Tokenizer.pad, reduction="sum")
             )
             right = ((flat.argmax(-1) == target) & real).sum()
+            self.first_right = (logits[:, 0].argmax(-1) == batch.targets[:, 0]).sum()
+        if self.training and self.first_token_weight != 1.0:
+            first = F.cross_entropy(
+                logits[:, 0].float(), batch.targets[:, 0], reduction="sum", label_smoothing=self.smoothing
+            )
+            loss = loss + (self.first_token_weight - 1) * first
         if self.ctc_weight and self.training:
             assert self.model.ctc is not None and batch.ctc_targets is not None and batch.ctc_target_lengths is not None
             logp = self.model.ctc(encoded).float().log_softmax(-1).transpose(0, 1)
@@ -71,14 +85,25 @@ class SequenceToText(Trainable):
             loss = loss + self.ctc_weight * ctc
         return loss, plain, right, real.sum()
 
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        if self.tokenizer.labels:
+            where: dict[str, Any] = {"on_epoch": True, "sync_dist": True, "batch_size": len(batch)}
+            self.log("val_intent_accuracy", self.first_right / len(batch), **where)
+
     def first_of(self, batch: Batch) -> str:
         return batch.ids[0]
 
     @torch.inference_mode()
     def decode(
-        self, batch: Batch, search: BeamSearch, dtype: torch.dtype | None = None, decoder: Decodable | None = None
+        self,
+        batch: Batch,
+        search: BeamSearch,
+        dtype: torch.dtype | None = None,
+        decoder: Decodable | None = None,
+        first: list[int] | None = None,
     ) -> list[list[Hypothesis]]:
-        """The search's hypotheses of each utterance, best first; caches in `dtype`."""
+        """The search's hypotheses of each utterance, best first; caches in `dtype`; `first`: what they begin with."""
         prompt, lengths = self.model.encoder(batch.features, batch.feature_lengths)
         return search(
             decoder or self.model.decoder,
@@ -88,8 +113,13 @@ class SequenceToText(Trainable):
             eos=Tokenizer.eos,
             pad=Tokenizer.pad,
             dtype=dtype,
+            first=first,
         )
 
     def text(self, hypotheses: list[Hypothesis]) -> str:
-        """The best hypothesis, detokenised; empty where the search ended none."""
+        """The best hypothesis, detokenised, without its class; empty where the search ended none."""
         return self.tokenizer.decode([t for t in hypotheses[0].tokens if t != Tokenizer.eos]) if hypotheses else ""
+
+    def label(self, hypotheses: list[Hypothesis]) -> str:
+        """The class that the best hypothesis begins with; empty where it begins with none."""
+        return self.tokenizer.label_of(hypotheses[0].tokens) if hypotheses else ""

@@ -18,7 +18,7 @@ TINY = ("task.model.d_model=32", "task.attention_heads=4", "task.attention_dropo
 @cache
 def _composed(name: str, *groups: str) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", [f"attention={name}", "task=mustc", *groups])
+        return compose("config", [f"attention={name}", *groups])
 
 
 def composed(name: str, *overrides: str) -> DictConfig:

@@ -13,8 +13,9 @@ import soundfile
 
 from src.data import cache
 from src.data.cache import FeatureStore, open_features
+from src.data.corpus import Segment
 from src.data.features import FilterBank, read_waveform
-from src.data.mustc import Segment, read_split
+from src.data.mustc import read_split
 from src.errors import DataError
 
 BANK = FilterBank(sample_rate=8000, num_mels=20)

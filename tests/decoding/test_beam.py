@@ -106,3 +106,35 @@ def test_length_limit_follows_the_source() -> None:
 def test_refuses_what_makes_no_sense() -> None:
     with pytest.raises(ValueError, match="beam must be at least 1"):
         BeamSearch(beam=0)
+
+
+def test_only_some_tokens_may_begin() -> None:
+    model = decoder("mtla2")
+    prompts = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    lengths = torch.tensor([5, 3, 4])
+    for allowed in ([4], [3, 5]):
+        found = BeamSearch(3, max_len_b=6)(model, prompts, lengths, bos=EOS, eos=EOS, pad=PAD, first=allowed)
+        assert all(h.tokens[0] in allowed for hypotheses in found for h in hypotheses)
+        for prompt, size, hypotheses in zip(prompts, lengths.tolist(), found, strict=True):
+            best = hypotheses[0]
+            given = logp_of_set(model, prompt[:size], allowed)  # what the first token is chosen among
+            want = (logp(model, prompt[:size], best.tokens) - given) / len(best.tokens)
+            assert best.score == pytest.approx(want, abs=1e-6)
+
+
+def logp_of_set(model: PrefixDecoder, prompt: Tensor, tokens: list[int]) -> float:
+    return float(torch.logsumexp(torch.tensor([logp(model, prompt, [t]) for t in tokens]), 0))
+
+
+def test_temperature_divides_the_logits() -> None:
+    model = decoder("mha")
+    prompts = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = search(model, prompts, torch.tensor([5, 3]), beam=2, max_len_b=6, temperature=0.5)
+    with torch.no_grad():
+        model.unembedding.weight.mul_(2)
+    again = search(model, prompts, torch.tensor([5, 3]), beam=2, max_len_b=6)
+    for one, two in zip(found, again, strict=True):
+        assert [h.tokens for h in one] == [h.tokens for h in two]
+        assert [h.score for h in one] == pytest.approx([h.score for h in two], abs=1e-6)
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        BeamSearch(temperature=0.0)

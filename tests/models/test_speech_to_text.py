@@ -11,6 +11,7 @@ SMALL = (
     *TINY,
     "task.data.features.num_mels=6",
     "task.model.encoder={num_layers: 2, num_heads: 4, ffn_dim: 24, conv_channels: 20, dropout: 0.0}",
+    "task.model.encoder.conv_kernels=[5,5]",
     "task.model.decoder={num_layers: 2, ffn_dim: 24, projector_dim: 12, dropout: 0.0}",
 )
 FRAMES = torch.tensor([23, 9, 16])

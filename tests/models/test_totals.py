@@ -1,11 +1,15 @@
-"""Parameter totals of the MTLA paper's translation system with 8,000 pieces, to the unit."""
+"""Parameter totals of the papers' systems, to the unit; the MTLA paper's translation system has 8,000 pieces."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from src.check import compose
 from src.models import ConvSubsampler, SpeechEncoder, SpeechToText
 from src.modes.build import build_model
+from src.modes.flow import flow_of
 from tests.attention.mechanisms import composed
 
 TOTALS = {"mtla": 78_119_808, "mla": 77_823_744, "mha": 77_690_112, "gqa": 74_144_256, "mqa": 73_553_280}
@@ -49,3 +53,37 @@ def test_options_change_the_total_by_what_they_are() -> None:
     assert size(paper("mtla", ctc=100)) == base + 512 * 100 + 100
     assert size(paper("mtla", "task.model.decoder.tie_embeddings=true")) == base - 8_000 * 512
     assert size(paper("mtla", "task.model.decoder.final_norm=false")) == base - 1_024
+
+
+# --- the other tasks -----------------------------------------------------------------------------------------------
+
+OTHERS = {
+    ("ami", "mtla"): 67_407_844,
+    ("ami", "mla"): 67_111_780,
+    ("ami", "mha"): 66_978_148,
+    ("slurp", "mtla"): 103_055_320,
+    ("slurp", "mla"): 102_759_256,
+    ("slurp", "mha"): 102_625_624,
+    ("xsum", "mtla"): 78_698_368,
+    ("xsum", "mla"): 78_402_304,
+    ("xsum", "mha"): 78_268_672,
+    ("wmt16", "mha"): 44_138_496 + 16_000 * 512,  # the Transformer's base model
+}
+
+
+@pytest.mark.parametrize(("task", "name"), OTHERS)
+def test_totals_of_the_other_tasks(task: str, name: str) -> None:
+    assert described(f"task={task}", f"attention={name}", "scale=paper")["total"] == OTHERS[task, name]
+
+
+def test_wide_features_bring_a_linear_layer_and_a_norm() -> None:
+    """1024 -> 80 and LayerNorm(80), as the paper's trained front end has them."""
+    total = described("experiment=mtla_table3_mtla")["total"]
+    assert total == OTHERS["ami", "mtla"] + 82_000 + 160
+
+
+def described(*overrides: str) -> dict[str, int]:
+    record: dict[str, Any] = {"kv_cache": {}}
+    flow_of(compose(*overrides)).describe(record)
+    found: dict[str, int] = record["parameters"]
+    return found

@@ -112,7 +112,7 @@ def test_failed_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(speech_translation, "_write_wav", full_disk)
+    monkeypatch.setattr(speech_translation, "write_wav", full_disk)
     with pytest.raises(DataError, match=r"speech-translation-\w+: No space left on device"):
         write_speech_translation(tmp_path, seed=3)
     assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.data import Batch, FilterBank, FrameBatches, SpecAugment, SpeechToTextData
+from src.data import Batch, FilterBank, FrameBatches, MustC, SequenceToTextData, SpecAugment
 from src.data import samples as samples_module
 from src.data.batch import Example, collate
 from src.errors import ConfigError, DataError
@@ -22,12 +22,13 @@ Edit = Callable[[str, str, str], Path]
 
 
 @pytest.fixture
-def make(corpus: Path, tmp_path: Path) -> Callable[..., SpeechToTextData]:
+def make(corpus: Path, tmp_path: Path) -> Callable[..., SequenceToTextData]:
     """A data module of the small corpus, with the settings given."""
 
-    def build(**settings: Any) -> SpeechToTextData:
+    def build(**settings: Any) -> SequenceToTextData:
         defaults = {"root": str(corpus), "cache_dir": str(tmp_path / "cache"), "features": BANK, "vocab_size": 16}
-        return SpeechToTextData(**{"max_frames": 3000, **defaults, **settings})
+        settings.setdefault("reader", MustC(target=settings.pop("target", "translation")))
+        return SequenceToTextData(**{"max_frames": 3000, **defaults, **settings})
 
     return build
 
@@ -36,7 +37,7 @@ def batches(loader: Any) -> list[Batch]:
     return list(loader)
 
 
-def attach(data: SpeechToTextData, epoch: int = 0, rank: int = 0, world_size: int = 1, testing: bool = False) -> None:
+def attach(data: SequenceToTextData, epoch: int = 0, rank: int = 0, world_size: int = 1, testing: bool = False) -> None:
     """As much of a trainer as the loaders look at."""
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
@@ -48,7 +49,7 @@ def ids(loader: Any) -> list[str]:
     return [id for batch in loader for id in batch.ids]
 
 
-def test_batches_are_what_the_corpus_says(make: Callable[..., SpeechToTextData]) -> None:
+def test_batches_are_what_the_corpus_says(make: Callable[..., SequenceToTextData]) -> None:
     data = make(ctc_vocab_size=15)
     data.prepare_data()
     data.setup("fit")
@@ -72,7 +73,7 @@ def test_batches_are_what_the_corpus_says(make: Callable[..., SpeechToTextData])
     assert (batch.targets.dtype, batch.feature_lengths.dtype, batch.target_lengths.dtype) == (torch.int64,) * 3
 
 
-def test_says_what_was_read(make: Callable[..., SpeechToTextData], corpus: Path) -> None:
+def test_says_what_was_read(make: Callable[..., SequenceToTextData], corpus: Path) -> None:
     data = make()
     data.prepare_data()
     assert data.corpus == f"MuST-C en-de at {corpus}: train 5, dev 5, tst-COMMON 5 segments"
@@ -82,7 +83,7 @@ def test_says_what_was_read(make: Callable[..., SpeechToTextData], corpus: Path)
     assert batch.ctc_targets is None and batch.ctc_target_lengths is None
 
 
-def test_transcript_as_target(make: Callable[..., SpeechToTextData]) -> None:
+def test_transcript_as_target(make: Callable[..., SequenceToTextData]) -> None:
     data = make(target="transcript")
     data.setup()
     (batch,) = batches(data.test_dataloader())
@@ -92,7 +93,7 @@ def test_transcript_as_target(make: Callable[..., SpeechToTextData]) -> None:
         make(target="translat")
 
 
-def test_length_filters_are_for_training_and_counted(make: Callable[..., SpeechToTextData]) -> None:
+def test_length_filters_are_for_training_and_counted(make: Callable[..., SequenceToTextData]) -> None:
     tokens = {id: int(n) for b in make().val_dataloader() for id, n in zip(b.ids, b.target_lengths, strict=True)}
     limit = tokens["ted_1_0"]
     assert limit < tokens["ted_2_0"]
@@ -107,12 +108,12 @@ def test_length_filters_are_for_training_and_counted(make: Callable[..., SpeechT
     assert len(ids(data.val_dataloader())) == len(ids(data.test_dataloader())) == 5
 
 
-def test_filters_that_leave_nothing(make: Callable[..., SpeechToTextData]) -> None:
+def test_filters_that_leave_nothing(make: Callable[..., SequenceToTextData]) -> None:
     with pytest.raises(DataError, match="leave nothing of train"):
         make(max_input_frames=3).setup()
 
 
-def test_a_batch_too_small_for_an_utterance(make: Callable[..., SpeechToTextData]) -> None:
+def test_a_batch_too_small_for_an_utterance(make: Callable[..., SequenceToTextData]) -> None:
     data = make(max_frames=150)
     data.setup()
     with pytest.raises(ConfigError, match=r"max_frames=150 is less than the longest utterance \(198 frames\)"):
@@ -121,7 +122,7 @@ def test_a_batch_too_small_for_an_utterance(make: Callable[..., SpeechToTextData
         make(max_sentences=0)
 
 
-def test_masks_are_a_function_of_seed_epoch_and_utterance(make: Callable[..., SpeechToTextData]) -> None:
+def test_masks_are_a_function_of_seed_epoch_and_utterance(make: Callable[..., SequenceToTextData]) -> None:
     def features(epoch: int = 0, **settings: Any) -> dict[str, Tensor]:
         data = make(augment=SpecAugment(freq_mask=8, time_mask=60), **settings)
         attach(data, epoch=epoch)
@@ -140,7 +141,7 @@ def test_masks_are_a_function_of_seed_epoch_and_utterance(make: Callable[..., Sp
 
 
 def test_ranks_share_training_but_scoring_outside_a_trainer_sees_everything(
-    make: Callable[..., SpeechToTextData],
+    make: Callable[..., SequenceToTextData],
 ) -> None:
     def loaders(rank: int, testing: bool) -> tuple[list[str], list[str], list[str]]:
         data = make(max_sentences=1)
@@ -155,13 +156,13 @@ def test_ranks_share_training_but_scoring_outside_a_trainer_sees_everything(
     assert sorted(loaders(0, True)[2] + loaders(1, True)[2]) == sorted(test_0)
 
 
-def test_evaluation_is_not_masked(make: Callable[..., SpeechToTextData]) -> None:
+def test_evaluation_is_not_masked(make: Callable[..., SequenceToTextData]) -> None:
     plain, masking = make(), make(augment=SpecAugment())
     for a, b in zip(plain.val_dataloader(), masking.val_dataloader(), strict=True):
         assert torch.equal(a.features, b.features)
 
 
-def test_loaders_leave_the_global_random_state_alone(make: Callable[..., SpeechToTextData]) -> None:
+def test_loaders_leave_the_global_random_state_alone(make: Callable[..., SequenceToTextData]) -> None:
     data = make(augment=SpecAugment())
     data.setup()
     before, numpy_before = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy()
@@ -170,14 +171,14 @@ def test_loaders_leave_the_global_random_state_alone(make: Callable[..., SpeechT
     assert (numpy_before == np.random.get_state(legacy=False)["state"]["key"]).all()
 
 
-def test_workers_give_the_same(make: Callable[..., SpeechToTextData]) -> None:
+def test_workers_give_the_same(make: Callable[..., SequenceToTextData]) -> None:
     a, b = (make(augment=SpecAugment(), num_workers=n, max_frames=300) for n in (0, 1))
     for x, y in zip(a.train_dataloader(), b.train_dataloader(), strict=True):
         assert x.ids == y.ids
         assert torch.equal(x.features, y.features)
 
 
-def test_a_split_survives_pickling(make: Callable[..., SpeechToTextData]) -> None:
+def test_a_split_survives_pickling(make: Callable[..., SequenceToTextData]) -> None:
     """For workers that are spawned, not forked."""
     data = make()
     utterances = data.split("dev")
@@ -202,7 +203,7 @@ class Recorder(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def test_under_a_trainer_each_epoch_has_its_own_order(make: Callable[..., SpeechToTextData]) -> None:
+def test_under_a_trainer_each_epoch_has_its_own_order(make: Callable[..., SequenceToTextData]) -> None:
     data = make(max_frames=200, augment=SpecAugment(), seed=5)
     data.start_batch = 2
     module = Recorder()
@@ -226,7 +227,7 @@ def test_under_a_trainer_each_epoch_has_its_own_order(make: Callable[..., Speech
 
 
 def test_sample_corpus_is_said_loudly(
-    make: Callable[..., SpeechToTextData],
+    make: Callable[..., SequenceToTextData],
     corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -248,14 +249,14 @@ def test_sample_corpus_is_said_loudly(
     assert "SAMPLE" in caplog.text
 
 
-def test_a_wrong_root_is_no_sample_corpus(make: Callable[..., SpeechToTextData], tmp_path: Path) -> None:
+def test_a_wrong_root_is_no_sample_corpus(make: Callable[..., SequenceToTextData], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such directory"):
         make(root=str(tmp_path / "nowhere")).prepare_data()
     assert not (tmp_path / "cache").exists()
 
 
 def test_home_is_expanded(
-    make: Callable[..., SpeechToTextData], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., SequenceToTextData], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     data = make(root="~/corpus", cache_dir="~/somewhere")
@@ -266,7 +267,7 @@ def test_home_is_expanded(
 
 @pytest.mark.parametrize("split", ["train", "dev", "tst-COMMON"])
 def test_every_split_is_checked_before_anything_is_written(
-    make: Callable[..., SpeechToTextData], edit: Edit, tmp_path: Path, split: str
+    make: Callable[..., SequenceToTextData], edit: Edit, tmp_path: Path, split: str
 ) -> None:
     edit(f"{split}.yaml", "offset: 9.5", "offset: 995")
     with pytest.raises(DataError, match=rf"{split}\.yaml line 2"):
@@ -274,13 +275,13 @@ def test_every_split_is_checked_before_anything_is_written(
     assert not (tmp_path / "cache").exists()
 
 
-def test_vocabulary_is_checked_before_features(make: Callable[..., SpeechToTextData], tmp_path: Path) -> None:
+def test_vocabulary_is_checked_before_features(make: Callable[..., SequenceToTextData], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.data\.vocab_size=500 .*the largest that works is 16"):
         make(vocab_size=500).prepare_data()
     assert not (tmp_path / "cache" / "features").exists()
 
 
-def test_empty_text_is_refused_or_left_out(make: Callable[..., SpeechToTextData], edit: Edit) -> None:
+def test_empty_text_is_refused_or_left_out(make: Callable[..., SequenceToTextData], edit: Edit) -> None:
     edit("train.de", "zwei eins\n", "\n")
     with pytest.raises(DataError, match=r"train\.de line 3: empty text.*drop_empty"):
         make().prepare_data()
@@ -290,7 +291,7 @@ def test_empty_text_is_refused_or_left_out(make: Callable[..., SpeechToTextData]
     assert data.filtered["no text in train"] == 1
 
 
-def test_another_split_on_request(make: Callable[..., SpeechToTextData], corpus: Path) -> None:
+def test_another_split_on_request(make: Callable[..., SequenceToTextData], corpus: Path) -> None:
     data = make()
     with pytest.raises(DataError, match="tst-HE.yaml is missing"):
         data.test_dataloader("tst-HE")
@@ -300,7 +301,7 @@ def test_another_split_on_request(make: Callable[..., SpeechToTextData], corpus:
     assert len(ids(data.test_dataloader("tst-HE"))) == 5
 
 
-def test_only_what_is_tested_is_computed(make: Callable[..., SpeechToTextData], tmp_path: Path) -> None:
+def test_only_what_is_tested_is_computed(make: Callable[..., SequenceToTextData], tmp_path: Path) -> None:
     make().setup("test")
     assert [x.name.rpartition("-")[0] for x in (tmp_path / "cache/features").iterdir() if x.is_dir()] == ["tst-COMMON"]
 
@@ -322,8 +323,8 @@ def test_collate_and_move() -> None:
 
 
 def test_real_recorded_speech(corpora: Path, tmp_path: Path) -> None:
-    data = SpeechToTextData(
-        str(corpora / "st_digits_en_de"), str(tmp_path), FilterBank(), vocab_size=32, ctc_vocab_size=30
+    data = SequenceToTextData(
+        str(corpora / "st_digits_en_de"), str(tmp_path), MustC(), FilterBank(), vocab_size=32, ctc_vocab_size=30
     )
     data.setup("validate")
     loaded = batches(data.val_dataloader())

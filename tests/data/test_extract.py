@@ -1,0 +1,46 @@
+"""Stored features of a whole corpus, with a stand-in for the pretrained model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from src.data import Kaldi, StoredFeatures
+from src.data.extract import extract, pretrained
+from src.data.features import Array
+from src.errors import DataError
+
+from .test_readers import audio, write
+
+
+def halves(samples: Array) -> Array:
+    """Two numbers for each 20 ms."""
+    return np.stack([samples[: len(samples) // 320 * 320 : 320]] * 2, 1)
+
+
+def test_a_corpus_is_stored_and_read_back(tmp_path: Path) -> None:
+    root, out = tmp_path / "in", tmp_path / "out"
+    for split in Kaldi.splits:
+        write(root / split / "text", "a ONE TWO")
+        write(root / split / "wav.scp", f"a {audio(root / 'a.wav', 1)}")
+    extract(Kaldi(), root, out, halves, speeds=(0.5, 1.0))
+    train = Kaldi().read(out, "train", "stored", False)
+    assert [(x.id, x.target) for x in train] == [("sp0.5-a", "ONE TWO"), ("a", "ONE TWO")]
+    store = StoredFeatures(2).open(train)  # type: ignore[arg-type]
+    assert store.lengths.tolist() == [100, 50] and store[0].shape == (100, 2)
+    assert [x.id for x in Kaldi().read(out, "eval", "stored", False)] == ["a"]
+    extract(Kaldi(), root, out, lambda _: pytest.fail("computed again"), speeds=(0.5, 1.0))
+
+
+def test_an_id_that_leaves_the_directory_is_refused(tmp_path: Path) -> None:
+    for split in Kaldi.splits:
+        write(tmp_path / split / "text", "../../a ONE")
+        write(tmp_path / split / "wav.scp", f"../../a {audio(tmp_path / 'a.wav', 1)}")
+    with pytest.raises(DataError, match=r"'\.\./\.\./a' of train cannot be the name of a file"):
+        extract(Kaldi(), tmp_path, tmp_path / "out", halves)
+
+
+def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(DataError, match=r"transformers is not installed: pip install 'attnlab\[hf\]'"):
+        pretrained("any", "mean", "cpu")

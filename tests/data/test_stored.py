@@ -1,0 +1,95 @@
+"""Stored features: .npy, Sphinx's and HTK's .mfc; text as input."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from src.data import AN4, SourceText, StoredFeatures, Tokenizer
+from src.data.corpus import Stored, Utterance
+from src.data.stored import frames, read_features, slopes
+from src.errors import ConfigError, DataError
+
+VALUES = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def sphinx(path: Path, order: str = ">") -> Path:
+    path.write_bytes(struct.pack(f"{order}i", VALUES.size) + VALUES.astype(f"{order}f4").tobytes())
+    return path
+
+
+def htk(path: Path) -> Path:
+    path.write_bytes(struct.pack(">iihh", 4, 100000, 12, 6) + VALUES.astype(">f4").tobytes())
+    return path
+
+
+def npy(path: Path) -> Path:
+    np.save(path.with_suffix(".npy"), VALUES.astype(np.float16))
+    return path.with_suffix(".npy")
+
+
+@pytest.mark.parametrize("write", [sphinx, lambda p: sphinx(p, "<"), htk, npy], ids=["sphinx", "little", "htk", "npy"])
+def test_every_format_gives_the_numbers(write: object, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.mfc")  # type: ignore[operator]
+    assert frames(path, 3) == 4
+    np.testing.assert_array_equal(read_features(path, 3), VALUES)
+    with pytest.raises(DataError, match=rf"{path.name}: .*(expected \(frames, 5\)|no frames of 5)"):
+        frames(path, 5)
+
+
+def test_files_that_are_no_features(tmp_path: Path) -> None:
+    path = sphinx(tmp_path / "x.mfc")
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"x.mfc: not a readable feature file \(its size fits neither"):
+        frames(path, 3)
+    with pytest.raises(DataError, match="y.mfc: missing or unreadable features"):
+        frames(tmp_path / "y.mfc", 3)
+    np.save(tmp_path / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="o.npy: not a readable feature file"):
+        frames(tmp_path / "o.npy", 3)  # nothing is unpickled
+    np.save(tmp_path / "e.npy", np.zeros((0, 3)))
+    with pytest.raises(DataError, match="e.npy: no frames"):
+        frames(tmp_path / "e.npy", 3)
+    np.save(tmp_path / "n.npy", np.full((2, 3), np.nan))
+    with pytest.raises(DataError, match="n.npy: holds numbers that are not finite"):
+        StoredFeatures(3)(tmp_path / "n.npy")
+
+
+def test_slopes_are_the_regression(tmp_path: Path) -> None:
+    line = np.stack([3.0 * np.arange(9), np.arange(9.0) ** 2], 1).astype(np.float32)
+    found = slopes(line)
+    np.testing.assert_allclose(found[2:-2, 0], 3.0)
+    np.testing.assert_allclose(found[2:-2, 1], 2 * np.arange(2, 7))
+    assert found[0, 0] == pytest.approx(3 * (1 * 1 + 2 * 2) / 10)  # the ends are repeated
+
+
+def test_deltas_and_normalisation(tmp_path: Path) -> None:
+    store = StoredFeatures(9, deltas=2).open([Stored(id="a", source="", target="", path=sphinx(tmp_path / "x.mfc"))])
+    assert store.lengths.tolist() == [4]
+    x = store[0]
+    assert x.shape == (4, 9) and x.dtype == np.float32
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-6)
+    np.testing.assert_array_equal(StoredFeatures(3, normalize=False)(tmp_path / "x.mfc"), VALUES)
+    with pytest.raises(ConfigError, match="width=10, deltas=2"):
+        StoredFeatures(10, deltas=2)
+
+
+def test_real_stored_features(corpora: Path) -> None:
+    test = AN4().read(corpora / "asr_an4_mfcc", "test", "stored", False)
+    store = StoredFeatures(39, deltas=2).open(test)  # type: ignore[arg-type]
+    assert len(store.lengths) == 130 and 15 < store.lengths.sum() / 100 / 60 * 60 / 130 * 10 < 60
+    assert store[0].shape == (store.lengths[0], 39)
+    with pytest.raises(DataError, match=r"no frames of 14|expected \(frames, 14\)"):
+        StoredFeatures(14).open(test[:1])  # type: ignore[arg-type]
+
+
+def test_long_texts_are_cut_and_counted(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(["a b c d e f g"] * 3, tmp_path / "t", 12, "char")
+    texts = [Utterance(id=str(i), source=text, target="") for i, text in enumerate(("a b c d e", "a b"))]
+    inputs = SourceText(max_tokens=6).open(texts, tokenizer)
+    assert inputs.lengths.tolist() == [6, 5] and inputs.truncated == 1  # "▁a▁b▁" and </s>
+    assert inputs[0][-1] == inputs[1][-1] == Tokenizer.eos
+    assert tokenizer.decode(inputs[0].tolist()).split() == ["a", "b"]
+    with pytest.raises(ConfigError, match="max_tokens=1"):
+        SourceText(max_tokens=1)

@@ -1,0 +1,60 @@
+"""The Conformer encoder."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from src.models.conformer import ConformerEncoder, ConformerLayer, ConvolutionModule
+
+LENGTHS = torch.tensor([41, 23, 9])
+
+
+def encoder() -> ConformerEncoder:
+    model = ConformerEncoder(16, 8, num_layers=2, num_heads=2, ffn_dim=24, kernel=5, conv_channels=16).double()
+    for layer in model.layers:
+        assert isinstance(layer, ConformerLayer) and layer.convolution.batch_norm.running_mean is not None
+        layer.convolution.batch_norm.running_mean.normal_()
+    return model
+
+
+def test_padding_changes_nothing() -> None:
+    model = encoder().eval()
+    x = torch.randn(3, 41, 8).double() * (torch.arange(41) < LENGTHS[:, None]).unsqueeze(-1)
+    with torch.no_grad():
+        out, lengths = model(x, LENGTHS)
+        assert lengths.tolist() == [21, 12, 5]
+        for row, (frames, length) in enumerate(zip(LENGTHS.tolist(), lengths.tolist(), strict=True)):
+            alone, _ = model(x[row : row + 1, :frames], LENGTHS[row : row + 1])
+            torch.testing.assert_close(out[row, :length], alone[0])
+
+
+def test_batch_norm_counts_real_frames_only() -> None:
+    """In training too, more padding gives the same output and the same running statistics."""
+    torch.manual_seed(0)
+    found = []
+    for extra in (0, 6):
+        torch.manual_seed(0)
+        module = ConvolutionModule(8, 3, 0.0).double()
+        torch.manual_seed(1)
+        x = F.pad(torch.randn(2, 9, 8).double(), (0, 0, 0, extra), value=50.0)
+        real = torch.arange(9 + extra) < torch.tensor([[9], [5]])
+        x[1, 5:] = 7.0
+        found.append((module(x, real)[:, :9][real[:, :9]], module.batch_norm.running_var))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_the_convolution_is_the_formula() -> None:
+    module = ConvolutionModule(8, 3, 0.0).double().eval()
+    x = torch.randn(1, 6, 8).double()
+    h = F.glu(module.widen(module.norm(x)), -1)[0]
+    weight = module.depthwise.weight[:, 0]
+    padded = F.pad(h, (0, 0, 1, 1))
+    h = torch.stack([sum(padded[t + j] * weight[:, j] for j in range(3)) for t in range(6)])  # type: ignore[misc]
+    h = h / torch.sqrt(torch.tensor(1 + module.batch_norm.eps))
+    want = module.mix(h * torch.sigmoid(h))
+    torch.testing.assert_close(module(x, torch.ones(1, 6, dtype=torch.bool))[0], want)
+
+
+def test_an_even_kernel_is_refused() -> None:
+    with pytest.raises(ValueError, match="kernel=4: it must be odd"):
+        ConvolutionModule(8, 4, 0.0)

@@ -1,0 +1,204 @@
+"""Encoder forms, the text encoder, the cross-attention decoder."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from src.attention import MHA, MLA, MTLA, Attention
+from src.attention.base import length_mask
+from src.models import CrossDecoder, EncoderDecoder, TextEncoder, TextToText
+from src.models.text_encoder import see_all
+from src.modes.build import build_model
+from tests.attention.mechanisms import EVERY, Mechanism
+from tests.attention.mechanisms import error as difference
+
+LENGTHS = torch.tensor([7, 4, 1, 6])
+WIDTH = 32
+
+
+def inputs(seed: int = 0) -> Tensor:
+    return torch.randn(len(LENGTHS), int(LENGTHS.max()), WIDTH, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def rotated(x: Tensor, place: int, theta: float = 10000.0) -> Tensor:
+    half = x.shape[-1] // 2
+    angle = place * theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
+
+
+def naive_mha(m: MHA, x: Tensor) -> Tensor:
+    """One row (T, d), every query over every key."""
+    group = m.num_heads // m.num_kv_heads
+    q, k, v = (f(x).unflatten(-1, (-1, m.head_dim)) for f in (m.query, m.key, m.value))
+    out = []
+    for i in range(len(x)):
+        heads = []
+        for h in range(m.num_heads):
+            g = h // group
+            logits = torch.stack([rotated(q[i, h], i) @ rotated(k[j, g], j) for j in range(len(x))]) * m.scale
+            heads.append(logits.softmax(0) @ v[:, g])
+        out.append(m.out(torch.cat(heads)))
+    return torch.stack(out)
+
+
+def naive_latent(m: MLA, x: Tensor) -> Tensor:
+    """One row (T, d): every query over every slot, a slot being a whole chunk or what there is of the last."""
+    stride = m.stride if isinstance(m, MTLA) else 1
+    down = m.down(x)
+    latent, keys = m.norm(down[:, : m.latent_dim]), down[:, m.latent_dim :]
+    slots, last = [], []
+    for first in range(0, len(x), stride):
+        chunk = range(first, min(first + stride, len(x)))
+        if isinstance(m, MTLA):
+            k = first // stride
+            angle = k * 10000.0 ** (-torch.arange(0, m.latent_dim, 2, dtype=torch.float64) / m.latent_dim)
+            pe = torch.stack((angle.sin(), angle.cos()), -1).flatten()
+            gates = [torch.sigmoid(m.gate_slot(pe) @ m.gate_latent(latent[i])) for i in chunk]
+            slots.append(sum((w * latent[i] for w, i in zip(gates, chunk, strict=True)), torch.zeros(m.latent_dim)))
+        else:
+            slots.append(latent[first])
+        last.append(rotated(keys[chunk[-1]], chunk[-1]))
+    up_key, up_value = m.up_matrices()
+    out = []
+    for i in range(len(x)):
+        q = m.query(x[i]).unflatten(-1, (m.num_heads, -1))
+        heads = []
+        for h in range(m.num_heads):
+            content, rotary = q[h, : m.head_dim], rotated(q[h, m.head_dim :], i)
+            logits = (
+                torch.stack([content @ up_key[h] @ c + rotary @ r for c, r in zip(slots, last, strict=True)]) * m.scale
+            )
+            heads.append(sum(p * (up_value[h] @ c) for p, c in zip(logits.softmax(0), slots, strict=True)))
+        out.append(m.out(torch.cat(heads)))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("mechanism", EVERY, ids=str)
+def test_encoder_form_sees_all_of_its_row_and_nothing_else(mechanism: Mechanism) -> None:
+    attention = mechanism.build(f"task.model.d_model={WIDTH}")
+    x = inputs().requires_grad_()
+    out = see_all(attention, x, LENGTHS)
+    for row, length in enumerate(LENGTHS.tolist()):
+        alone = see_all(attention, x[row : row + 1, :length], LENGTHS[row : row + 1])
+        assert difference(out[row, :length], alone[0]) < 1e-10
+        (grad,) = torch.autograd.grad(out[row, 0].sum(), x, retain_graph=True)
+        seen = grad.abs().sum(-1) > 0
+        assert seen[row, :length].all() and not seen[row, length:].any() and seen.sum() == length
+
+
+@pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in ("mha", "mqa", "gqa", "mla", "mtla")], ids=str)
+def test_encoder_form_is_the_formula(mechanism: Mechanism) -> None:
+    attention = mechanism.build(f"task.model.d_model={WIDTH}")
+    naive = naive_mha if isinstance(attention, MHA) else naive_latent
+    x = inputs()
+    x.requires_grad_()
+    out = see_all(attention, x, LENGTHS)
+    want = [naive(attention, x[i, :n]) for i, n in enumerate(LENGTHS.tolist())]  # type: ignore[arg-type]
+    for i, n in enumerate(LENGTHS.tolist()):
+        assert difference(out[i, :n], want[i]) < 1e-10
+    weights = [torch.randn_like(w) for w in want]
+    fast = sum((out[i, : len(w)] * w).sum() for i, w in enumerate(weights))
+    slow = sum((a * b).sum() for a, b in zip(want, weights, strict=True))
+    for got, expected in zip(
+        torch.autograd.grad(fast, [x, *attention.parameters()], retain_graph=True),  # type: ignore[arg-type]
+        torch.autograd.grad(slow, [x, *attention.parameters()]),  # type: ignore[arg-type]
+        strict=True,
+    ):
+        assert (got - expected).abs().max() <= 1e-9 * expected.abs().max().clamp(min=1)
+
+
+def small(pre_norm: bool, attention: bool = True, dropout: float = 0.0) -> tuple[TextEncoder, CrossDecoder]:
+    torch.manual_seed(1)
+
+    def make() -> Attention:
+        return MHA(WIDTH, 4)
+
+    encoder = TextEncoder(13, WIDTH, 2, 4, 24, dropout, pre_norm=pre_norm, attention=make if attention else None)
+    return encoder.double().eval(), CrossDecoder(13, WIDTH, make, 2, 4, 24, dropout, pre_norm).double().eval()
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("attention", [False, True])
+def test_padding_changes_nothing_in_the_encoder(pre_norm: bool, attention: bool) -> None:
+    encoder, _ = small(pre_norm, attention)
+    tokens = torch.randint(4, 13, (4, 7)).masked_fill(~length_mask(LENGTHS, 7), 1)
+    with torch.no_grad():
+        out, lengths = encoder(tokens, LENGTHS)
+        assert lengths.equal(LENGTHS)
+        for row, length in enumerate(LENGTHS.tolist()):
+            alone, _ = encoder(tokens[row : row + 1, :length], LENGTHS[row : row + 1])
+            assert difference(out[row, :length], alone[0]) < 1e-10
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_cached_steps_of_the_cross_decoder_equal_its_parallel_form(pre_norm: bool) -> None:
+    _, decoder = small(pre_norm)
+    prompt, text = inputs(), torch.randint(4, 13, (8, 6))  # two rows a sentence
+    with torch.no_grad():
+        whole = decoder(text, prompt.repeat_interleave(2, 0), LENGTHS.repeat_interleave(2))
+        caches = decoder.start(prompt, LENGTHS, 2, 6)
+        parts = [decoder.step(part, caches) for part in text.split([1, 2, 1, 1, 1], 1)]
+    assert difference(torch.cat(parts, 1), whole) < 1e-10
+    assert sum(c.nbytes for c in caches) == 8 * decoder.cache_elements(8, 6, 7, 4)
+
+
+def test_reordered_and_dropped_rows_of_the_cross_decoder() -> None:
+    _, decoder = small(True)
+    prompt, text = inputs(), torch.randint(4, 13, (8, 4))
+    rows, left = torch.tensor([1, 1, 2, 3, 5, 4, 6, 6]), torch.tensor([0, 2])
+    with torch.no_grad():
+        caches = decoder.start(prompt, LENGTHS, 2, 5)
+        decoder.step(text, caches)
+        for cache in caches:
+            cache.reorder(rows)
+            cache.select(left)
+        kept = torch.cat((text[rows], torch.full((8, 1), 5)), 1).view(4, 2, -1)[left].flatten(0, 1)
+        got = decoder.step(kept[:, -1:], caches)
+        want = decoder(kept, prompt[left].repeat_interleave(2, 0), LENGTHS[left].repeat_interleave(2))[:, -1:]
+    assert difference(got, want) < 1e-10
+
+
+def test_cross_attention_is_the_formula() -> None:
+    _, decoder = small(False)
+    cross = decoder.blocks[0].cross
+    x, prompt = inputs(3), inputs(4)
+    got = cross(x, prompt, LENGTHS)
+    for row, length in enumerate(LENGTHS.tolist()):
+        q, k, v = cross.query(x[row]), cross.key(prompt[row, :length]), cross.value(prompt[row, :length])
+        heads = [
+            (q[:, h] @ k[:, h].T / math.sqrt(8)).softmax(-1) @ v[:, h]
+            for h in (slice(i, i + 8) for i in range(0, 32, 8))
+        ]
+        assert difference(got[row], cross.out(torch.cat(heads, -1))) < 1e-10
+
+
+def test_one_embedding_serves_all() -> None:
+    def encoder(**sizes: object) -> nn.Module:
+        return TextEncoder(num_layers=1, ffn_dim=8, **sizes)  # type: ignore[arg-type]
+
+    def decoder(**sizes: object) -> CrossDecoder:
+        return CrossDecoder(num_layers=1, num_heads=4, ffn_dim=8, **sizes)  # type: ignore[arg-type]
+
+    def mla() -> Attention:
+        return MLA(WIDTH, 4)
+
+    places: dict[str, tuple[type[Attention], ...]] = {"encoder": (MLA, MHA), "decoder": (MHA, MLA), "both": (MLA, MLA)}
+    for place, kinds in places.items():
+        model = EncoderDecoder(WIDTH, encoder, decoder, lambda: MHA(WIDTH, 4), place, attention=mla, vocab_size=13)  # type: ignore[arg-type]
+        assert model.encoder.embedding is model.decoder.embedding
+        assert type(model.encoder.layers[0].attention) is kinds[0]  # type: ignore[index,union-attr]
+        assert type(model.decoder.attentions[0]) is kinds[1]
+    with pytest.raises(ValueError, match="attention_in=here: it is encoder, decoder or both"):
+        EncoderDecoder(WIDTH, encoder, decoder, mla, "here", attention=mla, vocab_size=13)  # type: ignore[arg-type]
+
+
+def test_the_summariser_has_two_embeddings() -> None:
+    from tests.attention.mechanisms import composed
+
+    model = build_model(composed("mha", "task=xsum", "scale=sample"), vocab_size=13)
+    assert isinstance(model, TextToText)
+    assert model.encoder.embedding is not model.decoder.embedding
+    assert model.decoder.unembedding.weight is model.decoder.embedding.weight

@@ -1,0 +1,145 @@
+"""Every mechanism in every sequence-to-text task: one training step and a decoded test set, at a tiny size."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from omegaconf import DictConfig
+
+from src.config import freeze, instantiate
+from src.data import SequenceToTextData
+from src.modes.build import device_of
+from src.modes.flow import flow_of
+from src.record import new
+from src.tasks import SequenceToText
+from src.tasks.evaluate import evaluate
+from tests.attention.mechanisms import NAMES, composed
+from tests.data.conftest import write_corpus
+
+from .conftest import TINY
+
+SENTENCES = ["one two", "three", "two one three", "one", "three two"]
+HEADLINES = {
+    "mustc": {"bleu"},
+    "ami": {"wer", "insertions", "deletions", "substitutions"},
+    "slurp": {"accuracy", "accuracy_constrained", "wer"},
+    "xsum": {"rouge1", "rouge2", "rougeL"},
+    "wmt16": {"bleu"},
+}
+OWN = {
+    "mustc": [],
+    "ami": [],
+    "slurp": ["task.model.encoder.kernel=3", "task.data.vocab_size=40"],
+    "xsum": ["task.data.features.max_tokens=3"],
+    "wmt16": ["task.model.attention_in=both", "task.model.decoder.num_heads=2"],
+}
+
+
+def tone(path: Path, words: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    time = np.arange(int(0.4 * words * 8000)) / 8000
+    soundfile.write(path, 0.3 * np.sin(2 * np.pi * (300 + 60 * words) * time), 8000, "PCM_16")
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("grid")
+    ami, slurp, xsum, wmt = (base / name for name in ("ami", "slurp", "xsum", "wmt16"))
+    for split in ("train", "dev", "eval"):
+        (ami / split).mkdir(parents=True)
+        rows = [(f"{split}{i}", text) for i, text in enumerate(SENTENCES)]
+        (ami / split / "text").write_text("".join(f"{id} {text.upper()}\n" for id, text in rows))
+        (ami / split / "wav.scp").write_text("".join(f"{id} {split}/{id}.wav\n" for id, _ in rows))
+        for id, text in rows:
+            tone(ami / split / f"{id}.wav", len(text.split()))
+    for split in ("train", "train_synthetic", "devel", "test"):
+        lines = []
+        for i, text in enumerate(SENTENCES if split != "train_synthetic" else []):
+            file = f"audio-{split}{i}.flac"
+            tone(slurp / "audio" / "slurp_real" / file, len(text.split()))
+            prompt = {"slurp_id": i, "sentence": text, "scenario": "count", "action": ("up", "down")[i % 2]}
+            lines.append(json.dumps(prompt | {"recordings": [{"file": file}]}) + "\n")
+        path = slurp / "dataset" / "slurp" / f"{split}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(lines))
+    pairs = {xsum: ("validation", ("source", "target")), wmt: ("dev", ("en", "de"))}
+    for folder, (dev, sides) in pairs.items():
+        folder.mkdir()
+        for split in ("train", dev, "test"):
+            for side in sides:
+                lines = [f"{s} and {s}" if side == "source" else s for s in SENTENCES]
+                (folder / f"{split}.{side}").write_text("".join(f"{line}\n" for line in lines))
+    return {"mustc": write_corpus(base / "mustc"), "ami": ami, "slurp": slurp, "xsum": xsum, "wmt16": wmt}
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("grid-cache")
+
+
+def configured(task: str, name: str, root: Path, cache_dir: Path) -> DictConfig:
+    speech = task in ("mustc", "ami", "slurp")
+    tiny = [x for x in TINY if speech or not any(key in x for key in ("conv_", "encoder.num_heads"))]
+    tiny = [x for x in tiny if task != "wmt16" or "projector" not in x]
+    tiny = [x for x in tiny if x != "hardware=cpu"]
+    cfg = composed(
+        "mha", f"task={task}", f"recipe={task}_sample", "hardware=cpu", *tiny, *OWN[task],
+        f"data_root={root}", f"cache_dir={cache_dir}", "task.decode.beam=2",
+    )  # fmt: skip
+    cfg.attention = composed(name).attention  # its references are to the task beside it
+    return freeze(cfg, {"task": task, "attention": name, "scale": "sample", "compress": "none"})
+
+
+@pytest.mark.parametrize("task", HEADLINES)
+@pytest.mark.parametrize("name", NAMES)
+def test_learns_and_decodes(
+    task: str, name: str, roots: dict[str, Path], cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    cfg = configured(task, name, roots[task], cache_dir)
+    record = new(cfg, "test")
+    flow = flow_of(cfg)
+    flow.check(tmp_path)
+    data, module = flow.prepare(record, None)
+    assert isinstance(module, SequenceToText) and isinstance(data, SequenceToTextData)
+    assert str(roots[task]) in record["corpus"]
+    module.train()
+    monkeypatch.setattr(module, "log", lambda *args, **kwargs: None)  # there is no trainer
+    optimizer: Any = torch.optim.SGD(module.parameters(), lr=0.05)
+    losses = []
+    batch = next(iter(data.train_dataloader()))
+    for _ in range(2):
+        loss, _, right, count = module.losses(batch)
+        assert torch.isfinite(loss) and 0 <= right <= count
+        optimizer.zero_grad()
+        (loss / count).backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(p.grad is not None for p in module.parameters()), "something learns nothing"
+    results = evaluate(
+        module,
+        data.test_dataloader(),
+        instantiate(cfg.task.decode),
+        cfg.task.score,
+        device_of(cfg),
+        "32-true",
+        tmp_path,
+    )
+    assert HEADLINES[task] <= set(results["quality"]) and results["quality"]["sentences"] == 5
+    assert next(iter(results["quality"])) in HEADLINES[task]
+    assert results["kv_cache"]["bytes_measured"] == results["kv_cache"]["bytes_predicted"] > 0
+    assert len((tmp_path / "predictions.tsv").read_text().splitlines()) == 6
+    flow.describe(record)
+    assert record["parameters"]["total"] > record["parameters"]["attention"] > 0
+
+
+def test_truncated_documents_are_counted_not_dropped(roots: dict[str, Path], cache_dir: Path) -> None:
+    data, _ = flow_of(configured("xsum", "mha", roots["xsum"], cache_dir)).prepare({"kv_cache": {}}, None)
+    assert data.filtered["cut to 3 source tokens in train, kept"] == 5
+    assert sum(len(batch.ids) for batch in data.train_dataloader()) == 5
+    assert max(int(batch.feature_lengths.max()) for batch in data.train_dataloader()) == 3

@@ -1,0 +1,62 @@
+"""The loss of sequence-to-text models: smoothing, CTC, the first token's weight."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from src.data.batch import Batch
+from src.tasks import SequenceToText
+
+
+class Fixed(nn.Module):
+    """Logits that are parameters."""
+
+    ctc = None
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, features: Any, lengths: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert tokens[:, 0].eq(2).all()
+        return self.logits, features, lengths
+
+
+class Pieces:
+    size, labels = 7, {"a": 4}
+
+
+@pytest.mark.parametrize("weight", [1.0, 5.0])
+def test_the_first_token_counts_so_often(weight: float) -> None:
+    targets = torch.tensor([[4, 5, 2], [4, 2, 1]])
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
+    module = SequenceToText(
+        Fixed(logits),  # type: ignore[arg-type]
+        Pieces(),  # type: ignore[arg-type]
+        optimizer=torch.optim.SGD,
+        schedule=torch.optim.lr_scheduler.ConstantLR,
+        identity={},
+        seed=1,
+        label_smoothing=0.1,
+        first_token_weight=weight,
+    )
+    batch = Batch(
+        ["x", "y"], torch.zeros(2, 4, 3), torch.tensor([4, 4]), targets, torch.tensor([3, 2]),
+        None, None, ["", ""], ["", ""], ["a", "a"], [(), ()],
+    )  # fmt: skip
+    loss, plain, _, count = module.train().losses(batch)
+    logp = logits.log_softmax(-1)
+    want = torch.tensor(0.0)
+    for row, tokens in enumerate([[4, 5, 2], [4, 2]]):
+        for place, token in enumerate(tokens):
+            others = [i for i in range(7) if i != token]
+            one = -0.9 * logp[row, place, token] - 0.1 / 6 * logp[row, place, others].sum()
+            want = want + (weight if place == 0 else 1.0) * one
+    assert float(loss.detach()) == pytest.approx(float(want), rel=1e-5)
+    assert int(count) == 5
+    assert float(plain) == pytest.approx(float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=1, reduction="sum")), rel=1e-5)  # fmt: skip  # noqa: E501
+    assert float(module.eval().losses(batch)[0].detach()) == pytest.approx(float(plain), rel=1e-5)
+    assert int(module.first_right) == int((logits[:, 0].argmax(-1) == 4).sum())
