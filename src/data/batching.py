@@ -19,7 +19,8 @@ class FrameBatches(Sampler[list[int]]):
     batches of the epoch repeat where they do not divide), so that no rank waits for another's gradients.
     Evaluation: longest first, every utterance exactly once over all ranks; counts per rank may differ by one, and a
     rank has none only where there are fewer utterances than ranks.
-    An utterance longer than `max_frames` is a batch of its own.  `start` leaves out the first batches of this rank.
+    An utterance longer than `max_frames` is a batch of its own.  `start` leaves out the first batches of this rank; the
+    length stays that of the whole epoch, for the trainer counts the batches from before, too.
     """
 
     def __init__(
@@ -48,10 +49,10 @@ class FrameBatches(Sampler[list[int]]):
                 share = max(1, len(sizes) // world_size)
                 max_sentences = min(max_sentences or share, share)
             batches = _cut(sizes, np.argsort(-sizes, kind="stable"), max_frames, max_sentences)
-        self._batches = batches[rank::world_size][start:]
+        self._batches, self._start = batches[rank::world_size], start
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches)
+        return iter(self._batches[self._start :])
 
     def __len__(self) -> int:
         return len(self._batches)

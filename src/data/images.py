@@ -88,7 +88,7 @@ class ImageData(TaskData):
             "re_prob": random_erase,
             "re_mode": erase_mode,
         }
-        self.start_batch, self.filtered, self.corpus = 0, {}, ""
+        self.filtered, self.corpus = {}, ""
 
     def setup(self, stage: str | None = None) -> None:
         """Lists all images. DataError: what is wrong with the folder."""
@@ -122,7 +122,7 @@ class ImageData(TaskData):
             sampler.set_epoch(epoch)
         else:
             sampler.generator = torch.Generator().manual_seed(hash((self.seed, epoch)) % 2**63)
-        first, self.start_batch = self.start_batch, 0
+        first = self.first_batch(epoch)
         return Batches(_skipping(loader, first) if first else loader)
 
     def val_dataloader(self) -> "Batches":
@@ -184,13 +184,13 @@ class Batches:
 
 
 class _Rest(Sampler[list[int]]):
-    """The batches of a sampler from `first` on."""
+    """The batches of a sampler from `first` on; its length stays, for the trainer counts the others, too."""
 
     def __init__(self, batches: Any, first: int) -> None:
         self.batches, self.first = batches, first
 
     def __len__(self) -> int:
-        return max(0, len(self.batches) - self.first)
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
         for i, batch in enumerate(self.batches):

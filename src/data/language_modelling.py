@@ -32,8 +32,8 @@ class LanguageModellingData(TaskData):
     fix.  eval_window (None: window), eval_batch_size (None: batch_size): of disjoint windows of the held-out splits;
     eval_windows: no more than so many of them, evenly spread.
 
-    Ids lie on disk under `cache_dir` and are memory-mapped.  `start_batch`, used once, is where the next training epoch
-    begins; the trainer needs `reload_dataloaders_every_n_epochs=1` and `use_distributed_sampler=False`.
+    Ids lie under `cache_dir` and are memory-mapped.  The trainer needs `reload_dataloaders_every_n_epochs=1` and
+    `use_distributed_sampler=False`.
 
     Raises ConfigError (settings that do not fit) and DataError (the corpus).
     """
@@ -66,7 +66,6 @@ class LanguageModellingData(TaskData):
         self.eval_window = eval_window or window
         self.eval_batch_size, self.eval_windows = eval_batch_size or batch_size, eval_windows
         self.seed, self.num_workers = seed, num_workers
-        self.start_batch = 0
         self.filtered: dict[str, int] = {}
         self.is_sample = root is None
         self.corpus = ""
@@ -136,7 +135,7 @@ class LanguageModellingData(TaskData):
         epoch = self.trainer.current_epoch if self.trainer else 0
         rank, world_size = self._place()
         windows = TrainingWindows(self._files["train"], self.window, self.seed, epoch)
-        start, self.start_batch = self.start_batch, 0
+        start = self.first_batch(epoch)
         order = {"seed": self.seed, "epoch": epoch, "rank": rank, "world_size": world_size, "start": start}
         batches = ShuffledBatches(len(windows), self.batch_size, **order)
         if not batches.total:

@@ -82,7 +82,6 @@ class SequenceToTextData(TaskData):
 
     Everything written lies under `cache_dir`. Order and masks of an epoch are pure functions of (seed, epoch, rank,
     world size); the trainer needs `reload_dataloaders_every_n_epochs=1` and `use_distributed_sampler=False`.
-    `start_batch`, used once, is where the next training epoch begins.
 
     Raises ConfigError (settings that do not fit) and DataError (the corpus), before any feature is computed.
     """
@@ -134,7 +133,6 @@ class SequenceToTextData(TaskData):
         self.drop_empty, self.unknown_labels = drop_empty, unknown_labels
         self.speeds = speeds or [1.0]
         self.num_workers = num_workers
-        self.start_batch = 0
         self.filtered: dict[str, int] = {}
         self.is_sample = root is None
         self.corpus = ""
@@ -167,7 +165,7 @@ class SequenceToTextData(TaskData):
             )
         epoch = self.trainer.current_epoch if self.trainer else 0
         data = replace(data, augment=self.augment, seed=self.seed, epoch=epoch)
-        start, self.start_batch = self.start_batch, 0
+        start = self.first_batch(epoch)
         return self._loader(data, self.max_frames, shuffle=True, seed=self.seed, epoch=epoch, start=start)
 
     def val_dataloader(self) -> DataLoader[Example]:

@@ -104,7 +104,8 @@ class EvaluationWindows(Dataset[Window]):
 class ShuffledBatches(Sampler[list[int]]):
     """This rank's batches of an epoch, in an order that (seed, epoch) fix; windows that fill no batch are left out.
 
-    `start` leaves out the first batches: a resumed epoch goes on where it was, at once.
+    `start` leaves out the first batches: a resumed epoch goes on where it was, at once.  The length stays that of the
+    whole epoch, for the trainer counts the batches from before, too.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class ShuffledBatches(Sampler[list[int]]):
             yield self._order[np.arange(first, first + self._batch)].tolist()
 
     def __len__(self) -> int:
-        return max(0, self.total - self._start)
+        return self.total
 
 
 class OrderedBatches(Sampler[list[int]]):

@@ -122,4 +122,5 @@ class Resume(Callback):
 
     def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        self.data.start_batch = 0 if progress["is_last_batch"] else progress["current"]["completed"]
+        if not progress["is_last_batch"]:
+            self.data.resume_at = checkpoint["epoch"], progress["current"]["completed"]

@@ -57,7 +57,7 @@ def test_more_ranks_than_batches() -> None:
 def test_start_skips_the_first_batches_of_a_rank() -> None:
     whole, rest = (FrameBatches(LENGTHS, 4000, shuffle=True, rank=1, world_size=2, start=start) for start in (0, 5))
     assert list(whole)[5:] == list(rest)
-    assert len(rest) == len(whole) - 5
+    assert len(rest) == len(whole)  # the trainer counts the batches from before, too
 
 
 @pytest.mark.parametrize(("count", "world_size"), [(1000, 2), (1000, 3), (7, 4), (4, 4), (2, 4)])

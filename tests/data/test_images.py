@@ -94,10 +94,11 @@ def test_a_resumed_epoch_is_the_epoch_that_was_left(root: Path, tmp_path: Path) 
     found = data(root, tmp_path, **settings)
     whole = list(found.train_dataloader())
     torch.rand(3)  # draws in between do not count
-    found.start_batch = 2
+    found.resume_at = (0, 2)
     rest = list(found.train_dataloader())
     assert len(whole) == 3 and len(rest) == 1
     assert torch.equal(rest[0][0], whole[2][0]) and torch.equal(rest[0][1], whole[2][1])
+    found.resume_at = (0, 0)
     again = list(found.train_dataloader())
     assert all(torch.equal(a[0], b[0]) for a, b in zip(again, whole, strict=True))
 

@@ -205,7 +205,7 @@ class Recorder(lightning.LightningModule):
 
 def test_under_a_trainer_each_epoch_has_its_own_order(make: Callable[..., SequenceToTextData]) -> None:
     data = make(max_frames=200, augment=SpecAugment(), seed=5)
-    data.start_batch = 2
+    data.resume_at = (0, 2)
     module = Recorder()
     trainer = lightning.Trainer(
         max_epochs=3,

@@ -69,7 +69,7 @@ def test_another_epoch_has_other_windows() -> None:
 def test_processes_share_an_epoch_and_go_on_in_its_middle(world_size: int) -> None:
     def batches(rank: int, start: int = 0) -> list[list[int]]:
         found = ShuffledBatches(103, 4, seed=5, epoch=2, rank=rank, world_size=world_size, start=start)
-        assert len(found) == len(list(found))
+        assert len(found) == len(list(found)) + start  # the trainer counts the batches from before, too
         return list(found)
 
     every = [batches(rank) for rank in range(world_size)]

@@ -55,11 +55,13 @@ def test_testing_a_checkpoint_gives_the_run_s_own_score(start: Start, tmp_path: 
     assert again["quality"] == record["quality"]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("accumulate", "validate_every"), [(1, None), (2, None), (1, 1)])
 def test_resuming_equals_not_stopping(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, validate_every: int | None
 ) -> None:
+    """From the end of an epoch, or (validate_every) from its middle."""
     settings = [f"task.train.accumulate={accumulate}", "task.model.decoder.dropout=0.3"]
+    settings += [f"task.train.validate_every={validate_every}"] if validate_every else []
     seen: dict[str, list[Any]] = {"whole": [], "parts": []}
     name, fails_at = "whole", None
     step = SequenceToText.training_step
@@ -79,7 +81,10 @@ def test_resuming_equals_not_stopping(
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         train.run(cfg, record, tmp_path / "parts")
     fails_at = None
-    seen["parts"] = [row for row in seen["parts"] if row[0] < 1]  # what came after the last checkpoint is done again
+    last = torch.load(tmp_path / "parts" / "checkpoints" / "last.ckpt", weights_only=True)
+    done = last["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["completed"]
+    assert done == len([row for row in seen["whole"] if row[0] < 1]) + (1 if validate_every else 0)
+    seen["parts"] = seen["parts"][:done]  # what came after the last checkpoint is done again
     cfg, record = start(*settings, f"resume='{tmp_path / 'parts'}'")
     train.run(cfg, record, tmp_path / "parts")
     assert seen["parts"] == seen["whole"]
