@@ -32,6 +32,7 @@ KEYS = {
     "prompt": "str | None",
     "resume": "Path | None",
     "cache_dir": "Path",
+    "task.target": "Literal['translation', 'transcript'] | None",
     "task.encoder_checkpoint": "Path | None",
     "task.train.max_epochs": "int | None",
     "task.train.max_minutes": "float | None",

@@ -331,8 +331,5 @@ class MTLA(MLA):
         return (self.latent_dim + self.rope_dim) / self.stride
 
     def multiply_adds(self, context: int) -> int:
-        return (
-            super().multiply_adds(context)
-            + self.latent_dim * self.gate_latent.out_features
-            + self.gate_latent.out_features
-        )
+        slots = self.gate_slot.weight.numel()  # made once, when the cache is
+        return super().multiply_adds(context) - slots + self.gate_latent.out_features

@@ -52,12 +52,12 @@ class Settings:
         for override in self.overrides:
             if override.partition(".")[0] not in self.references or "=" not in override:
                 raise ValueError(f"overrides: {override}: expected REFERENCE.KEY=VALUE")
+        if self.prompt < 1 and {"model", "beam"} & set(self.kinds):
+            raise ValueError(f"prompt={self.prompt}: a whole model reads a prompt of at least 1 position")
 
     def overrides_of(self, reference: str) -> list[str]:
         """KEY=VALUE of this reference."""
         return [override.partition(".")[2] for override in self.overrides if override.startswith(f"{reference}.")]
-        if self.prompt < 1 and {"model", "beam"} & set(self.kinds):
-            raise ValueError(f"prompt={self.prompt}: a whole model reads a prompt of at least 1 position")
 
     @property
     def kinds(self) -> list[str]:

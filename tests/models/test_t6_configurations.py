@@ -63,7 +63,7 @@ CONFIGURATIONS = [name for name in FOUND if name.split("_")[0] in LAYERS]
 
 
 def test_every_configuration_has_its_overlay() -> None:
-    assert set(CONFIGURATIONS) == {*PUBLISHED, *OTHERS, *(MLA if (CONF / "attention" / "mla_t6.yaml").exists() else ())}
+    assert set(CONFIGURATIONS) == {*PUBLISHED, *MLA, *OTHERS}
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
