@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## train, decode and score speech translation on the embedded sample corpus (about 5 minutes on two cores)
-	$(BIN)/python -m src.run task=mustc attention=mtla stride=2 task.train.max_epochs=12
+	$(BIN)/python -m src.run task=mustc attention=mtla stride=2 task.train.max_epochs=14
 
 test: $(STAMP)  ## the default tests (at most 10 minutes)
 	$(BIN)/python -m pytest -n auto

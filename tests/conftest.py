@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -29,6 +30,16 @@ def environment() -> Iterator[None]:
             patch.delenv(name, raising=False)
         patch.setenv("ATTNLAB_STAMP", "test")
         yield
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Whatever a test's library did to logging, the next one hears the project's loggers again."""
+    yield
+    logging.disable(logging.NOTSET)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "src":
+            logger.disabled, logger.propagate = False, True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
