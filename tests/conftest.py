@@ -4,9 +4,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; more threads would only stand in each other's way
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 import src.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
 
 import pytest
@@ -37,9 +34,10 @@ def heard() -> Iterator[None]:
     """Whatever a test's library did to logging, the next one hears the project's loggers again."""
     yield
     logging.disable(logging.NOTSET)
+    logging.getLogger().setLevel(logging.WARNING)
     for name, logger in logging.root.manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and name.partition(".")[0] == "src":
-            logger.disabled, logger.propagate = False, True
+            logger.disabled, logger.propagate, logger.level = False, True, logging.NOTSET
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -146,6 +146,6 @@ def difference(found: dict[str, nn.Module], x: Tensor) -> float:
     ours = found["compressed"].double()
     assert isinstance(ours, FactoredAttention)
     for parameter in ours.parameters():
-        parameter.normal_(std=0.02)  # as they are initialised: larger logits would underflow, which is slow
+        parameter.normal_(std=0.02)  # of the size of trained ones
     y = ours(x.double())
     return float((PerHead(ours)(x.double()) - y).norm() / y.norm())
