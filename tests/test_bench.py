@@ -18,6 +18,7 @@ from src.bench.exactness import check, failures
 from src.bench.memory import peak_mib
 from src.bench.settings import Settings, Shape, shapes, summary
 from src.bench.variants import lineup, publish_by
+from src.check import compose as check_composed
 from src.config import CONF, freeze, instantiate
 from src.errors import ConfigError
 from src.modes import bench
@@ -233,6 +234,13 @@ def test_decoding_begins_with_a_filled_cache(attention: str, tmp_path: Path) -> 
             assert reference["not run"] == "its cache grows step by step: it cannot begin with a context"
         else:
             assert reference["against"] == f"published_{attention}" and "seconds" in reference
+
+
+@pytest.mark.parametrize(("task", "kind"), [("wikitext2", "beam"), ("wikitext2", "model"), ("wmt16", "beam")])
+def test_what_a_task_has_not_is_not_measured(task: str, kind: str, tmp_path: Path) -> None:
+    cfg = check_composed(f"task={task}", "attention=mha", "mode=bench", f"bench.what={kind}")
+    with pytest.raises(ConfigError, match=rf"bench.what={kind} cannot measure the model of task={task}: give bench.wh"):
+        measured(cfg, tmp_path)
 
 
 def test_a_reference_of_another_size() -> None:

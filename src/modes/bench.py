@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from src.bench import Settings
 from src.bench.compare import NOT_RUN, measure
@@ -14,6 +14,7 @@ from src.bench.settings import Shape, shapes
 from src.bench.show import progress, show
 from src.bench.variants import Variant, copied, lineup, publish_by
 from src.config import instantiate
+from src.errors import ConfigError
 
 from .build import busy_cores, device_of
 from .flow import flow_of
@@ -25,6 +26,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     flow = flow_of(cfg)
     if flow.bench(record, directory, settings):
         return
+    check_kinds(cfg, settings)
     device, dtype = device_of(cfg), getattr(torch, settings.dtype)
     publish = publish_by(settings.published)
     variants = lineup(cfg, settings)
@@ -53,6 +55,18 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     flow.describe(record)
     fill(record, settings)
     show(record, directory)
+
+
+def check_kinds(cfg: DictConfig, settings: Settings) -> None:
+    """ConfigError: whole models are measured of speech to text, searches of decoders that read a prompt."""
+    decoder = str(OmegaConf.select(cfg, "task.model.decoder._target_"))
+    able = {"beam": decoder.endswith(".PrefixDecoder"), "model": OmegaConf.select(cfg, "task.model.encoder.num_mels")}
+    for kind in settings.kinds:
+        if not able.get(kind, True):
+            raise ConfigError(
+                f"bench.what={kind} cannot measure the model of task={cfg.choices.task}: "
+                "give bench.what=[training,decoding], which measure its attention"
+            )
 
 
 def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
