@@ -21,13 +21,13 @@ demo: $(STAMP)  ## train, decode and score speech translation on the embedded sa
 	$(BIN)/python -m src.run task=mustc attention=mtla stride=2 task.train.max_epochs=14
 
 test: $(STAMP)  ## the default tests (at most 10 minutes)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 check: $(STAMP)  ## ruff, mypy and the default tests: what .ci/run runs
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 table-irratt-1: $(STAMP)  ## IrrAtt, table 1: the published numbers beside those of the runs in outputs/
 	$(BIN)/python -m src.report experiments/irratt/table1.yaml

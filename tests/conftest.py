@@ -4,6 +4,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small operations on two threads wait for each other
+
 import src.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
 
 import pytest

@@ -373,6 +373,7 @@ def multirun(
     monkeypatch.setattr(subprocess, "Popen", process)
     monkeypatch.setattr(FakeProcess, "started", [])
     monkeypatch.setattr(logging.root, "handlers", [])  # Hydra puts its own there
+    monkeypatch.setattr(logging, "_handlerList", [])  # and closes all others: absl's has pytest's stderr
     return entry.main()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.data.conftest import write_corpus
 from tests.tasks.conftest import TINY
+from tests.tasks.test_language_modelling import TINY as TINY_TEXT
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,48 @@ def test_two_processes_train_and_give_one_record(root: Path, tmp_path: Path) -> 
     assert found["training"]["epochs"] == 2
     assert len(list(tmp_path.rglob("record.json"))) == 1
     assert len(list(tmp_path.rglob("predictions.tsv"))) == 1
+
+
+def write_texts(root: Path) -> Path:
+    words = random.Random(1)
+    for part, lines in (("train", 90), ("valid", 9), ("test", 9)):
+        texts = (" ".join(words.choices("abcdefgh", k=20)) for _ in range(lines))
+        (root / f"wiki.{part}.tokens").write_text("".join(f" {text} \n" for text in texts))
+    return root
+
+
+@pytest.mark.slow
+def test_sharded_training_is_distributed_training(root: Path, tmp_path: Path) -> None:
+    """hardware=fsdp, a speech translation: parameters in parts, the same numbers."""
+    both = {}
+    for hardware in ("ddp", "fsdp"):
+        chosen = [
+            f"hardware={hardware}",
+            "hardware.accelerator=cpu",
+            "task.train.max_epochs=1",
+            "+task.optimizer.eps=1",
+        ]
+        done = run(root, tmp_path / hardware, *chosen)
+        assert done.returncode == 0, done.stderr[-3000:]
+        both[hardware] = load_file(tmp_path / hardware / "checkpoints" / "averaged.safetensors")
+    assert both["ddp"].keys() == both["fsdp"].keys()
+    assert max(float((both["fsdp"][name] - value).abs().max()) for name, value in both["ddp"].items()) < 1e-5
+    assert record(tmp_path / "fsdp")["quality"] == record(tmp_path / "ddp")["quality"]
+
+
+@pytest.mark.slow
+def test_a_sharded_language_model_goes_on(tmp_path: Path) -> None:
+    root, directory = write_texts(tmp_path), tmp_path / "run"
+    words = ["task=wikitext2", "attention=mtla", f"data_root='{root}'", f"cache_dir='{root}/cache'", *TINY_TEXT]
+    words += ["hardware=fsdp", "hardware.accelerator=cpu", f"hydra.run.dir='{directory}'"]
+    for more in (["task.train.max_steps=8"], ["task.train.max_steps=12", f"resume='{directory}'"]):
+        given = [word for word in words if len(more) == 1 or not word.startswith("hydra.run.dir")]
+        arguments = [sys.executable, "-m", "src.run", *given, *more]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+    found = record(directory)
+    assert (found["training"]["steps"], found["training"]["resumed"]) == (12, True)
+    assert found["quality"]["perplexity"] < 12  # of nine words
 
 
 def test_a_stopped_run_says_so_and_goes_on(root: Path, tmp_path: Path) -> None:

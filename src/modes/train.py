@@ -1,5 +1,6 @@
 """mode=train: fit, average the best checkpoints, then decode and score the test set."""
 
+import copy
 import logging
 import sys
 import time
@@ -12,7 +13,9 @@ import src.torchvision_schemas  # noqa: F401  (before lightning)
 import lightning as L
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from omegaconf import DictConfig
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from src.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
 from src.callbacks.signals import KeepSignals
@@ -52,10 +55,16 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         save_top_k=cfg.task.train.keep_best,
         enable_version_counter=False,
     )
+    whole = copy.deepcopy(module.model) if cfg.hardware.strategy == "fsdp" else module.model
     trainer = build_trainer(cfg, directory, [best, LearningRateMonitor(), Resume(data), *progress()])
     began = time.perf_counter()
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     seconds = time.perf_counter() - began
+    if whole is not module.model:  # no process could decode alone with the part that it has
+        weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if trainer.is_global_zero:
+            whole.load_state_dict(weights)
+        module.model = whole.to(module.device)
     if not trainer.is_global_zero:
         return
     record["training"] = {
@@ -87,7 +96,9 @@ def build_trainer(cfg: DictConfig, directory: Path, callbacks: list[Callback]) -
         accelerator=hardware.accelerator,
         devices=hardware.devices,
         num_nodes=hardware.num_nodes,
-        strategy=hardware.strategy,
+        strategy=ModelParallelStrategy(save_distributed_checkpoint=False)
+        if hardware.strategy == "fsdp"
+        else hardware.strategy,
         precision=hardware.precision,
         max_steps=train.max_steps,
         max_epochs=train.max_epochs or -1,

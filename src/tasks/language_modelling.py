@@ -1,9 +1,12 @@
 """The next token from those before it: one LightningModule for every language model."""
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from src.data.vocabulary import Vocabulary
 from src.data.windows import IGNORE, Window
@@ -22,7 +25,16 @@ class LanguageModelling(Trainable):
         super().__init__(**training)
         self.model: LanguageModel = model
         self.vocabulary = vocabulary
-        self._loss = torch.compile(model.loss) if compile else model.loss
+        self._compile = compile
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        if isinstance(self.model, FSDPModule):  # which gathers and frees parameters around calls of forward alone
+            register_fsdp_forward_method(self.model, "loss")
+
+    @cached_property
+    def _loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        return torch.compile(self.model.loss) if self._compile else self.model.loss
 
     def nll(self, window: Window) -> tuple[Tensor, Tensor]:
         """Nats of all targets together, and how many there are."""

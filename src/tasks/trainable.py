@@ -11,6 +11,8 @@ import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
 from src.errors import TrainingError
@@ -50,6 +52,17 @@ class Trainable(LightningModule):
     @abstractmethod
     def first_of(self, batch: Any) -> str:
         """Names a batch in an error: its first item."""
+
+    def configure_model(self) -> None:
+        """Under hardware=fsdp: shard each layer, then the rest, over the processes."""
+        if self.device_mesh is None or isinstance(self.model, FSDPModule):
+            return
+        mesh = init_device_mesh(self.device_mesh.device_type, (self.trainer.world_size,))  # Lightning's has two axes
+        for module in [*self.model.modules()]:
+            layers = getattr(module, "layers", None)
+            for layer in layers if isinstance(layers, nn.ModuleList) else ():
+                fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self._optimizer(self.parameters())

@@ -30,20 +30,27 @@ def decoder(mechanism: str) -> PrefixDecoder:
     return model.double().eval()
 
 
-def logp(model: PrefixDecoder, prompt: Tensor, tokens: list[int]) -> float:
-    """log p(tokens | prompt) without any cache, <pad> excluded as in the search."""
-    inputs = torch.tensor([[EOS, *tokens[:-1]]])
+def logp(model: PrefixDecoder, prompt: Tensor, texts: list[list[int]]) -> list[float]:
+    """log p(text | prompt) of texts of one length, without any cache, <pad> excluded as in the search."""
+    tokens = torch.tensor(texts)
+    inputs = torch.cat([torch.full((len(texts), 1), EOS), tokens[:, :-1]], 1)
     with torch.no_grad():
-        logits = model(inputs, prompt[None])[0].log_softmax(-1)
-    return sum(float(logits[t, token]) for t, token in enumerate(tokens))
+        logits = model(inputs, prompt.expand(len(texts), -1, -1)).log_softmax(-1)
+    found: list[float] = logits.gather(-1, tokens[..., None]).sum((1, 2)).tolist()
+    return found
 
 
 def exhaustive(
     model: PrefixDecoder, prompt: Tensor, longest: int, penalty: float, min_len: int
 ) -> tuple[float, list[int]]:
     words = [t for t in range(VOCAB) if t not in (PAD, EOS)]
-    texts = [[*text, EOS] for n in range(min_len, longest + 1) for text in itertools.product(words, repeat=n)]
-    return max((logp(model, prompt, text) / len(text) ** penalty, text) for text in texts)
+    scored = []
+    for n in range(min_len, longest + 1):
+        texts = [[*text, EOS] for text in itertools.product(words, repeat=n)]
+        scored += [
+            (total / (n + 1) ** penalty, text) for total, text in zip(logp(model, prompt, texts), texts, strict=True)
+        ]
+    return max(scored)
 
 
 def search(model: PrefixDecoder, prompts: Tensor, lengths: Tensor, **settings: float) -> list:
@@ -78,7 +85,7 @@ def test_scores_are_those_without_a_cache_and_batches_change_nothing(mechanism: 
         for h in hypotheses:
             assert h.tokens.index(EOS) == len(h.tokens) - 1
             assert len(h.tokens) > 2
-            whole = logp(model, prompts[n, : lengths[n]], h.tokens) / len(h.tokens)
+            whole = logp(model, prompts[n, : lengths[n]], [h.tokens])[0] / len(h.tokens)
             assert h.score == pytest.approx(whole, abs=1e-5)
 
 
@@ -118,12 +125,12 @@ def test_only_some_tokens_may_begin() -> None:
         for prompt, size, hypotheses in zip(prompts, lengths.tolist(), found, strict=True):
             best = hypotheses[0]
             given = logp_of_set(model, prompt[:size], allowed)  # what the first token is chosen among
-            want = (logp(model, prompt[:size], best.tokens) - given) / len(best.tokens)
+            want = (logp(model, prompt[:size], [best.tokens])[0] - given) / len(best.tokens)
             assert best.score == pytest.approx(want, abs=1e-6)
 
 
 def logp_of_set(model: PrefixDecoder, prompt: Tensor, tokens: list[int]) -> float:
-    return float(torch.logsumexp(torch.tensor([logp(model, prompt, [t]) for t in tokens]), 0))
+    return float(torch.logsumexp(torch.tensor(logp(model, prompt, [[t] for t in tokens])), 0))
 
 
 def test_temperature_divides_the_logits() -> None:
