@@ -236,7 +236,23 @@ def test_decoding_begins_with_a_filled_cache(attention: str, tmp_path: Path) -> 
             assert reference["against"] == f"published_{attention}" and "seconds" in reference
 
 
-@pytest.mark.parametrize(("task", "kind"), [("wikitext2", "beam"), ("wikitext2", "model"), ("wmt16", "beam")])
+@pytest.mark.parametrize(
+    ("task", "attention"),
+    [("wikitext2", "mla"), ("ptb", "multilinear"), ("xsum", "mtla"), ("wmt16", "multilinear"), ("slurp", "mla")],
+)
+def test_whole_models_of_every_kind_of_task(task: str, attention: str, tmp_path: Path) -> None:
+    cfg = check_composed(
+        f"task={task}", f"attention={attention}", "mode=bench", "bench.what=model", "bench.references=[published]",
+        "bench.text=12", "bench.prompt=6", "bench.batch=2", "bench.rounds=1", "bench.warmup=0", "bench.memory=false",
+    )  # fmt: skip
+    record = records.new(cfg, "test")
+    bench.run(cfg, record, tmp_path)
+    (row,) = record["bench"]["rows"]
+    assert row["variants"][attention]["seconds"]["median"] > 0
+    assert row["ratios"][0]["against"] == f"published_{attention}" and "seconds" in row["ratios"][0]
+
+
+@pytest.mark.parametrize(("task", "kind"), [("wikitext2", "beam"), ("wmt16", "beam")])
 def test_what_a_task_has_not_is_not_measured(task: str, kind: str, tmp_path: Path) -> None:
     cfg = check_composed(f"task={task}", "attention=mha", "mode=bench", f"bench.what={kind}")
     with pytest.raises(ConfigError, match=rf"bench.what={kind} cannot measure the model of task={task}: give bench.wh"):

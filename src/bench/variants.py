@@ -16,7 +16,7 @@ from torch import nn
 from src.attention import Attention
 from src.config import CONF, instantiate, written
 from src.errors import ConfigError
-from src.models import PrefixDecoder, SpeechToText
+from src.models import PrefixDecoder
 from src.modes.build import build_model
 from src.nearest import nearest
 
@@ -55,19 +55,21 @@ class Variant:
             d_model=task.model.d_model,
             attention=lambda: instantiate(self.cfg.attention),
         )
-        return self._finished(decoder, decoder, dtype, device)
+        return self._finished(decoder, dtype, device)
 
-    def model(self, dtype: torch.dtype, device: torch.device) -> SpeechToText:
+    def model(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
         """The task's whole model, without a CTC head."""
         torch.manual_seed(self.cfg.seed)
-        model = build_model(self.cfg, vocab_size=self.cfg.task.data.vocab_size)
-        return self._finished(model, model.decoder, dtype, device)
+        model: nn.Module = build_model(self.cfg, vocab_size=self.cfg.task.data.vocab_size)
+        return self._finished(model, dtype, device)
 
-    def _finished(self, module: M, decoder: PrefixDecoder, dtype: torch.dtype, device: torch.device) -> M:
+    def _finished(self, module: M, dtype: torch.dtype, device: torch.device) -> M:
         module.to(device, dtype).eval()
         if self.published:
-            for block in decoder.blocks:
-                block.attention = publish_by(self.published)(block.attention)
+            chosen = type(self.mechanism(dtype, device))
+            for block in list(module.modules()):
+                if isinstance(attention := getattr(block, "attention", None), chosen):
+                    block.attention = publish_by(self.published)(attention)
         return module
 
 

@@ -5,12 +5,13 @@ import time
 from typing import Protocol
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional as F
 
 from src.attention import Attention, Cache
 from src.decoding import BeamSearch
-from src.models import PrefixDecoder
+from src.models import LanguageModel, PrefixDecoder
 
 from .settings import Shape
 from .variants import Variant
@@ -71,28 +72,35 @@ class Training:
 
 
 class Model:
-    """Forward, cross-entropy and backward of the task's model; features long enough for `prompt` encoder outputs."""
+    """Loss and backward of the task's model.  `prompt`: outputs of its encoder, where it has one."""
 
     def __init__(self, variant: Variant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.model = variant.model(dtype, device)
-        self.attentions = self.model.decoder.attentions
-        task = variant.cfg.task
-        vocab, generator = task.data.vocab_size, torch.Generator().manual_seed(0)
-        frames = shape.prompt * 2 ** len(task.model.encoder.conv_kernels)
-        self.features = torch.randn(shape.batch, frames, task.model.encoder.num_mels, generator=generator).to(
-            device, dtype
-        )
-        self.lengths = torch.full((shape.batch,), frames, device=device)
-        self.tokens, self.targets = (
-            torch.randint(4, vocab, (shape.batch, shape.text), generator=generator).to(device) for _ in range(2)
-        )
+        self.attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
+        vocab, generator = variant.cfg.task.data.vocab_size, torch.Generator().manual_seed(0)
+
+        def tokens(length: int) -> Tensor:
+            return torch.randint(4, vocab, (shape.batch, length), generator=generator).to(device)
+
+        self.inputs: tuple[Tensor, ...] = ()
+        if not isinstance(self.model, LanguageModel):
+            sources = tokens(shape.prompt)
+            if mels := OmegaConf.select(variant.cfg, "task.model.encoder.num_mels"):
+                frames = shape.prompt * 2 ** len(variant.cfg.task.model.encoder.conv_kernels)
+                sources = torch.randn(shape.batch, frames, mels, generator=generator).to(device, dtype)
+            self.inputs = sources, torch.full((shape.batch,), sources.shape[1], device=device)
+        self.tokens, self.targets = tokens(shape.text), tokens(shape.text)
 
     def prepare(self) -> None:
         self.model.zero_grad()
 
     def run(self) -> None:
-        logits = self.model(self.features, self.lengths, self.tokens)[0]
-        F.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten()).backward()
+        if isinstance(self.model, LanguageModel):
+            loss = self.model.loss(self.tokens, self.targets).mean()
+        else:
+            logits = self.model(*self.inputs, self.tokens)[0]
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten())
+        loss.backward()
 
     def cache_bytes(self) -> None:
         return None

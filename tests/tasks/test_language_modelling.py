@@ -246,7 +246,7 @@ def test_the_loss_may_be_compiled(start: Start, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch, "compile", compile)
     cfg, record = start("hardware.compile=true")
-    _, module = train.flow_of(cfg).prepare(record, "test")
+    module: Any = train.flow_of(cfg).prepare(record, "test")[1]
     assert compiled == []  # sharding comes first
     module.nll((torch.tensor([[1, 2]]), torch.tensor([[2, 3]])))
     assert compiled == ["loss"]
