@@ -2,6 +2,7 @@
 
 python -m src.report experiments/mtla/table1.yaml [--records outputs]
 python -m src.report --bench RUN/record.json ... [--out FOLDER]
+python -m src.report --compressed RUN ... [--out FOLDER]
 python -m src.report --runs outputs
 """
 
@@ -31,20 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--records", nargs="+", type=Path, metavar="PLACE", help="folders or files (default: outputs)")
     parser.add_argument("--bench", nargs="+", type=Path, metavar="PLACE", help="records of mode=bench: table and plot")
-    parser.add_argument("--out", type=Path, help="--bench: where to write (default: beside the first record)")
+    parser.add_argument(
+        "--compressed", nargs="+", type=Path, metavar="PLACE", help="records of compressed models: table and plots"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="--bench, --compressed: where to write (default: beside the first record)"
+    )
     parser.add_argument("--runs", nargs="+", type=Path, metavar="PLACE", help="a line for each record")
     options = parser.parse_args(arguments)
-    if sum(map(bool, (options.specs, options.bench, options.runs))) != 1:
-        parser.error("give one of: SPEC ..., --bench ..., --runs ...")
-    if options.records and not options.specs or options.out and not options.bench:
-        parser.error("--records belongs to SPEC, --out to --bench")
+    if sum(map(bool, (options.specs, options.bench, options.compressed, options.runs))) != 1:
+        parser.error("give one of: SPEC ..., --bench ..., --compressed ..., --runs ...")
+    if options.records and not options.specs or options.out and not (options.bench or options.compressed):
+        parser.error("--records belongs to SPEC, --out to --bench and --compressed")
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
     os.environ.setdefault("ATTNLAB_STAMP", "report")  # composing needs one
     try:
-        for path in tables(options.specs, options.records) if options.specs else bench(options.bench, options.out):
-            print(path)
         if options.runs:
             overview(collect(options.runs))
+        for path in written(options):
+            print(path)
     except AttnlabError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -65,15 +71,19 @@ def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
     return files
 
 
-def bench(places: Sequence[Path] | None, out: Path | None) -> list[Path]:
-    if not places:
-        return []
-    from .bench import render
+def written(options: argparse.Namespace) -> list[Path]:
+    """The files that the chosen report consists of."""
+    if options.specs:
+        return tables(options.specs, options.records)
+    from . import bench, compression
 
-    records = collect(places)
-    if not records:
-        raise DataError("no readable record among those given")
-    return render(records, out or records[0].path.parent)
+    for places, report in ((options.bench, bench), (options.compressed, compression)):
+        if places:
+            records = collect(places)
+            if not records:
+                raise DataError("no readable record among those given")
+            return report.render(records, options.out or records[0].path.parent)
+    return []
 
 
 def overview(records: Sequence[Found]) -> None:

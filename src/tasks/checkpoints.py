@@ -44,11 +44,17 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, Any]) -> None:
-    """Atomically, as safetensors."""
+    """Atomically, as safetensors.  It has no two names for one tensor: tied weights are written under each."""
+    seen: set[int] = set()
+    own = {}
+    for name, value in weights.items():
+        tied = value.untyped_storage().data_ptr() in seen
+        seen.add(value.untyped_storage().data_ptr())
+        own[name] = value.clone() if tied else value.contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     try:
-        save_file({k: v.contiguous() for k, v in weights.items()}, part, metadata={"identity": json.dumps(identity)})
+        save_file(own, part, metadata={"identity": json.dumps(identity)})
         os.replace(part, path)
     except SafetensorError as error:  # it does not say so in an OSError's terms
         full = "os error 28" in str(error)

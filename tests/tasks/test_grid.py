@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from src.config import freeze, instantiate
 from src.data import SequenceToTextData
+from src.modes import test, train
 from src.modes.build import device_of
 from src.modes.flow import flow_of
 from src.record import new
@@ -81,7 +82,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("grid-cache")
 
 
-def configured(task: str, name: str, root: Path, cache_dir: Path) -> DictConfig:
+def configured(task: str, name: str, root: Path, cache_dir: Path, *overrides: str) -> DictConfig:
     speech = task in ("mustc", "ami", "slurp")
     tiny = [x for x in TINY if speech or not any(key in x for key in ("conv_", "encoder.num_heads"))]
     tiny = [x for x in tiny if task != "wmt16" or "projector" not in x]
@@ -89,6 +90,7 @@ def configured(task: str, name: str, root: Path, cache_dir: Path) -> DictConfig:
     cfg = composed(
         "mha", f"task={task}", f"recipe={task}_sample", "hardware=cpu", *tiny, *OWN[task],
         f"data_root={root}", f"cache_dir={cache_dir}", "task.decode.beam=2",
+        *overrides,
     )  # fmt: skip
     cfg.attention = composed(name).attention  # its references are to the task beside it
     return freeze(cfg, {"task": task, "attention": name, "scale": "sample", "compress": "none"})
@@ -143,3 +145,17 @@ def test_truncated_documents_are_counted_not_dropped(roots: dict[str, Path], cac
     assert data.filtered["cut to 3 source tokens in train, kept"] == 5
     assert sum(len(batch.ids) for batch in data.train_dataloader()) == 5
     assert max(int(batch.feature_lengths.max()) for batch in data.train_dataloader()) == 3
+
+
+@pytest.mark.parametrize("task", HEADLINES)
+def test_a_whole_run_and_its_checkpoint(task: str, roots: dict[str, Path], cache_dir: Path, tmp_path: Path) -> None:
+    """What a task's model ties, its checkpoints can hold: the averaged weights score as the run did."""
+    cfg = configured(task, "mla", roots[task], cache_dir, "task.train.max_epochs=1")
+    record = new(cfg, "test")
+    train.run(cfg, record, tmp_path)
+    assert record["training"]["averaged_checkpoints"] == 1
+    cfg = configured(task, "mla", roots[task], cache_dir, "task.train.max_epochs=1", f"checkpoint='{tmp_path}'")
+    (tmp_path / "again").mkdir()
+    again = new(cfg, "test")
+    test.run(cfg, again, tmp_path / "again")
+    assert again["quality"] == record["quality"]
