@@ -26,7 +26,7 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
 
     The pictures of one model show the middle one of a method's ranks. DataError: no record has a compressed model.
     """
-    found = [f for f in records if f.record["status"] == "finished" and f.record.get("compression", {}).get("layers")]
+    found = [f for f in records if f.record["status"] == "finished" and _layers(f)]
     if not found:
         raise DataError("no finished record of a compressed model among those given")
     paths = sweep_table(found).write(directory / "sweep", "md", "csv", "tex")
@@ -34,7 +34,7 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
     for method in sorted({f.record["compress"] for f in found}):
         mine = sorted((f for f in found if f.record["compress"] == method), key=_total)
         middle = mine[(len(mine) - 1) // 2]
-        ranks = [layer["ranks"] for layer in middle.record["compression"]["layers"]]
+        ranks = [layer["ranks"] for layer in _layers(middle)]
         if any(isinstance(each, list) and len(set(each)) > 1 for each in ranks):
             paths.append(write(directory / f"ranks_{method}.png", _png(ranks_plot(middle, ranks))))
         folder = middle.path.parent / COMPRESSED
@@ -126,14 +126,19 @@ def _fusions(folder: Path) -> list[Any]:
     return [layer.get_parameter("fusion").detach().float().numpy() for layer in layers]
 
 
+def _layers(one: Found) -> list[dict[str, Any]]:
+    """What the record says of each compressed attention layer."""
+    return [layer for layer in one.record.get("compression", {}).get("layers", []) if "qk_error" in layer]
+
+
 def _total(one: Found) -> float:
     """Query-key columns of a layer."""
-    ranks = [layer["ranks"] for layer in one.record["compression"]["layers"]]
+    ranks = [layer["ranks"] for layer in _layers(one)]
     return mean(sum(each) if isinstance(each, list) else each for each in ranks)
 
 
 def _error(one: Found) -> float:
-    return mean(layer["qk_error"] for layer in one.record["compression"]["layers"])
+    return mean(layer["qk_error"] for layer in _layers(one))
 
 
 def _title(one: Found) -> str:

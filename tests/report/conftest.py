@@ -22,7 +22,8 @@ def run(tmp_path: Path) -> Run:
     """
 
     def make(name: str, experiment: str, *overrides: str, **values: Any) -> Path:
-        arguments = [f"experiment={experiment}", "task.encoder_checkpoint=asr", *overrides]
+        pretrained = [] if experiment.startswith("irratt") else ["task.encoder_checkpoint=asr"]
+        arguments = [f"experiment={experiment}", *pretrained, *overrides]
         cfg = compose(*arguments)
         record = copy.deepcopy(records.new(cfg, " ".join(arguments)))
         record |= {"status": "finished", "corpus": MUSTC}

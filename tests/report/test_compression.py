@@ -1,0 +1,65 @@
+"""Compressed models as a table and plots."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from src.compression import folder
+from src.compression.irratt import IrrAtt
+from src.compression.transform import compress
+from src.report import compression
+from src.report.__main__ import main
+from tests.report.conftest import Run
+
+VIT: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+
+
+def about(ranks: list[int], before: float, after: float | str, left: float) -> dict[str, Any]:
+    layers = [{"path": f"blocks.{i}.attn", "ranks": ranks, "qk_error": 0.1 * (i + 1)} for i in range(2)]
+    quality = {"dense": {"top1": 80.0}, "compressed": {"top1": before}}
+    quality |= {"finetuned": {"top1": after} if isinstance(after, float) else after}  # type: ignore[dict-item]
+    remaining = {f"{key}_percent": left for key in ("attention", "multiply_adds", "parameters")}
+    return {"layers": layers, "quality": quality, "remaining": remaining}
+
+
+def test_table_and_plots(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run("a", "irratt_table1_small_irratt192", compression=about([5, 3], 60.0, 75.0, 50.0))
+    run("b", "irratt_table1_small_irratt96", compression=about([3, 3], 40.0, "not run", 30.0))
+    run("c", "irratt_table1_small_truncatt16", compression=about([4, 4], 55.0, 70.0, 49.0))
+    run("d", "irratt_table1_small_original")
+    model = timm.create_model("deit_small_patch16_224", **VIT)
+    compress(model, IrrAtt(rank=8, vo_rank=4), None)
+    folder.save(model, first.parent / "compressed", "deit_small_patch16_224", VIT)
+    out = tmp_path / "out"
+    assert main(["--compressed", str(tmp_path / "runs"), "--out", str(out)]) == 0
+    assert {Path(line).name for line in capsys.readouterr().out.split()} == {path.name for path in out.iterdir()}
+    rows = list(csv.DictReader((out / "sweep.csv").open()))
+    assert [(row["Method"], row["Columns of a layer"]) for row in rows] == [
+        ("irratt", "6"), ("irratt", "8"), ("truncatt", "8"),
+    ]  # fmt: skip
+    assert [rows[1][key] for key in ("Relative error", "Top-1 dense", "compressed", "fine-tuned")] == [
+        "0.150", "80.0", "60.0", "75.0",
+    ]  # fmt: skip
+    assert rows[0]["fine-tuned"] == "not run"
+    for picture in out.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path) -> None:
+    model = timm.create_model("deit_small_patch16_224", **VIT)
+    compress(model, IrrAtt(rank=8, vo_rank=4), None)
+    with torch.no_grad():
+        model.get_parameter("blocks.1.attn.fusion").copy_(torch.tensor([[1.0, 0.5], [0.25, 2.0]]))
+    folder.save(model, tmp_path, "deit_small_patch16_224", VIT)
+    _, second = compression._fusions(tmp_path)
+    assert second.tolist() == [[1.0, 0.5], [0.25, 2.0]]
+
+
+def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run("a", "irratt_table1_small_original")
+    assert main(["--compressed", str(path)]) == 1
+    assert "no finished record of a compressed model" in capsys.readouterr().err
