@@ -99,12 +99,16 @@ class Reader(ABC):
 
 
 def read_text(path: Path) -> str:
+    """A UTF-8 file, without the byte order mark that it may begin with.  DataError: it is no text."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if (zero := data.find(b"\0")) >= 0:
+        line = data.count(b"\n", 0, zero) + 1
+        raise DataError(f"{path} line {line}: a zero byte; expected UTF-8 text, this is a binary file")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path} line {line}: not UTF-8 ({error.reason})") from error

@@ -20,7 +20,7 @@ def read_lines(path: Path) -> Iterator[str]:
             for number, raw in enumerate(file, 1):
                 if b"\0" in raw:
                     raise DataError(f"{path}: line {number} has zero bytes: expected UTF-8 text, this is a binary file")
-                yield raw.decode("utf-8").rstrip("\r\n")
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: line {number} is not UTF-8 ({error.reason}): expected a text file") from error
     except (OSError, EOFError, zlib.error) as error:

@@ -113,6 +113,11 @@ def test_a_file_that_is_no_text(content: bytes, message: str, tmp_path: Path) ->
     assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\ntwo \xef\xbb\xbf\n")
+    assert list(read_lines(tmp_path / "a.txt")) == ["one", "two \ufeff"]
+
+
 def test_a_parquet_file_that_is_none_or_has_no_text(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 nothing")

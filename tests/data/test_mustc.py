@@ -128,7 +128,9 @@ def test_unequal_counts_name_all_three(corpus: Path, edit: Edit) -> None:
         read(corpus)
 
 
-@pytest.mark.parametrize(("content", "expected"), [("", "0 segments"), ("a: 1\n", "expected a list"), ("\x00", "YAML")])
+@pytest.mark.parametrize(
+    ("content", "expected"), [("", "0 segments"), ("a: 1\n", "expected a list"), ("\x00", "line 1: a zero byte")]
+)
 def test_yaml_that_is_no_list(corpus: Path, content: str, expected: str) -> None:
     (corpus / "en-de/data/train/txt/train.yaml").write_text(content)
     with pytest.raises(DataError, match=expected) as error:
@@ -145,6 +147,12 @@ def test_empty_text_names_file_and_line(corpus: Path, edit: Edit) -> None:
     with pytest.raises(DataError, match=r"train\.en line 2: empty text"):
         read(corpus, required="source")
     assert len(read(corpus, required=None)) == 5
+
+
+def test_a_byte_order_mark_is_no_text(corpus: Path) -> None:
+    path = corpus / "en-de/data/train/txt/train.de"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert not read(corpus)[0].target.startswith("\ufeff")
 
 
 def test_text_that_is_not_utf8(corpus: Path) -> None:
