@@ -307,8 +307,8 @@ class AbsoluteMultiLinear(_WithPromptReadout):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompt: Tensor | None, size: int | Tensor) -> Tensor:
         steps = k.shape[1]
         self._check_room(steps)
-        # Inside of blocks of R/4 rows the scan adds about a quarter of the rest; fewer rows cost too many calls.
-        block = max(6, self.rank // 4) if self.scans(steps) else steps
+        # Inside of blocks of R/5 rows the scan adds about a fifth of the rest; fewer than four cost too many calls.
+        block = max(4, self.rank // 5) if self.scans(steps) else steps
         return self._blocks(q, k, v, block) + self._read_prompt(q, prompt)
 
     def _blocks(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
