@@ -1,6 +1,4 @@
-"""Corpora, features, pieces, batches."""
-
-import src.torchvision_schemas  # noqa: F401  (before lightning is imported)
+"""Corpora, features, pieces, batches.  What Lightning trains on has modules of its own: it takes seconds to import."""
 
 from src.data.ami import AMI, Kaldi
 from src.data.an4 import AN4
@@ -8,15 +6,12 @@ from src.data.batch import Batch, Example, collate
 from src.data.batching import FrameBatches
 from src.data.corpora import BillionWords, FineWebEdu, PennTreebank, WikiText
 from src.data.features import FilterBank, SpecAugment
-from src.data.language_modelling import LanguageModellingData
 from src.data.mustc import MustC
 from src.data.parallel import Parallel
-from src.data.sequence_to_text import SequenceToTextData
 from src.data.source_text import SourceText
 from src.data.spoken_language import SLURP, Picovoice
 from src.data.stored import StoredFeatures
 from src.data.summaries import SciTLDR, XSum
-from src.data.task_data import TaskData
 from src.data.tokenizer import Tokenizer
 from src.data.vocabulary import BytePairs, Words
 
@@ -31,18 +26,15 @@ __all__ = [
     "FineWebEdu",
     "FrameBatches",
     "Kaldi",
-    "LanguageModellingData",
     "MustC",
     "Parallel",
     "PennTreebank",
     "Picovoice",
     "SLURP",
     "SciTLDR",
-    "SequenceToTextData",
     "SourceText",
     "SpecAugment",
     "StoredFeatures",
-    "TaskData",
     "Tokenizer",
     "WikiText",
     "Words",

@@ -1,8 +1,13 @@
-"""What a kind of task answers to the modes: named by `task.flow`, called by train, test, describe and bench."""
+"""What a kind of task answers to the modes: named by `task.flow`, called by train, test, describe and bench.
+
+What only training and scoring need is imported there: Lightning takes seconds, and describing needs none of it.
+"""
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from omegaconf import DictConfig
 from torch import nn
@@ -10,10 +15,12 @@ from torch import nn
 from src.attention import Attention
 from src.bench import Settings
 from src.config import instantiate
-from src.data import TaskData
-from src.tasks.trainable import Trainable
 
 from .build import CacheShape, cache_shape, count_parameters, without_memory
+
+if TYPE_CHECKING:
+    from src.data.task_data import TaskData
+    from src.tasks.trainable import Trainable
 
 
 class Decoder(Protocol):

@@ -1,24 +1,24 @@
 """Language models: perplexity, and text of their own."""
 
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from __future__ import annotations
 
-import src.torchvision_schemas  # noqa: F401  (before lightning)
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from src.config import instantiate
-from src.data import LanguageModellingData
 from src.data.samples.markov import Source
 from src.data.vocabulary import Vocabulary, Words, read_vocabulary
 from src.decoding import Sampling
 from src.errors import ConfigError, DataError
 from src.models import LanguageModel
 from src.record import first_process
-from src.tasks import LanguageModelling, LanguageScore
-from src.tasks.checkpoints import check_identity, find_weights, load_into, read_checkpoint
 
 from .build import build_model, count_parameters, device_of, identity, without_memory
 from .flow import Flow
-from .summary import show
+
+if TYPE_CHECKING:
+    from src.data.language_modelling import LanguageModellingData
+    from src.tasks import LanguageModelling, LanguageScore
 
 VOCABULARY = "vocabulary.json"  # in a run's directory: what generation and evaluation need besides weights
 
@@ -81,6 +81,8 @@ class LanguageModellingFlow(Flow):
         return data, self._module(record, data.vocabulary)
 
     def _module(self, record: dict[str, Any], vocabulary: Vocabulary) -> LanguageModelling:
+        from src.tasks import LanguageModelling
+
         cfg = self.cfg
         model = self._model(vocabulary.size)
         record["parameters"] = count_parameters(model)
@@ -102,6 +104,8 @@ class LanguageModellingFlow(Flow):
 
     def restore(self, record: dict[str, Any]) -> LanguageModelling:
         """The model of `checkpoint=`, with the vocabulary that stands in its run's directory; no corpus is read."""
+        from src.tasks.checkpoints import check_identity, find_weights, load_into, read_checkpoint
+
         path = find_weights(Path(self.cfg.checkpoint).expanduser())
         weights, found = read_checkpoint(path)
         places = [folder / VOCABULARY for folder in (path.parent, path.parent.parent)]
@@ -116,6 +120,8 @@ class LanguageModellingFlow(Flow):
         return module.to(device_of(self.cfg)).eval()
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        from .summary import show
+
         cfg = self.cfg
         scoring: LanguageScore = instantiate(cfg.task.score, path="task.score")
         sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")

@@ -1,23 +1,23 @@
 """Translation, recognition, understanding, summaries: what turns a sequence into text."""
 
+from __future__ import annotations
+
 import logging
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import Tensor
 
 from src.config import instantiate
-from src.data import SequenceToTextData
 from src.errors import ConfigError
 from src.models import CrossDecoder, PrefixDecoder
-from src.tasks import SequenceToText
-from src.tasks.checkpoints import find_weights, load_into, read_checkpoint
-from src.tasks.evaluate import Score, evaluate
-from src.tasks.sequence_to_text import Model
 
 from .build import CacheShape, build_model, count_parameters, device_of, identity
 from .flow import Flow
-from .summary import show
+
+if TYPE_CHECKING:
+    from src.data.sequence_to_text import SequenceToTextData
+    from src.tasks.sequence_to_text import Model, SequenceToText
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,9 @@ class SequenceToTextFlow(Flow):
         return elements
 
     def check(self, directory: Path) -> None:
+        from src.tasks.checkpoints import find_weights, read_checkpoint
+        from src.tasks.evaluate import Score
+
         task = self.cfg.task
         instantiate(task.decode, path="task.decode")
         if task.score not in get_args(Score):
@@ -60,6 +63,8 @@ class SequenceToTextFlow(Flow):
             self.encoder = path, read_checkpoint(path)[0]
 
     def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[SequenceToTextData, SequenceToText]:
+        from src.tasks import SequenceToText
+
         cfg = self.cfg
         data: SequenceToTextData = instantiate(cfg.task.data, path="task.data")
         data.setup(stage)
@@ -95,12 +100,18 @@ class SequenceToTextFlow(Flow):
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Start the encoder from another run's, as the recipe starts translation from recognition."""
         if self.encoder:
+            from src.tasks.checkpoints import load_into
+
             path, weights = self.encoder
             encoder = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
             load_into(module.model.encoder, path, encoder)
             log.info("encoder from %s", path)
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        from src.tasks.evaluate import evaluate
+
+        from .summary import show
+
         cfg = self.cfg
         results = evaluate(
             module,

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from src.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
 from src.callbacks.signals import KeepSignals
-from src.data import TaskData
+from src.data.task_data import TaskData
 from src.errors import DataError
 from src.record import NOT_RUN, first_process
 from src.report.curves import plot_curves

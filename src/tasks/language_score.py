@@ -12,7 +12,7 @@ from rich.progress import Progress
 from torch.utils.data import DataLoader
 
 from src.callbacks.memory import MemoryMeter
-from src.data import LanguageModellingData
+from src.data.language_modelling import LanguageModellingData
 from src.data.windows import Window
 from src.decoding import Sampling
 from src.errors import DataError

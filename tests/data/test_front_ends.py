@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from src.data import AMI, SLURP, FilterBank, Parallel, SequenceToTextData, SourceText, SpecAugment, StoredFeatures, XSum
+from src.data import AMI, SLURP, FilterBank, Parallel, SourceText, SpecAugment, StoredFeatures, XSum
 from src.data.features import change_speed, read_waveform
+from src.data.sequence_to_text import SequenceToTextData
 from src.errors import ConfigError, DataError
 
 from .test_readers import audio, prompt, write

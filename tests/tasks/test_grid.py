@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 
 from src.config import freeze, instantiate
-from src.data import SequenceToTextData
+from src.data.sequence_to_text import SequenceToTextData
 from src.modes import test, train
 from src.modes.build import device_of
 from src.modes.flow import flow_of
