@@ -89,6 +89,12 @@ class MLA(Attention):
             raise ValueError(f"rope_dim must be even for rotary pairs, not {rope_dim}")
         self.d_model, self.num_heads, self.head_dim, self.rope_dim = d_model, num_heads, head_dim, rope_dim
         self.latent_dim = 4 * head_dim if latent_dim is None else latent_dim
+        widest = head_dim * max(4, 2 * num_heads)
+        if not 1 <= self.latent_dim <= widest:
+            raise ValueError(
+                f"latent_dim={self.latent_dim}: expected 1 to {widest}; keys and values of {num_heads} x {head_dim} "
+                "together are no wider, and more would compress nothing"
+            )
         self.dropout, self.rope_theta, self.scale = dropout, rope_theta, (head_dim + rope_dim) ** -0.5
         self.query: nn.Module = nn.Linear(d_model, num_heads * (head_dim + rope_dim), bias=False)
         self.down = nn.Linear(d_model, self.latent_dim + rope_dim, bias=False)

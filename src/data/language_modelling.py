@@ -103,7 +103,7 @@ class LanguageModellingData(TaskData):
     def _read(self, split: Split) -> list[TokenFile]:
         """The ids of a split: somebody's shards, or built from its texts."""
         assert self.root is not None
-        shards = self.source.shards(self.root, split, self.vocabulary.size)
+        shards = self.source.shards(self.root, split, self.vocabulary.num_ids)
         if shards:
             for file in shards:
                 file.read(0, min(len(file), 1 << 20))  # another tokenizer's ids show at once
@@ -139,9 +139,10 @@ class LanguageModellingData(TaskData):
         order = {"seed": self.seed, "epoch": epoch, "rank": rank, "world_size": world_size, "start": start}
         batches = ShuffledBatches(len(windows), self.batch_size, **order)
         if not batches.total:
+            size = sum(map(len, self._files["train"]))
             raise ConfigError(
-                f"task.data.batch_size={self.batch_size}: the training text makes {len(windows)} windows of "
-                f"{self.window}, fewer than {world_size} process(es) need; lower batch_size or window"
+                f"task.data.batch_size={self.batch_size}: the training text of {size} {self.vocabulary.unit}s makes "
+                f"{len(windows)} windows of {self.window}, fewer than {world_size} process(es) need for a batch each"
             )
         return self._loader(windows, batches)
 

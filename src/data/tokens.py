@@ -94,6 +94,11 @@ def open_shard(path: Path, vocab_size: int) -> TokenFile:
     if first in FOREIGN or first == int(np.int32(MAGIC).byteswap()):
         what = FOREIGN.get(first, "another byte order")
         raise DataError(f"{path}: the header is that of {what}; expected uint16 ids after magic {MAGIC}, or no header")
+    if first != MAGIC and len(head) == HEADER and head[1] in range(1, 256) and head[2] > 0 and not head[3:].any():
+        raise DataError(
+            f"{path}: begins with a header of magic {first}, version {head[1]}, {head[2]} ids; expected uint16 ids "
+            f"after magic {MAGIC}, or no header"
+        )
     offset = 0
     if first == MAGIC:
         offset = 4 * HEADER

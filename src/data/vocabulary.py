@@ -86,7 +86,7 @@ class WordVocabulary(Vocabulary):
         except KeyError as error:
             raise DataError(
                 f"the word {error.args[0]!r} is not in the vocabulary, whose {self.size} words lack {self.unknown}: "
-                f"task.data.vocabulary.min_count=2 makes rare words {self.unknown}"
+                f"a model trained with task.data.vocabulary.min_count=2 has {self.unknown} for rare words"
             ) from error
 
     def text(self, ids: Sequence[int]) -> str:
@@ -215,6 +215,8 @@ class Words:
             for text in corpus.texts(root, split):
                 counts.update((text.lower() if self.lower else text).split())
                 counts[self.end] += 2 if self.ends == "around" else 1
+        if counts.keys() <= {self.end}:
+            raise DataError(f"{root}: {' and '.join(self.of)} of {corpus.name} have no words, only blank lines")
         words = [word for word, count in counts.most_common() if count >= self.min_count]
         return words, len(words) < len(counts)
 

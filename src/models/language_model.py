@@ -18,6 +18,12 @@ class LanguageModel(nn.Module, ABC):
     def attentions(self) -> list[Attention]:
         """One a layer."""
 
+    @property
+    def longest(self) -> int:
+        """Positions that the model and its mechanisms can take."""
+        limits = [a.max_positions for a in self.attentions if a.max_positions is not None]
+        return min([self.max_length, *limits])
+
     @abstractmethod
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> logits (B, T, V)."""

@@ -24,11 +24,11 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     module = flow.restore(record)
     vocabulary, device = module.vocabulary, module.device
     ids = [vocabulary.end, *vocabulary.ids(cfg.prompt or "")]
-    longest = module.model.max_length
+    longest = module.model.longest
     if len(ids) + sampling.tokens > longest:
         raise ConfigError(
             f"prompt of {len(ids)} {vocabulary.unit}s and task.sampling.tokens={sampling.tokens} make "
-            f"{len(ids) + sampling.tokens} positions; the model has task.model.max_length={longest}"
+            f"{len(ids) + sampling.tokens} positions; the model and its attention take {longest}"
         )
     low = torch.bfloat16 if cfg.hardware.precision.startswith("bf16") else None
     began = time.perf_counter()

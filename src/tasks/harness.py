@@ -73,18 +73,18 @@ class TrainedRun(TemplateLM):
     def _row(self, context: list[int], continuation: list[int]) -> list[int]:
         if not context:
             context = [self.eot_token_id]
-        if len(continuation) > self.model.max_length:
+        if len(continuation) > self.model.longest:
             raise DataError(
                 f"a continuation of {len(continuation)} {self.vocabulary.unit}s is longer than the model "
-                f"({self.model.max_length}); this task does not fit it"
+                f"({self.model.longest}); this task does not fit it"
             )
-        return (context + continuation)[-self.model.max_length - 1 :]
+        return (context + continuation)[-self.model.longest - 1 :]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Of whole texts: windows as long as the model, each token predicted once, the first after the end mark."""
         sums = []
         for (text,) in (request.args for request in requests):
-            windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.model.max_length, 1)
+            windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.model.longest, 1)
             pairs = [(None, *make_disjoint_window(pair)) for pair in windows]
             sums.append(math.fsum(value for value, _ in self._loglikelihood_tokens(pairs)))
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), sums[-1])
@@ -94,14 +94,14 @@ class TrainedRun(TemplateLM):
         found = []
         for context, settings in (request.args for request in requests):
             sampling = Sampling(
-                tokens=min(settings.get("max_gen_toks", 256), self.model.max_length - 1),
+                tokens=min(settings.get("max_gen_toks", 256), self.model.longest - 1),
                 temperature=settings.get("temperature", 1.0) if settings.get("do_sample") else 0.0,
                 top_k=settings.get("top_k"),
                 top_p=settings.get("top_p"),
             )
             until = settings.get("until") or []
             stops = [until] if isinstance(until, str) else list(until)
-            ids = (self.tok_encode(context) or [self.eot_token_id])[-(self.model.max_length - sampling.tokens) :]
+            ids = (self.tok_encode(context) or [self.eot_token_id])[-(self.model.longest - sampling.tokens) :]
             with torch.autocast(self._device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):
                 tokens = sampling(
                     self.model,

@@ -1,7 +1,6 @@
 """The next token from those before it: one LightningModule for every language model."""
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,16 +24,21 @@ class LanguageModelling(Trainable):
         super().__init__(**training)
         self.model: LanguageModel = model
         self.vocabulary = vocabulary
-        self._compile = compile
+        self._compile, self._compiled = compile, (0, model.loss)
 
     def configure_model(self) -> None:
         super().configure_model()
         if isinstance(self.model, FSDPModule):  # which gathers and frees parameters around calls of forward alone
             register_fsdp_forward_method(self.model, "loss")
 
-    @cached_property
+    @property
     def _loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        return torch.compile(self.model.loss) if self._compile else self.model.loss
+        """Of the model as it is now: it may be sharded meanwhile, or whole again."""
+        if not self._compile:
+            return self.model.loss
+        if self._compiled[0] != id(self.model):
+            self._compiled = id(self.model), torch.compile(self.model.loss)
+        return self._compiled[1]
 
     def nll(self, window: Window) -> tuple[Tensor, Tensor]:
         """Nats of all targets together, and how many there are."""

@@ -86,3 +86,9 @@ def test_multiply_adds_of_a_cached_position(row: Row, products: int) -> None:
     with torch.device("meta"):
         attention = build(row)
     assert attention.multiply_adds(11) - attention.multiply_adds(10) == products
+
+
+@pytest.mark.parametrize("latent", [0, 257])
+def test_a_latent_that_compresses_nothing_is_refused(latent: int) -> None:
+    with pytest.raises(ValueError, match=f"latent_dim={latent}: expected 1 to 256"):
+        MLAQueryLatent(128, 4, head_dim=32, latent_dim=latent)

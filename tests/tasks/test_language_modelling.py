@@ -178,8 +178,16 @@ def test_token_shards_train(start: Start, tmp_path: Path, pieces: tuple[Path, di
     assert "second for the test" in record["quality"]["held_out"] and "floor" not in record["quality"]
     write_shard(root / "fineweb_train_000001.bin", [*ids[120:], 300])
     cfg, record = start(*overrides)
-    with pytest.raises(DataError, match="id 300 at position 280 is outside the vocabulary of 300"):
+    with pytest.raises(DataError, match=r"id 300 at position 280 is outside the vocabulary of \d+"):
         train.run(cfg, record, tmp_path / "again")
+    write_shard(root / "fineweb_train_000001.bin", ids[120:])
+    padded = [text.replace("vocab_size=300", "vocab_size=320") for text in overrides]
+    cfg, record = start(*padded)
+    train.run(cfg, record, tmp_path / "padded")
+    write_shard(root / "fineweb_train_000001.bin", [*ids[120:], 310])
+    cfg, record = start(*padded)
+    with pytest.raises(DataError, match="id 310 at position 280 is outside"):  # it would be a row that only pads
+        train.run(cfg, record, tmp_path / "foreign")
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -330,6 +338,23 @@ def test_a_prompt_is_gone_on_with(
         texts.append(record["generation"]["text"])
         assert record["generation"]["tokens"] == 8 and record["inference"]["tokens_per_second"] > 0
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_prompt_longer_than_the_mechanism_s_window(start: Start, tmp_path: Path) -> None:
+    settings = ["attention=multilinear_absolute", "attention.window=20"]
+    cfg, record = start(*settings)
+    train.run(cfg, record, tmp_path / "run")
+    cfg, record = start(*settings, "mode=generate", f"checkpoint='{tmp_path / 'run'}'", f"prompt='{'vela ' * 14}'")
+    with pytest.raises(ConfigError, match="15 words and task.sampling.tokens=8 make 23 positions; .* take 20"):
+        generate.run(cfg, record, tmp_path)
+
+
+def test_text_without_words(start: Start, tmp_path: Path) -> None:
+    for part in ("train", "valid", "test"):
+        (tmp_path / f"wiki.{part}.tokens").write_text("\n\n\n" if part == "train" else "a b\n")
+    cfg, record = start(f"data_root='{tmp_path}'")
+    with pytest.raises(DataError, match="train of WikiText-2 have no words, only blank lines"):
+        train.run(cfg, record, tmp_path / "run")
 
 
 def test_pieces_are_gone_on_with(start: Start, pieces: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
