@@ -16,10 +16,11 @@ class Settings:
     model: the same of the task's whole model, loss included;
     decoding: `steps` cached steps of one attention layer, `batch` rows, each after its own prompt and `context`
     positions of text, whose cache is filled at random;
-    beam: beam search over the task's decoder, `batch` sentences, `beam` hypotheses of `steps` tokens each.
+    beam: beam search over the task's decoder, `batch` sentences, `beam` hypotheses of `steps` tokens each;
+    None: training, decoding, and beam where the decoder reads a prompt, else model.
     """
 
-    what: Literal["training", "model", "decoding", "beam"] | list[str]
+    what: Literal["training", "model", "decoding", "beam"] | list[str] | None = None
     batch: int = 1
     beam: int = 1
     prompt: int = 0
@@ -52,8 +53,6 @@ class Settings:
         for override in self.overrides:
             if override.partition(".")[0] not in self.references or "=" not in override:
                 raise ValueError(f"overrides: {override}: expected REFERENCE.KEY=VALUE")
-        if self.prompt < 1 and {"model", "beam"} & set(self.kinds):
-            raise ValueError(f"prompt={self.prompt}: a whole model reads a prompt of at least 1 position")
 
     def overrides_of(self, reference: str) -> list[str]:
         """KEY=VALUE of this reference."""
@@ -61,7 +60,7 @@ class Settings:
 
     @property
     def kinds(self) -> list[str]:
-        return [self.what] if isinstance(self.what, str) else list(self.what)
+        return [self.what] if isinstance(self.what, str) else list(self.what or ())
 
     @property
     def texts(self) -> list[int]:

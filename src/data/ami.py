@@ -27,6 +27,7 @@ from src.errors import DataError
 DEV = "ES2011a ES2011b ES2011c ES2011d IB4001 IB4002 IB4003 IB4004 IB4010 IB4011 IS1008a IS1008b IS1008c IS1008d TS3004a TS3004b TS3004c TS3004d"  # noqa: E501
 EVAL = "EN2002a EN2002b EN2002c EN2002d ES2004a ES2004b ES2004c ES2004d IS1009a IS1009b IS1009c IS1009d TS3003a TS3003b TS3003c TS3003d"  # noqa: E501
 
+BEYOND = 1.0  # seconds that a segment may reach past its recording's end
 MAX_WORDS = 30  # longer segments are split at full stops, then at commas
 
 
@@ -88,7 +89,7 @@ class AMI(Reader):
         for suffix in ("final", "orig"):
             path = root / "splits" / f"split_{split}.{suffix}"
             if path.is_file():
-                return [line for line in read_lines(path) if line]
+                return list(dict.fromkeys(line for line in read_lines(path) if line))
         there = sorted({path.name.partition(".")[0] for path in (root / "words").glob("*.words.xml")})
         held = {"dev": DEV.split(), "eval": EVAL.split()}
         chosen = held.get(split) or [m for m in there if m not in held["dev"] + held["eval"]]
@@ -99,11 +100,14 @@ class AMI(Reader):
 
     def _read_speaker(self, root: Path, meeting: str, agent: str, channel: int, name: str) -> list[Segment]:
         path = root / "segments" / f"{meeting}.{agent}.segments.xml"
-        if not path.is_file():
-            return []  # somebody who says nothing
         words_path = root / "words" / f"{meeting}.{agent}.words.xml"
-        if not words_path.is_file():
-            raise DataError(f"{words_path} is missing, but {path.name} has its segments")
+        if not path.is_file() and not words_path.is_file():
+            return []  # somebody who says nothing
+        for one, other in ((path, words_path), (words_path, path)):
+            if not one.is_file():
+                raise DataError(
+                    f"{one} is missing, but {other.parent.name}/{other.name} is there; each needs the other"
+                )
         words = _words(words_path)
         pieces = [
             piece
@@ -119,7 +123,7 @@ class AMI(Reader):
         found = []
         for start, end, text in texts:
             first, last = round(start * rate), min(round(end * rate), length)
-            if first >= last:
+            if first >= last or end > length / rate + BEYOND:
                 raise DataError(
                     f"{path}: a segment from {start:.2f} to {end:.2f} s, but {audio.name} is {length / rate:.2f} s long"
                 )
@@ -224,13 +228,13 @@ def table(path: Path) -> Iterator[tuple[int, str, str]]:
     """(line, first word, rest) of each line."""
     seen: set[str] = set()
     for number, line in enumerate(read_lines(path), 1):
-        id, _, rest = line.partition(" ")
-        if not id:
+        if not line:
             raise DataError(f"{path} line {number}: empty line")
+        id, *others = line.split(None, 1)  # blanks or tabs
         if id in seen:
             raise DataError(f"{path} line {number}: {id} stands here twice")
         seen.add(id)
-        yield number, id, rest.strip()
+        yield number, id, others[0] if others else ""
 
 
 def same_ids(
@@ -276,8 +280,11 @@ def _cut(words: list[_Word], signs: str) -> list[list[_Word]]:
 def _words(path: Path) -> list[_Word]:
     found = []
     for element in _xml(path).iter("w"):
-        start, end = (_seconds(element.get(key, "")) for key in ("starttime", "endtime"))
+        times = [element.get(key, "") for key in ("starttime", "endtime")]
+        start, end = map(_seconds, times)
         text = (element.text or "").strip()
+        if any(time and not math.isfinite(seconds) for time, seconds in zip(times, (start, end), strict=True)):
+            raise DataError(f"{path}: the word {text!r} has the times {times}; expected seconds, or none")
         if text and math.isfinite(start) and math.isfinite(end):  # some words were never given a time
             found.append(_Word(text, start, end, element.get("punc") == "true"))
     return found
@@ -289,6 +296,8 @@ def _segments(path: Path) -> list[tuple[float, float]]:
         start, end = (_seconds(element.get(key, "")) for key in ("transcriber_start", "transcriber_end"))
         if not (math.isfinite(start) and math.isfinite(end)):
             raise DataError(f"{path}: segment {i} has no transcriber_start and transcriber_end in seconds")
+        if end < start:
+            raise DataError(f"{path}: segment {i} ends at {end} s, before it begins at {start} s")
         found.append((start, end))
     return found
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from src.data.samples.images import sample_images
 from src.data.task_data import TaskData
-from src.errors import DataError
+from src.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,11 @@ class ImageData(TaskData):
             **self.common,
             **self.augment,
         )
+        if not len(loader):
+            raise ConfigError(
+                f"task.data.batch_size={self.batch_size}: the {len(dataset)} training images make no batch for each of "
+                f"{_world()} process(es); take a smaller one"
+            )
         sampler: Any = loader.sampler
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
@@ -126,13 +131,20 @@ class ImageData(TaskData):
         return Batches(_skipping(loader, first) if first else loader)
 
     def val_dataloader(self) -> "Batches":
-        return self.test_dataloader()
+        return self._held_out(distributed=_world() > 1)
 
     def test_dataloader(self) -> "Batches":
-        dataset = self.sets["val"]
+        """All images in the order of the folder, also where several processes train: the first scores alone."""
+        return self._held_out(distributed=False)
+
+    def _held_out(self, distributed: bool) -> "Batches":
         return Batches(
             create_loader(
-                dataset, batch_size=self.eval_batch_size, is_training=False, distributed=_world() > 1, **self.common
+                self.sets["val"],
+                batch_size=self.eval_batch_size,
+                is_training=False,
+                distributed=distributed,
+                **self.common,
             )
         )
 

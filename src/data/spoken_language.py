@@ -51,7 +51,7 @@ class SLURP(Reader):
             "devel": devel or ["devel"],
             "test": test or ["test"],
         }
-        self._taken: dict[str, str] = {}  # recording -> the split that has it
+        self._taken: dict[str, tuple[Path, int]] = {}  # recording -> the line that has it
 
     def paths(self, root: Path, split: str) -> list[Path]:
         return [root / "dataset" / "slurp" / f"{name}.jsonl" for name in self.files[split]]
@@ -85,7 +85,11 @@ class SLURP(Reader):
         synthetic = "synthetic" in path.stem
         text = clean(field(record, "sentence", str, path, line), synthetic)
         refuse_empty(text, f"{path} line {line}", drop_empty, "sentence")
-        label = f"{field(record, 'scenario', str, path, line)}_{field(record, 'action', str, path, line)}"
+        parts = {key: field(record, key, str, path, line) for key in ("scenario", "action")}
+        for key, value in parts.items():
+            if not value.strip():
+                raise DataError(f"{path} line {line}: empty {key}: a sentence without its class")
+        label = "_".join(parts.values())
         shared: dict[str, Any] = {"source": text, "target": text, "label": label.replace(" ", "_")}
         if kind == "text":
             id = field(record, "slurp_id", int, path, line)
@@ -98,7 +102,7 @@ class SLURP(Reader):
             if not isinstance(recording, dict) or not isinstance(recording.get("file"), str):
                 raise DataError(f"{path} line {line}: a recording without its file's name")
             file = recording["file"]
-            if self._taken.setdefault(file, split) != split:
+            if self._taken.setdefault(file, (path, line)) != (path, line):
                 continue
             folder = "slurp_synth" if synthetic else "slurp_real"
             audio = whole(root / "audio" / folder / file, f"{path} line {line}")
@@ -140,12 +144,16 @@ class Picovoice(Reader):
         for number, row in enumerate(rows[1:], 2):
             if len(row) != 3:
                 raise DataError(f"{table} line {number}: expected file, class and split, separated by tabs")
+            if row[2] not in ("train", "test"):
+                raise DataError(f"{table} line {number}: split {row[2]!r}; expected train or test")
             if row[2] != wanted:
                 continue
             try:
                 label = str(labels[row[0]]["slots"][self.slot])
             except (KeyError, TypeError) as error:
                 raise DataError(f"{path}: {row[0]} has no slot {self.slot}: audio without a class") from error
+            if rows[0][1] == self.slot and row[1] != label:
+                raise DataError(f"{table} line {number}: {row[0]} is {row[1]!r}, but {path.name} says {label!r}")
             audio = whole(root / "speech" / row[0], f"{table} line {number}")
             found.append(Segment(id=Path(row[0]).stem, source="", target="", label=label.replace(" ", "_"), **audio))
         if split == "test":

@@ -3,13 +3,13 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import src.torchvision_schemas  # noqa: F401  (before timm)
 
 import timm
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -54,7 +54,10 @@ class VisionTransformer:
         try:
             model: nn.Module = timm.create_model(self.name, pretrained=False, **self.options(num_classes))
         except (TypeError, AssertionError, ValueError, ZeroDivisionError) as error:
-            raise ConfigError(f"task.model: {self.name} refuses its sizes: {_first(error)}") from error
+            raise ConfigError(
+                f"task.model: {self.name} refuses its sizes: {_first(error)}; task=imagenet is made for timm's "
+                "VisionTransformer models (vit_*, deit*), whose attention has one qkv projection"
+            ) from error
         return model
 
 
@@ -82,14 +85,11 @@ def read(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, EOFError, RuntimeError, ValueError, KeyError, AttributeError) as error:
-        raise DataError(
-            f"{path}: not a readable checkpoint: damaged, cut short or foreign ({_first(error)})"
-        ) from error
-    except Exception as error:  # torch.load raises pickle's own error classes
-        if type(error).__name__ != "UnpicklingError":
-            raise
-        raise DataError(f"{path}: damaged, or it holds more than tensors and plain values") from error
+    except Exception as error:  # whatever pickle's machine stumbles over in foreign bytes
+        if type(error).__name__ == "UnpicklingError":
+            raise DataError(f"{path}: damaged, or it holds more than tensors and plain values") from error
+        reason = f"damaged, cut short or foreign ({_first(error)})"
+        raise DataError(f"{path}: not a readable checkpoint: {reason}") from error
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -111,6 +111,8 @@ def fill(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
             raise DataError(
                 f"{path}: {name} has shape {was}, this {kind}'s is {now}: another architecture or class count"
             )
+        if not torch.isfinite(weights[name]).all():
+            raise DataError(f"{path}: {name} has values that are not numbers or not finite; it cannot be used")
     if extra := sorted(set(weights) - set(own)):
         raise DataError(
             f"{path}: the checkpoint has {extra[0]}, which this {kind} lacks; it is of another architecture"
@@ -131,4 +133,4 @@ def _from_hub(model: nn.Module, tag: str) -> None:
 
 
 def _first(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return shorten((str(error).splitlines() or [""])[0] or type(error).__name__, 160)

@@ -1,5 +1,6 @@
 """mode=bench: time and memory with random weights, against references, in one run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     flow = flow_of(cfg)
     if flow.bench(record, directory, settings):
         return
-    check_kinds(cfg, settings)
+    settings = with_kinds(cfg, settings)
     device, dtype = device_of(cfg), getattr(torch, settings.dtype)
     publish = publish_by(settings.published)
     variants = lineup(cfg, settings)
@@ -57,14 +58,20 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     show(record, directory)
 
 
-def check_kinds(cfg: DictConfig, settings: Settings) -> None:
-    """ConfigError: a search is measured of a decoder that reads a prompt."""
-    decoder = str(OmegaConf.select(cfg, "task.model.decoder._target_"))
-    if "beam" in settings.kinds and not decoder.endswith(".PrefixDecoder"):
+def with_kinds(cfg: DictConfig, settings: Settings) -> Settings:
+    """What is measured unless bench.what says it.  ConfigError: the task's model cannot do what bench.what asks."""
+    searches = str(OmegaConf.select(cfg, "task.model.decoder._target_")).endswith(".PrefixDecoder")
+    if settings.what is None:
+        settings = replace(settings, what=["training", "decoding", "beam" if searches else "model"])
+    if "beam" in settings.kinds and not searches:
         raise ConfigError(
             f"bench.what=beam cannot measure the model of task={cfg.choices.task}: "
             "give bench.what=[training,decoding,model], which measure its attention and the whole of it"
         )
+    reading = {"beam", "model"} if OmegaConf.select(cfg, "task.model.encoder") else {"beam"}
+    if settings.prompt < 1 and reading & set(settings.kinds):
+        raise ConfigError(f"bench.prompt={settings.prompt}: a whole model reads a prompt of at least 1 position")
+    return settings
 
 
 def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:

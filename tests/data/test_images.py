@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+from src.data import images
 from src.data.images import ImageData
 from src.data.samples.images import CLASSES, LAYOUTS, SHAPES, TEXTURES, draw, sample_images
-from src.errors import DataError
+from src.errors import ConfigError, DataError
 
 SETTINGS: dict[str, Any] = {
     "image_size": 16,
@@ -113,6 +114,23 @@ def test_reading_leaves_the_generators_alone(root: Path, tmp_path: Path) -> None
 
 
 # --- the sample images ------------------------------------------------------------------------------------------
+
+
+def test_fewer_images_than_a_batch_are_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="batch_size=7: the 6 training images make no batch for each of 1 process"):
+        data(root, tmp_path, batch_size=7).train_dataloader()
+
+
+def test_the_first_of_several_processes_scores_all_images(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(images, "_world", lambda: 2)
+    monkeypatch.setattr(images, "create_loader", lambda *_, **settings: asked.append(settings["distributed"]))
+    found = data(root, tmp_path)
+    found.test_dataloader()
+    found.val_dataloader()
+    assert asked == [False, True]
 
 
 def test_sample_images_are_made_once_and_alike(tmp_path: Path) -> None:

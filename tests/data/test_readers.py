@@ -103,7 +103,7 @@ def test_ami_as_the_recipes_prepare_it(ami: Path) -> None:
 def test_ami_s_published_partition_and_own_lists(ami: Path) -> None:
     assert len(DEV.split()) == 18 and len(EVAL.split()) == 16
     assert [AMI().meetings(ami, split) for split in AMI.splits] == [["ES2002a"], ["ES2011a"], ["EN2002a"]]
-    write(ami / "splits" / "split_train.orig", "EN2002a", "ES2011a", "")
+    write(ami / "splits" / "split_train.orig", "EN2002a", "ES2011a", "", "EN2002a")
     assert AMI().meetings(ami, "train") == ["EN2002a", "ES2011a"]
 
 
@@ -128,9 +128,24 @@ def test_ami_s_errors(ami: Path) -> None:
     with pytest.raises(DataError, match=r"ES2002a\.B\.words\.xml line 2: malformed XML \(mismatched tag\)"):
         read(AMI(), ami, "train", "audio")
     path.unlink()
-    with pytest.raises(DataError, match=r"B\.words\.xml is missing, but ES2002a\.B\.segments\.xml has its segments"):
+    with pytest.raises(DataError, match=r"B\.words\.xml is missing, but segments/ES2002a\.B\.segments\.xml is"):
         AMI()._read_speaker(ami, "ES2002a", "B", 1, "MEE042")
+    path.write_text(good.replace('"0.8"', '"x"', 1))
+    with pytest.raises(DataError, match=r"B\.words\.xml: the word 'Mm' has the times \['0.5', 'x'\]"):
+        read(AMI(), ami, "train", "audio")
     path.write_text(good)
+    segments = ami / "segments" / "ES2002a.B.segments.xml"
+    whole = segments.read_text()
+    segments.write_text(whole.replace('"3.5"', '"1.5"'))
+    with pytest.raises(DataError, match=r"segment 2 ends at 1.5 s, before it begins at 2.5 s"):
+        read(AMI(), ami, "train", "audio")
+    segments.write_text(whole.replace('"5.0"', '"9.0"'))
+    with pytest.raises(DataError, match=r"a segment from 4\.00 to 9\.00 s, but .* is 6\.00 s long"):
+        read(AMI(), ami, "train", "audio")
+    segments.unlink()
+    with pytest.raises(DataError, match=r"segments\.xml is missing, but words/ES2002a\.B\.words\.xml is there"):
+        read(AMI(), ami, "train", "audio")
+    segments.write_text(whole)
     (ami / "ES2002a" / "audio" / "ES2002a.Headset-1.wav").unlink()
     with pytest.raises(DataError, match=r"ES2002a\.Headset-1\.wav is missing: text without audio"):
         read(AMI(), ami, "train", "audio")
@@ -200,6 +215,8 @@ def test_kaldi_directories(kaldi: Path) -> None:
     (kaldi / "train").rename(kaldi / "ihm_train_sp")
     assert len(read(AMI(), kaldi, "train", "audio")) == 2
     write(kaldi / "ihm_train_sp" / "feats.scp", "a feats/a.npy", "b feats/b.npy")
+    write(kaldi / "ihm_train_sp" / "text", "b\tONE TWO", "a\t THREE")
+    assert texts(read(AMI(), kaldi, "train", "audio")) == ["ONE TWO", "THREE"]
     stored = read(AMI(), kaldi, "train", "stored")
     assert isinstance(stored[0], Stored) and stored[0].path == kaldi / "feats/b.npy"
 
@@ -315,6 +332,14 @@ def test_slurp(slurp: Path) -> None:
     assert [x.label for x in read(SLURP(train=["devel"]), slurp, "train", "text")] == ["iot_hue_on"]
 
 
+def test_a_slurp_recording_counts_once(slurp: Path) -> None:
+    twice = [prompt(1, "one", "audio-12.flac"), prompt(2, "two", "audio-12.flac")]
+    write(slurp / "dataset" / "slurp" / "train.jsonl", *twice)
+    reader = SLURP()
+    for _ in range(2):
+        assert texts(read(reader, slurp, "train", "audio")) == ["one", "wake me"]
+
+
 def test_slurp_s_errors(slurp: Path) -> None:
     path = slurp / "dataset" / "slurp" / "train.jsonl"
     with path.open("a") as file:
@@ -329,6 +354,9 @@ def test_slurp_s_errors(slurp: Path) -> None:
         read(SLURP(), slurp, "train", "audio")
     write(path, prompt(1, "a", "audio-12.flac", scenario=None))
     with pytest.raises(DataError, match=r"train.jsonl line 1: 'scenario' is None; expected a str"):
+        read(SLURP(), slurp, "train", "audio")
+    write(path, prompt(1, "a", "audio-12.flac", scenario=" "))
+    with pytest.raises(DataError, match=r"train.jsonl line 1: empty scenario: a sentence without its class"):
         read(SLURP(), slurp, "train", "audio")
     write(path, prompt(1, ".,", "audio-12.flac"))
     with pytest.raises(DataError, match=r"train.jsonl line 1: empty sentence"):
@@ -360,6 +388,12 @@ def test_picovoice_s_errors(tmp_path: Path) -> None:
     write(tmp_path / "selection.tsv", "file\tclass\tsplit", "a.wav\ticed coffee\ttest", "b.wav\tmocha\ttest")
     audio(tmp_path / "speech" / "a.wav", 0.5)
     with pytest.raises(DataError, match=r"label.json: b.wav has no slot coffeeDrink: audio without a class"):
+        read(Picovoice(), tmp_path, "test", "audio")
+    write(tmp_path / "selection.tsv", "file\tcoffeeDrink\tsplit", "a.wav\tmocha\ttest")
+    with pytest.raises(DataError, match=r"selection.tsv line 2: a.wav is 'mocha', but label.json says 'iced coffee'"):
+        read(Picovoice(), tmp_path, "test", "audio")
+    write(tmp_path / "selection.tsv", "file\tclass\tsplit", "a.wav\ticed coffee\tTest")
+    with pytest.raises(DataError, match=r"selection.tsv line 2: split 'Test'; expected train or test"):
         read(Picovoice(), tmp_path, "test", "audio")
     write(tmp_path / "label.json", "{", '"a": }')
     with pytest.raises(DataError, match=r"label.json line 2: malformed JSON"):
