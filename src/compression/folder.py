@@ -61,11 +61,12 @@ def save(
             old.unlink()
 
 
-def load(folder: Path) -> nn.Module:
+def load(folder: str | Path) -> nn.Module:
     """The model in a folder, its ranks and weights as they were saved, in eval mode on the CPU.
 
     DataError: not such a folder, damaged, or of another format.
     """
+    folder = Path(folder)
     manifest = read_manifest(folder)
     path = folder / manifest["weights"]
     try:
