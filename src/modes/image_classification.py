@@ -83,6 +83,8 @@ class ImageClassificationFlow(Flow):
 
     def check(self, directory: Path) -> None:
         instantiate(self.cfg.task.schedule, path="task.schedule")
+        if self.cfg.hardware.strategy == "fsdp":
+            raise ConfigError("hardware=fsdp shards what is too large for one device; task=imagenet takes hardware=ddp")
         if self.spec.checkpoint is None and self.cfg.task.pretrain.epochs < 1:
             raise ConfigError(
                 "task.model.checkpoint: there are no pretrained weights to compress; give a file, a run or a name of "

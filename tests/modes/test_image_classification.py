@@ -142,6 +142,7 @@ def test_what_is_refused_before_data_is_read(start: Start, tmp_path: Path, monke
         "task.model.name=vit_tinny_patch16_224": "timm has no such model; nearest: vit_tiny_patch16_224",
         "compress=irratt task.model.name=swin_tiny_patch4_window7_224": "swin",
         "task.model.num_heads=7": "refuses its sizes",
+        "hardware.strategy=fsdp": "task=imagenet takes hardware=ddp",
     }.items():
         assert message in refused(start, tmp_path, *line.split(), kind=ConfigError)
 
