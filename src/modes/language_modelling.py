@@ -53,13 +53,10 @@ class LanguageModellingFlow(Flow):
 
     def _check_lengths(self, model: LanguageModel) -> None:
         """No window, and no prompt with its continuation, is longer than the model or its mechanism."""
-        task, longest, said = self.cfg.task, model.max_length, f"task.model.max_length={model.max_length}"
-        for attention in model.attentions:
-            if attention.max_positions is not None and attention.max_positions < longest:
-                longest, said = (
-                    attention.max_positions,
-                    f"the {attention.max_positions} positions that its attention has",
-                )
+        task, longest = self.cfg.task, model.longest
+        said = f"task.model.max_length={longest}"
+        if longest < model.max_length:
+            said = f"the {longest} positions that its attention has"
         lengths = {"window": task.data.window, "eval_window": task.data.eval_window}
         for name, length in lengths.items():
             if length is not None and length > longest:

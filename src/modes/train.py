@@ -62,9 +62,9 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     seconds = time.perf_counter() - began
     if whole is not module.model:  # no process could decode alone with the part that it has
         weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        if trainer.is_global_zero:
+        if trainer.is_global_zero:  # the others have no room to give away
             whole.load_state_dict(weights)
-        module.model = whole.to(module.device)
+            module.model = whole.to(module.device)
     if not trainer.is_global_zero:
         return
     record["training"] = {
