@@ -30,10 +30,10 @@ check: $(STAMP)  ## ruff, mypy and the default tests: what .ci/run runs
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 table-irratt-1: $(STAMP)  ## IrrAtt, table 1: the published numbers beside those of the runs in outputs/
-	$(BIN)/python -m src.report experiments/irratt/table1.yaml
+	$(BIN)/python -m attnlab.report experiments/irratt/table1.yaml
 
 table-irratt-2: $(STAMP)  ## IrrAtt, table 2
-	$(BIN)/python -m src.report experiments/irratt/table2.yaml
+	$(BIN)/python -m attnlab.report experiments/irratt/table2.yaml
 
 clean:  ## remove .venv, build products and tool caches; outputs/ stays
 	rm -rf .venv build dist attnlab.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -6,7 +6,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small operations on two threads wait for each other
 
-import src.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
 
 import pytest
 
@@ -38,7 +38,7 @@ def heard() -> Iterator[None]:
     logging.disable(logging.NOTSET)
     logging.getLogger().setLevel(logging.WARNING)
     for name, logger in logging.root.manager.loggerDict.items():
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "src":
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "attnlab":
             logger.disabled, logger.propagate, logger.level = False, True, logging.NOTSET
 
 

@@ -11,18 +11,18 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from torch import Tensor
 
-from src import record as records
-from src.attention import MHA, Attention
-from src.bench import compare
-from src.bench.exactness import check, failures
-from src.bench.memory import peak_mib
-from src.bench.settings import Settings, Shape, shapes, summary
-from src.bench.variants import lineup, publish_by
-from src.check import compose as check_composed
-from src.config import CONF, freeze, instantiate
-from src.errors import ConfigError
-from src.modes import bench
-from tests.reference import published
+from attnlab.attention import MHA, Attention
+from attnlab.attention.ops import published
+from attnlab.bench import compare
+from attnlab.bench.exactness import check, failures
+from attnlab.bench.memory import peak_mib
+from attnlab.bench.settings import Settings, Shape, shapes, summary
+from attnlab.bench.variants import lineup, publish_by
+from attnlab.config.build import CONF, freeze, instantiate
+from attnlab.config.check import compose as check_composed
+from attnlab.errors import ConfigError
+from attnlab.modes import bench
+from attnlab.runs import record as records
 
 CPU = torch.device("cpu")
 TINY = (
@@ -38,7 +38,7 @@ TINY = (
     "bench.rounds=2",
     "bench.batch=2",
     "bench.beam=3",
-    "bench.prompt=7",
+    "bench.prefix=7",
     "bench.text=12",
     "bench.steps=5",
 )
@@ -51,7 +51,7 @@ def config(*overrides: str, attention: str = "mtla") -> DictConfig:
 
 
 def measured(cfg: DictConfig, directory: Path) -> dict[str, Any]:
-    record = records.new(cfg, "python -m src.run")
+    record = records.new(cfg, "python -m attnlab")
     bench.run(cfg, record, directory)
     return record
 
@@ -170,7 +170,7 @@ def test_rounds_are_interleaved_and_warm_up_is_left_out(monkeypatch: pytest.Monk
 def test_peak_memory_is_that_of_one_run() -> None:
     cfg = config()
     ours, _, theirs = lineup(cfg, instantiate(cfg.bench))
-    shape = Shape("training", batch=2, beam=1, prompt=0, text=768)
+    shape = Shape("training", batch=2, beam=1, prefix=0, text=768)
     scores = 2 * 4 * 768**2 * 4 / 2**20
     small, large = (peak_mib(variant, shape, "float32", CPU) for variant in (ours, theirs))
     assert isinstance(small, float) and isinstance(large, float)
@@ -179,7 +179,7 @@ def test_peak_memory_is_that_of_one_run() -> None:
 
 def test_a_measuring_process_that_fails_is_no_number() -> None:
     cfg = config()
-    shape = Shape("nothing", batch=1, beam=1, prompt=0, text=8)
+    shape = Shape("nothing", batch=1, beam=1, prefix=0, text=8)
     found = peak_mib(lineup(cfg, instantiate(cfg.bench))[0], shape, "float32", CPU)
     assert found == "not run: the measuring process ended with 1: ValueError: no workload nothing"
 
@@ -191,7 +191,7 @@ def test_a_measuring_process_that_fails_is_no_number() -> None:
         ("bench.what=[beam,speed]", "what=speed"),
         ("bench.batch=0", "batch=0: expected at least 1"),
         ("bench.text=[4,0]", "text="),
-        ("bench.prompt=0", "a whole model reads a prompt"),
+        ("bench.prefix=0", "a whole model reads a prefix"),
         ("bench.context=-1", "context=-1: expected at least 0"),
         ("bench.reorder=[]", "expected true, false or both"),
         ("bench.overrides=['gqa.num_heads=2']", "gqa.num_heads=2: expected REFERENCE.KEY=VALUE"),
@@ -243,7 +243,7 @@ def test_decoding_begins_with_a_filled_cache(attention: str, tmp_path: Path) -> 
 def test_whole_models_of_every_kind_of_task(task: str, attention: str, tmp_path: Path) -> None:
     cfg = check_composed(
         f"task={task}", f"attention={attention}", "mode=bench", "bench.what=model", "bench.references=[published]",
-        "bench.text=12", "bench.prompt=6", "bench.batch=2", "bench.rounds=1", "bench.warmup=0", "bench.memory=false",
+        "bench.text=12", "bench.prefix=6", "bench.batch=2", "bench.rounds=1", "bench.warmup=0", "bench.memory=false",
     )  # fmt: skip
     record = records.new(cfg, "test")
     bench.run(cfg, record, tmp_path)
@@ -301,7 +301,7 @@ def test_overlays_of_multilinear_attention(name: str) -> None:
         cfg = freeze(cfg, cfg.hydra.runtime.choices)
     settings: Settings = instantiate(cfg.bench)
     ours, *_, theirs = lineup(cfg, settings)
-    assert cfg.mode == "bench" and cfg.attention.d_model == 256 and not cfg.attention.reads_prompt
+    assert cfg.mode == "bench" and cfg.attention.d_model == 256 and not cfg.attention.reads_prefix
     assert [ours.name, theirs.name] == [cfg.choices.attention, f"published_{cfg.choices.attention}"]
     for variant in (ours, theirs):
         found = check(variant, publish_by(settings.published), torch.float32, CPU)

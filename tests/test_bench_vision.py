@@ -7,13 +7,13 @@ import pytest
 import torch
 from timm.layers.attention import Attention
 
-from src.bench import Settings
-from src.bench.vision import PerHead, layers, measure, uneven
-from src.check import compose
-from src.compression import CPSlimAtt, IrrAtt, Method, TruncAtt
-from src.errors import ConfigError
-from src.modes import bench
-from src.record import new
+from attnlab.bench import Settings
+from attnlab.bench.vision import PerHead, layers, measure, uneven
+from attnlab.compression import CPSlimAtt, IrrAtt, Method, TruncAtt
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError
+from attnlab.modes import bench
+from attnlab.runs.record import new
 
 METHODS = [TruncAtt(4, 4), IrrAtt(12, 4), IrrAtt(12, 4, fusion="identity"), CPSlimAtt(12, 4)]
 

@@ -17,21 +17,21 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from src import job as jobs
-from src import record as records
-from src import run as entry
-from src.check import compose
-from src.errors import ConfigError, DataError
+from attnlab import cli as entry
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError, DataError
+from attnlab.runs import job as jobs
+from attnlab.runs import record as records
 
 ROOT = Path(__file__).parents[1]
-COMMAND = "python -m src.run mode=describe"
+COMMAND = "python -m attnlab mode=describe"
 
 
 def shell(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a directory of its own."""
     environment = {k: v for k, v in os.environ.items() if k not in ("DATA_ROOT", "HYDRA_FULL_ERROR")}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
-    command = [sys.executable, "-m", "src.run", *arguments]
+    command = [sys.executable, "-m", "attnlab", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -68,7 +68,7 @@ def test_describe_prints_its_record_and_nothing_else(tmp_path: Path) -> None:
         "mtla",
         2,
     )
-    assert record["command"] == "python -m src.run mode=describe attention=mtla stride=2"
+    assert record["command"] == "python -m attnlab mode=describe attention=mtla stride=2"
     assert records.problems(record) == []
     assert isinstance(record["parameters"]["total"], int)
     assert record["training"]["steps"] == records.NOT_RUN
@@ -87,7 +87,7 @@ def test_a_multirun_gives_each_job_its_own_record(tmp_path: Path) -> None:
     assert list(found) == ["0_mustc_mha", "1_mustc_mqa"]
     assert [record["attention"] for record in found.values()] == ["mha", "mqa"]
     assert {record["status"] for record in found.values()} == {"finished"}
-    assert found["0_mustc_mha"]["command"] == "python -m src.run mode=describe attention=mha"
+    assert found["0_mustc_mha"]["command"] == "python -m attnlab mode=describe attention=mha"
 
 
 def test_help_names_the_groups(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def run(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run
     """Run a function as the mode; the run directory is tmp_path."""
 
     def with_mode(mode: Mode) -> int:
-        monkeypatch.setitem(sys.modules, "src.modes.describe", SimpleNamespace(run=mode))
+        monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode))
         return jobs.run(cfg, COMMAND, tmp_path)
 
     return with_mode
@@ -182,9 +182,9 @@ def test_the_traceback_goes_to_the_log_and_not_to_the_console(run: Run, caplog: 
     def mode(*_: Any) -> None:
         raise Unlucky
 
-    with caplog.at_level(logging.DEBUG, logger="src.run"):
+    with caplog.at_level(logging.DEBUG, logger="attnlab.run"):
         run(mode)
-    (entry,) = [entry for entry in caplog.records if entry.name == "src.run"]
+    (entry,) = [entry for entry in caplog.records if entry.name == "attnlab.run"]
     assert entry.levelno == logging.DEBUG  # the console's handler begins at INFO
     assert entry.exc_info is not None and entry.exc_info[0] is Unlucky
 
@@ -347,7 +347,7 @@ def test_processes_of_one_run_agree_on_its_directory(monkeypatch: pytest.MonkeyP
 
 
 class FakeProcess:
-    """Stands for `python -m src.run <job>`: leaves the record that its attention's name asks for."""
+    """Stands for `python -m attnlab <job>`: leaves the record that its attention's name asks for."""
 
     ends = {"mha": ("finished", 0), "mla": ("failed", 1), "mqa": ("running", -9), "gqa": ("", 1)}
     started: list[list[str]] = []
@@ -382,7 +382,7 @@ def test_one_failing_job_hides_nothing(
 ) -> None:
     assert multirun(monkeypatch, tmp_path, "seed=5", "-m", "attention=gqa,mla,mqa,mha") == 1
     assert len(FakeProcess.started) == 4
-    assert FakeProcess.started[0][1:-1] == ["-m", "src.run", "seed=5", "attention=gqa"]
+    assert FakeProcess.started[0][1:-1] == ["-m", "attnlab", "seed=5", "attention=gqa"]
     summary = capsys.readouterr().err
     assert "1 of 4 jobs finished: outputs/multirun/" in summary
     assert "1_mustc_mla: failed  bad data" in summary
@@ -416,16 +416,16 @@ def test_an_interrupt_ends_the_waiting_jobs_too(
 
 def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     line = jobs.command_line(["seed=1", "data_root=/with space", "task.optimizer.betas=[0.9,0.98]"])
-    assert line == "python -m src.run seed=1 'data_root=/with space' 'task.optimizer.betas=[0.9,0.98]'"
+    assert line == "python -m attnlab seed=1 'data_root=/with space' 'task.optimizer.betas=[0.9,0.98]'"
     monkeypatch.setenv("DATA_ROOT", "/a b")
-    assert jobs.command_line(["seed=1"]) == "DATA_ROOT='/a b' python -m src.run seed=1"
+    assert jobs.command_line(["seed=1"]) == "DATA_ROOT='/a b' python -m attnlab seed=1"
 
 
 # --- the project ------------------------------------------------------------------------------------------------
 
 
 def test_torchvision_imports_beside_this_torch() -> None:
-    script = "import src.torchvision_schemas, src.torchvision_schemas as again, torchvision, torchmetrics, torch;"
+    script = "import attnlab.torchvision_schemas, torchvision, torchmetrics, torch;"
     script += "print(torch.ops.torchvision.nms.default._schema)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -442,6 +442,6 @@ def test_make_explains_itself_and_runs_what_it_says() -> None:
     lines = make().splitlines()
     targets = ["help", "install", "demo", "test", "check", "table-irratt-1", "table-irratt-2", "clean"]
     assert [line.split()[1] for line in lines] == targets
-    assert "src.report experiments/irratt/table1.yaml" in make("-n", "table-irratt-1")
+    assert "attnlab.report experiments/irratt/table1.yaml" in make("-n", "table-irratt-1")
     assert ".venv/bin/python -m src.run task=mustc attention=mtla stride=2" in make("-n", "demo").splitlines()[-1]
     assert "make check" in (ROOT / ".ci" / "run").read_text()

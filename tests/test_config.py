@@ -13,13 +13,13 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
-from src import config
-from src.annotation import surely_fits
-from src.check import check, compose
-from src.composition import KEYS, Composer
-from src.config import CONF, config_hash, instantiate
-from src.errors import ConfigError, DataError
-from src.signature import signature
+from attnlab.config import build as config
+from attnlab.config.annotation import surely_fits
+from attnlab.config.build import CONF, config_hash, instantiate
+from attnlab.config.check import check, compose
+from attnlab.config.compose import KEYS, Composer
+from attnlab.config.schema import signature
+from attnlab.errors import ConfigError, DataError
 
 
 def options(group: str) -> list[str]:
@@ -62,8 +62,8 @@ WRONG = {
     "+foo=1": "foo: no such key",
     "+task.train.foo=1": "task.train has: max_steps",
     "++task.train.foo=1": "task.train has: max_steps",
-    "+task.model.foo=1": "src.models.SpeechToText has no parameter 'foo'",
-    "++attention.strid=1": "src.attention.MTLA has no parameter 'strid'; nearest: stride",
+    "+task.model.foo=1": "attnlab.models.SpeechToText has no parameter 'foo'",
+    "++attention.strid=1": "attnlab.attention.MTLA has no parameter 'strid'; nearest: stride",
     "+task.optimizer.epss=1": "torch.optim.Adam has no parameter 'epss'; nearest: eps",
     "+task.model.d_model=1": "exists already; write it without '+'",
     "task.optimizer.eps=1e-9": "torch.optim.Adam takes it; write +task.optimizer.eps=...",
@@ -94,7 +94,7 @@ WRONG = {
     "task.optimizer.lr=high": "task.optimizer.lr=high: expected a number",
     "task.optimizer.lr=nan": "expected a number",
     "task.optimizer.betas=[0.9]": "expected a list of 2",
-    "task.model._target_=src.models.SpeechToTxt": "no such class; nearest: src.models.SpeechToText",
+    "task.model._target_=attnlab.models.SpeechToTxt": "no such class; nearest: attnlab.models.SpeechToText",
     "hardware.precision=16": "expected 32-true or",
     "data_root=": "data_root is empty",
     "data_root=5": "expected a path",
@@ -230,7 +230,7 @@ def test_values_in_the_files_are_of_the_types_their_classes_declare() -> None:
 
     def walk(node: Any, path: str) -> None:
         if isinstance(node, dict):
-            found = signature(node["_target_"]) if str(node.get("_target_")).startswith("src.") else None
+            found = signature(node["_target_"]) if str(node.get("_target_")).startswith("attnlab.") else None
             for key, value in node.items():
                 if found and key[0] != "_" and not isinstance(value, dict | list):
                     annotation = found.parameters[key]
@@ -267,7 +267,7 @@ def test_a_mechanism_from_an_own_directory(tmp_path: Path) -> None:
         ({"num_kv_head": 2}, "attention.num_kv_head: MHA has no parameter 'num_kv_head'; nearest: num_kv_heads"),
         ({"num_kv_heads": "two"}, "attention.num_kv_heads=two: expected a whole number"),
         ({"num_kv_heads": "???"}, "attention.num_kv_heads has no default"),
-        ({"_target_": "src.attention.MHAA"}, "no such class; nearest: src.attention.MHA"),
+        ({"_target_": "attnlab.attention.MHAA"}, "no such class; nearest: attnlab.attention.MHA"),
         ({"_target_": "torch.nn.Linearr"}, "attention._target_=torch.nn.Linearr: no such class"),
         ({"_target_": "nowhere.Linear"}, "attention._target_=nowhere.Linear: no such class"),
         ({"head_dim": "${task.modle.d_model}"}, "attention.head_dim = ${task.modle.d_model}: Interpolation key"),
@@ -404,7 +404,7 @@ def test_instantiate_leaves_other_errors_alone() -> None:
 def test_the_check_imports_nothing_heavy() -> None:
     script = """
 import sys
-from src.check import check
+from attnlab.config.check import check
 check(["attention=mtla", "stride=2", "+task.optimizer.eps=1e-9"])
 try:
     check(["+task.optimizer.epss=1"])

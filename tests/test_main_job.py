@@ -25,7 +25,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(root: Path, directory: Path, *overrides: str) -> list[str]:
     where = [f"data_root='{root}'", f"cache_dir='{root}/cache'", f"hydra.run.dir='{directory}'"]
-    return [sys.executable, "-m", "src.run", "task=mustc", *TINY, *where, *overrides]
+    return [sys.executable, "-m", "attnlab", "task=mustc", *TINY, *where, *overrides]
 
 
 def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
@@ -83,7 +83,7 @@ def test_a_sharded_language_model_goes_on(tmp_path: Path) -> None:
     words += ["hardware=fsdp", "hardware.accelerator=cpu", f"hydra.run.dir='{directory}'"]
     for more in (["task.train.max_steps=8"], ["task.train.max_steps=12", f"resume='{directory}'"]):
         given = [word for word in words if len(more) == 1 or not word.startswith("hydra.run.dir")]
-        arguments = [sys.executable, "-m", "src.run", *given, *more]
+        arguments = [sys.executable, "-m", "attnlab", *given, *more]
         done = subprocess.run(arguments, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
     found = record(directory)

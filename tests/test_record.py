@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from src import record as records
-from src.check import compose
-from src.record import NOT_RUN, problems
+from attnlab.config.check import compose
+from attnlab.runs import record as records
+from attnlab.runs.record import NOT_RUN, problems
 
 PROMISED = {  # the keys that tables may count on, schema 1
     "schema status mode command config_hash task corpus attention stride rank compress scale seed": None,
@@ -28,7 +28,7 @@ PROMISED = {  # the keys that tables may count on, schema 1
 
 @pytest.fixture(scope="module")
 def skeleton() -> dict[str, Any]:
-    return records.new(compose("attention=mtla", "seed=3"), "python -m src.run attention=mtla seed=3")
+    return records.new(compose("attention=mtla", "seed=3"), "python -m attnlab attention=mtla seed=3")
 
 
 def test_a_new_record_has_every_promised_key_and_no_number_yet(skeleton: dict[str, Any]) -> None:

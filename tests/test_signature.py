@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import src.signature as module
-from src.annotation import annotation_of, fits, literals, parse, surely_fits, words
-from src.signature import siblings, signature
+import attnlab.config.schema as module
+from attnlab.config.annotation import annotation_of, fits, literals, parse, surely_fits, words
+from attnlab.config.schema import siblings, signature
 
 
 @pytest.mark.parametrize(
@@ -19,9 +19,9 @@ from src.signature import siblings, signature
         "torch.nn.Linear",
         "torch.nn.LayerNorm",
         "torch.nn.TransformerEncoder",
-        "src.attention.MHA",
-        "src.attention.MTLA",
-        "src.config.instantiate",  # a function
+        "attnlab.attention.MHA",
+        "attnlab.attention.MTLA",
+        "attnlab.config.build.instantiate",  # a function
         "json.JSONEncoder",
     ],
 )
@@ -76,11 +76,11 @@ if True:
 
 @pytest.fixture
 def example(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "__init__.py").touch()
-    (tmp_path / "src" / "example.py").write_text(SOURCE)
-    (tmp_path / "src" / "star.py").write_text("from .example import *\nfrom .loop import x\n")
-    (tmp_path / "src" / "loop.py").write_text("from .star import x\n")
+    (tmp_path / "attnlab").mkdir()
+    (tmp_path / "attnlab" / "__init__.py").touch()
+    (tmp_path / "attnlab" / "example.py").write_text(SOURCE)
+    (tmp_path / "attnlab" / "star.py").write_text("from .example import *\nfrom .loop import x\n")
+    (tmp_path / "attnlab" / "loop.py").write_text("from .star import x\n")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     for cached in (module._file, module._body):
         cached.cache_clear()
@@ -92,14 +92,14 @@ def example(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("target", "parameters", "is_open"),
     [
-        ("src.example.Child", ["size", "kind", "sizes"], False),
-        ("src.example.Sub", ["in_features", "out_features", "bias", "device", "dtype"], False),
-        ("src.example.Renamed", ["width"], True),
-        ("src.example.Made", ["a", "b"], False),
-        ("src.example.Made.from_b", ["b"], False),
-        ("src.example.Alias", ["a", "b"], False),
-        ("src.example.Conditional", ["inside"], False),
-        ("src.star.Child", ["size", "kind", "sizes"], False),
+        ("attnlab.example.Child", ["size", "kind", "sizes"], False),
+        ("attnlab.example.Sub", ["in_features", "out_features", "bias", "device", "dtype"], False),
+        ("attnlab.example.Renamed", ["width"], True),
+        ("attnlab.example.Made", ["a", "b"], False),
+        ("attnlab.example.Made.from_b", ["b"], False),
+        ("attnlab.example.Alias", ["a", "b"], False),
+        ("attnlab.example.Conditional", ["inside"], False),
+        ("attnlab.star.Child", ["size", "kind", "sizes"], False),
     ],
 )
 def test_forms_of_definition(example: None, target: str, parameters: list[str], is_open: bool) -> None:
@@ -109,21 +109,23 @@ def test_forms_of_definition(example: None, target: str, parameters: list[str], 
 
 
 def test_names_for_types_are_written_out(example: None) -> None:
-    found = signature("src.example.Child")
+    found = signature("attnlab.example.Child")
     assert found is not None
     kind, sizes = found.parameters["kind"], found.parameters["sizes"]
     assert kind is not None and literals(kind) == ["a", "b"]
     assert sizes is not None and words(sizes) == "a list, each a whole number or null"
 
 
-@pytest.mark.parametrize("target", ["src.example.Nothing", "src.nothing.Child", "nothing", "src.example", "src.star.x"])
+@pytest.mark.parametrize(
+    "target", ["attnlab.example.Nothing", "attnlab.nothing.Child", "nothing", "attnlab.example", "attnlab.star.x"]
+)
 def test_a_name_that_is_not_there(example: None, target: str) -> None:
     with pytest.raises(LookupError):
         signature(target)
 
 
 def test_names_beside() -> None:
-    assert "src.attention.MTLA" in siblings("src.attention.Nothing")
+    assert "attnlab.attention.MTLA" in siblings("attnlab.attention.Nothing")
     assert siblings("nowhere.Nothing") == []
 
 

@@ -8,8 +8,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from src.attention import Attention, Cache
-from src.config import CONF, GROUPS, instantiate, knob_paths
+from attnlab.attention import Attention, Cache
+from attnlab.config.build import CONF, GROUPS, instantiate, knob_paths
 
 NAMES = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
 TINY = ("task.model.d_model=32", "task.attention_heads=4", "task.attention_dropout=0.0")
@@ -67,7 +67,7 @@ def strides(name: str) -> tuple[int | None, ...]:
 EVERY = [Mechanism(name, stride) for name in NAMES for stride in strides(name)]
 
 
-def prompt_lengths(grid: int) -> Tensor:
+def prefix_lengths(grid: int) -> Tensor:
     """Ragged: none, one, and around the first two multiples of the grid; the longest is 2 grid + 1."""
     return torch.tensor(sorted({0, 1, grid - 1, grid, grid + 1, 2 * grid - 1, 2 * grid, 2 * grid + 1}, reverse=True))
 
@@ -87,6 +87,7 @@ def extend_by(attention: Attention, x: Tensor, cache: Cache, chunks: list[int]) 
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """Largest difference, in units of the wanted tensor's root mean square."""
+    """Largest difference, in units of the wanted tensor's root mean square (absolute where that is zero)."""
     got, want = got.detach().double(), want.detach().double()
-    return float((got - want).abs().max() / want.square().mean().sqrt().clamp(min=1e-30))
+    scale = want.square().mean().sqrt()
+    return float((got - want).abs().max() / torch.where(scale > 0, scale, torch.ones_like(scale)))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.attention import Attention, Cache
-from tests.attention.mechanisms import EVERY, Mechanism, error, extend_by, prompt_lengths, random_chunks
+from attnlab.attention import Attention, Cache
+from tests.attention.mechanisms import EVERY, Mechanism, error, extend_by, prefix_lengths, random_chunks
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
 HUGE = 1e6
@@ -18,27 +18,27 @@ def draw(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 @every
-@pytest.mark.parametrize("kind", ["no prompt", "no prompt read", "empty", "uniform", "shorter", "ragged"])
+@pytest.mark.parametrize("kind", ["no prefix", "no prefix read", "empty", "uniform", "shorter", "ragged"])
 def test_extend_in_any_chunking_equals_forward(mechanism: Mechanism, kind: str) -> None:
-    """Also with more room than is used.  "shorter": equally long prompts in a wider tensor."""
+    """Also with more room than is used.  "shorter": equally long prefixes in a wider tensor."""
     attention, s, rng = mechanism.build(), mechanism.grid, torch.Generator().manual_seed(7)
     steps, size, lengths = 3 * s + 2, 0, None
     if kind in ("uniform", "shorter", "ragged"):
         size = 2 * s + 1
     if kind == "ragged":
-        lengths = prompt_lengths(s)
+        lengths = prefix_lengths(s)
     batch = 3 if lengths is None else len(lengths)
     if kind == "shorter":
         lengths = torch.full((batch,), s + 1)
-    x, prompt = draw(rng, batch, steps, 32), draw(rng, batch, size, 32)
+    x, prefix = draw(rng, batch, steps, 32), draw(rng, batch, size, 32)
     if lengths is not None:
-        prompt[torch.arange(size) >= lengths[:, None]] = HUGE
-    want = attention(x, prompt, prompt_lengths=lengths)
+        prefix[torch.arange(size) >= lengths[:, None]] = HUGE
+    want = attention(x, prefix, prefix_lengths=lengths)
     for attempt in range(6):
         spare = attempt % 3
-        cache = attention.new_cache(batch, steps + spare, size + (3 if kind == "no prompt read" else spare))
-        if not kind.startswith("no prompt"):
-            attention.read_prompt(prompt, lengths, cache)
+        cache = attention.new_cache(batch, steps + spare, size + (3 if kind == "no prefix read" else spare))
+        if not kind.startswith("no prefix"):
+            attention.read_prefix(prefix, lengths, cache)
         chunks = [1] * steps if attempt == 0 else [steps] if attempt == 1 else random_chunks(steps, rng)
         y = extend_by(attention, x, cache, chunks)
         assert error(y, want) < 1e-12, chunks
@@ -46,21 +46,21 @@ def test_extend_in_any_chunking_equals_forward(mechanism: Mechanism, kind: str) 
 
 
 class Recomputed:
-    """The same rows without a cache: their whole histories through `forward`, each with its own copy of its prompt."""
+    """The same rows without a cache: their whole histories through `forward`, each with its own copy of its prefix."""
 
-    def __init__(self, attention: Attention, prompt: Tensor, lengths: Tensor | None, beam: int) -> None:
+    def __init__(self, attention: Attention, prefix: Tensor, lengths: Tensor | None, beam: int) -> None:
         self.attention, self.beam = attention, beam
-        self.prompt = prompt.repeat_interleave(beam, 0)
+        self.prefix = prefix.repeat_interleave(beam, 0)
         self.lengths = None if lengths is None else lengths.repeat_interleave(beam)
-        self.history = prompt.new_zeros(len(self.prompt), 0, prompt.shape[-1])
+        self.history = prefix.new_zeros(len(self.prefix), 0, prefix.shape[-1])
 
     def extend(self, x: Tensor) -> Tensor:
         self.history = torch.cat((self.history, x), 1)
-        return self.attention(self.history, self.prompt, prompt_lengths=self.lengths)[:, -x.shape[1] :]
+        return self.attention(self.history, self.prefix, prefix_lengths=self.lengths)[:, -x.shape[1] :]
 
-    def select(self, prompts: Tensor) -> None:
-        rows = (prompts[:, None] * self.beam + torch.arange(self.beam)).flatten()
-        self.history, self.prompt = self.history[rows], self.prompt[rows]
+    def select(self, prefixes: Tensor) -> None:
+        rows = (prefixes[:, None] * self.beam + torch.arange(self.beam)).flatten()
+        self.history, self.prefix = self.history[rows], self.prefix[rows]
         self.lengths = None if self.lengths is None else self.lengths[rows]
 
 
@@ -74,14 +74,14 @@ def walk(mechanism: Mechanism, operations: list[str], kind: str, seed: int, *, b
     lengths = None
     size = 0 if kind == "none" else 2 * s + 1
     if kind == "ragged":
-        lengths = prompt_lengths(s)[torch.randperm(len(prompt_lengths(s)), generator=rng)[:4]]
+        lengths = prefix_lengths(s)[torch.randperm(len(prefix_lengths(s)), generator=rng)[:4]]
         size = int(lengths.max())
     count = 3 if lengths is None else len(lengths)
-    prompt = draw(rng, count, size, 32)
-    cache = attention.new_cache(count * beam, moves * 3, size, prompt_batch=count)
+    prefix = draw(rng, count, size, 32)
+    cache = attention.new_cache(count * beam, moves * 3, size, prefix_batch=count)
     if size:
-        attention.read_prompt(prompt, lengths, cache)
-    model = Recomputed(attention, prompt, lengths, beam)
+        attention.read_prefix(prefix, lengths, cache)
+    model = Recomputed(attention, prefix, lengths, beam)
     for move in range(moves):
         operation = operations[below(len(operations))] if move else "reorder"  # before any text as well
         if operation == "reorder" and "reorder" in operations:
@@ -124,10 +124,10 @@ def test_after_any_operations_extend_equals_recomputation(mechanism: Mechanism, 
 @pytest.mark.parametrize("read", [0, 1, 2, 5])
 def test_crop_goes_back_wherever_a_slot_begins_and_says_where_it_cannot(mechanism: Mechanism, read: int) -> None:
     attention, steps, rng = mechanism.build(), 2 * mechanism.grid + 2, torch.Generator().manual_seed(3)
-    x, prompt, other = (draw(rng, 2, n, 32) for n in (steps, read, 3))
+    x, prefix, other = (draw(rng, 2, n, 32) for n in (steps, read, 3))
     for length in range(steps + 1):
-        cache, model = attention.new_cache(2, steps + 3, read), Recomputed(attention, prompt, None, 1)
-        attention.read_prompt(prompt, None, cache)
+        cache, model = attention.new_cache(2, steps + 3, read), Recomputed(attention, prefix, None, 1)
+        attention.read_prefix(prefix, None, cache)
         attention.extend(x, cache)
         model.extend(x)
         merged = mechanism.stride is not None and (read + length) % mechanism.stride != 0
@@ -143,12 +143,12 @@ def test_crop_goes_back_wherever_a_slot_begins_and_says_where_it_cannot(mechanis
 
 
 @every
-def test_crop_with_ragged_prompts(mechanism: Mechanism) -> None:
-    """Back to where a slot begins for some prompt but not for another, is refused."""
+def test_crop_with_ragged_prefixes(mechanism: Mechanism) -> None:
+    """Back to where a slot begins for some prefix but not for another, is refused."""
     attention, rng = mechanism.build(), torch.Generator().manual_seed(4)
-    prompt, lengths, x = draw(rng, 2, 5, 32), torch.tensor([5, 4]), draw(rng, 2, 9, 32)
-    cache, model = attention.new_cache(2, 9, 5), Recomputed(attention, prompt, lengths, 1)
-    attention.read_prompt(prompt, lengths, cache)
+    prefix, lengths, x = draw(rng, 2, 5, 32), torch.tensor([5, 4]), draw(rng, 2, 9, 32)
+    cache, model = attention.new_cache(2, 9, 5), Recomputed(attention, prefix, lengths, 1)
+    attention.read_prefix(prefix, lengths, cache)
     attention.extend(x[:, :7], cache)
     model.extend(x[:, :7])
     found = [crop(cache, model, length) for length in (7, 6, 5, 4)]
@@ -160,32 +160,32 @@ def test_crop_with_ragged_prompts(mechanism: Mechanism) -> None:
 @every
 def test_a_full_cache_is_an_error_and_stays_usable(mechanism: Mechanism) -> None:
     attention, rng = mechanism.build(), torch.Generator().manual_seed(5)
-    x, prompt = draw(rng, 1, 5, 32), draw(rng, 1, 4, 32)
+    x, prefix = draw(rng, 1, 5, 32), draw(rng, 1, 4, 32)
     cache = attention.new_cache(1, 5, 3)
     with pytest.raises(ValueError, match="room for 3"):
-        attention.read_prompt(prompt, None, cache)
-    attention.read_prompt(prompt[:, :3], None, cache)
+        attention.read_prefix(prefix, None, cache)
+    attention.read_prefix(prefix[:, :3], None, cache)
     first = attention.extend(x[:, :3], cache)
     with pytest.raises(ValueError, match="room for 5"):
         attention.extend(x[:, :3], cache)
     rest = attention.extend(x[:, 3:], cache)
-    assert error(torch.cat((first, rest), 1), attention(x, prompt[:, :3])) < 1e-12
+    assert error(torch.cat((first, rest), 1), attention(x, prefix[:, :3])) < 1e-12
     with pytest.raises(ValueError, match="room for 5"):
         attention.extend(x[:, :1], cache)
     with pytest.raises(ValueError, match="evenly"):
-        attention.new_cache(5, 4, 4, prompt_batch=2)
+        attention.new_cache(5, 4, 4, prefix_batch=2)
 
 
 @every
-def test_a_prompt_is_read_once_and_first(mechanism: Mechanism) -> None:
+def test_a_prefix_is_read_once_and_first(mechanism: Mechanism) -> None:
     attention = mechanism.build()
     x = torch.randn(2, 4, 32, dtype=torch.float64)
     read, written = (attention.new_cache(2, 8, 8) for _ in range(2))
-    attention.read_prompt(x, None, read)
+    attention.read_prefix(x, None, read)
     attention.extend(x, written)
     for cache in (read, written):
         with pytest.raises(ValueError, match="once per cache, before any text"):
-            attention.read_prompt(x, None, cache)
+            attention.read_prefix(x, None, cache)
 
 
 @every
@@ -194,7 +194,7 @@ def test_bytes_are_as_predicted_and_nothing_grows_beside_them(mechanism: Mechani
     per_token = attention.cache_elements_per_token
     assert attention.cache_elements(1, 2400) - attention.cache_elements(1, 1200) == 1200 * per_token
     longer = attention.cache_elements(6, 5, 1212, 2) - attention.cache_elements(6, 5, 12, 2)
-    assert longer == 2 * 1200 * per_token  # a prompt is stored once, whatever the beam
+    assert longer == 2 * 1200 * per_token  # a prefix is stored once, whatever the beam
 
     def held(cache: Cache) -> int:
         tensors = [t for value in vars(cache).values() for t in (value if isinstance(value, list | tuple) else [value])]
@@ -204,10 +204,10 @@ def test_bytes_are_as_predicted_and_nothing_grows_beside_them(mechanism: Mechani
     for dtype in (None, torch.float64, torch.bfloat16):
         itemsize = (dtype or torch.float32).itemsize
         sizes = {}
-        for batch, prompts in ((4, 2), (8, 4), (8, 8)):
-            cache = attention.new_cache(batch, 9, 7, prompt_batch=prompts, dtype=dtype)
-            assert cache.nbytes == itemsize * attention.cache_elements(batch, 9, 7, prompts)
-            sizes[batch, prompts] = held(cache) - cache.nbytes
+        for batch, prefixes in ((4, 2), (8, 4), (8, 8)):
+            cache = attention.new_cache(batch, 9, 7, prefix_batch=prefixes, dtype=dtype)
+            assert cache.nbytes == itemsize * attention.cache_elements(batch, 9, 7, prefixes)
+            sizes[batch, prefixes] = held(cache) - cache.nbytes
         assert len(set(sizes.values())) == 1, f"something grows with the batch and is not counted: {sizes}"
 
 
@@ -218,11 +218,11 @@ def test_bytes_are_as_predicted_and_nothing_grows_beside_them(mechanism: Mechani
 def test_extend_in_low_precision(mechanism: Mechanism, dtype: torch.dtype, stored: torch.dtype, ragged: bool) -> None:
     """The module in one precision, its cache in the same or another."""
     low, rng = mechanism.build(dtype=dtype), torch.Generator().manual_seed(6)
-    x, prompt = draw(rng, 4, 9, 32).to(dtype), draw(rng, 4, 5, 32).to(dtype)
+    x, prefix = draw(rng, 4, 9, 32).to(dtype), draw(rng, 4, 5, 32).to(dtype)
     lengths = torch.tensor([5, 0, 3, 4]) if ragged else None
-    want = copy.deepcopy(low).double()(x.double(), prompt.double(), prompt_lengths=lengths)
+    want = copy.deepcopy(low).double()(x.double(), prefix.double(), prefix_lengths=lengths)
     cache = low.new_cache(4, 9, 5, dtype=stored)
-    low.read_prompt(prompt, lengths, cache)
+    low.read_prefix(prefix, lengths, cache)
     y = extend_by(low, x, cache, [1, 1, 3, 1, 2, 1])
     assert y.dtype == dtype
     assert {buffer.dtype for buffer in cache.buffers()} == {stored}
@@ -232,13 +232,13 @@ def test_extend_in_low_precision(mechanism: Mechanism, dtype: torch.dtype, store
 @every
 def test_extend_under_autocast(mechanism: Mechanism) -> None:
     attention, rng = mechanism.build(dtype=torch.float32), torch.Generator().manual_seed(8)
-    x, prompt = draw(rng, 3, 6, 32).float(), draw(rng, 3, 4, 32).float()
+    x, prefix = draw(rng, 3, 6, 32).float(), draw(rng, 3, 4, 32).float()
     lengths = torch.tensor([4, 1, 3])
-    want = attention(x, prompt, prompt_lengths=lengths)
+    want = attention(x, prefix, prefix_lengths=lengths)
     with torch.autocast("cpu", torch.bfloat16):
         for dtype in (None, torch.bfloat16):
             cache = attention.new_cache(3, 6, 4, dtype=dtype)
-            attention.read_prompt(prompt, lengths, cache)
+            attention.read_prefix(prefix, lengths, cache)
             assert error(extend_by(attention, x, cache, [1, 1, 3, 1]), want) < 0.15
 
 
@@ -256,11 +256,11 @@ def test_a_long_bfloat16_decode_keeps_counting(mechanism: Mechanism, chunks: lis
     if low.max_positions is not None and low.max_positions < 600:
         pytest.skip(f"takes {low.max_positions} positions")
     exact = copy.deepcopy(low).double()
-    x, prompt = draw(rng, 2, 600, 32).bfloat16(), draw(rng, 2, 300, 32).bfloat16()
+    x, prefix = draw(rng, 2, 600, 32).bfloat16(), draw(rng, 2, 300, 32).bfloat16()
     for lengths in (None, torch.tensor([300, 271])):
-        want = exact(x.double(), prompt.double(), prompt_lengths=lengths)
+        want = exact(x.double(), prefix.double(), prefix_lengths=lengths)
         cache = low.new_cache(2, 600, 300)
-        low.read_prompt(prompt, lengths, cache)
+        low.read_prefix(prefix, lengths, cache)
         y = extend_by(low, x, cache, chunks).double()
         difference = (y - want).square().mean((0, 2)).sqrt() / want.square().mean((0, 2)).sqrt()
         assert difference.max() < 0.06, difference.argmax()

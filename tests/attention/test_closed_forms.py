@@ -18,7 +18,7 @@ class Form(NamedTuple):
     parameters: int
     elements: int  # cached per token or slot
     state: int = 0  # cached per row, whatever its length
-    prompt: int = 0  # cached per prompt, whatever its length
+    prefix: int = 0  # cached per prefix, whatever its length
 
 
 def grouped(d: int, heads: int, groups: int) -> Form:
@@ -58,7 +58,7 @@ def products(d: int, heads: int, *, a: bool = True, b: bool = True, shared: bool
 
 
 def multilinear(d: int, rank: int, slots: int, state: int) -> Form:
-    """q, k, v; a core; read-outs of the slice and of the prompt's pairs, whose mean R x R is kept."""
+    """q, k, v; a core; read-outs of the slice and of the prefix's pairs, whose mean R x R is kept."""
     return Form(3 * d * rank + rank + slots * d + rank * d, 0, state, rank**2)
 
 
@@ -133,17 +133,17 @@ def test_a_row_keeps_one_slot_for_every_stride_positions(mechanism: Mechanism) -
     stride, form = mechanism.stride or 1, PUBLISHED[mechanism.name]
     for length in range(1, 20):
         slots = math.ceil(length / stride) * form.elements + form.state
-        assert attention.cache_elements(3, length) == 3 * (slots + form.prompt)
+        assert attention.cache_elements(3, length) == 3 * (slots + form.prefix)
 
 
 @every
-def test_beams_that_share_a_prompt_keep_four_times_less(mechanism: Mechanism) -> None:
-    """Beam 50, prompt 150, 30 tokens."""
+def test_beams_that_share_a_prefix_keep_four_times_less(mechanism: Mechanism) -> None:
+    """Beam 50, prefix 150, 30 tokens."""
     if not PUBLISHED[mechanism.name].elements:
-        pytest.skip("keeps a state of fixed size, not a prompt's positions")
+        pytest.skip("keeps a state of fixed size, not a prefix's positions")
     with torch.device("meta"):
         attention = mechanism.make(*PAPER)
-    copied, shared = (attention.cache_elements(50, 30, 150, prompts) for prompts in (50, 1))
+    copied, shared = (attention.cache_elements(50, 30, 150, prefixes) for prefixes in (50, 1))
     assert shared * 4 <= copied
 
 

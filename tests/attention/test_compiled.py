@@ -20,12 +20,12 @@ def decode_both(mechanism: Mechanism, ragged: bool, backend: str, dtype: torch.d
 
     torch._dynamo.reset()
     step = torch.compile(attention.extend, fullgraph=True, backend=count)
-    prompt = torch.randn(2, 5, 32, generator=rng, dtype=dtype)
+    prefix = torch.randn(2, 5, 32, generator=rng, dtype=dtype)
     lengths = torch.tensor([5, 2]) if ragged else None
-    caches = [attention.new_cache(4, STEPS + 3, 5, prompt_batch=2) for _ in range(2)]
+    caches = [attention.new_cache(4, STEPS + 3, 5, prefix_batch=2) for _ in range(2)]
     start = torch.randn(4, 3, 32, generator=rng, dtype=dtype)
     for cache in caches:
-        attention.read_prompt(prompt, lengths, cache)
+        attention.read_prefix(prefix, lengths, cache)
         attention.extend(start, cache)
     for t in range(STEPS):
         x = torch.randn(4, 1, 32, generator=rng, dtype=dtype)

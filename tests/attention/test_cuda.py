@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.attention.merged import Past, merged_attention
-from tests.attention.mechanisms import EVERY, Mechanism, extend_by, prompt_lengths
+from attnlab.attention.ops.partial_softmax import Past, merged_attention
+from tests.attention.mechanisms import EVERY, Mechanism, extend_by, prefix_lengths
 
 DEVICE = "cuda"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -21,19 +21,19 @@ every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
 @pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
 def test_equals_float64_on_the_cpu(mechanism: Mechanism, dtype: torch.dtype, tolerance: float, ragged: bool) -> None:
     attention = mechanism.build(dtype=dtype)
-    lengths, steps = prompt_lengths(mechanism.grid), 2 * mechanism.grid + 3
+    lengths, steps = prefix_lengths(mechanism.grid), 2 * mechanism.grid + 3
     x = torch.randn(len(lengths), steps, 32, dtype=dtype)
-    prompt = torch.randn(len(lengths), int(lengths.max()), 32, dtype=dtype)
+    prefix = torch.randn(len(lengths), int(lengths.max()), 32, dtype=dtype)
     g = torch.randn_like(x)
     results = []
     exact = copy.deepcopy(attention).double()
     for module, device, wide in ((exact, "cpu", torch.float64), (attention.to(DEVICE), DEVICE, dtype)):
         read = lengths.to(device) if ragged else None
-        inputs = [t.to(device, wide).requires_grad_() for t in (x, prompt)]
-        y = module(*inputs, prompt_lengths=read)
+        inputs = [t.to(device, wide).requires_grad_() for t in (x, prefix)]
+        y = module(*inputs, prefix_lengths=read)
         grads = torch.autograd.grad(y, [*inputs, *module.parameters()], g.to(y))
-        cache = module.new_cache(len(x), steps, prompt.shape[1])
-        module.read_prompt(inputs[1].detach(), read, cache)
+        cache = module.new_cache(len(x), steps, prefix.shape[1])
+        module.read_prefix(inputs[1].detach(), read, cache)
         stepped = extend_by(module, inputs[0].detach(), cache, [1, 1, 3, *[1] * (steps - 5)])
         results.append([t.cpu() for t in (y, stepped, *grads)])
     for want, got in zip(*results, strict=True):
@@ -84,9 +84,9 @@ def test_dropout_backward_is_the_slope_of_its_forward(stride: int) -> None:
 @pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
 def test_a_step_never_waits_for_the_host(mechanism: Mechanism, ragged: bool) -> None:
     attention = mechanism.build(dtype=torch.float32).to(DEVICE)
-    cache = attention.new_cache(4, 12, 5, prompt_batch=2)
+    cache = attention.new_cache(4, 12, 5, prefix_batch=2)
     lengths = torch.tensor([5, 2], device=DEVICE) if ragged else None
-    attention.read_prompt(torch.randn(2, 5, 32, device=DEVICE), lengths, cache)
+    attention.read_prefix(torch.randn(2, 5, 32, device=DEVICE), lengths, cache)
     x, rows = torch.randn(4, 1, 32, device=DEVICE), torch.tensor([1, 0, 2, 2], device=DEVICE)
     attention.extend(x, cache)
     torch.cuda.set_sync_debug_mode("error")

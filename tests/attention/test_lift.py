@@ -1,4 +1,4 @@
-"""`from src.attention import MTLA` for one's own model: torch is all that it needs."""
+"""`from attnlab.attention import MTLA` for one's own model: torch is all that it needs."""
 
 import ast
 import shutil
@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import src.attention
+import attnlab.attention
 
-PACKAGE = Path(src.attention.__file__).parent
+PACKAGE = Path(attnlab.attention.__file__).parent
 IMPORTED = """
 import sys, torch
 before = set(sys.modules)
@@ -28,7 +28,7 @@ def imported(statement: str, directory: Path) -> list[str]:
 
 
 def test_importing_the_attention_package_loads_torch_alone() -> None:
-    assert imported("from src.attention import MTLA", PACKAGE.parents[1]) == ["src"]
+    assert imported("from attnlab.attention import MTLA", PACKAGE.parents[1]) == ["attnlab"]
 
 
 def test_the_folder_works_under_another_name(tmp_path: Path) -> None:

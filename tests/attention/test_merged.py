@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.attention.merged import Past, merged_attention
+from attnlab.attention.ops.partial_softmax import Past, merged_attention
 from tests.attention.mechanisms import error
 
 HEADS, WIDTH, VALUE = 2, 6, 4  # keys wider than values, as MLA has them

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.attention import (
+from attnlab.attention import (
     AbsoluteMultiLinear,
     MultiLinearEncoder,
     RelativeMultiLinear,
     SummedMultiLinear,
     TiedMultiLinear,
 )
-from src.attention.multilinear import MultiLinear
+from attnlab.attention.multilinear import MultiLinear
+from attnlab.attention.ops import naive
 from tests.attention.mechanisms import error, extend_by, random_chunks
-from tests.reference import naive
 
 D, R = 12, 5
 HUGE = 1e6
@@ -47,21 +47,21 @@ def copied(source: MultiLinear, target: MultiLinear) -> MultiLinear:
 @every
 @pytest.mark.parametrize("cores", [(1, True), (2, True), (3, False)])
 def test_equals_the_equations_past_the_window(form: str, cores: tuple[int, bool]) -> None:
-    """Forward, gradients and every chunking; prompts of their own lengths, shared by two rows each."""
-    attention = build(form, cores[0], shared_readout=cores[1], reads_prompt=True)
+    """Forward, gradients and every chunking; prefixes of their own lengths, shared by two rows each."""
+    attention = build(form, cores[0], shared_readout=cores[1], reads_prefix=True)
     steps, lengths = 11, torch.tensor([3, 0, 5])
-    x, prompt = draw(3, steps, D).requires_grad_(), draw(3, 5, D).requires_grad_()
-    y = attention(x, prompt, prompt_lengths=lengths)
-    want = torch.stack([naive.attend(attention, x[b], prompt[b, : lengths[b]]) for b in range(3)])
+    x, prefix = draw(3, steps, D).requires_grad_(), draw(3, 5, D).requires_grad_()
+    y = attention(x, prefix, prefix_lengths=lengths)
+    want = torch.stack([naive.attend(attention, x[b], prefix[b, : lengths[b]]) for b in range(3)])
     assert error(y, want) < 1e-12
-    g, inputs = torch.randn_like(y), [x, prompt, *attention.parameters()]
+    g, inputs = torch.randn_like(y), [x, prefix, *attention.parameters()]
     pairs = zip(torch.autograd.grad(y, inputs, g), torch.autograd.grad(want, inputs, g), strict=True)
     assert max(error(got, exact) for got, exact in pairs) < 1e-11
     rng = torch.Generator().manual_seed(1)
-    twice, prompt = x.detach().repeat_interleave(2, 0), prompt.detach()
+    twice, prefix = x.detach().repeat_interleave(2, 0), prefix.detach()
     for chunks in ([1] * steps, [steps], random_chunks(steps, rng), random_chunks(steps, rng)):
-        cache = attention.new_cache(6, steps, 5, prompt_batch=3)
-        attention.read_prompt(prompt, lengths, cache)
+        cache = attention.new_cache(6, steps, 5, prefix_batch=3)
+        attention.read_prefix(prefix, lengths, cache)
         assert error(extend_by(attention, twice, cache, chunks), y.repeat_interleave(2, 0)) < 1e-12
 
 
@@ -79,24 +79,24 @@ def test_nothing_sees_the_future(form: str) -> None:
 def test_two_cores_with_one_readout_are_one_core(form: str) -> None:
     """Also any number of them: their mean is the core."""
     for count in (2, 5):
-        many = build(form, count, reads_prompt=True)
-        one = copied(many, build(form, 1, reads_prompt=True))
+        many = build(form, count, reads_prefix=True)
+        one = copied(many, build(form, 1, reads_prefix=True))
         with torch.no_grad():
             one.cores.copy_(many.cores.mean(0, keepdim=True))
-        x, prompt = draw(2, 9, D), draw(2, 3, D)
-        assert error(many(x, prompt), one(x, prompt)) < 1e-14
+        x, prefix = draw(2, 9, D), draw(2, 3, D)
+        assert error(many(x, prefix), one(x, prefix)) < 1e-14
 
 
 @every
 def test_one_core_is_none(form: str) -> None:
     """It scales the rows of W_q."""
-    cored = build(form, reads_prompt=True)
-    plain = copied(cored, build(form, reads_prompt=True))
+    cored = build(form, reads_prefix=True)
+    plain = copied(cored, build(form, reads_prefix=True))
     with torch.no_grad():
         plain.qkv.weight[:R] *= cored.cores.T
         plain.cores.fill_(1.0)
-    x, prompt = draw(2, 9, D), draw(2, 3, D)
-    assert error(plain(x, prompt), cored(x, prompt)) < 1e-14
+    x, prefix = draw(2, 9, D), draw(2, 3, D)
+    assert error(plain(x, prefix), cored(x, prefix)) < 1e-14
 
 
 @every
@@ -196,11 +196,11 @@ def test_a_text_longer_than_the_absolute_window_is_refused() -> None:
 @every
 def test_where_crop_can_go_back(form: str) -> None:
     """Windows: while nothing has left them; sums: to nothing.  Never to a state that recomputation would not give."""
-    attention, x, other = build(form, reads_prompt=True), draw(2, 9, D), draw(2, 2, D)
+    attention, x, other = build(form, reads_prefix=True), draw(2, 9, D), draw(2, 2, D)
     for read in range(1, 10):
         for length in range(read + 1):
             cache = attention.new_cache(2, 11, 3)
-            attention.read_prompt(other.flip(1), None, cache)
+            attention.read_prefix(other.flip(1), None, cache)
             attention.extend(x[:, :read], cache)
             free = {"absolute": True, "relative": read <= 4}.get(form, False)
             if length in (0, read) or free:
@@ -214,13 +214,13 @@ def test_where_crop_can_go_back(form: str) -> None:
 
 
 @every
-def test_a_prompt_without_a_readout_is_refused(form: str) -> None:
+def test_a_prefix_without_a_readout_is_refused(form: str) -> None:
     attention, x = build(form), draw(2, 3, D)
-    with pytest.raises(ValueError, match="reads_prompt=True"):
+    with pytest.raises(ValueError, match="reads_prefix=True"):
         attention(x, x)
-    with pytest.raises(ValueError, match="reads_prompt=True"):
-        attention.read_prompt(x, None, attention.new_cache(2, 3, 3))
-    assert not attention.new_cache(2, 3, 3).prompt.numel()
+    with pytest.raises(ValueError, match="reads_prefix=True"):
+        attention.read_prefix(x, None, attention.new_cache(2, 3, 3))
+    assert not attention.new_cache(2, 3, 3).prefix.numel()
 
 
 @pytest.mark.parametrize(

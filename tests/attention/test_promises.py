@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.attention import TPA, Attention
-from tests.attention.mechanisms import EVERY, Mechanism, composed, error, prompt_lengths
-from tests.reference import naive
+from attnlab.attention import TPA, Attention
+from attnlab.attention.ops import naive
+from tests.attention.mechanisms import EVERY, Mechanism, composed, error, prefix_lengths
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
 TOLERANCE = {
@@ -20,13 +20,13 @@ TOLERANCE = {
 HUGE = 1e6  # what stands in padding: any leak shows
 
 
-def prompts(
+def prefixes(
     mechanism: Mechanism, kind: str, dtype: torch.dtype = torch.float64
 ) -> tuple[int, Tensor | None, Tensor | None]:
-    """Batch size, prompt and its lengths."""
+    """Batch size, prefix and its lengths."""
     if kind == "none":
         return 2, None, None
-    lengths = prompt_lengths(mechanism.grid)
+    lengths = prefix_lengths(mechanism.grid)
     if kind == "uniform":
         return 2, torch.randn(2, 2 * mechanism.grid + 1, 32, dtype=dtype), None
     return len(lengths), torch.randn(len(lengths), int(lengths.max()), 32, dtype=dtype), lengths
@@ -40,33 +40,33 @@ def gradients(attention: Attention, y: Tensor, g: Tensor, *inputs: Tensor | None
 
 @every
 @pytest.mark.parametrize("kind", ["none", "uniform"])
-def test_every_position_reads_the_prompt_and_the_past_and_nothing_else(mechanism: Mechanism, kind: str) -> None:
+def test_every_position_reads_the_prefix_and_the_past_and_nothing_else(mechanism: Mechanism, kind: str) -> None:
     attention, steps = mechanism.build(), 2 * mechanism.grid + 3
-    batch, prompt, _ = prompts(mechanism, kind)
+    batch, prefix, _ = prefixes(mechanism, kind)
     x = torch.randn(batch, steps, 32, dtype=torch.float64, requires_grad=True)
-    inputs = [x] if prompt is None else [x, prompt.requires_grad_()]
-    y = attention(x, prompt)
+    inputs = [x] if prefix is None else [x, prefix.requires_grad_()]
+    y = attention(x, prefix)
     for i in range(steps):
         grads = torch.autograd.grad((y[:, i] * torch.randn_like(y[:, i])).sum(), inputs, retain_graph=True)
         read = (grads[0] != 0).any(-1)
         assert torch.equal(read, (torch.arange(steps) <= i).expand_as(read)), f"position {i}"
-        assert all((grad != 0).any(-1).all() for grad in grads[1:]), f"position {i} misses a part of the prompt"
+        assert all((grad != 0).any(-1).all() for grad in grads[1:]), f"position {i} misses a part of the prefix"
 
 
 @every
 @pytest.mark.parametrize("kind", ["none", "uniform", "ragged"])
 def test_fast_path_equals_the_equations_forward_and_backward(mechanism: Mechanism, kind: str) -> None:
     attention, steps = mechanism.build(), 2 * mechanism.grid + 2
-    batch, prompt, lengths = prompts(mechanism, kind)
+    batch, prefix, lengths = prefixes(mechanism, kind)
     x = torch.randn(batch, steps, 32, dtype=torch.float64, requires_grad=True)
-    if prompt is not None:
-        prompt.requires_grad_()
-    y = attention(x, prompt, prompt_lengths=lengths)
-    sizes = [0] * batch if prompt is None else [prompt.shape[1]] * batch if lengths is None else lengths.tolist()
-    rows = [naive.attend(attention, x[b], None if prompt is None else prompt[b, :size]) for b, size in enumerate(sizes)]
+    if prefix is not None:
+        prefix.requires_grad_()
+    y = attention(x, prefix, prefix_lengths=lengths)
+    sizes = [0] * batch if prefix is None else [prefix.shape[1]] * batch if lengths is None else lengths.tolist()
+    rows = [naive.attend(attention, x[b], None if prefix is None else prefix[b, :size]) for b, size in enumerate(sizes)]
     want, g = torch.stack(rows), torch.randn_like(y)
     assert error(y, want) < 1e-12
-    fast, slow = gradients(attention, y, g, x, prompt), gradients(attention, want, g, x, prompt)
+    fast, slow = gradients(attention, y, g, x, prefix), gradients(attention, want, g, x, prefix)
     assert max(error(a, b) for a, b in zip(fast, slow, strict=True)) < 1e-11
 
 
@@ -75,14 +75,14 @@ def test_logits_hundreds_apart_stay_exact(mechanism: Mechanism) -> None:
     attention = mechanism.build()
     loud = 10 if isinstance(attention, TPA) else 100  # its logits are of up to the fourth degree in x, not the second
     x = (loud * torch.randn(1, 2 * mechanism.grid + 3, 32, dtype=torch.float64)).requires_grad_()
-    prompt = loud * torch.randn(1, mechanism.grid + 1, 32, dtype=torch.float64)
-    y, want = attention(x, prompt), naive.attend(attention, x[0], prompt[0])[None]
+    prefix = loud * torch.randn(1, mechanism.grid + 1, 32, dtype=torch.float64)
+    y, want = attention(x, prefix), naive.attend(attention, x[0], prefix[0])[None]
     g = torch.randn_like(y)
     assert error(y, want) < 1e-10
     assert error(torch.autograd.grad(y, x, g)[0], torch.autograd.grad(want, x, g)[0]) < 1e-9
     low = copy.deepcopy(attention).float()
     x32 = x.detach().float().requires_grad_()
-    y32 = low(x32, prompt.float())
+    y32 = low(x32, prefix.float())
     y32.sum().backward()
     assert y32.isfinite().all() and x32.grad is not None and x32.grad.isfinite().all()
 
@@ -91,39 +91,39 @@ def test_logits_hundreds_apart_stay_exact(mechanism: Mechanism) -> None:
 def test_a_padded_row_gets_what_it_gets_alone(mechanism: Mechanism) -> None:
     """Forward, and the gradients of inputs and weights; the padding holds huge values and gets no gradient."""
     attention = mechanism.build()
-    batch, prompt, read = prompts(mechanism, "ragged")
-    assert prompt is not None and read is not None
+    batch, prefix, read = prefixes(mechanism, "ragged")
+    assert prefix is not None and read is not None
     lengths = torch.arange(batch) % (2 * mechanism.grid + 2) + 1
     x = torch.randn(batch, int(lengths.max()) + 1, 32, dtype=torch.float64)
-    prompt = torch.cat((prompt, prompt[:, :1]), 1)  # padding behind the longest prompt as well
+    prefix = torch.cat((prefix, prefix[:, :1]), 1)  # padding behind the longest prefix as well
     text_pad = torch.arange(x.shape[1]) >= lengths[:, None]
-    prompt_pad = torch.arange(prompt.shape[1]) >= read[:, None]
-    x[text_pad], prompt[prompt_pad] = HUGE, HUGE
-    x.requires_grad_(), prompt.requires_grad_()
-    y = attention(x, prompt, lengths=lengths, prompt_lengths=read)
+    prefix_pad = torch.arange(prefix.shape[1]) >= read[:, None]
+    x[text_pad], prefix[prefix_pad] = HUGE, HUGE
+    x.requires_grad_(), prefix.requires_grad_()
+    y = attention(x, prefix, lengths=lengths, prefix_lengths=read)
     g = torch.randn_like(y).masked_fill(text_pad[..., None], 0.0)
-    of_x, of_prompt, *of_weights = gradients(attention, y, g, x, prompt)
-    assert not of_x[text_pad].any() and not of_prompt[prompt_pad].any()
+    of_x, of_prefix, *of_weights = gradients(attention, y, g, x, prefix)
+    assert not of_x[text_pad].any() and not of_prefix[prefix_pad].any()
     totals = [torch.zeros_like(p) for p in of_weights]
     for b in range(batch):
         x_b = x[b : b + 1, : lengths[b]].detach().requires_grad_()
-        p_b = prompt[b : b + 1, : read[b]].detach().requires_grad_()
+        p_b = prefix[b : b + 1, : read[b]].detach().requires_grad_()
         alone = attention(x_b, p_b)
         assert error(y[b : b + 1, : lengths[b]], alone) < 1e-12
         gx, gp, *weights = gradients(attention, alone, g[b : b + 1, : lengths[b]], x_b, p_b)
         assert error(of_x[b : b + 1, : lengths[b]], gx) < 1e-11
-        assert not read[b] or error(of_prompt[b : b + 1, : read[b]], gp) < 1e-11
+        assert not read[b] or error(of_prefix[b : b + 1, : read[b]], gp) < 1e-11
         totals = [t + w for t, w in zip(totals, weights, strict=True)]
     assert max(error(a, b) for a, b in zip(of_weights, totals, strict=True)) < 1e-11
 
 
 @every
-def test_an_empty_prompt_is_no_prompt(mechanism: Mechanism) -> None:
+def test_an_empty_prefix_is_no_prefix(mechanism: Mechanism) -> None:
     attention, x = mechanism.build(), torch.randn(2, 5, 32, dtype=torch.float64)
     want = attention(x)
     assert error(attention(x, x[:, :0]), want) < 1e-12
     huge = torch.full((2, 4, 32), HUGE, dtype=torch.float64)
-    assert error(attention(x, huge, prompt_lengths=torch.tensor([0, 0])), want) < 1e-12
+    assert error(attention(x, huge, prefix_lengths=torch.tensor([0, 0])), want) < 1e-12
 
 
 @every
@@ -132,11 +132,11 @@ def test_precisions(mechanism: Mechanism, dtype: torch.dtype) -> None:
     """Against the same rounded weights and inputs in float64: only the arithmetic differs."""
     low = mechanism.build(dtype=dtype)
     exact = copy.deepcopy(low).double()
-    batch, prompt, lengths = prompts(mechanism, "ragged", dtype)
-    assert prompt is not None
+    batch, prefix, lengths = prefixes(mechanism, "ragged", dtype)
+    assert prefix is not None
     x = torch.randn(batch, 9, 32, dtype=dtype, requires_grad=True)
     x64 = x.detach().double().requires_grad_()
-    y, want = low(x, prompt, prompt_lengths=lengths), exact(x64, prompt.double(), prompt_lengths=lengths)
+    y, want = low(x, prefix, prefix_lengths=lengths), exact(x64, prefix.double(), prefix_lengths=lengths)
     g = torch.randn_like(y)
     assert y.dtype == dtype
     assert error(y, want) < TOLERANCE[dtype]
@@ -150,12 +150,12 @@ def test_precisions(mechanism: Mechanism, dtype: torch.dtype) -> None:
 @every
 def test_trains_under_autocast(mechanism: Mechanism) -> None:
     attention = mechanism.build(dtype=torch.float32)
-    batch, prompt, lengths = prompts(mechanism, "ragged", torch.float32)
-    assert prompt is not None
+    batch, prefix, lengths = prefixes(mechanism, "ragged", torch.float32)
+    assert prefix is not None
     x = torch.randn(batch, 7, 32, requires_grad=True)
-    want = attention(x, prompt, prompt_lengths=lengths)
+    want = attention(x, prefix, prefix_lengths=lengths)
     with torch.autocast("cpu", torch.bfloat16):
-        y = attention(x, prompt, prompt_lengths=lengths)
+        y = attention(x, prefix, prefix_lengths=lengths)
     assert error(y, want) < TOLERANCE[torch.bfloat16]
     g = torch.randn_like(want)
     for got, exact in zip(gradients(attention, y, g.to(y.dtype), x), gradients(attention, want, g, x), strict=True):
@@ -169,11 +169,11 @@ def test_dropout_is_off_in_evaluation_and_right_on_average_in_training(mechanism
         pytest.skip("has no dropout")
     attention = mechanism.build("task.attention_dropout=0.3")
     x = torch.randn(1, 2 * mechanism.grid + 1, 32, dtype=torch.float64)
-    prompt = torch.randn(1, mechanism.grid + 1, 32, dtype=torch.float64)
-    want = attention(x, prompt)
-    assert torch.equal(want, mechanism.build()(x, prompt))
+    prefix = torch.randn(1, mechanism.grid + 1, 32, dtype=torch.float64)
+    want = attention(x, prefix)
+    assert torch.equal(want, mechanism.build()(x, prefix))
     draws = 600
-    many = attention.train()(x.expand(draws, -1, -1), prompt.expand(draws, -1, -1))
+    many = attention.train()(x.expand(draws, -1, -1), prefix.expand(draws, -1, -1))
     deviation = many.std(0)
     assert (deviation > 0).all()
     assert ((many.mean(0) - want[0]).abs() < 5 * deviation / draws**0.5).all()
@@ -183,8 +183,8 @@ def test_dropout_is_off_in_evaluation_and_right_on_average_in_training(mechanism
 @every
 def test_every_weight_learns_with_dropout(mechanism: Mechanism) -> None:
     attention = mechanism.build("task.attention_dropout=0.3", dtype=torch.float32).train()
-    batch, prompt, lengths = prompts(mechanism, "ragged", torch.float32)
-    y = attention(torch.randn(batch, 9, 32), prompt, prompt_lengths=lengths)
+    batch, prefix, lengths = prefixes(mechanism, "ragged", torch.float32)
+    y = attention(torch.randn(batch, 9, 32), prefix, prefix_lengths=lengths)
     (y * torch.randn_like(y)).sum().backward()
     for name, parameter in attention.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.attention import AbsoluteMultiLinear, Attention, RelativeMultiLinear
-from tests.reference import published
-
-from .mechanisms import EVERY, Mechanism, error
+from attnlab.attention import AbsoluteMultiLinear, Attention, RelativeMultiLinear
+from attnlab.attention.ops import published
+from tests.attention.mechanisms import EVERY, Mechanism, error
 
 PUBLISHED = [
     m
@@ -22,18 +21,18 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("prompt_size", [0, 6, 7])
+@pytest.mark.parametrize("prefix_size", [0, 6, 7])
 @pytest.mark.parametrize("mechanism", PUBLISHED, ids=str)
-def test_parallel(mechanism: Mechanism, prompt_size: int) -> None:
+def test_parallel(mechanism: Mechanism, prefix_size: int) -> None:
     ours = mechanism.build()
     theirs = published.of(copy.deepcopy(ours))
-    x, prompt, grad = random(3, 11, 32), random(3, prompt_size, 32), random(3, 11, 32)
+    x, prefix, grad = random(3, 11, 32), random(3, prefix_size, 32), random(3, 11, 32)
     results = []
     for attention in (ours, theirs):
-        inputs = [t.clone().requires_grad_() for t in (x, prompt)]
-        out = attention(inputs[0], inputs[1] if prompt_size else None)
+        inputs = [t.clone().requires_grad_() for t in (x, prefix)]
+        out = attention(inputs[0], inputs[1] if prefix_size else None)
         out.backward(grad)
-        used = [p for name, p in attention.named_parameters() if prompt_size or "prompt_out" not in name]
+        used = [p for name, p in attention.named_parameters() if prefix_size or "prefix_out" not in name]
         grads = [i.grad for i in inputs if i.grad is not None] + [p.grad for p in used]
         results.append([out, *grads])
     assert len(results[0]) == len(results[1]) > 3
@@ -42,17 +41,17 @@ def test_parallel(mechanism: Mechanism, prompt_size: int) -> None:
         assert error(got, want) < 1e-9
 
 
-@pytest.mark.parametrize("prompt_size", [0, 6, 7])
+@pytest.mark.parametrize("prefix_size", [0, 6, 7])
 @pytest.mark.parametrize("mechanism", [m for m in PUBLISHED if m.stride != 1], ids=str)
-def test_steps(mechanism: Mechanism, prompt_size: int) -> None:
+def test_steps(mechanism: Mechanism, prefix_size: int) -> None:
     """Beams of two sentences whose rows take each other's place, then the second sentence alone."""
     ours = mechanism.build()
     both: list[Attention] = [ours, published.of(ours)]
-    x, prompt = random(6, 9, 32), random(2, prompt_size, 32)
-    caches = [a.new_cache(6, 9, prompt_size, prompt_batch=2) for a in both]
-    if prompt_size:
+    x, prefix = random(6, 9, 32), random(2, prefix_size, 32)
+    caches = [a.new_cache(6, 9, prefix_size, prefix_batch=2) for a in both]
+    if prefix_size:
         for attention, cache in zip(both, caches, strict=True):
-            attention.read_prompt(prompt, torch.tensor([prompt_size] * 2), cache)
+            attention.read_prefix(prefix, torch.tensor([prefix_size] * 2), cache)
     for t in range(9):
         got, want = (a.extend(x[:, t : t + 1], cache) for a, cache in zip(both, caches, strict=True))
         assert error(got, want) < 1e-9
@@ -63,9 +62,9 @@ def test_steps(mechanism: Mechanism, prompt_size: int) -> None:
         rows = torch.cat([torch.randint(first, first + 3, (3,)) for first in range(0, len(x), 3)])
         for cache in caches:
             cache.reorder(rows)
-    assert caches[1].nbytes == 8 * both[1].cache_elements(3, 9, prompt_size, 1)
-    if prompt_size and ours.cache_elements_per_token:
-        assert caches[0].nbytes < caches[1].nbytes  # ours holds the prompt once
+    assert caches[1].nbytes == 8 * both[1].cache_elements(3, 9, prefix_size, 1)
+    if prefix_size and ours.cache_elements_per_token:
+        assert caches[0].nbytes < caches[1].nbytes  # ours holds the prefix once
 
 
 @pytest.mark.parametrize("form", [RelativeMultiLinear, AbsoluteMultiLinear])
@@ -73,10 +72,10 @@ def test_steps(mechanism: Mechanism, prompt_size: int) -> None:
 def test_cores_are_averaged_or_read_out_apart(form: type[RelativeMultiLinear], shared: bool) -> None:
     """Also where a text outgrows the lags."""
     window = 4 if form is RelativeMultiLinear else 11
-    ours = form(12, 5, window, 3, shared_readout=shared, reads_prompt=True).double()
-    theirs, x, prompt = published.of(ours), random(2, 11, 12), random(2, 3, 12)
+    ours = form(12, 5, window, 3, shared_readout=shared, reads_prefix=True).double()
+    theirs, x, prefix = published.of(ours), random(2, 11, 12), random(2, 3, 12)
     for text in (x, x[:, :6]):
-        assert error(ours(text, prompt), theirs(text, prompt)) < 1e-12
+        assert error(ours(text, prefix), theirs(text, prefix)) < 1e-12
 
 
 def test_stride_one_is_broken_as_published_and_right_in_ours() -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from src.attention import MHA, MLA, MTLA
-from src.attention.rope import adjacent_to_half_split, rotary_table, rotate
+from attnlab.attention import MHA, MLA, MTLA
+from attnlab.attention.ops import naive
+from attnlab.attention.ops.rope import adjacent_to_half_split, rotary_table, rotate
 from tests.attention.mechanisms import error
-from tests.reference import naive
 
 THETA = 10000.0
 
@@ -68,10 +68,10 @@ def permute_rows(linear: nn.Linear, heads: int, start: int, p: Tensor) -> None:
 )
 def test_a_module_with_permuted_weights_is_the_published_one(published: MHA | MLA, turn: naive.Turn) -> None:
     published = copy.deepcopy(published).double()
-    x, prompt = torch.randn(7, 32, dtype=torch.float64), torch.randn(5, 32, dtype=torch.float64)
-    want = naive.attend(published, x, prompt, turn)
+    x, prefix = torch.randn(7, 32, dtype=torch.float64), torch.randn(5, 32, dtype=torch.float64)
+    want = naive.attend(published, x, prefix, turn)
     ours = copy.deepcopy(published)
-    assert error(ours(x[None], prompt[None])[0], want) > 1e-4  # unpermuted it is another function
+    assert error(ours(x[None], prefix[None])[0], want) > 1e-4  # unpermuted it is another function
     width = ours.head_dim if isinstance(ours, MHA) else ours.rope_dim
     p = adjacent_to_half_split(width) if turn is naive.adjacent else torch.arange(width).roll(width // 2)
     if isinstance(ours, MHA):
@@ -81,7 +81,7 @@ def test_a_module_with_permuted_weights_is_the_published_one(published: MHA | ML
         assert isinstance(ours.query, nn.Linear)
         permute_rows(ours.query, ours.num_heads, ours.head_dim, p)
         permute_rows(ours.down, 1, ours.latent_dim, p)
-    assert error(ours(x[None], prompt[None])[0], want) < 1e-12
+    assert error(ours(x[None], prefix[None])[0], want) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)

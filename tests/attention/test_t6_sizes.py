@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from src.attention import MHA, TPA, Attention, MLAQueryLatent, TPAKVOnly
+from attnlab.attention import MHA, TPA, Attention, MLAQueryLatent, TPAKVOnly
 
 WIDTHS = {"small": 768, "medium": 1024, "large": 1280, "xl": 1600}
 

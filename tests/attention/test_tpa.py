@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.attention import MHA, TPA, Attention, Cache, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
-from src.attention.tpa import FactorCache, Segment
+from attnlab.attention import MHA, TPA, Attention, Cache, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
+from attnlab.attention.ops import naive
+from attnlab.attention.tpa import FactorCache, Segment
 from tests.attention.mechanisms import Mechanism, error, extend_by
-from tests.reference import naive
 
 NAMES = ["tpa", "tpa_kvonly", "tpa_noncontextual_a", "tpa_noncontextual_b", "tpa_shared_b"]
 OPTIONS = {
@@ -38,16 +38,16 @@ def random(*shape: int) -> Tensor:
 def test_options_equal_the_equations_forward_backward_and_cached(name: str, option: str) -> None:
     attention = Mechanism(name).build(*OPTIONS[option])
     assert isinstance(attention, TPA)
-    x, prompt, lengths = random(2, 5, 32).requires_grad_(), random(2, 3, 32), torch.tensor([3, 2])
-    y = attention(x, prompt, prompt_lengths=lengths)
-    want = torch.stack([naive.attend(attention, x[b], prompt[b, : lengths[b]]) for b in range(2)])
+    x, prefix, lengths = random(2, 5, 32).requires_grad_(), random(2, 3, 32), torch.tensor([3, 2])
+    y = attention(x, prefix, prefix_lengths=lengths)
+    want = torch.stack([naive.attend(attention, x[b], prefix[b, : lengths[b]]) for b in range(2)])
     assert error(y, want) < 1e-12
     g, wanted = torch.randn_like(y), [x, *attention.parameters()]
     for fast, slow in zip(torch.autograd.grad(y, wanted, g), torch.autograd.grad(want, wanted, g), strict=True):
         assert error(fast, slow) < 1e-11
     for chunks in ([1] * 5, [2, 1, 2], [5]):
         cache = attention.new_cache(2, 5, 3)
-        attention.read_prompt(prompt, lengths, cache)
+        attention.read_prefix(prefix, lengths, cache)
         assert error(extend_by(attention, x.detach(), cache, chunks), want) < 1e-12
 
 
@@ -69,12 +69,12 @@ def test_mha_gqa_and_mqa_are_non_contextual_products(groups: int, width: int) ->
     mha = MHA(32, 4, groups, width, bias=False).double()
     tpa = as_products(mha)
     assert tpa.cache_elements_per_token == mha.cache_elements_per_token
-    x, prompt = random(2, 7, 32), random(2, 5, 32)
+    x, prefix = random(2, 7, 32), random(2, 5, 32)
     lengths = torch.tensor([5, 2])
-    want = mha(x, prompt, prompt_lengths=lengths)
-    assert error(tpa(x, prompt, prompt_lengths=lengths), want) < 1e-12
+    want = mha(x, prefix, prefix_lengths=lengths)
+    assert error(tpa(x, prefix, prefix_lengths=lengths), want) < 1e-12
     cache = tpa.new_cache(2, 7, 5)
-    tpa.read_prompt(prompt, lengths, cache)
+    tpa.read_prefix(prefix, lengths, cache)
     assert error(extend_by(tpa, x, cache, [1, 4, 1, 1]), want) < 1e-12
 
 
@@ -84,8 +84,8 @@ def test_with_permuted_weights_it_is_the_published_rotation(name: str, turn: nai
     """The training code turns half-split pairs the other way, the inference code adjacent pairs."""
     published = Mechanism(name).build()
     assert isinstance(published, TPA)
-    x, prompt = random(6, 32), random(4, 32)
-    want, width = naive.attend(published, x, prompt, turn), published.head_dim
+    x, prefix = random(6, 32), random(4, 32)
+    want, width = naive.attend(published, x, prefix, turn), published.head_dim
     if turn is naive.adjacent:
         p = torch.cat((torch.arange(0, width, 2), torch.arange(1, width, 2)))
     else:
@@ -107,8 +107,8 @@ def test_with_permuted_weights_it_is_the_published_rotation(name: str, turn: nai
         if shared:
             out = ours.out.weight.view(32, -1, width)
             out.copy_(out[..., p].clone())
-    assert error(ours(x[None], prompt[None])[0], want) < 1e-12
-    assert error(published(x[None], prompt[None])[0], want) > 1e-4
+    assert error(ours(x[None], prefix[None])[0], want) < 1e-12
+    assert error(published(x[None], prefix[None])[0], want) > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -172,16 +172,16 @@ def ways(attention: TPA, cache: Cache, x: Tensor, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("new", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_both_ways_are_exact_over_many_tiles(name: str, new: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    attention, prompt, x = Mechanism(name).build(), random(2, 7, 32), random(6, 12, 32)
+    attention, prefix, x = Mechanism(name).build(), random(2, 7, 32), random(6, 12, 32)
     assert isinstance(attention, TPA)
-    monkeypatch.setattr("src.attention.tpa.TILE", 4)
-    cache, lengths = attention.new_cache(6, 12, 7, prompt_batch=2), torch.tensor([7, 3])
-    attention.read_prompt(prompt, lengths, cache)
+    monkeypatch.setattr("attnlab.attention.tpa.TILE", 4)
+    cache, lengths = attention.new_cache(6, 12, 7, prefix_batch=2), torch.tensor([7, 3])
+    attention.read_prefix(prefix, lengths, cache)
     attention.extend(x[:, :9], cache)
     monkeypatch.undo()
-    three, two = lengths.repeat_interleave(3), prompt.repeat_interleave(3, 0)
-    want = attention(x, two, prompt_lengths=three)[:, 9 : 9 + new]
-    monkeypatch.setattr("src.attention.tpa.TILE", 4)
+    three, two = lengths.repeat_interleave(3), prefix.repeat_interleave(3, 0)
+    want = attention(x, two, prefix_lengths=three)[:, 9 : 9 + new]
+    monkeypatch.setattr("attnlab.attention.tpa.TILE", 4)
     for got in ways(attention, cache, x[:, 9 : 9 + new], monkeypatch):
         assert error(got, want) < 1e-12
 

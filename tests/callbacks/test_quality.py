@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from src.callbacks.quality import accuracy, bleu, normalise, rouge, wer
+from attnlab.metrics.scores import accuracy, bleu, normalise, rouge, wer
 
 
 def lines(path: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import src.torchvision_schemas  # noqa: F401  (before timm)
+import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 
 import timm
 import torch

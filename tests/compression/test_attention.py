@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from src.compression.attention import FactoredAttention, LowRankLinear, SlimAttention, from_layout
-from src.compression.packing import CALL, buckets
+from attnlab.compression.modules.attention import FactoredAttention, LowRankLinear, SlimAttention, from_layout
+from attnlab.compression.modules.packing import CALL, buckets
 
 RANKS = [7, 5, 4, 1]
 VALUES = [3, 5, 2, 4]
@@ -71,7 +71,7 @@ def test_parts_of_a_batch_are_the_batch(name: str, monkeypatch: pytest.MonkeyPat
     module = random(MODULES[name]())
     x = torch.randn(5, 7, 10, dtype=torch.float64)
     whole = module(x)
-    monkeypatch.setattr("src.compression.attention.CACHED", 2 * 4 * 49)
+    monkeypatch.setattr("attnlab.compression.modules.attention.CACHED", 2 * 4 * 49)
     with torch.no_grad():
         torch.testing.assert_close(module(x), whole, rtol=1e-13, atol=1e-13)
 

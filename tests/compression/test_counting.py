@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import src.torchvision_schemas  # noqa: F401  (before timm)
+import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 
 import pytest
 import timm
@@ -10,10 +10,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from src.compression import MLPSVD, CPSlimAtt, GlobalSVD, IrrAtt, TruncAtt, compress, outline
-from src.compression.counting import multiply_adds, parameters
-
-from .models import images, vit
+from attnlab.compression import MLPSVD, CPSlimAtt, GlobalSVD, IrrAtt, TruncAtt, compress, outline
+from attnlab.compression.counting import multiply_adds, parameters
+from tests.compression.models import images, vit
 
 
 @pytest.mark.parametrize(

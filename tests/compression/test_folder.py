@@ -9,10 +9,9 @@ import timm
 import torch
 from torch import nn
 
-from src.compression import CPSlimAtt, IrrAtt, Method, TruncAtt, compress, densify, load, save
-from src.errors import ConfigError, DataError
-
-from .models import NAMES, OPTIONS, images, vit
+from attnlab.compression import CPSlimAtt, IrrAtt, Method, TruncAtt, compress, densify, load, save
+from attnlab.errors import ConfigError, DataError
+from tests.compression.models import NAMES, OPTIONS, images, vit
 
 METHODS = {
     "truncatt": TruncAtt(4, 4, 12),

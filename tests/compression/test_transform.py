@@ -10,11 +10,10 @@ import timm
 import torch
 from torch import nn
 
-from src.compression import MLPSVD, CPSlimAtt, GlobalSVD, IrrAtt, Method, TruncAtt, compress, outline, transform
-from src.compression.heads import read_heads
-from src.errors import ConfigError
-
-from .models import NAMES, images, vit
+from attnlab.compression import MLPSVD, CPSlimAtt, GlobalSVD, IrrAtt, Method, TruncAtt, compress, outline, transform
+from attnlab.errors import ConfigError
+from attnlab.pretrained.timm import read_heads
+from tests.compression.models import NAMES, images, vit
 
 FULL: dict[str, Method] = {
     "truncatt": TruncAtt(8, 8, 24),

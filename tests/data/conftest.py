@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import src.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
 
 import numpy as np
 import pytest

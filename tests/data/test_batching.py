@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from src.data.batching import FrameBatches
+from attnlab.data.batching import FrameBatches
 
 LENGTHS = np.random.default_rng(0).integers(20, 800, 1000)
 

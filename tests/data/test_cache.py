@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from src.data import cache
-from src.data.cache import FeatureStore, open_features
-from src.data.corpus import Segment
-from src.data.features import FilterBank, read_waveform
-from src.data.mustc import read_split
-from src.errors import DataError
+from attnlab.data import cache
+from attnlab.data.cache import FeatureStore, open_features
+from attnlab.data.corpus import Segment
+from attnlab.data.speech.features import FilterBank, read_waveform
+from attnlab.data.speech.mustc import read_split
+from attnlab.errors import DataError
 
 BANK = FilterBank(sample_rate=8000, num_mels=20)
 

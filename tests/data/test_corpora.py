@@ -9,13 +9,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from src.data import BillionWords, BytePairs, FineWebEdu, PennTreebank, WikiText, Words
-from src.data.corpora import SPLITS, TextCorpus
-from src.data.samples.markov import Source
-from src.data.samples.text import write_text
-from src.data.text import read_lines
-from src.data.vocabulary import BytePairVocabulary, Vocabulary, count_words, read_vocabulary
-from src.errors import ConfigError, DataError
+from attnlab.data import BillionWords, BytePairs, FineWebEdu, PennTreebank, WikiText, Words
+from attnlab.data.samples.markov import Source
+from attnlab.data.samples.text import write_text
+from attnlab.data.text.corpora import SPLITS, TextCorpus
+from attnlab.data.text.lines import read_lines
+from attnlab.data.text.vocabulary import BytePairVocabulary, Vocabulary, count_words, read_vocabulary
+from attnlab.errors import ConfigError, DataError
 from tests.data.test_tokens import write_shard
 
 CORPORA: list[Callable[[], TextCorpus]] = [PennTreebank, WikiText, BillionWords, lambda: FineWebEdu("F", 50)]

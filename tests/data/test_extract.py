@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from src.data import Kaldi, StoredFeatures
-from src.data.extract import extract, pretrained
-from src.data.features import Array
-from src.errors import DataError
-
-from .test_readers import audio, write
+from attnlab.data import Kaldi, StoredFeatures
+from attnlab.data.speech.extract import extract, pretrained
+from attnlab.data.speech.features import Array
+from attnlab.errors import DataError
+from tests.data.test_readers import audio, write
 
 
 def halves(samples: Array) -> Array:

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from src.data.features import Array, FilterBank, SpecAugment, read_waveform, utterance_cmvn
-from src.data.mustc import read_split
-from src.errors import ConfigError, DataError
+from attnlab.data.speech.features import Array, FilterBank, SpecAugment, read_waveform, utterance_cmvn
+from attnlab.data.speech.mustc import read_split
+from attnlab.errors import ConfigError, DataError
 
 
 def povey(n: int) -> np.ndarray:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from src.data.files import write_atomically
-from src.errors import DataError
+from attnlab.errors import DataError
+from attnlab.runs.files import write_atomically
 
 
 def test_writes_and_makes_folders(tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from src.data import AMI, SLURP, FilterBank, Parallel, SourceText, SpecAugment, StoredFeatures, XSum
-from src.data.features import change_speed, read_waveform
-from src.data.sequence_to_text import SequenceToTextData
-from src.errors import ConfigError, DataError
-
-from .test_readers import audio, prompt, write
+from attnlab.data import AMI, SLURP, FilterBank, Parallel, SourceText, SpecAugment, StoredFeatures, XSum
+from attnlab.data.sequence_to_text import SequenceToTextData
+from attnlab.data.speech.features import change_speed, read_waveform
+from attnlab.errors import ConfigError, DataError
+from tests.data.test_readers import audio, prompt, write
 
 BANK = FilterBank(sample_rate=8000, num_mels=20)
 
@@ -77,7 +76,7 @@ def test_speed_changes_tempo_and_pitch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"reader": XSum(), "features": BANK}, r"XSum gives no audio inputs; use src\.data\.SourceText"),
+        ({"reader": XSum(), "features": BANK}, r"XSum gives no audio inputs; use attnlab\.data\.SourceText"),
         ({"reader": SLURP(), "features": StoredFeatures(3)}, "SLURP gives no stored inputs"),
         ({"reader": XSum(), "features": SourceText(), "augment": SpecAugment()}, "text has neither augment nor"),
         ({"reader": XSum(), "features": SourceText(), "ctc_vocab_size": 9}, "text has neither augment nor"),

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from src.data import images
-from src.data.images import ImageData
-from src.data.samples.images import CLASSES, LAYOUTS, SHAPES, TEXTURES, draw, sample_images
-from src.errors import ConfigError, DataError
+from attnlab.data.images import folder as images
+from attnlab.data.images.folder import ImageData
+from attnlab.data.samples.images import CLASSES, LAYOUTS, SHAPES, TEXTURES, draw, sample_images
+from attnlab.errors import ConfigError, DataError
 
 SETTINGS: dict[str, Any] = {
     "image_size": 16,

@@ -7,9 +7,9 @@ import pytest
 import soundfile
 import yaml
 
-from src.data import mustc
-from src.data.mustc import check_layout, read_split
-from src.errors import DataError
+from attnlab.data.speech import mustc
+from attnlab.data.speech.mustc import check_layout, read_split
+from attnlab.errors import DataError
 from tests.data.conftest import RATE, SEGMENTS, write_corpus
 
 SPLITS = ("train", "dev", "tst-COMMON")

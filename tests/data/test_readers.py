@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from src.data import AMI, AN4, SLURP, Kaldi, Parallel, Picovoice, SciTLDR, XSum
-from src.data.ami import DEV, EVAL, MAX_WORDS
-from src.data.corpus import Kind, Reader, Segment, Stored, Utterance, read_records
-from src.errors import ConfigError, DataError
+from attnlab.data import AMI, AN4, SLURP, Kaldi, Parallel, Picovoice, SciTLDR, XSum
+from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, read_records
+from attnlab.data.speech.ami import DEV, EVAL, MAX_WORDS
+from attnlab.errors import ConfigError, DataError
 
 RATE = 8000
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.data import Batch, FilterBank, FrameBatches, MustC, SpecAugment
-from src.data import samples as samples_module
-from src.data.batch import Example, collate
-from src.data.sequence_to_text import SequenceToTextData
-from src.errors import ConfigError, DataError
+from attnlab.data import Batch, FilterBank, FrameBatches, MustC, SpecAugment
+from attnlab.data import samples as samples_module
+from attnlab.data.batch import Example, collate
+from attnlab.data.sequence_to_text import SequenceToTextData
+from attnlab.errors import ConfigError, DataError
 
 BANK = FilterBank(sample_rate=8000, num_mels=20)
 Edit = Callable[[str, str, str], Path]

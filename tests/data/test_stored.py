@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from src.data import AN4, SourceText, StoredFeatures, Tokenizer
-from src.data.corpus import Stored, Utterance
-from src.data.stored import frames, read_features, slopes
-from src.errors import ConfigError, DataError
+from attnlab.data import AN4, SourceText, StoredFeatures, Tokenizer
+from attnlab.data.corpus import Stored, Utterance
+from attnlab.data.speech.stored import frames, read_features, slopes
+from attnlab.errors import ConfigError, DataError
 
 VALUES = np.arange(12, dtype=np.float32).reshape(4, 3)
 

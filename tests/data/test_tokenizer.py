@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from src.data.tokenizer import Kind, Tokenizer
-from src.errors import ConfigError, DataError
+from attnlab.data.text.tokenizer import Kind, Tokenizer
+from attnlab.errors import ConfigError, DataError
 
 WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "null"]
 LINES = [" ".join(words) for words in itertools.permutations(WORDS, 3)]

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from src.data import tokens
-from src.data.tokens import HEADER, MAGIC, build, open_shard
-from src.errors import DataError
+from attnlab.data.text import tokens
+from attnlab.data.text.tokens import HEADER, MAGIC, build, open_shard
+from attnlab.errors import DataError
 
 BATCHES = [([[1, 2, 3], [4]], 5), ([[5, 6]], 2)]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from src.data.tokens import TokenFile
-from src.data.windows import (
+from attnlab.data.text.tokens import TokenFile
+from attnlab.data.text.windows import (
     IGNORE,
     EvaluationWindows,
     OrderedBatches,

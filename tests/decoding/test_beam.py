@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.attention import MHA, MLA, MTLA, Attention
-from src.decoding import BeamSearch
-from src.models import PrefixDecoder
+from attnlab.attention import MHA, MLA, MTLA, Attention
+from attnlab.decoding import BeamSearch
+from attnlab.models import PrefixDecoder
 
 PAD, EOS, VOCAB = 1, 2, 6
 MECHANISMS: dict[str, Callable[[], Attention]] = {
@@ -30,31 +30,31 @@ def decoder(mechanism: str) -> PrefixDecoder:
     return model.double().eval()
 
 
-def logp(model: PrefixDecoder, prompt: Tensor, texts: list[list[int]]) -> list[float]:
-    """log p(text | prompt) of texts of one length, without any cache, <pad> excluded as in the search."""
+def logp(model: PrefixDecoder, prefix: Tensor, texts: list[list[int]]) -> list[float]:
+    """log p(text | prefix) of texts of one length, without any cache, <pad> excluded as in the search."""
     tokens = torch.tensor(texts)
     inputs = torch.cat([torch.full((len(texts), 1), EOS), tokens[:, :-1]], 1)
     with torch.no_grad():
-        logits = model(inputs, prompt.expand(len(texts), -1, -1)).log_softmax(-1)
+        logits = model(inputs, prefix.expand(len(texts), -1, -1)).log_softmax(-1)
     found: list[float] = logits.gather(-1, tokens[..., None]).sum((1, 2)).tolist()
     return found
 
 
 def exhaustive(
-    model: PrefixDecoder, prompt: Tensor, longest: int, penalty: float, min_len: int
+    model: PrefixDecoder, prefix: Tensor, longest: int, penalty: float, min_len: int
 ) -> tuple[float, list[int]]:
     words = [t for t in range(VOCAB) if t not in (PAD, EOS)]
     scored = []
     for n in range(min_len, longest + 1):
         texts = [[*text, EOS] for text in itertools.product(words, repeat=n)]
         scored += [
-            (total / (n + 1) ** penalty, text) for total, text in zip(logp(model, prompt, texts), texts, strict=True)
+            (total / (n + 1) ** penalty, text) for total, text in zip(logp(model, prefix, texts), texts, strict=True)
         ]
     return max(scored)
 
 
-def search(model: PrefixDecoder, prompts: Tensor, lengths: Tensor, **settings: float) -> list:
-    return BeamSearch(**settings)(model, prompts, lengths, bos=EOS, eos=EOS, pad=PAD)  # type: ignore[arg-type]
+def search(model: PrefixDecoder, prefixes: Tensor, lengths: Tensor, **settings: float) -> list:
+    return BeamSearch(**settings)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
@@ -62,10 +62,10 @@ def search(model: PrefixDecoder, prompts: Tensor, lengths: Tensor, **settings: f
 def test_a_beam_wide_enough_finds_the_best_of_all(mechanism: str, penalty: float) -> None:
     model = decoder(mechanism)
     torch.manual_seed(0)
-    prompts = torch.randn(2, 5, 16, dtype=torch.float64)
-    found = search(model, prompts, torch.tensor([5, 3]), beam=70, length_penalty=penalty, max_len_b=3, min_len=1)
-    for prompt, size, hypotheses in zip(prompts, (5, 3), found, strict=True):
-        score, text = exhaustive(model, prompt[:size], 3, penalty, 1)
+    prefixes = torch.randn(2, 5, 16, dtype=torch.float64)
+    found = search(model, prefixes, torch.tensor([5, 3]), beam=70, length_penalty=penalty, max_len_b=3, min_len=1)
+    for prefix, size, hypotheses in zip(prefixes, (5, 3), found, strict=True):
+        score, text = exhaustive(model, prefix[:size], 3, penalty, 1)
         assert hypotheses[0].tokens == text
         assert hypotheses[0].score == pytest.approx(score, abs=1e-6)
 
@@ -74,18 +74,18 @@ def test_a_beam_wide_enough_finds_the_best_of_all(mechanism: str, penalty: float
 def test_scores_are_those_without_a_cache_and_batches_change_nothing(mechanism: str) -> None:
     model = decoder(mechanism)
     torch.manual_seed(1)
-    prompts, lengths = torch.randn(4, 7, 16, dtype=torch.float64), torch.tensor([7, 4, 5, 2])
+    prefixes, lengths = torch.randn(4, 7, 16, dtype=torch.float64), torch.tensor([7, 4, 5, 2])
     settings = {"beam": 3, "length_penalty": 1.0, "max_len_b": 12, "min_len": 2}
-    together = search(model, prompts, lengths, **settings)
+    together = search(model, prefixes, lengths, **settings)
     for n, hypotheses in enumerate(together):
-        alone = search(model, prompts[n : n + 1, : lengths[n]], lengths[n : n + 1], **settings)[0]
+        alone = search(model, prefixes[n : n + 1, : lengths[n]], lengths[n : n + 1], **settings)[0]
         assert [h.tokens for h in hypotheses] == [h.tokens for h in alone]
         assert len(hypotheses) == 3
         assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
         for h in hypotheses:
             assert h.tokens.index(EOS) == len(h.tokens) - 1
             assert len(h.tokens) > 2
-            whole = logp(model, prompts[n, : lengths[n]], [h.tokens])[0] / len(h.tokens)
+            whole = logp(model, prefixes[n, : lengths[n]], [h.tokens])[0] / len(h.tokens)
             assert h.score == pytest.approx(whole, abs=1e-5)
 
 
@@ -93,20 +93,20 @@ def test_scores_are_those_without_a_cache_and_batches_change_nothing(mechanism: 
 def test_beam_one_is_greedy(mechanism: str) -> None:
     model = decoder(mechanism)
     torch.manual_seed(2)
-    prompts = torch.randn(3, 6, 16, dtype=torch.float64)
-    found = search(model, prompts, torch.tensor([6, 6, 6]), beam=1, max_len_b=9, min_len=0)
-    for prompt, (hypothesis,) in zip(prompts, found, strict=True):
+    prefixes = torch.randn(3, 6, 16, dtype=torch.float64)
+    found = search(model, prefixes, torch.tensor([6, 6, 6]), beam=1, max_len_b=9, min_len=0)
+    for prefix, (hypothesis,) in zip(prefixes, found, strict=True):
         tokens: list[int] = []
         while not tokens or tokens[-1] != EOS:
-            logits = model(torch.tensor([[EOS, *tokens]]), prompt[None])[0, -1]
+            logits = model(torch.tensor([[EOS, *tokens]]), prefix[None])[0, -1]
             logits[PAD] = -torch.inf
             tokens.append(EOS if len(tokens) == 9 else int(logits.argmax()))
         assert hypothesis.tokens == tokens
 
 
 def test_length_limit_follows_the_source() -> None:
-    prompts = torch.randn(2, 6, 16, dtype=torch.float64)
-    found = search(decoder("mha"), prompts, torch.tensor([6, 2]), beam=2, max_len_a=0.5, max_len_b=1, min_len=99)
+    prefixes = torch.randn(2, 6, 16, dtype=torch.float64)
+    found = search(decoder("mha"), prefixes, torch.tensor([6, 2]), beam=2, max_len_a=0.5, max_len_b=1, min_len=99)
     assert [[len(h.tokens) for h in hypotheses] for hypotheses in found] == [[5, 5], [3, 3]]
 
 
@@ -117,29 +117,29 @@ def test_refuses_what_makes_no_sense() -> None:
 
 def test_only_some_tokens_may_begin() -> None:
     model = decoder("mtla2")
-    prompts = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    prefixes = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     lengths = torch.tensor([5, 3, 4])
     for allowed in ([4], [3, 5]):
-        found = BeamSearch(3, max_len_b=6)(model, prompts, lengths, bos=EOS, eos=EOS, pad=PAD, first=allowed)
+        found = BeamSearch(3, max_len_b=6)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD, first=allowed)
         assert all(h.tokens[0] in allowed for hypotheses in found for h in hypotheses)
-        for prompt, size, hypotheses in zip(prompts, lengths.tolist(), found, strict=True):
+        for prefix, size, hypotheses in zip(prefixes, lengths.tolist(), found, strict=True):
             best = hypotheses[0]
-            given = logp_of_set(model, prompt[:size], allowed)  # what the first token is chosen among
-            want = (logp(model, prompt[:size], [best.tokens])[0] - given) / len(best.tokens)
+            given = logp_of_set(model, prefix[:size], allowed)  # what the first token is chosen among
+            want = (logp(model, prefix[:size], [best.tokens])[0] - given) / len(best.tokens)
             assert best.score == pytest.approx(want, abs=1e-6)
 
 
-def logp_of_set(model: PrefixDecoder, prompt: Tensor, tokens: list[int]) -> float:
-    return float(torch.logsumexp(torch.tensor(logp(model, prompt, [[t] for t in tokens])), 0))
+def logp_of_set(model: PrefixDecoder, prefix: Tensor, tokens: list[int]) -> float:
+    return float(torch.logsumexp(torch.tensor(logp(model, prefix, [[t] for t in tokens])), 0))
 
 
 def test_temperature_divides_the_logits() -> None:
     model = decoder("mha")
-    prompts = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found = search(model, prompts, torch.tensor([5, 3]), beam=2, max_len_b=6, temperature=0.5)
+    prefixes = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = search(model, prefixes, torch.tensor([5, 3]), beam=2, max_len_b=6, temperature=0.5)
     with torch.no_grad():
         model.unembedding.weight.mul_(2)
-    again = search(model, prompts, torch.tensor([5, 3]), beam=2, max_len_b=6)
+    again = search(model, prefixes, torch.tensor([5, 3]), beam=2, max_len_b=6)
     for one, two in zip(found, again, strict=True):
         assert [h.tokens for h in one] == [h.tokens for h in two]
         assert [h.score for h in one] == pytest.approx([h.score for h in two], abs=1e-6)

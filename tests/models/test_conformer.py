@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from src.models.conformer import ConformerEncoder, ConformerLayer, ConvolutionModule
+from attnlab.models.conformer import ConformerEncoder, ConformerLayer, ConvolutionModule
 
 LENGTHS = torch.tensor([41, 23, 9])
 

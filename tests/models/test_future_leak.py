@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.attention import AbsoluteMultiLinear
-from src.models import TensorizedTransformer
+from attnlab.attention import AbsoluteMultiLinear
+from attnlab.models import TensorizedTransformer
 
 VOCAB, WINDOW, STEPS = 8, 8, 1200
 
@@ -15,7 +15,7 @@ VOCAB, WINDOW, STEPS = 8, 8, 1200
 class Published(AbsoluteMultiLinear):
     """Without the mask, which the release builds and never reads: y_i = sum_jm W[:,j,m] A_ijm over the whole window."""
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompt: Tensor | None, size: int | Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None, size: int | Tensor) -> Tensor:
         return self.out(torch.einsum("bir,bjr,bmr->bijm", q[:, :, 0], k, v).flatten(2))
 
 

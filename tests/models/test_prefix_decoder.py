@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from src.models import PrefixDecoder
-from tests.attention.mechanisms import EVERY, Mechanism, error, prompt_lengths, random_chunks
-from tests.reference import naive
+from attnlab.attention.ops import naive
+from attnlab.models import PrefixDecoder
+from tests.attention.mechanisms import EVERY, Mechanism, error, prefix_lengths, random_chunks
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
 VOCAB = 11
@@ -29,23 +29,23 @@ def build(mechanism: Mechanism, **kwargs: bool) -> PrefixDecoder:
 
 
 def draw(mechanism: Mechanism, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, prompts and their lengths, ragged around the stride; nonsense in the padding."""
-    lengths = prompt_lengths(mechanism.grid)
-    prompt = torch.randn(len(lengths), int(lengths.max()), 32, dtype=torch.float64)
-    prompt[torch.arange(prompt.shape[1]) >= lengths[:, None]] = 1e4
-    return torch.randint(VOCAB, (len(lengths), steps)), prompt, lengths
+    """Tokens, prefixes and their lengths, ragged around the stride; nonsense in the padding."""
+    lengths = prefix_lengths(mechanism.grid)
+    prefix = torch.randn(len(lengths), int(lengths.max()), 32, dtype=torch.float64)
+    prefix[torch.arange(prefix.shape[1]) >= lengths[:, None]] = 1e4
+    return torch.randint(VOCAB, (len(lengths), steps)), prefix, lengths
 
 
 @every
 @pytest.mark.parametrize(("tied", "norm"), [(False, True), (True, False)])
 def test_equals_the_formula(mechanism: Mechanism, tied: bool, norm: bool) -> None:
-    """h = LN1(x);  u = LN1(x + attention(h, P));  z = LN2(u + W2 relu(W1 u));  P: the projected prompt."""
+    """h = LN1(x);  u = LN1(x + attention(h, P));  z = LN2(u + W2 relu(W1 u));  P: the projected prefix."""
     decoder = build(mechanism, tie_embeddings=tied, final_norm=norm)
-    tokens, prompt, lengths = draw(mechanism, 5)
-    logits = decoder(tokens, prompt, lengths)
+    tokens, prefix, lengths = draw(mechanism, 5)
+    logits = decoder(tokens, prefix, lengths)
     for b in (0, len(lengths) // 2, len(lengths) - 1):
         down, _, up = decoder.projector
-        projected = up(down(prompt[b, : lengths[b]]).clamp(min=0))
+        projected = up(down(prefix[b, : lengths[b]]).clamp(min=0))
         x = math.sqrt(32) * decoder.embedding.weight[tokens[b]]
         for layer in decoder.blocks:
             u = layer.norm1(x + naive.attend(layer.attention, layer.norm1(x), projected))
@@ -57,21 +57,21 @@ def test_equals_the_formula(mechanism: Mechanism, tied: bool, norm: bool) -> Non
 @every
 def test_steps_equal_the_parallel_form(mechanism: Mechanism) -> None:
     decoder, steps, rng = build(mechanism), 2 * mechanism.grid + 3, torch.Generator().manual_seed(0)
-    tokens, prompt, lengths = draw(mechanism, steps)
-    want = decoder(tokens, prompt, lengths)
+    tokens, prefix, lengths = draw(mechanism, steps)
+    want = decoder(tokens, prefix, lengths)
     for chunks in ([1] * steps, [steps], random_chunks(steps, rng)):
-        caches = decoder.start(prompt, lengths, beam=1, capacity=steps)
+        caches = decoder.start(prefix, lengths, beam=1, capacity=steps)
         logits = torch.cat([decoder.step(piece, caches) for piece in tokens.split(chunks, 1)], 1)
         assert error(logits, want) < 1e-11
         assert not logits.requires_grad
 
 
 @every
-def test_a_prompt_shared_by_beams_is_a_prompt_copied_for_each(mechanism: Mechanism) -> None:
+def test_a_prefix_shared_by_beams_is_a_prefix_copied_for_each(mechanism: Mechanism) -> None:
     decoder, beam, steps = build(mechanism), 3, mechanism.grid + 3
-    _, prompt, lengths = draw(mechanism, 1)
-    shared = decoder.start(prompt, lengths, beam, steps)
-    copied = decoder.start(prompt.repeat_interleave(beam, 0), lengths.repeat_interleave(beam), 1, steps)
+    _, prefix, lengths = draw(mechanism, 1)
+    shared = decoder.start(prefix, lengths, beam, steps)
+    copied = decoder.start(prefix.repeat_interleave(beam, 0), lengths.repeat_interleave(beam), 1, steps)
     first = torch.arange(len(lengths)).repeat_interleave(beam) * beam
     rows = len(first)
     for _ in range(steps):
@@ -80,23 +80,23 @@ def test_a_prompt_shared_by_beams_is_a_prompt_copied_for_each(mechanism: Mechani
         order = first + torch.randint(beam, (rows,))
         for one, each in zip(shared, copied, strict=True):
             one.reorder(order)
-            each.reorder(order)  # rows of a sentence hold equal prompts, so that theirs need not move
+            each.reorder(order)  # rows of a sentence hold equal prefixes, so that theirs need not move
     assert all(one.nbytes < each.nbytes for one, each in zip(shared, copied, strict=True))
 
 
 @every
 def test_a_row_sees_no_later_token_and_no_padding(mechanism: Mechanism) -> None:
     decoder, steps = build(mechanism), 2 * mechanism.grid + 1
-    tokens, prompt, lengths = draw(mechanism, steps)
-    prompt.requires_grad_()
-    logits = decoder(tokens, prompt, lengths)
+    tokens, prefix, lengths = draw(mechanism, steps)
+    prefix.requires_grad_()
+    logits = decoder(tokens, prefix, lengths)
     later = tokens.clone()
     later[:, -1] = (later[:, -1] + 1) % VOCAB
-    changed = decoder(later, prompt, lengths)
+    changed = decoder(later, prefix, lengths)
     assert torch.equal(changed[:, :-1], logits[:, :-1])
     assert error(changed[:, -1], logits[:, -1]) > 1e-3
-    (grad,) = torch.autograd.grad(logits, prompt, torch.randn_like(logits))
-    inside = torch.arange(prompt.shape[1]) < lengths[:, None]
+    (grad,) = torch.autograd.grad(logits, prefix, torch.randn_like(logits))
+    inside = torch.arange(prefix.shape[1]) < lengths[:, None]
     assert torch.equal((grad != 0).any(-1), inside)
 
 
@@ -126,10 +126,10 @@ def test_dropout_acts_in_training_only(rates: tuple[float, float]) -> None:
         dropout=rates[0],
         activation_dropout=rates[1],
     )
-    tokens, prompt = torch.randint(VOCAB, (2, 6)), torch.randn(2, 4, 32)
-    assert not torch.equal(decoder(tokens, prompt), decoder(tokens, prompt))
+    tokens, prefix = torch.randint(VOCAB, (2, 6)), torch.randn(2, 4, 32)
+    assert not torch.equal(decoder(tokens, prefix), decoder(tokens, prefix))
     decoder.eval()
-    assert torch.equal(decoder(tokens, prompt), decoder(tokens, prompt))
+    assert torch.equal(decoder(tokens, prefix), decoder(tokens, prefix))
 
 
 @every
@@ -140,5 +140,5 @@ def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism) -> None:
     with FlopCounterMode(display=False) as counter:
         decoder.step(torch.zeros(1, 1, dtype=torch.int64), caches)
     # The gate's inner product is elementwise and not counted.
-    twice = mechanism.name == "tpa_noncontextual_b"  # learned value factors: read for the prompt and for the text
+    twice = mechanism.name == "tpa_noncontextual_b"  # learned value factors: read for the prefix and for the text
     assert counter.get_total_flops() / 2 == pytest.approx(decoder.multiply_adds(12), rel=2e-2 if twice else 2e-3)

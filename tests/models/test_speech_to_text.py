@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from src.models import SpeechToText
-from src.modes.build import build_model
+from attnlab.models import SpeechToText
+from attnlab.models.build import build_model
 from tests.attention.mechanisms import NAMES, TINY, composed, error
 
 SMALL = (

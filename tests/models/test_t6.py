@@ -7,10 +7,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from src.attention import MHA, Attention
-from src.models import T6
+from attnlab.attention import MHA, Attention
+from attnlab.attention.ops import naive
+from attnlab.models import T6
 from tests.attention.mechanisms import EVERY, Mechanism, error, random_chunks
-from tests.reference import naive
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
 VOCAB = 11

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from src.check import compose
-from src.config import CONF
-from src.modes import describe
+from attnlab.config.build import CONF
+from attnlab.config.check import compose
+from attnlab.modes import describe
 
 LAYERS = {"small": 12, "medium": 24, "large": 36, "xl": 48}
 PUBLISHED = {  # heads, attention parameters of a layer, cache elements per token and layer, total

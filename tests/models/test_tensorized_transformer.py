@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from src.attention import AbsoluteMultiLinear, Attention, RelativeMultiLinear
-from src.check import compose
-from src.models import AdaptiveSoftmax, TensorizedTransformer, TiedSoftmax
-from src.models.adaptive_softmax import Cluster
-from src.modes import describe
-from src.modes.flow import flow_of
+from attnlab.attention import AbsoluteMultiLinear, Attention, RelativeMultiLinear
+from attnlab.attention.ops import naive
+from attnlab.config.check import compose
+from attnlab.models import AdaptiveSoftmax, TensorizedTransformer, TiedSoftmax
+from attnlab.models.adaptive_softmax import Cluster
+from attnlab.modes import describe
+from attnlab.tasks.base import flow_of
 from tests.attention.mechanisms import EVERY, Mechanism, error, random_chunks
-from tests.reference import naive
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
 VOCAB = 23
@@ -243,5 +243,5 @@ def test_overlays_have_those_sizes(name: str, size: str) -> None:
     cfg = compose(f"experiment=tensorized_{name}")
     describe.run(cfg, record, Path())
     assert record["parameters"]["total"] == PAPER[size][0].closed_form
-    assert cfg.task.data.window == cfg.task.model.max_length and not cfg.attention.reads_prompt
+    assert cfg.task.data.window == cfg.task.model.max_length and not cfg.attention.reads_prefix
     flow_of(cfg).check(Path())

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from src.attention import MHA, MLA, MTLA, Attention
-from src.attention.base import length_mask
-from src.models import CrossDecoder, EncoderDecoder, TextEncoder, TextToText
-from src.models.text_encoder import see_all
-from src.modes.build import build_model
+from attnlab.attention import MHA, MLA, MTLA, Attention
+from attnlab.attention.base import length_mask
+from attnlab.models import CrossDecoder, EncoderDecoder, TextEncoder, TextToText
+from attnlab.models.build import build_model
+from attnlab.models.text_encoder import see_all
 from tests.attention.mechanisms import EVERY, Mechanism
 from tests.attention.mechanisms import error as difference
 
@@ -136,10 +136,10 @@ def test_padding_changes_nothing_in_the_encoder(pre_norm: bool, attention: bool)
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_cached_steps_of_the_cross_decoder_equal_its_parallel_form(pre_norm: bool) -> None:
     _, decoder = small(pre_norm)
-    prompt, text = inputs(), torch.randint(4, 13, (8, 6))  # two rows a sentence
+    prefix, text = inputs(), torch.randint(4, 13, (8, 6))  # two rows a sentence
     with torch.no_grad():
-        whole = decoder(text, prompt.repeat_interleave(2, 0), LENGTHS.repeat_interleave(2))
-        caches = decoder.start(prompt, LENGTHS, 2, 6)
+        whole = decoder(text, prefix.repeat_interleave(2, 0), LENGTHS.repeat_interleave(2))
+        caches = decoder.start(prefix, LENGTHS, 2, 6)
         parts = [decoder.step(part, caches) for part in text.split([1, 2, 1, 1, 1], 1)]
     assert difference(torch.cat(parts, 1), whole) < 1e-10
     assert sum(c.nbytes for c in caches) == 8 * decoder.cache_elements(8, 6, 7, 4)
@@ -147,27 +147,27 @@ def test_cached_steps_of_the_cross_decoder_equal_its_parallel_form(pre_norm: boo
 
 def test_reordered_and_dropped_rows_of_the_cross_decoder() -> None:
     _, decoder = small(True)
-    prompt, text = inputs(), torch.randint(4, 13, (8, 4))
+    prefix, text = inputs(), torch.randint(4, 13, (8, 4))
     rows, left = torch.tensor([1, 1, 2, 3, 5, 4, 6, 6]), torch.tensor([0, 2])
     with torch.no_grad():
-        caches = decoder.start(prompt, LENGTHS, 2, 5)
+        caches = decoder.start(prefix, LENGTHS, 2, 5)
         decoder.step(text, caches)
         for cache in caches:
             cache.reorder(rows)
             cache.select(left)
         kept = torch.cat((text[rows], torch.full((8, 1), 5)), 1).view(4, 2, -1)[left].flatten(0, 1)
         got = decoder.step(kept[:, -1:], caches)
-        want = decoder(kept, prompt[left].repeat_interleave(2, 0), LENGTHS[left].repeat_interleave(2))[:, -1:]
+        want = decoder(kept, prefix[left].repeat_interleave(2, 0), LENGTHS[left].repeat_interleave(2))[:, -1:]
     assert difference(got, want) < 1e-10
 
 
 def test_cross_attention_is_the_formula() -> None:
     _, decoder = small(False)
     cross = decoder.blocks[0].cross
-    x, prompt = inputs(3), inputs(4)
-    got = cross(x, prompt, LENGTHS)
+    x, prefix = inputs(3), inputs(4)
+    got = cross(x, prefix, LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
-        q, k, v = cross.query(x[row]), cross.key(prompt[row, :length]), cross.value(prompt[row, :length])
+        q, k, v = cross.query(x[row]), cross.key(prefix[row, :length]), cross.value(prefix[row, :length])
         heads = [
             (q[:, h] @ k[:, h].T / math.sqrt(8)).softmax(-1) @ v[:, h]
             for h in (slice(i, i + 8) for i in range(0, 32, 8))

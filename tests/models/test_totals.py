@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from src.check import compose
-from src.models import ConvSubsampler, SpeechEncoder, SpeechToText
-from src.modes.build import build_model
-from src.modes.flow import flow_of
+from attnlab.config.check import compose
+from attnlab.models import ConvSubsampler, SpeechEncoder, SpeechToText
+from attnlab.models.build import build_model
+from attnlab.tasks.base import flow_of
 from tests.attention.mechanisms import composed
 
 TOTALS = {"mtla": 78_119_808, "mla": 77_823_744, "mha": 77_690_112, "gqa": 74_144_256, "mqa": 73_553_280}

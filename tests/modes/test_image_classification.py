@@ -5,19 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import src.torchvision_schemas  # noqa: F401  (before lightning)
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 
-from src.check import compose
-from src.compression import SlimAttention, load
-from src.errors import ConfigError, DataError
-from src.models.vision import VisionTransformer
-from src.modes import describe, test, train
-from src.record import new, problems
+from attnlab.compression import SlimAttention, load
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError, DataError
+from attnlab.models.vision import VisionTransformer
+from attnlab.modes import describe, test, train
+from attnlab.runs.record import new, problems
 
 TINY = [
     "task=imagenet",
@@ -132,7 +132,7 @@ def refused(start: Start, tmp_path: Path, *overrides: str, kind: type[Exception]
 
 
 def test_what_is_refused_before_data_is_read(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("src.data.images.ImageData.setup", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("attnlab.data.images.folder.ImageData.setup", lambda *_: pytest.fail("data was read"))
     for line, message in {
         "compress=truncatt rank=9": "rank=9: blocks.0.attn takes 1 to 8",
         "compress=irratt rank=2": "rank=2: blocks.0.attn takes 3 to 24",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from src import record as records
-from src.check import compose
+from attnlab.config.check import compose
+from attnlab.runs import record as records
 
 MUSTC = "MuST-C en-de at /some/where: train 229703, dev 1423, tst-COMMON 2641 segments"
 Run = Callable[..., Path]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from src.report.__main__ import main
+from attnlab.report.__main__ import main
 from tests.report.conftest import Run
 
 
@@ -20,7 +20,7 @@ def training(text: int, faster: float) -> dict[str, Any]:
     pair = {"of": "mtla", "against": "mha", "peak_memory": 1.5}
     pair |= {"seconds": {"median": faster, "min": faster / 2, "max": 2 * faster}}
     return {
-        "what": "training", "batch": 2, "prompt": 0, "text": text,
+        "what": "training", "batch": 2, "prefix": 0, "text": text,
         "variants": {
             "mtla": measured(0.01, 10.0), "mha": measured(0.02, "not run"), "published": {"not run": "no room"},
         },
@@ -29,7 +29,7 @@ def training(text: int, faster: float) -> dict[str, Any]:
 
 
 DECODING = {
-    "what": "decoding", "batch": 8, "prompt": 4, "steps": 2,
+    "what": "decoding", "batch": 8, "prefix": 4, "steps": 2,
     "variants": {"mtla": measured(0.01, 1.0) | {"cache_bytes": {"measured": 2**20, "predicted": 2**20}}},
     "ratios": [],
 }  # fmt: skip

@@ -8,11 +8,11 @@ import pytest
 import timm
 import torch
 
-from src.compression import folder
-from src.compression.irratt import IrrAtt
-from src.compression.transform import compress
-from src.report import compression
-from src.report.__main__ import main
+from attnlab.compression import folder
+from attnlab.compression.methods.irratt import IrrAtt
+from attnlab.compression.transform import compress
+from attnlab.report import compression
+from attnlab.report.__main__ import main
 from tests.report.conftest import Run
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from src.bench import Settings
-from src.check import compose
-from src.config import CONF, instantiate
-from src.modes import describe
-from src.report.paper import Row, Spec, read_spec
+from attnlab.bench import Settings
+from attnlab.config.build import CONF, instantiate
+from attnlab.config.check import compose
+from attnlab.modes import describe
+from attnlab.report.paper import Row, Spec, read_spec
 
 ROOT = CONF.parent
 SPECS = sorted((ROOT / "experiments").glob("*/*.yaml"))

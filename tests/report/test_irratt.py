@@ -1,7 +1,7 @@
 """IrrAtt's table 1: every percentage from the configuration of its row, to the printed digit but for one."""
 
-from src.config import CONF
-from src.report.paper import paper_table, read_spec
+from attnlab.config.build import CONF
+from attnlab.report.paper import paper_table, read_spec
 
 SPEC = read_spec(CONF.parent / "experiments" / "irratt" / "table1.yaml")
 PRINTED_OTHERWISE = ("irratt_table1_base_cp168_mlp304", "attention")  # 49.614, printed 49.7

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from src.config import CONF
-from src.report.__main__ import main
-from src.report.collect import collect
-from src.report.grid import Grid
-from src.report.paper import paper_table, read_spec
+from attnlab.config.build import CONF
+from attnlab.report.__main__ import main
+from attnlab.report.grid import Grid
+from attnlab.report.paper import paper_table, read_spec
+from attnlab.runs.store import collect
 from tests.report.conftest import MUSTC, Run
 
 SPEC = CONF.parent / "experiments" / "mtla" / "table1.yaml"

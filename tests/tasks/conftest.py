@@ -4,14 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import src.torchvision_schemas  # noqa: F401  (before lightning)
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from src.config import CONF, freeze
-from src.record import new
+from attnlab.config.build import CONF, freeze
+from attnlab.runs.record import new
 from tests.data.conftest import write_corpus
 
 TINY = [

@@ -10,18 +10,17 @@ import soundfile
 import torch
 from omegaconf import DictConfig
 
-from src.config import freeze, instantiate
-from src.data.sequence_to_text import SequenceToTextData
-from src.modes import test, train
-from src.modes.build import device_of
-from src.modes.flow import flow_of
-from src.record import new
-from src.tasks import SequenceToText
-from src.tasks.evaluate import evaluate
+from attnlab.config.build import freeze, instantiate
+from attnlab.data.sequence_to_text import SequenceToTextData
+from attnlab.models.build import device_of
+from attnlab.modes import test, train
+from attnlab.runs.record import new
+from attnlab.tasks.base import flow_of
+from attnlab.tasks.sequence_to_text.module import SequenceToText
+from attnlab.tasks.sequence_to_text.score import evaluate
 from tests.attention.mechanisms import NAMES, composed
 from tests.data.conftest import write_corpus
-
-from .conftest import TINY
+from tests.tasks.conftest import TINY
 
 SENTENCES = ["one two", "three", "two one three", "one", "three two"]
 HEADLINES = {

@@ -10,12 +10,13 @@ pytest.importorskip("lm_eval")
 
 import torch
 
-from src.attention import MHA
-from src.data.vocabulary import WordVocabulary
-from src.errors import DataError
-from src.models import T6
-from src.tasks import LanguageModelling, WarmupCosine
-from src.tasks.harness import TrainedRun
+from attnlab.attention import MHA
+from attnlab.data.text.vocabulary import WordVocabulary
+from attnlab.errors import DataError
+from attnlab.models import T6
+from attnlab.tasks.language_modelling.harness import TrainedRun
+from attnlab.tasks.language_modelling.module import LanguageModelling
+from attnlab.training.schedule import WarmupCosine
 
 WORDS = ["<eos>", "a", "b", "c", "d", "e", "<unk>"]
 TEXTS = [("a b", " c"), ("", "a b"), ("e d c b a", " a b c"), ("c", " d")]

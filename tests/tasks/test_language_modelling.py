@@ -14,12 +14,12 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 from torch import Tensor
 
-from src.config import CONF, freeze
-from src.data.samples import markov
-from src.errors import ConfigError, DataError, TrainingError
-from src.modes import describe, generate, test, train
-from src.record import new
-from src.tasks import LanguageModelling
+from attnlab.config.build import CONF, freeze
+from attnlab.data.samples import markov
+from attnlab.errors import ConfigError, DataError, TrainingError
+from attnlab.modes import describe, generate, test, train
+from attnlab.runs.record import new
+from attnlab.tasks.language_modelling.module import LanguageModelling
 from tests.data.test_tokens import write_shard
 
 TINY = [
@@ -397,7 +397,7 @@ def test_a_trained_run_does_a_task_of_one_s_own(
     start: Start, pieces: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("lm_eval")
-    from src.modes import evaluate
+    from attnlab.modes import evaluate
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
     words = markov.Source().words

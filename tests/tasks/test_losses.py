@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from src.data.batch import Batch
-from src.tasks import SequenceToText
+from attnlab.data.batch import Batch
+from attnlab.tasks.sequence_to_text.module import SequenceToText
 
 
 class Fixed(nn.Module):

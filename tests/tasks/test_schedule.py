@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from src.tasks import InverseSquareRoot, WarmupCosine
+from attnlab.training.schedule import InverseSquareRoot, WarmupCosine
 
 
 def rates(schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:

@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from src.errors import DataError, TrainingError
-from src.modes import test, train
-from src.modes.summary import show
-from src.tasks import SequenceToText
-from src.tasks.checkpoints import average, read_checkpoint, write_weights
-
-from .conftest import Start, make
+from attnlab.callbacks.progress import show
+from attnlab.errors import DataError, TrainingError
+from attnlab.modes import test, train
+from attnlab.tasks.sequence_to_text.module import SequenceToText
+from attnlab.training.checkpoints import average, read_checkpoint, write_weights
+from tests.tasks.conftest import Start, make
 
 
 def weights(directory: Path) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from src.compression.decompositions import (
+from attnlab.compression.decompositions import (
     btd,
     cp_als,
     cp_epc,
@@ -11,8 +11,7 @@ from src.compression.decompositions import (
     terms_from_cp,
     truncated_svd,
 )
-
-from .planted import RANKS, planted, products
+from tests.compression.decompositions.planted import RANKS, planted, products
 
 TOTAL = sum(RANKS)
 

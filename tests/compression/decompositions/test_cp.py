@@ -4,9 +4,8 @@ import tensorly
 import torch
 from tensorly.decomposition import parafac
 
-from src.compression.decompositions import CP, Slices, cost, cp_als, cp_epc, global_svd, rescale
-
-from .planted import RANKS, planted, products
+from attnlab.compression.decompositions import CP, Slices, cost, cp_als, cp_epc, global_svd, rescale
+from tests.compression.decompositions.planted import RANKS, planted, products
 
 TOTAL = sum(RANKS)
 

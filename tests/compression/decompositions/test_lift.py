@@ -4,9 +4,9 @@ import ast
 import sys
 from pathlib import Path
 
-import src.compression.decompositions
+import attnlab.compression.decompositions
 
-PACKAGE = Path(src.compression.decompositions.__file__).parent
+PACKAGE = Path(attnlab.compression.decompositions.__file__).parent
 
 
 def test_no_file_names_another_package() -> None:

@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from src.compression.decompositions import Slices
-
-from .planted import products
+from attnlab.compression.decompositions import Slices
+from tests.compression.decompositions.planted import products
 
 
 def test_sums_over_products_are_those_of_the_tensor() -> None:

@@ -3,9 +3,8 @@ from itertools import product
 import pytest
 import torch
 
-from src.compression.decompositions import Slices, global_ranks, global_svd, low_rank, spectrum, truncated_svd
-
-from .planted import RANKS, planted, products
+from attnlab.compression.decompositions import Slices, global_ranks, global_svd, low_rank, spectrum, truncated_svd
+from tests.compression.decompositions.planted import RANKS, planted, products
 
 
 def dense(terms: object, shape: torch.Size) -> torch.Tensor:

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from src.data.samples import grammar
-from src.data.samples.grammar import (
+from attnlab.data.samples import grammar
+from attnlab.data.samples.grammar import (
     Grammar,
     Person,
     Phrase,

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from src.data.samples.markov import CHOICES, LINES, Source
+from attnlab.data.samples.markov import CHOICES, LINES, Source
 
 
 def test_the_entropy_is_that_of_the_texts() -> None:

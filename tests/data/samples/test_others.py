@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from src.data import AMI, SLURP, Parallel, XSum
-from src.data.corpus import Kind, Reader
-from src.data.samples import (
+from attnlab.data import AMI, SLURP, Parallel, XSum
+from attnlab.data.corpus import Kind, Reader
+from attnlab.data.samples import (
     articles,
     commands,
     meetings,

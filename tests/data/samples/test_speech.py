@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from src.data.samples import write_speech_translation
-from src.data.samples.speech import Synthesizer, Voice, speak
-from src.data.samples.speech_translation import VOICES
-from src.errors import DataError
+from attnlab.data.samples import write_speech_translation
+from attnlab.data.samples.speech import Synthesizer, Voice, speak
+from attnlab.data.samples.speech_translation import VOICES
+from attnlab.errors import DataError
 
 
 @pytest.mark.parametrize("voice", VOICES, ids=lambda voice: voice.name)
@@ -56,7 +56,7 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("src.data.samples.speech.version", missing)
+    monkeypatch.setattr("attnlab.data.samples.speech.version", missing)
     for act in (lambda: speak("Hello.", VOICES[0]), lambda: write_speech_translation(tmp_path)):
         with pytest.raises(DataError, match="pip install espeakng-loader"):
             act()

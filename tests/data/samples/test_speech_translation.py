@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
-from src.data.samples import speech_translation, write_speech_translation
-from src.data.samples.speech_translation import split_sentences
-from src.errors import DataError
+from attnlab.data.samples import speech_translation, write_speech_translation
+from attnlab.data.samples.speech_translation import split_sentences
+from attnlab.errors import DataError
 
 SMALL = {"train": 30, "dev": 4, "tst-COMMON": 6}
 

@@ -1,0 +1,8 @@
+"""`python -m attnlab ...`: the same as `attnlab ...`."""
+
+import sys
+
+from attnlab.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

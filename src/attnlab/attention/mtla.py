@@ -1,0 +1,335 @@
+"""Multi-head temporal latent attention: MLA whose latents are merged along time."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .base import Cache, begin_prefix, check_room, length_mask, rows_per_prefix
+from .mla import MLA, LatentCache
+from .ops.partial_softmax import Past, expanded_attention
+
+
+@lru_cache(maxsize=16)
+def _sinusoid(length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """pe(k), (length, width): sin and cos of k * 10000^(-2m/width) in turn."""
+    with torch.inference_mode(False), torch.no_grad():  # kept across calls, so it must stay usable in training
+        frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
+        return torch.stack((angles.sin(), angles.cos()), -1).flatten(1).to(device, dtype)
+
+
+def _take(x: Tensor, places: Tensor) -> Tensor:
+    """x (B, T, ...) at places (B, U) -> (B, U, ...)."""
+    return x[torch.arange(x.shape[0], device=x.device)[:, None], places]
+
+
+class MTLACache(LatentCache):
+    """A slot per `stride` positions.  The slot that a prefix leaves open belongs to the text of each row.
+
+    Positions count from the start of the prefix: text position t of a row whose prefix has length S stands in slot
+    floor((S + t) / s).  `offset` is S mod s, and text slot 0 is slot floor(S / s).
+    """
+
+    def __init__(
+        self, attention: "MTLA", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
+    ) -> None:
+        super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
+        self.stride = attention.stride
+        self.prefix_slots = 0
+        self.offset: int | Tensor = 0  # (N,) where prefixes differ in length
+        positions = prefix_capacity + capacity + self.stride
+        self.gate_slot = attention.slot_gates(positions // self.stride + 1).detach().to(like.dtype)  # fc_c(pe), once
+
+    def used_slots(self) -> int:
+        offset = self.offset if isinstance(self.offset, int) else self.stride - 1
+        return -(-(offset + self.length) // self.stride)
+
+    def select(self, prefixes: Tensor) -> None:
+        super().select(prefixes)
+        if isinstance(self.offset, Tensor):
+            self.offset = self.offset[prefixes]
+
+    def crop(self, length: int) -> None:
+        self._check_crop(length)
+        inside = (self.offset + length) % self.stride
+        if length != self.length and bool((torch.as_tensor(inside) != 0).any()):
+            raise ValueError(
+                f"cannot crop to {length} positions: that lies inside a slot of {self.stride} merged positions, "
+                "which cannot be unmerged; crop to a slot boundary and feed the rest again"
+            )
+        self.length = length
+
+    def row_offset(self) -> Tensor:
+        """offset of each row, (B,)."""
+        offset = torch.as_tensor(self.offset, device=self.text.device).reshape(-1)
+        return offset.expand(self.prefix.shape[0]).repeat_interleave(self.beam)
+
+    def first_slot(self) -> int | Tensor:
+        """Number of the slot that text slot 0 is: an int, or (B,)."""
+        if self.prefix_lengths is None:
+            return self.prefix_size // self.stride
+        return (self.prefix_lengths // self.stride).repeat_interleave(self.beam)
+
+
+class _Prefix(NamedTuple):
+    """A prefix, merged: finished slots, and what is left open."""
+
+    latent: Tensor  # (B, P, r)
+    rotary: Tensor  # (B, P, d_r)
+    mask: Tensor | None  # (B, P)
+    offset: int | Tensor
+    first_slot: int | Tensor
+    carry: Tensor | None  # (B, r)
+
+
+class MTLA(MLA):
+    """MLA with a gate and a running sum inside chunks of `stride` positions (MTLA paper, section 4).
+
+    w_i = sigmoid(fc_c(pe(floor(i/s))) . fc_p(c_i)), one number per position;
+    m_i = sum of w_j c_j over j <= i in i's chunk;  query i reads m_j of every chunk that ends at or before i, and m_i.
+    A slot's rotary key is that of its newest position.  Gate and sum follow the released code, not eq. 13's text.
+    Cache: (r + d_r) / s elements per token.
+
+    In parallel, the queries at one place r of their chunk (i mod s = r) form a causal problem of size T/s whose
+    diagonal is the query's own running sum: s stock causal kernels over T/s slots, merged with that diagonal.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        rope_dim: int | None = None,
+        latent_dim: int | None = None,
+        gate_dim: int | None = None,
+        stride: int = 2,
+        *,
+        dropout: float = 0.0,
+        rope_theta: float = 10000.0,
+    ) -> None:
+        super().__init__(d_model, num_heads, head_dim, rope_dim, latent_dim, dropout=dropout, rope_theta=rope_theta)
+        if stride < 1:
+            raise ValueError(f"stride must be at least 1, not {stride}")
+        if self.latent_dim % 2:
+            raise ValueError(f"latent_dim must be even for the sinusoid of the gate, not {self.latent_dim}")
+        self.stride = stride
+        gate_dim = self.latent_dim // 4 if gate_dim is None else gate_dim
+        self.gate_slot = nn.Linear(self.latent_dim, gate_dim)  # fc_c, of the slot's position
+        self.gate_latent = nn.Linear(self.latent_dim, gate_dim)  # fc_p, of the latent
+
+    def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
+        open_slot = self.stride - 1 if prefix_capacity else 0
+        return -(-(open_slot + capacity) // self.stride), prefix_capacity // self.stride
+
+    def slot_gates(self, size: int) -> Tensor:
+        """fc_c(pe(k)) for slots 0 ... size-1, (size, g)."""
+        weight = self.gate_slot.weight
+        rounded = 1 << max(size - 1, 1).bit_length()
+        return self.gate_slot(_sinusoid(rounded, self.latent_dim, weight.dtype, weight.device)[:size])
+
+    def _merge(self, chunks: Tensor, gates: Tensor) -> Tensor:
+        """Running sums of gated latents: chunks (B, A, s, r), gates (A, g) or (B, A, g) -> (B, A, s, r)."""
+        return (self._gate(chunks, gates.unsqueeze(-2)) * chunks).cumsum(2).to(chunks.dtype)
+
+    def _gate(self, latent: Tensor, gates: Tensor) -> Tensor:
+        wide = torch.promote_types(latent.dtype, torch.float32)
+        return (self.gate_latent(latent) * gates).sum(-1, keepdim=True, dtype=wide).sigmoid()
+
+    def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole chunks merged, and the last one as far as it goes."""
+        s, size = self.stride, latent.shape[1]
+        latent = latent * length_mask(lengths, size).unsqueeze(-1)
+        chunks = F.pad(latent, (0, 0, 0, -size % s)).unflatten(1, (-1, s))
+        slots = chunks.shape[1]
+        merged = (self._gate(chunks, self.slot_gates(slots).unsqueeze(-2)) * chunks).sum(2).to(latent.dtype)
+        newest = (torch.arange(1, slots + 1, device=lengths.device) * s).minimum(lengths[:, None]).clamp(min=1) - 1
+        return self._expand(merged, _take(rotary, newest)), length_mask(-(-lengths // s), slots)
+
+    def _read(self, prefix: Tensor, lengths: Tensor | None, cos: Tensor, sin: Tensor) -> _Prefix:
+        """Merge a prefix (B, S, d) of these lengths."""
+        s, size = self.stride, prefix.shape[1]
+        finished = size // s
+        latent, rotary = self._latents(prefix, cos, sin)
+        rotary = rotary[:, s - 1 :: s]
+        if lengths is not None:
+            latent = latent * length_mask(lengths, size).unsqueeze(-1)
+        chunks = F.pad(latent, (0, 0, 0, s - size % s)).unflatten(1, (-1, s))  # one chunk more than are finished
+        gates = self.slot_gates(finished + 1)
+        sums = (self._gate(chunks, gates.unsqueeze(-2)) * chunks).sum(2).to(latent.dtype)
+        if lengths is None:
+            carry = sums[:, finished] if size % s else None
+            return _Prefix(sums[:, :finished], rotary, None, size % s, finished, carry)
+        first = lengths // s
+        carry = sums[torch.arange(len(sums), device=sums.device), first]
+        return _Prefix(sums[:, :finished], rotary, length_mask(first, finished), lengths % s, first, carry)
+
+    def _segment(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        rotary: Tensor,
+        offset: int | Tensor,
+        first_slot: int | Tensor,
+        bound: int,
+        carry: Tensor | None,
+        past: list[Past],
+        dropout: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """New positions after `past` slots, their first chunk holding `carry` and beginning `offset` places earlier.
+
+        `first_slot` is the number of that chunk, at most `bound`.
+
+        q (B, T, H, D), latent (B, T, r), rotary (B, T, d_r) -> output (B, T, H, d_v), running sums (B, T, r).
+        """
+        s, steps = self.stride, latent.shape[1]
+        most = offset if isinstance(offset, int) else s - 1
+        num_chunks = -(-(most + steps) // s)
+        if isinstance(offset, Tensor):
+            place = torch.arange(num_chunks * s, device=q.device) - offset[:, None]  # of each grid column in the text
+            inside = (place >= 0) & (place < steps)
+            back = torch.arange(steps, device=q.device) + offset[:, None]
+            place = place.clamp(0, steps - 1)
+            latent, rotary, q = (
+                _take(t, place) * inside.view(*inside.shape, *[1] * (t.dim() - 2)) for t in (latent, rotary, q)
+            )
+        elif extra := num_chunks * s - steps:
+            latent, rotary = (F.pad(t, (0, 0, offset, extra - offset)) for t in (latent, rotary))
+            q = F.pad(q, (0, 0, 0, 0, offset, extra - offset))
+        if isinstance(first_slot, Tensor):
+            numbers = first_slot[:, None] + torch.arange(num_chunks, device=q.device)
+            gates = self.slot_gates(bound + num_chunks)[numbers]
+        else:
+            gates = self.slot_gates(first_slot + num_chunks)[first_slot:]
+        sums = self._merge(latent.unflatten(1, (num_chunks, s)), gates)
+        if carry is not None:
+            sums = torch.cat((sums[:, :1] + carry[:, None, None].to(sums.dtype), sums[:, 1:]), 1)
+        sums = sums.flatten(1, 2)
+        out = expanded_attention(
+            q, sums, rotary, self._up(), self.head_dim, self.scale, stride=s, past=past, dropout=dropout
+        )
+        if isinstance(offset, Tensor):
+            return _take(out, back), _take(sums, back)
+        return out[:, offset : offset + steps], sums[:, offset : offset + steps]
+
+    def forward(
+        self,
+        x: Tensor,
+        prefix: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        prefix_lengths: Tensor | None = None,
+    ) -> Tensor:
+        cos, sin, *before = self._angles(x, prefix, prefix_lengths)
+        q = self._queries(x, cos, sin)
+        latent, rotary = self._latents(x, cos, sin)
+        offset: int | Tensor = 0
+        first: int | Tensor = 0
+        bound, carry, past = 0, None, []
+        if prefix is not None and prefix.shape[1]:
+            read = self._read(prefix, prefix_lengths, *before)
+            offset, first, carry, bound = read.offset, read.first_slot, read.carry, prefix.shape[1] // self.stride
+            if bound:
+                past.append(Past(self._expand(read.latent, read.rotary), read.mask))
+        dropout = self.dropout if self.training else 0.0
+        return self.out(self._segment(q, latent, rotary, offset, first, bound, carry, past, dropout)[0].flatten(2))
+
+    def new_cache(
+        self,
+        batch: int,
+        capacity: int,
+        prefix_capacity: int = 0,
+        *,
+        prefix_batch: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> MTLACache:
+        like = self.out.weight.new_empty(0, dtype=dtype, device=device)
+        return MTLACache(self, batch, capacity, prefix_capacity, rows_per_prefix(batch, prefix_batch), like)
+
+    @torch.no_grad()
+    def read_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
+        assert isinstance(cache, MTLACache)
+        size = prefix.shape[1]
+        begin_prefix(cache, size, cache.prefix_capacity)
+        if prefix_lengths is not None and not bool((prefix_lengths != size).any()):
+            prefix_lengths = None
+        read = self._read(prefix, prefix_lengths, cache.cos[None, :size], cache.sin[None, :size])
+        slots = read.latent.shape[1]
+        cache.prefix[:, :slots, : self.latent_dim] = read.latent
+        cache.prefix[:, :slots, self.latent_dim :] = read.rotary
+        cache.prefix_size, cache.prefix_slots, cache.prefix_lengths = size, slots, prefix_lengths
+        cache.offset, cache.prefix_mask = read.offset, read.mask
+        if read.carry is not None:
+            cache.text[:, 0, : self.latent_dim] = read.carry.repeat_interleave(cache.beam, 0)
+
+    @torch.no_grad()
+    def extend(self, x: Tensor, cache: Cache) -> Tensor:
+        assert isinstance(cache, MTLACache)
+        new, s, r = x.shape[1], self.stride, self.latent_dim
+        check_room(cache, new, cache.capacity)
+        cos, sin = cache.angles(new)
+        q = self._queries(x, cos, sin)
+        latent, rotary = self._latents(x, cos, sin)
+        start = cache.length
+        cache.length = start + new
+        if new == 1:
+            mask = self._write(latent[:, 0], rotary[:, 0], start, cache)
+            return self._step(q, cache, cache.used_slots(), cache.prefix_slots, mask)
+        begin = cache.row_offset() + start
+        base = begin // s  # text slot that the first new position stands in
+        rows = torch.arange(len(begin), device=begin.device)[:, None]
+        carry = cache.text[rows[:, 0], base.clamp(max=cache.text.shape[1] - 1), :r] * (begin % s != 0).unsqueeze(-1)
+        past = []
+        if cache.prefix_slots:
+            past.append(self._stored(cache.prefix[:, : cache.prefix_slots], q.dtype, cache.prefix_mask))
+        if isinstance(cache.offset, int):
+            offset: int | Tensor = (cache.offset + start) % s
+            before, held = (cache.offset + start) // s, None
+        else:
+            offset, before = begin % s, (s - 1 + start) // s
+            held = length_mask(base, before)
+        if before:
+            past.append(self._stored(cache.text[:, :before], q.dtype, held))
+        first, bound = cache.first_slot(), cache.prefix_size // s + before
+        first = first + (before if isinstance(first, int) else base)
+        out, sums = self._segment(q, latent, rotary, offset, first, bound, carry, past)
+        # Each touched slot keeps the newest sum and rotary key that fell into it.
+        chunks = torch.arange(-(-(s - 1 + new) // s), device=begin.device)
+        ends = (chunks * s + s - 1 - (begin % s)[:, None]).clamp(max=new - 1)
+        cache.text[rows, base[:, None] + (ends + (begin % s)[:, None]) // s] = torch.cat(
+            (_take(sums, ends), _take(rotary.to(sums.dtype), ends)), -1
+        ).to(cache.text.dtype)
+        return self.out(out.flatten(2))
+
+    def _write(self, latent: Tensor, rotary: Tensor, start: int, cache: MTLACache) -> Tensor | None:
+        """Merge one position, (B, r) and (B, d_r), into its row's slot.  Which slots a row sees, if rows differ."""
+        s, r = self.stride, self.latent_dim
+        first = cache.first_slot()
+        if isinstance(cache.offset, int) and isinstance(first, int):
+            number, place = (cache.offset + start) // s, (cache.offset + start) % s
+            slot = slice(number, number + 1)  # a slice: a plain index, or divmod, would be compiled anew for each slot
+            gates = cache.gate_slot[first + number : first + number + 1]
+            gated = (self._gate(latent, gates) * latent).unsqueeze(1)
+            if place:
+                cache.text[:, slot, :r] += gated
+            else:
+                cache.text[:, slot, :r] = gated
+            cache.text[:, slot, r:] = rotary.unsqueeze(1)
+            return None
+        at = cache.row_offset() + start
+        slots, rows = at // s, torch.arange(len(at), device=at.device)
+        gated = self._gate(latent, cache.gate_slot[first + slots]) * latent
+        held = cache.text[rows, slots, :r] * (at % s != 0).unsqueeze(-1)
+        cache.text[rows, slots] = torch.cat((held + gated, rotary.to(gated.dtype)), -1).to(cache.text.dtype)
+        return length_mask(slots + 1, cache.used_slots())
+
+    @property
+    def cache_elements_per_token(self) -> float:
+        return (self.latent_dim + self.rope_dim) / self.stride
+
+    def multiply_adds(self, context: int) -> int:
+        slots = self.gate_slot.weight.numel()  # made once, when the cache is
+        return super().multiply_adds(context) - slots + self.gate_latent.out_features

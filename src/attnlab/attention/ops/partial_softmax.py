@@ -1,0 +1,376 @@
+"""Exact softmax attention in which stock fused kernels do the work, though no kernel knows these patterns.
+
+A fused kernel returns its output and the log-sum-exp of its logits.  With those, parts of a softmax merge exactly:
+    L = log sum_p exp(L_p),   o = sum_p exp(L_p - L) o_p.
+And its backward needs nothing but the rows' output and log-sum-exp: called with the merged o and L it computes
+P_ij = exp(s_ij - L_i) and dS_ij = P_ij (dO_i . v_j - dO_i . o_i), the probabilities and gradients of the whole softmax
+restricted to its part.  No T x T tensor is formed, and none but the inputs, o and L is kept.
+
+Shapes: q (B, T, H, D).  Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from .sdpa import Kernel, Random, additive, available, dot, mix, wide
+
+REBUILT_HEADS = 17  # at most, built at a time in backward on a CPU
+
+
+class Past(NamedTuple):
+    """Packed keys and values (B', K, H, Dv + D) that every query sees; `mask` (B', K) bool: which exist (None: all).
+
+    B' divides B where rows share a prefix.
+    """
+
+    packed: Tensor
+    mask: Tensor | None = None
+
+
+Build = Callable[..., tuple[Tensor, Tensor]]
+
+
+def merged_attention(
+    q: Tensor,
+    packed: Tensor,
+    value_dim: int,
+    scale: float,
+    *,
+    stride: int = 1,
+    past: list[Past] | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """(B, T, H, Dv): query i sees the keys j <= i with (j + 1) mod stride = 0, key i itself, and all of `past`.
+
+    T must be a multiple of stride.  With stride 1 that is plain causal attention.
+    """
+    _refuse_nothing(q)
+    past = [Past(p.packed.to(q.dtype), p.mask) for p in past or []]
+    packed = packed.to(q.dtype)
+    if q.shape[1] % stride:
+        raise ValueError(f"{q.shape[1]} positions are no multiple of the stride {stride}")
+    if available(q, dropout):
+        return _Merged.apply(q, packed, Run(value_dim, scale, stride, dropout), *(t for p in past for t in p))
+    return _plain(q, packed, value_dim, scale, stride, past, dropout)  # what the fused kernels lack
+
+
+def expanded_attention(
+    q: Tensor,
+    latent: Tensor,
+    rotary: Tensor,
+    up: Tensor,
+    value_dim: int,
+    scale: float,
+    *,
+    stride: int = 1,
+    past: list[Past] | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`merged_attention` over `expand(latent, rotary, up)`, which is not kept for backward but made again."""
+    _refuse_nothing(q)
+    latent, rotary, up = (t.to(q.dtype) for t in (latent, rotary, up))
+    if not torch.is_grad_enabled() or not available(q, dropout):
+        packed = expand(latent, rotary, up)
+        return merged_attention(q, packed, value_dim, scale, stride=stride, past=past, dropout=dropout)
+    tensors = [t for p in past or [] for t in (p.packed.to(q.dtype), p.mask)]
+    return _Expanded.apply(q, latent, rotary, up, Run(value_dim, scale, stride, dropout), *tensors)
+
+
+def rebuilt_attention(
+    build: Build,
+    tensors: tuple[Tensor, ...],
+    num_heads: int,
+    value_dim: int,
+    scale: float,
+    *,
+    past: list[Past] | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Causal `merged_attention` over queries, keys and values that are not kept for backward but built again.
+
+    `build(heads, *tensors)` gives q (B, T, h, D) and packed (B, T, h, Dv + D) of a slice of the heads; whatever needs
+    a gradient must be among `tensors`.
+    """
+    example = tensors[0]
+    if not torch.is_grad_enabled() or not available(example, dropout):
+        q, packed = build(slice(0, num_heads), *tensors)
+        return merged_attention(q, packed, value_dim, scale, past=past, dropout=dropout)
+    flat = [t for p in past or [] for t in (p.packed.to(example.dtype), p.mask)]
+    return _Rebuilt.apply(build, num_heads, Run(value_dim, scale, 1, dropout), len(tensors), *tensors, *flat)
+
+
+def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, past: Iterable[Past]) -> Tensor:
+    """Causal `merged_attention` whose pasts are made one at a time, as they are read.  No gradients."""
+    _refuse_nothing(q)
+    if available(q, 0.0):
+        return Run(value_dim, scale, 1, 0.0).forward(q, packed.to(q.dtype), past)[0]
+    return _plain(q, packed, value_dim, scale, 1, list(past), 0.0)
+
+
+def _refuse_nothing(q: Tensor) -> None:
+    if q.shape[0] == 0 or q.shape[1] == 0:
+        raise ValueError(f"attention over nothing: {q.shape[0]} rows of {q.shape[1]} positions")  # kernels would crash
+
+
+def _plain(
+    q: Tensor, packed: Tensor, value_dim: int, scale: float, stride: int, past: list[Past], dropout: float
+) -> Tensor:
+    """The same by matrix products: T x T / stride logits, built one place of the chunk at a time."""
+    kind = wide(q.dtype)
+    value, key = (t.transpose(1, 2) for t in packed.split([value_dim, packed.shape[-1] - value_dim], -1))
+    slot_key, slot_value = key[:, :, stride - 1 :: stride], value[:, :, stride - 1 :: stride]
+    size = slot_key.shape[2]
+    before = torch.ones(size, size, dtype=torch.bool, device=q.device)
+    outs = []
+    for r in range(stride):
+        queries = q.transpose(1, 2)[:, :, r::stride]
+        own_key, own_value = key[:, :, r::stride], value[:, :, r::stride]
+        logits = [((queries @ slot_key.mT).to(kind) * scale).masked_fill(before.triu(), float("-inf"))]
+        logits.append((queries * own_key).sum(-1, keepdim=True, dtype=kind) * scale)
+        values = [slot_value]
+        for p in past:
+            beam = q.shape[0] // p.packed.shape[0]
+            past_value, past_key = (
+                t.transpose(1, 2).repeat_interleave(beam, 0) for t in p.packed.split([value_dim, key.shape[-1]], -1)
+            )
+            bias = additive(p.mask, kind)
+            extra = (queries @ past_key.mT).to(kind) * scale
+            logits.append(extra if bias is None else extra + bias.repeat_interleave(beam, 0))
+            values.append(past_value)
+        p_all = F.dropout(torch.cat(logits, -1).softmax(-1), dropout).to(q.dtype)
+        p_slots, p_own, *p_past = p_all.split([size, 1, *[v.shape[2] for v in values[1:]]], -1)
+        out = p_own * own_value
+        for weights, seen in zip((p_slots, *p_past), values, strict=True):
+            out = out + weights @ seen
+        outs.append(out.transpose(1, 2))
+    return torch.stack(outs, 2).flatten(1, 2)
+
+
+class _Merged(torch.autograd.Function):
+    """Keeps q, the packed keys and values, the output and its log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, packed: Tensor, run: "Run", *rest: Tensor | None) -> Tensor:
+        out, kept = run.forward(q, packed, _pairs(rest))
+        ctx.save_for_backward(q, packed, out, *rest, *kept.flat())
+        ctx.run, ctx.count = run, len(rest)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        q, packed, out, *rest = ctx.saved_tensors
+        past, kept = _pairs(rest[: ctx.count]), Kept.of(rest[ctx.count :])
+        dq, dpacked, more = ctx.run.backward(grad, q, packed, past, out, kept)
+        return dq, dpacked, None, *(g for dpast in more for g in (dpast, None))
+
+
+class _Expanded(torch.autograd.Function):
+    """Keeps the latents instead of keys and values, and makes these of a few heads at a time, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor, run: "Run", *rest: Tensor | None
+    ) -> Tensor:
+        out, kept = run.forward(q, expand(latent, rotary, up), _pairs(rest))
+        ctx.save_for_backward(q, latent, rotary, up, out, *rest, *kept.flat())
+        ctx.run, ctx.count = run, len(rest)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        q, latent, rotary, up, out, *rest = ctx.saved_tensors
+        past, kept = _pairs(rest[: ctx.count]), Kept.of(rest[ctx.count :])
+        dq, dup = torch.empty_like(q), torch.empty_like(up)
+        dlatent, drotary = torch.zeros_like(latent), torch.zeros_like(rotary)
+        dpast = [torch.empty_like(p.packed) for p in past]
+        for heads in _groups(q):
+            dq[:, :, heads], dpacked, more = ctx.run.backward(
+                grad[:, :, heads], q[:, :, heads], expand(latent, rotary, up[heads]),
+                [Past(p.packed[:, :, heads], p.mask) for p in past], out[:, :, heads], kept.heads(heads),
+            )  # fmt: skip
+            both, shared = dpacked.split([up.shape[1], rotary.shape[-1]], -1)
+            drotary += shared.sum(2)
+            flat = both.flatten(2).flatten(0, 1)
+            dlatent.view(-1, latent.shape[-1]).addmm_(flat, up[heads].flatten(0, 1))
+            dup[heads] = (flat.mT @ latent.flatten(0, 1)).view_as(up[heads])
+            for whole, part in zip(dpast, more, strict=True):
+                whole[:, :, heads] = part
+        return dq, dlatent, drotary, dup, None, *(g for d in dpast for g in (d, None))
+
+
+class _Rebuilt(torch.autograd.Function):
+    """Keeps what queries, keys and values are built of, and builds these of a few heads at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, build: Build, num_heads: int, run: "Run", count: int, *flat: Tensor | None) -> Tensor:
+        tensors, past = flat[:count], _pairs(flat[count:])
+        q, packed = _exactly(build, slice(0, num_heads), tensors)
+        _refuse_nothing(q)
+        out, kept = run.forward(q, packed, past)
+        ctx.save_for_backward(*flat, out, *kept.flat())
+        ctx.build, ctx.num_heads, ctx.run, ctx.counts = build, num_heads, run, (count, len(flat))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        count, total = ctx.counts
+        saved = ctx.saved_tensors
+        past, out, kept = _pairs(saved[count:total]), saved[total], Kept.of(saved[total + 1 :])
+        leaves = [t.detach().requires_grad_() for t in saved[:count]]
+        dpast = [torch.empty_like(p.packed) for p in past]
+        for heads in _groups(out, REBUILT_HEADS):
+            with torch.enable_grad():
+                q, packed = _exactly(ctx.build, heads, leaves)
+            dq, dpacked, more = ctx.run.backward(
+                grad[:, :, heads], q.detach(), packed.detach(), [Past(p.packed[:, :, heads], p.mask) for p in past],
+                out[:, :, heads], kept.heads(heads),
+            )  # fmt: skip
+            torch.autograd.backward((q, packed), (dq, dpacked), inputs=leaves)
+            for whole, part in zip(dpast, more, strict=True):
+                whole[:, :, heads] = part
+        return None, None, None, None, *(t.grad for t in leaves), *(g for d in dpast for g in (d, None))
+
+
+def _exactly(build: Build, heads: slice, tensors: Any) -> tuple[Tensor, Tensor]:
+    """Built in the tensors' own precision: backward runs outside autocast, and must build the same."""
+    with torch.autocast(tensors[0].device.type, enabled=False):
+        return build(heads, *tensors)
+
+
+def expand(latent: Tensor, rotary: Tensor, up: Tensor) -> Tensor:
+    """(B, T, r), (B, T, d_r), (h, Dv + d_n, r) -> [value | content key | rotary key] of h heads, (B, T, h, Dv + D)."""
+    both = F.linear(latent, up.flatten(0, 1)).unflatten(-1, up.shape[:2])
+    return torch.cat((both, rotary.to(both.dtype).unsqueeze(2).expand(-1, -1, up.shape[0], -1)), -1)
+
+
+def _groups(q: Tensor, size: int = 2) -> list[slice]:
+    """Heads to make keys and values of at a time: on CUDA all, for a kernel's dropout is drawn for all at once."""
+    heads = q.shape[2]
+    count = 1 if q.is_cuda else -(-heads // size)
+    bounds = [heads * i // count for i in range(count + 1)]
+    return [slice(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+class Kept(NamedTuple):
+    """What backward wants beside inputs and output: log-sum-exp (B, T, H), own logits (s - 1, B, T/s, H), dropout."""
+
+    lse: Tensor
+    own: Tensor | None
+    mask: Tensor | None  # of the own keys, as `own`
+    randoms: tuple[Random, ...]
+
+    def flat(self) -> list[Tensor | None]:
+        return [self.lse, self.own, self.mask, *(t for random in self.randoms for t in random)]
+
+    @classmethod
+    def of(cls, flat: Any) -> "Kept":
+        lse, own, mask, *rest = flat
+        return cls(lse, own, mask, tuple(Random(*rest[i : i + 2]) for i in range(0, len(rest), 2)))
+
+    def heads(self, heads: slice) -> "Kept":
+        own, mask = (None if t is None else t[..., heads] for t in (self.own, self.mask))
+        return Kept(self.lse[..., heads], own, mask, self.randoms)
+
+
+class Run(NamedTuple):
+    """The pattern, forward and backward, over packed keys and values that exist."""
+
+    value_dim: int
+    scale: float
+    stride: int
+    dropout: float
+
+    def forward(self, q: Tensor, packed: Tensor, past: Iterable[Past]) -> tuple[Tensor, Kept]:
+        """Output (B, T, H, Dv), and what backward wants."""
+        kernel = Kernel(self.value_dim, self.scale, self.dropout)
+        s, dv = self.stride, self.value_dim
+        slots = packed[:, s - 1 :: s]
+        size = slots.shape[1]
+        out, lse = q.new_empty(*q.shape[:3], dv), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
+        own = mask = None
+        randoms = [kernel.causal(q[:, s - 1 :: s], slots, out[:, s - 1 :: s], lse[:, s - 1 :: s])]
+        if s > 1:
+            own = lse.new_empty(s - 1, q.shape[0], size, q.shape[2])
+            mask = F.dropout(torch.ones_like(own), self.dropout) if self.dropout else None
+        for r in range(s - 1):
+            assert own is not None
+            value, key = packed[:, r::s].split([dv, q.shape[-1]], -1)
+            queries, rows, rows_lse = q[:, r::s], out[:, r::s], lse[:, r::s]
+            own[r] = dot(queries, key) * self.scale
+            read = value if mask is None else value * mask[r].unsqueeze(-1).to(value.dtype)
+            rows[:, 0], rows_lse[:, 0] = read[:, 0], own[r][:, 0]
+            if size > 1:
+                rows, rows_lse = rows[:, 1:], rows_lse[:, 1:]
+                randoms.append(kernel.causal(queries[:, 1:], slots[:, :-1], rows, rows_lse))
+                rows.copy_(mix(rows, read[:, 1:], rows_lse, own[r][:, 1:]))
+                rows_lse.copy_(torch.logaddexp(rows_lse, own[r][:, 1:]))
+        for p in past:
+            beam = q.shape[0] // p.packed.shape[0]
+            o, new, random = kernel.forward(_fold(q, beam), p.packed, p.mask, causal=False)
+            randoms.append(random)
+            o, new = _unfold(o, beam), _unfold(new, beam)
+            out, lse = mix(out, o, lse, new), torch.logaddexp(lse, new)
+        return out, Kept(lse, own, mask, tuple(randoms))
+
+    def backward(
+        self, grad: Tensor, q: Tensor, packed: Tensor, past: list[Past], out: Tensor, kept: Kept
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Gradients of q, of packed, and of each past."""
+        kernel = Kernel(self.value_dim, self.scale, self.dropout)
+        s, dv = self.stride, self.value_dim
+        lse, own, randoms = kept.lse, kept.own, iter(kept.randoms)
+        dq, dpacked = torch.empty_like(q), torch.empty_like(packed)
+        slots, d_slots, last = packed[:, s - 1 :: s], dpacked[:, s - 1 :: s], slice(s - 1, None, s)
+        d_slots.zero_()
+        dq[:, last] = kernel.causal_backward(
+            grad[:, last], q[:, last], slots, out[:, last], lse[:, last], d_slots, next(randoms)
+        )
+        for r in range(s - 1):
+            assert own is not None
+            rows = slice(r, None, s)
+            value, key = packed[:, rows].split([dv, q.shape[-1]], -1)
+            queries, g, o, o_lse = q[:, rows], grad[:, rows], out[:, rows], lse[:, rows]
+            p = torch.exp(own[r] - o_lse)
+            scores, weight = value - o, p
+            if kept.mask is not None:
+                scores, weight = value * kept.mask[r].unsqueeze(-1).to(value.dtype) - o, p * kept.mask[r]
+            ds = (dot(g, scores) * p * self.scale).to(q.dtype).unsqueeze(-1)
+            d_own = dpacked[:, rows]
+            torch.mul(g, weight.to(q.dtype).unsqueeze(-1), out=d_own[..., :dv])
+            torch.mul(queries, ds, out=d_own[..., dv:])
+            torch.mul(key, ds, out=dq[:, rows])
+            if slots.shape[1] > 1:
+                dq[:, rows][:, 1:] += kernel.causal_backward(
+                    g[:, 1:], queries[:, 1:], slots[:, :-1], o[:, 1:], o_lse[:, 1:], d_slots[:, :-1], next(randoms)
+                )
+        more = []
+        for each in past:
+            beam = q.shape[0] // each.packed.shape[0]
+            more_q, dk, d_value = kernel.backward(
+                _fold(grad, beam), _fold(q, beam), each.packed, each.mask,
+                _fold(out, beam), _fold(lse, beam), False, next(randoms),
+            )  # fmt: skip
+            dq += _unfold(more_q, beam)
+            more.append(torch.cat((d_value, dk), -1))
+        return dq, dpacked, more
+
+
+def _pairs(tensors: Any) -> list[Past]:
+    return [Past(*tensors[i : i + 2]) for i in range(0, len(tensors), 2)]
+
+
+def _fold(x: Tensor, beam: int) -> Tensor:
+    """(N * beam, T, ...) -> (N, beam * T, ...): the rows of a prefix query it together."""
+    return x if beam == 1 else x.unflatten(0, (-1, beam)).flatten(1, 2)
+
+
+def _unfold(x: Tensor, beam: int) -> Tensor:
+    return x if beam == 1 else x.unflatten(1, (beam, -1)).flatten(0, 1)

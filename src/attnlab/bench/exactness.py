@@ -1,0 +1,100 @@
+"""No ratio without a check: a variant equals the published algorithm, in wider precision, with the same weights."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import Attention
+from attnlab.bench.settings import rounded
+from attnlab.bench.variants import Publish, Variant
+
+# Of a tensor's norm.  Wrong formulas are off by 1e-2 and more; half precision cannot tell less.
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+TEXT, PREFIX, STEPS, BEAM = 67, 29, 9, 3  # no multiple of a stride, more than one tile of a kernel
+
+
+def check(variant: Variant, publish: Publish, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Relative errors against the published parallel form: outputs, gradients, and cached steps of moving beams.
+
+    LookupError where no published algorithm of the mechanism is kept.
+    """
+    mechanism = variant.mechanism(dtype, device)
+    generator = torch.Generator().manual_seed(variant.cfg.seed)
+    _sharpen(mechanism, generator)
+    reference = publish(copy.deepcopy(mechanism).double())
+    tested = publish(mechanism) if variant.published else mechanism
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, mechanism.d_model, generator=generator).to(device, dtype)
+
+    errors = {"output": 0.0, "gradient": 0.0, "steps": 0.0}
+    text = min(TEXT, mechanism.max_positions or TEXT)
+    for size in (0, PREFIX) if mechanism.reads_prefix else (0,):
+        x, prefix, grad = random(2, text), random(2, size), random(2, text)
+        got, want = _passes(tested, x, prefix, grad), _passes(reference, x, prefix, grad)
+        errors["output"] = max(errors["output"], _error(got[:1], want[:1]))
+        errors["gradient"] = max(errors["gradient"], _error(got[1:], want[1:]))
+        x, order = random(2 * BEAM, STEPS), torch.stack([_moves(generator) for _ in range(STEPS)]).to(device)
+        errors["steps"] = max(errors["steps"], _steps(tested, reference, x, prefix, order, variant.copied))
+    tolerance = TOLERANCE[dtype]
+    return {name: rounded(value, 2) for name, value in errors.items()} | {"tolerance": tolerance}
+
+
+def failures(result: dict[str, Any], what: str) -> list[str]:
+    """The errors that a measurement of this kind rests on and that are too large (or no numbers)."""
+    names = ("output", "gradient") if what in ("training", "model") else ("output", "steps")
+    return [f"{name} off by {result[name]:g}" for name in names if not result[name] <= result["tolerance"]]
+
+
+@torch.no_grad()
+def _sharpen(attention: Attention, generator: torch.Generator) -> None:
+    """Weights with which the softmax chooses, and biases and norms that count."""
+    for parameter in attention.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(2.0)
+        else:
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).to(parameter))
+
+
+def _passes(attention: Attention, x: Tensor, prefix: Tensor, grad: Tensor) -> list[Tensor]:
+    """Output, then the gradients of inputs and weights."""
+    dtype = next(attention.parameters()).dtype
+    inputs = [t.detach().to(dtype).requires_grad_() for t in ((x, prefix) if prefix.shape[1] else (x,))]
+    attention.zero_grad()
+    out = attention(*inputs)
+    out.backward(grad.to(dtype))
+    return [out, *(t.grad for t in (*inputs, *attention.parameters()) if t.grad is not None)]
+
+
+@torch.no_grad()
+def _steps(tested: Attention, reference: Attention, x: Tensor, prefix: Tensor, order: Tensor, copied: bool) -> float:
+    """Two sentences whose hypotheses take each other's place, against the parallel form of what each row has read."""
+    rows, size = len(x), prefix.shape[1]
+    copies = prefix.repeat_interleave(BEAM, 0)
+    cache = tested.new_cache(rows, STEPS, size, prefix_batch=rows if copied else 2)
+    if size:
+        tested.read_prefix(copies if copied else prefix, None, cache)
+    history, worst = x[:, :0].double(), 0.0
+    for t in range(STEPS):
+        new = x[:, t : t + 1]
+        history = torch.cat((history, new.double()), 1)
+        want = reference(history, copies.double() if size else None)[:, -1:]
+        worst = max(worst, _error([tested.extend(new, cache)], [want]))
+        cache.reorder(order[t])
+        history = history[order[t]]
+    return worst
+
+
+def _moves(generator: torch.Generator) -> Tensor:
+    """Which hypothesis of its own sentence each row continues."""
+    return torch.cat([first + torch.randint(0, BEAM, (BEAM,), generator=generator) for first in (0, BEAM)])
+
+
+def _error(got: list[Tensor], want: list[Tensor]) -> float:
+    """Largest norm of a difference, relative to the tensor's norm (a tiny one's: to a thousandth of the largest)."""
+    wide = [t.detach().double() for t in want]
+    norms = torch.stack([t.norm() for t in wide])
+    differences = torch.stack([(g.detach() - w).norm() for g, w in zip(got, wide, strict=True)])
+    return float((differences / norms.clamp(min=norms.max() / 1000)).max())  # NaN, where there is one

@@ -1,0 +1,112 @@
+"""Peak memory of one run, measured in a process that does nothing else."""
+
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from omegaconf import OmegaConf
+
+from attnlab.bench.settings import Shape, rounded
+from attnlab.bench.variants import Variant
+from attnlab.bench.workloads import Workload, workload
+from attnlab.config.build import written
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# Without these, freed blocks stay resident or not by chance, and the same run takes 71 MiB or 126.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_TRIM_THRESHOLD_": str(2**16)}
+PROTOCOL = {
+    "cpu": "a fresh process each: highest resident set while a run is prepared and done (VmHWM; ru_maxrss where that "
+    "cannot be reset) less the resident set before; weights, inputs and a run of a small shape come before; glibc "
+    "gives blocks from 64 KiB on back when they are freed (MALLOC_MMAP_THRESHOLD_)",
+    "cuda": "a fresh process each: the allocator's peak while a run is prepared and done less what it held before",
+}
+
+
+def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -> float | str:
+    """MiB that a run adds at its highest, or why there is no number."""
+    order = {
+        "variant": {**vars(variant), "cfg": written(variant.cfg)},
+        "shape": asdict(shape),
+        "dtype": dtype,
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+    }
+    paths = os.pathsep.join([os.getcwd(), *(path for path in sys.path if path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "attnlab.bench.memory"],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        env=os.environ | ALLOCATOR | {"PYTHONPATH": paths},
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return f"not run: the measuring process ended with {done.returncode}: {lines[-1] if lines else 'no message'}"
+    return rounded(float(done.stdout.splitlines()[-1]))
+
+
+def shortage(work: Workload, shape: Shape, device: torch.device) -> str | None:
+    """Why a training step cannot run here: T x T tensors that do not fit.  Fused kernels form none."""
+    estimate: Callable[..., int] | None = getattr(work.attentions[0], "quadratic_bytes", None)
+    if shape.what not in ("training", "model") or estimate is None:
+        return None
+    needed = estimate(shape.batch, shape.text, shape.prefix, len(work.attentions))
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if needed <= 0.9 * free:
+        return None
+    size, room = (f"{count / 2**30:.1f} GiB" for count in (needed, free))
+    return f"its {shape.text} x {shape.prefix + shape.text} tensors take {size}, and {room} are free"
+
+
+def measure(order: dict[str, Any]) -> float:
+    """What `peak_mib` asked this process for."""
+    torch.set_num_threads(order["threads"])
+    device, dtype = torch.device(order["device"]), getattr(torch, order["dtype"])
+    variant = Variant(**{**order["variant"], "cfg": OmegaConf.create(order["variant"]["cfg"])})
+    shape = Shape(**order["shape"])
+    small = replace(shape, batch=1, beam=min(shape.beam, 2), prefix=min(shape.prefix, 16), text=min(shape.text, 16))
+    _run(workload(variant, small, dtype, device))  # libraries, kernels, thread pools
+    work = workload(variant, shape, dtype, device)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else _reset_peak()
+    _run(work)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _peak()
+    return max(peak - before, 0) / 2**20
+
+
+def _run(work: Workload) -> None:
+    work.prepare()
+    work.run()
+
+
+def _reset_peak() -> int:
+    """Resident bytes now; forgets the highest so far where the system allows."""
+    try:
+        CLEAR.write_text("5")
+    except OSError:  # not Linux, or forbidden: growth shows only above the highest so far
+        return _peak()
+    return psutil.Process().memory_info().rss
+
+
+def _peak() -> int:
+    """The highest number of resident bytes."""
+    if STATUS.is_file():
+        line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+if __name__ == "__main__":
+    print(measure(json.load(sys.stdin)))

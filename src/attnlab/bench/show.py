@@ -1,0 +1,71 @@
+"""A benchmark on the screen: its progress on stderr, its table on stdout."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from attnlab.bench.compare import NOT_RUN
+
+
+def progress() -> Progress:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def show(record: dict[str, Any], directory: Path) -> None:
+    """The protocol, the checks, and a line for each variant of each row."""
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    bench, chosen = record["bench"], record["attention"]
+    table = Table(title=f"{chosen} · {_words(bench['protocol'])}")
+    for heading in ("shape", "variant"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("time (least - most)", "tokens/s", "peak MiB", "cache MiB", f"{chosen} faster by", "smaller by"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in bench["rows"]:
+        shape = " ".join(f"{key} {value}" for key, value in row.items() if key not in ("what", "variants", "ratios"))
+        label = f"{row['what']}  {shape}"
+        pairs = {pair["against"]: pair for pair in row["ratios"]}
+        for name, found in row["variants"].items():
+            table.add_row(label, name, *_cells(found, pairs.get(name)))
+            label = ""
+        table.add_section()
+    console.print(table)
+    for row in bench["rows"]:
+        for pair in row["ratios"]:
+            if NOT_RUN in pair:
+                console.print(f"{row['what']}: no ratio of {pair['of']} against {pair['against']}: {pair[NOT_RUN]}")
+    for name, found in bench["checks"].items():
+        console.print(f"check of {name} against the published form: {_words(found)}")
+    console.print(f"record: {directory / 'record.json'}", soft_wrap=True)
+
+
+def _cells(found: dict[str, Any], pair: dict[str, Any] | None) -> list[str]:
+    if NOT_RUN in found:
+        return [NOT_RUN, "", "", "", "", ""]
+    time, cache = found["seconds"], found.get("cache_bytes")
+    cells = [
+        f"{1e3 * time['median']:.4g} ms ({1e3 * time['min']:.3g} - {1e3 * time['max']:.3g})",
+        f"{found['tokens_per_second']:.4g}",
+        _number(found["peak_memory_mib"]),
+        f"{cache['measured'] / 2**20:.3g}" if cache else "",
+    ]
+    if pair is None or NOT_RUN in pair:
+        return [*cells, "", "" if pair is None else NOT_RUN]
+    faster = pair["seconds"]
+    smaller = [f"{pair[key]:.2f}x {word}" for key, word in (("cache", "cache"), ("peak_memory", "peak")) if key in pair]
+    times = f"{faster['median']:.2f}x ({faster['min']:.2f} - {faster['max']:.2f})"
+    if "cpu_seconds" in pair:
+        times += f"\ncpu {pair['cpu_seconds']['median']:.2f}x"
+    return [*cells, times, "\n".join(smaller)]
+
+
+def _number(value: float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else NOT_RUN
+
+
+def _words(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items() if not isinstance(value, str) or len(value) < 40)

@@ -1,0 +1,135 @@
+"""The mechanisms that are measured side by side: the chosen one, other ones, and published algorithms of either."""
+
+import copy
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from attnlab.attention import Attention
+from attnlab.bench.settings import Settings
+from attnlab.config.build import CONF, instantiate, written
+from attnlab.config.nearest import nearest
+from attnlab.errors import ConfigError
+from attnlab.models import PrefixDecoder
+from attnlab.models.build import build_model
+
+Publish = Callable[[Attention], Attention]
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One thing that is measured.  The same seed everywhere: a mechanism and its published form share their weights."""
+
+    name: str
+    cfg: DictConfig  # of a run with this mechanism
+    published: str | None = None  # where the function is that makes its published algorithm; null: ours runs
+    copied: bool = False  # beam search with the prefix stored once per hypothesis
+
+    def attention(self, dtype: torch.dtype, device: torch.device) -> Attention:
+        """LookupError where no published algorithm of this mechanism is kept."""
+        attention = self.mechanism(dtype, device)
+        return publish_by(self.published)(attention) if self.published else attention
+
+    def mechanism(self, dtype: torch.dtype, device: torch.device) -> Attention:
+        """Ours, whichever algorithm runs."""
+        torch.manual_seed(self.cfg.seed)
+        attention: Attention = instantiate(self.cfg.attention)
+        return attention.to(device, dtype).eval()
+
+    def decoder(self, dtype: torch.dtype, device: torch.device) -> PrefixDecoder:
+        """The task's decoder."""
+        torch.manual_seed(self.cfg.seed)
+        task = self.cfg.task
+        decoder: PrefixDecoder = instantiate(task.model.decoder)(
+            vocab_size=task.data.vocab_size,
+            d_model=task.model.d_model,
+            attention=lambda: instantiate(self.cfg.attention),
+        )
+        return self._finished(decoder, dtype, device)
+
+    def model(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
+        """The task's whole model, without a CTC head."""
+        torch.manual_seed(self.cfg.seed)
+        model: nn.Module = build_model(self.cfg, vocab_size=self.cfg.task.data.vocab_size)
+        return self._finished(model, dtype, device)
+
+    def _finished(self, module: M, dtype: torch.dtype, device: torch.device) -> M:
+        module.to(device, dtype).eval()
+        if self.published:
+            chosen = type(self.mechanism(dtype, device))
+            for block in list(module.modules()):
+                if isinstance(attention := getattr(block, "attention", None), chosen):
+                    block.attention = publish_by(self.published)(attention)
+        return module
+
+
+def lineup(cfg: DictConfig, settings: Settings) -> list[Variant]:
+    """The chosen mechanism, then the references in the order of the settings, each once.
+
+    ConfigError: a reference that is no mechanism.
+    """
+    chosen = Variant(cfg.choices.attention, cfg)
+    found = {chosen.name: chosen}
+    for name in settings.references:
+        base = name.removeprefix("published").removeprefix("_") or chosen.name
+        if base == chosen.name:
+            variant = chosen
+        else:
+            variant = Variant(base, with_attention(cfg, base, settings.overrides_of(base)))
+        if name.startswith("published"):
+            variant = replace(variant, name=f"published_{base}", published=settings.published)
+        found.setdefault(variant.name, variant)
+    return list(found.values())
+
+
+def copied(variant: Variant) -> Variant:
+    """The same mechanism, with the prefix stored once per hypothesis."""
+    return replace(variant, name=f"{variant.name}_copied", copied=True)
+
+
+def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConfig:
+    """The configuration with another mechanism, at the same sizes and with the same knobs, but for the overrides."""
+    with _hydra():
+        names = GlobalHydra.instance().config_loader().get_group_options("attention")
+        if name not in names:
+            known = [*names, "published", *(f"published_{other}" for other in names)]
+            raise ConfigError(f"bench.references: {name} is no mechanism{nearest(name, known)}")
+        node = written(compose(f"attention/{name}"))
+    own = written(OmegaConf.from_dotlist(overrides))
+    for key in own:
+        if key not in node["attention"]:
+            raise ConfigError(f"bench.overrides: {name} has no {key}{nearest(key, node['attention'])}")
+    node["attention"] |= own
+    full = OmegaConf.create(copy.deepcopy(written(cfg)) | node)
+    OmegaConf.resolve(full)
+    return full
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra, with the running job's search path where there is a job."""
+    if GlobalHydra.instance().is_initialized():
+        yield
+        return
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+def publish_by(target: str) -> Publish:
+    """What makes published algorithms.  They stand beside the tests, which an installed package lacks."""
+    try:
+        return pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"bench.published={target} cannot be imported ({error}): fast paths are checked against it before a ratio "
+            "is reported; run from a checkout of the repository, which has tests/"
+        ) from error

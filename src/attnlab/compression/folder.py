@@ -1,0 +1,112 @@
+"""A compressed model on disk: a folder with its weights (safetensors) and a manifest (JSON) that says how to build it.
+
+Weights are named by their content and written first, the manifest last: a folder is always whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before timm)
+
+import timm
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import nn
+
+from attnlab.compression.modules.attention import FactoredAttention, LowRankLinear, SlimAttention, from_layout
+from attnlab.compression.transform import replace
+from attnlab.errors import DataError
+from attnlab.runs.files import write_atomically
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+def save(
+    model: nn.Module, folder: Path, name: str, options: dict[str, Any], notes: dict[str, Any] | None = None
+) -> None:
+    """`name` and `options`: what timm.create_model made the model with. `notes`: plain values, kept as they are.
+
+    DataError: the folder cannot be written; an earlier model in it then stays.
+    """
+    modules = {
+        path: module.layout()
+        for path, module in model.named_modules()
+        if isinstance(module, FactoredAttention | SlimAttention | LowRankLinear)
+    }
+    data = save_tensors({key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()})
+    digest = hashlib.sha256(data).hexdigest()
+    weights = f"weights-{digest[:12]}.safetensors"
+    manifest = {
+        "format": FORMAT,
+        "model": name,
+        "options": options,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "modules": modules,
+        "weights": weights,
+        "sha256": digest,
+        "notes": notes or {},
+    }
+    write_atomically(folder / weights, data)
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    for old in folder.glob("weights-*.safetensors"):
+        if old.name != weights:
+            old.unlink()
+
+
+def load(folder: str | Path) -> nn.Module:
+    """The model in a folder, its ranks and weights as they were saved, in eval mode on the CPU.
+
+    DataError: not such a folder, damaged, or of another format.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    path = folder / manifest["weights"]
+    try:
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+            raise DataError(f"{path}: damaged: its content is not what {MANIFEST} says; save or copy the folder again")
+        weights = load_tensors(data)
+        model = shape(manifest).to_empty(device="cpu")
+        model.to(getattr(torch, manifest["dtype"])).load_state_dict(weights)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{folder}: manifest and weights do not make a model: {reason}") from error
+    return model.eval()
+
+
+def shape(manifest: dict[str, Any]) -> nn.Module:
+    """The model of a manifest on the meta device: sizes without weights."""
+    with torch.device("meta"):
+        model: nn.Module = timm.create_model(manifest["model"], **manifest["options"])
+        for path, layout in manifest["modules"].items():
+            replace(model, path, from_layout(layout))
+    return model
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """DataError: there is none, or it is not one of this format."""
+    path = folder / MANIFEST
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        missing = {"format", "model", "options", "dtype", "modules", "weights", "sha256"} - manifest.keys()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); a compressed model's folder has it") from error
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{path}: not a manifest ({' '.join(str(error).split())})") from error
+    if missing or manifest["format"] != FORMAT:
+        what = f"lacks {sorted(missing)[0]}" if missing else f"format {manifest['format']}, expected {FORMAT}"
+        raise DataError(f"{path}: not a manifest of a compressed model: {what}")
+    return manifest
+
+
+def is_folder(path: Path) -> bool:
+    return (path / MANIFEST).is_file()

@@ -1,0 +1,81 @@
+"""CP SlimAtt: query and key projections shared by all heads, which weigh their columns anew (IrrAtt, section 2.4)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from attnlab.compression.decompositions import CP, cp_als, cp_epc
+from attnlab.compression.methods.base import Fit, Method, Sizes, Watch, fill, values
+from attnlab.compression.modules.attention import SlimAttention
+from attnlab.pretrained.timm import Heads
+
+
+class CPSlimAtt(Method):
+    """CP decomposition of the query-key tensor, then the error-preserving correction.
+
+    rank: columns for all heads together. objective: what the correction makes small, "none" for no correction;
+    fusion_penalty: weight in training of what keeps heads from sharing columns (eq. 7), so that a fine-tuned model can
+    become an IrrAtt one: `compress=irratt task.model.checkpoint=<its folder>`.
+    """
+
+    def __init__(
+        self,
+        rank: int | None = None,
+        vo_rank: int | None = None,
+        mlp_rank: int | None = None,
+        objective: Literal["sensitivity", "norm", "none"] = "sensitivity",
+        sweeps: int = 200,
+        tolerance: float = 1e-4,
+        fusion_penalty: float = 0.0,
+    ) -> None:
+        super().__init__(rank, vo_rank, mlp_rank)
+        if sweeps < 0 or fusion_penalty < 0:
+            raise ValueError(f"sweeps={sweeps}, fusion_penalty={fusion_penalty}: expected at least 0")
+        self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
+        self.fusion_penalty = fusion_penalty
+
+    def outline(self, sizes: Sizes) -> SlimAttention:
+        rank, vo_rank = self.ranks(sizes)
+        return SlimAttention(sizes.dim, rank, [vo_rank] * sizes.heads, sizes.scale, **sizes.rest)
+
+    def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
+        rank, vo_rank = self.ranks(sizes)
+        cp = decompose(heads, rank, self.objective, self.sweeps, self.tolerance, watch)
+        vo = values(heads, vo_rank)
+        module = SlimAttention(sizes.dim, rank, vo.ranks, sizes.scale, **sizes.rest).double()
+        fill(module, cp.a, cp.b, torch.cat(vo.left, -1), torch.cat(vo.right, -1))
+        with torch.no_grad():
+            module.proj.bias.copy_(heads.bias)
+            module.fusion.copy_(cp.c)
+        report = {
+            "ranks": rank,
+            "qk_error": float(cp.error),
+            "vo_error": vo.error,
+            "history": cp.history.tolist(),
+            "costs": cp.costs.tolist(),
+        }
+        return Fit(module, report)
+
+
+def decompose(
+    heads: Heads,
+    rank: int,
+    objective: Literal["sensitivity", "norm", "none"],
+    sweeps: int,
+    tolerance: float,
+    watch: Watch,
+) -> CP:
+    """Alternating least squares from the largest singular triplets, and the correction of its result."""
+    found = cp_als(heads.qk, rank, sweeps=sweeps, tolerance=tolerance, watch=lambda *done: watch("CP", *done))
+    if objective == "none":
+        return found
+    return cp_epc(
+        heads.qk,
+        found,
+        objective=objective,
+        sweeps=sweeps,
+        tolerance=10 * tolerance,
+        watch=lambda *done: watch("correction", *done),
+    )

@@ -1,0 +1,96 @@
+"""IrrAtt: block terms of different ranks, found from a CP decomposition's fusion (IrrAtt, sections 3.1 and 3.2)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+import torch
+
+from attnlab.compression.decompositions import BlockTerms, btd, fusion_ranks, global_svd, terms_from_cp, truncated_svd
+from attnlab.compression.methods.base import Fit, Method, Sizes, Watch, even, factored, values
+from attnlab.compression.methods.cp_slimatt import decompose
+from attnlab.compression.modules.attention import FactoredAttention, SlimAttention
+from attnlab.pretrained.timm import Heads
+
+
+class IrrAtt(Method):
+    """BTD-(L, L, 1) of the query-key tensor; each head gets a rank of its own.
+
+    rank: of all heads together. start: where ranks and first terms come from: "cp" (algorithms 1 and 3) or "global"
+    (the largest singular values, which need no CP decomposition). fusion: "free", an H x H matrix that mixes the heads'
+    logits, as table 1 counts it; "identity", heads apart, which fused kernels run: each head is fitted anew at its
+    rank. objective, sweeps, tolerance: of the decompositions.
+    """
+
+    def __init__(
+        self,
+        rank: int | None = None,
+        vo_rank: int | None = None,
+        mlp_rank: int | None = None,
+        start: Literal["cp", "global"] = "cp",
+        fusion: Literal["free", "identity"] = "free",
+        objective: Literal["sensitivity", "norm", "none"] = "sensitivity",
+        sweeps: int = 200,
+        tolerance: float = 1e-4,
+    ) -> None:
+        super().__init__(rank, vo_rank, mlp_rank)
+        if sweeps < 0:
+            raise ValueError(f"sweeps={sweeps}: expected at least 0")
+        self.start, self.fusion = start, fusion
+        self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
+
+    def outline(self, sizes: Sizes) -> FactoredAttention:
+        rank, vo_rank = self.ranks(sizes)
+        fused = self.fusion == "free"
+        return FactoredAttention(
+            sizes.dim, even(rank, sizes.heads), [vo_rank] * sizes.heads, sizes.scale, fused=fused, **sizes.rest
+        )
+
+    def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
+        rank, vo_rank = self.ranks(sizes)
+        tensor = heads.qk
+        if self.start == "global":
+            first = global_svd(tensor, rank)
+        else:
+            cp = decompose(heads, rank, self.objective, self.sweeps, self.tolerance, watch)
+            first = terms_from_cp(tensor, cp.factors)
+        if self.fusion == "identity":
+            terms = truncated_svd(tensor, first.ranks)
+        else:
+            best = truncated_svd(tensor, first.ranks)  # of these ranks, unmixed: a start that costs one SVD
+            start = first if first.error < best.error else best
+            watched = lambda *done: watch("BTD", *done)  # noqa: E731
+            terms = btd(tensor, start, sweeps=self.sweeps, tolerance=self.tolerance, watch=watched)
+        vo = values(heads, vo_rank)
+        report = {
+            "ranks": terms.ranks,
+            "qk_error": terms.error,
+            "vo_error": vo.error,
+            "history": [first.error, *terms.history],
+        }
+        return Fit(factored(terms, vo, heads.bias, sizes, fused=self.fusion == "free"), report)
+
+    @torch.no_grad()
+    def refit(self, slim: SlimAttention) -> Fit:
+        """Algorithm 1 on a trained layer, best with a fusion penalty: what other heads hold of a column is dropped.
+
+        Ranks are those that training has left; `rank` is not asked, values and outputs stay.
+        """
+        slim = copy.deepcopy(slim).double()
+        query, key, value = slim.qkv.weight.split([slim.rank, slim.rank, slim.value_rank])
+        a = torch.cat([query.T, slim.query_bias[None]])
+        owner, largest = fusion_ranks(slim.fusion, slim.qkv.in_features)
+        root = largest.abs().sqrt()
+        a, b = a * root * largest.sign(), key.T * root
+        own = [owner == h for h in range(slim.num_heads)]
+        terms = BlockTerms([a[:, o] for o in own], [b[:, o] for o in own], torch.eye(len(own)).to(a), [], 0.0)
+        split = slim.value_ranks
+        vo = BlockTerms(list(value.T.split(split, -1)), list(slim.proj.weight.split(split, -1)), terms.fusion, [], 0.0)
+        sizes = Sizes(
+            slim.qkv.in_features, slim.num_heads, 0, slim.proj.out_features, slim.scale,
+            slim.attn_drop.p, slim.proj_drop.p,
+        )  # fmt: skip
+        module = factored(terms, vo, slim.proj.bias, sizes, fused=self.fusion == "free")
+        dropped = (slim.fusion - torch.zeros_like(slim.fusion).scatter(0, owner[None], largest[None])).norm()
+        return Fit(module, {"ranks": terms.ranks, "fusion_dropped": float(dropped / slim.fusion.norm())})

@@ -1,0 +1,24 @@
+"""TruncAtt: a truncated SVD of each head's query-key matrix, the same rank in all (IrrAtt, section 2.3)."""
+
+from __future__ import annotations
+
+from attnlab.compression.decompositions import truncated_svd
+from attnlab.compression.methods.base import Fit, Method, Sizes, Watch, factored, values
+from attnlab.compression.modules.attention import FactoredAttention
+from attnlab.pretrained.timm import Heads
+
+
+class TruncAtt(Method):
+    """`rank`: of each head, 1 to the head's width."""
+
+    per_head = True
+
+    def outline(self, sizes: Sizes) -> FactoredAttention:
+        rank, vo_rank = self.ranks(sizes)
+        return FactoredAttention(sizes.dim, [rank] * sizes.heads, [vo_rank] * sizes.heads, sizes.scale, **sizes.rest)
+
+    def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
+        rank, vo_rank = self.ranks(sizes)
+        terms, vo = truncated_svd(heads.qk, rank), values(heads, vo_rank)
+        report = {"ranks": terms.ranks, "qk_error": terms.error, "vo_error": vo.error, "history": terms.history}
+        return Fit(factored(terms, vo, heads.bias, sizes, fused=False), report)

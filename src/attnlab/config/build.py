@@ -1,0 +1,166 @@
+"""From YAML to one fixed configuration, and from a node of it to an object.
+
+Resolvers for the files in conf/: `${or:a,b}` is a unless a is null, `${mul:a,b}`, `${div:a,b}` (which must be exact),
+`${min:a,b}`, and `${pick:k,{a: 1, b: 2}}`, which is what stands beside k.
+Knows Hydra and OmegaConf only: the command line is checked with it before anything heavy is imported.
+"""
+
+import copy
+import functools
+import hashlib
+import json
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from attnlab.errors import ConfigError
+
+CONF = (Path(__file__).parents[1] / "conf").resolve()  # a link in a checkout, a folder in the wheel
+GROUPS = ("task", "attention", "compress", "scale", "hardware", "recipe", "bench", "experiment")
+KNOBS = ("stride", "rank")
+KNOB_GROUPS = ("attention", "compress")  # the nodes that may read a knob
+PATHS = ("data_root", "cache_dir", "checkpoint", "resume")
+
+# What config_hash leaves out: where things lie, the mode, and the names of options whose content it reads.
+NOT_HASHED = ("data_root", "root", "cache_dir", "checkpoint", "encoder_checkpoint", "resume", "mode", "choices")
+
+
+def _divide(a: int, b: int) -> int:
+    if a % b:
+        raise ValueError(f"{a} is not a multiple of {b}")
+    return a // b
+
+
+def register_resolvers() -> None:
+    """Make the resolvers known; doing it again changes nothing."""
+    resolvers: dict[str, Callable[..., Any]] = {
+        "or": lambda a, b: b if a is None else a,
+        "mul": lambda a, b: a * b,
+        "div": _divide,
+        "min": min,
+        "pick": lambda key, table: table[key],
+        "path": lambda path: None if path is None else str(Path(path).expanduser()),
+    }
+    for name, function in resolvers.items():
+        OmegaConf.register_new_resolver(name, function, replace=True)
+
+
+register_resolvers()
+
+
+def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
+    """The configuration that a run works with: every reference resolved, read-only.
+
+    Adds `choices`, the option taken from each group (`choices.attention` is "mtla"), and sets the root's `stride` and
+    `rank` to the values in use; null then means that the mechanism has no such knob.
+    """
+    cfg = copy.deepcopy(cfg)
+    knobs = {knob: knob_paths(cfg, knob) for knob in KNOBS}
+    with open_dict(cfg):
+        cfg.pop("hydra", None)
+        cfg.choices = {group: choices.get(group) for group in GROUPS}
+        for key in PATHS:
+            if cfg.get(key) is not None:
+                cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
+    resolve(cfg)
+    for knob, paths in knobs.items():
+        cfg[knob] = OmegaConf.select(cfg, paths[0]) if paths else None
+    OmegaConf.set_struct(cfg, True)
+    OmegaConf.set_readonly(cfg, True)
+    return cfg
+
+
+def resolve(cfg: DictConfig) -> None:
+    """Resolve every reference in place. ConfigError names the key whose reference fails, and the reference."""
+    for path, raw in leaves(written(cfg)):
+        try:
+            OmegaConf.select(cfg, path)
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0].removeprefix("ValueError raised while resolving interpolation: ")
+            raise ConfigError(f"{path} = {raw}: {reason}") from error
+    OmegaConf.resolve(cfg)
+
+
+def written(node: Any) -> Any:
+    """A node as plain dict and list, references as they are written."""
+    return OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value in plain dict and list with its dotted path."""
+    if not isinstance(node, dict | list):
+        yield path, node
+        return
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+        yield from leaves(child, f"{path}.{key}" if path else str(key))
+
+
+def knob_paths(cfg: DictConfig, knob: str) -> list[str]:
+    """Where the unresolved attention and compress nodes read `${stride}` or `${rank}`."""
+    nodes = [(group, written(cfg.get(group))) for group in KNOB_GROUPS]
+    return [path for group, node in nodes for path, raw in leaves(node, group) if f"${{{knob}}}" in str(raw)]
+
+
+def config_hash(cfg: DictConfig) -> str:
+    """sha256 of what shapes a run's result: the fixed configuration without the keys of NOT_HASHED, at any depth.
+
+    The settings of mode=bench count in that mode only: training, testing and describing one model have one hash.
+    """
+
+    def shaping(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: shaping(item) for key, item in value.items() if key not in NOT_HASHED}
+        return [shaping(item) for item in value] if isinstance(value, list) else value
+
+    plain = shaping(OmegaConf.to_container(cfg, resolve=True))
+    if cfg.mode != "bench":
+        plain.pop("bench", None)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def instantiate(node: DictConfig, path: str = "", **kwargs: Any) -> Any:
+    """Build what a node's `_target_` names, and first the nodes in it; `kwargs` join or replace its own keys.
+
+    `path` says where the node stands, if it was taken out of its configuration. A node with `_partial_: true` gives a
+    callable that waits for the other arguments. Lists and mappings arrive plain.
+    ConfigError names the path of the node whose target does not exist or refuses what it is given (TypeError,
+    ValueError: kept as the cause). Anything else that a constructor raises passes unchanged.
+    """
+    return _build(node, path or str(node._get_full_key(None)), kwargs)
+
+
+def _build(node: Any, path: str, more: Mapping[str, Any]) -> Any:
+    if isinstance(node, ListConfig):
+        return [_build(item, f"{path}.{i}", {}) for i, item in enumerate(node)]
+    if not isinstance(node, DictConfig):
+        return node
+    keys = [str(key) for key in node if key not in ("_target_", "_partial_") and key not in more]
+    arguments = {key: _build(node[key], f"{path}.{key}", {}) for key in keys} | dict(more)
+    if "_target_" not in node:
+        return arguments
+    call = _Call(_locate(node["_target_"], path), **arguments)
+    call.path = path
+    return call if node.get("_partial_") else call()
+
+
+class _Call(functools.partial[Any]):
+    """A partial whose refusal is a ConfigError that names where in the configuration it stands."""
+
+    path: str
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.path}: {error}") from error
+
+
+def _locate(target: str, path: str) -> Any:
+    try:
+        return pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{path}._target_={target}: cannot be imported: {error}") from error

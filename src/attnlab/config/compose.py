@@ -1,0 +1,287 @@
+"""Composing with Hydra, each override checked on its own first, so that an error can say what was meant."""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from attnlab.config import build as config
+from attnlab.config.annotation import annotation_of, fits, literals, parse, surely_fits, words
+from attnlab.config.nearest import matches, nearest
+from attnlab.config.schema import signature
+from attnlab.errors import ConfigError
+
+# What a key may be whose class or default does not say it all; for every other key they do.
+KEYS = {
+    "mode": "Literal['train', 'test', 'bench', 'describe', 'generate', 'evaluate']",
+    "seed": "int",
+    "stride": "int | None",
+    "rank": "int | None",
+    "data_root": "Path | None",
+    "checkpoint": "Path | None",
+    "prompt": "str | None",
+    "resume": "Path | None",
+    "cache_dir": "Path",
+    "task.target": "Literal['translation', 'transcript'] | None",
+    "task.encoder_checkpoint": "Path | None",
+    "task.train.max_epochs": "int | None",
+    "task.train.max_minutes": "float | None",
+    "task.train.validate_every": "int | None",
+    "hardware.accelerator": "Literal['auto', 'cpu', 'gpu', 'cuda', 'mps']",
+    "hardware.devices": "int | Literal['auto'] | list[int]",
+    "hardware.strategy": "Literal['auto', 'ddp', 'ddp_find_unused_parameters_true', 'fsdp']",
+    "hardware.precision": "Literal['32-true', 'bf16-mixed', '16-mixed', 'bf16-true']",
+}
+LEAST = {"seed": 0, "stride": 1, "rank": 1}
+OVERLAYS = ("recipe", "experiment")  # groups whose files change what other files declare, and declare nothing
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message, or its type if it has none, without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class Composer:
+    """Hydra's composition inside `hydra.initialize`. `directory`: of YAML files, beside conf/."""
+
+    def __init__(self, directory: str | None = None) -> None:
+        self.directories = [config.CONF, *([Path(directory).absolute()] if directory else [])]
+        if not self.directories[-1].is_dir():
+            raise ConfigError(f"--config-dir={directory}: no such directory")
+        self.search = [f"hydra.searchpath=['file://{path}']" for path in self.directories[1:]]
+        self.groups = sorted(
+            {p.name for folder in self.directories for p in folder.iterdir() if p.is_dir()} - {"hydra"}
+        )
+
+    def options(self, group: str) -> list[str]:
+        """The names of a group's files."""
+        return sorted({file.stem for folder in self.directories for file in (folder / group).glob("*.yaml")})
+
+    def text(self, group: str, option: str) -> str:
+        """A group file as it is written, with the files of its group that it builds on."""
+        files = [directory / group / f"{option}.yaml" for directory in self.directories]
+        text = next((file.read_text() for file in files if file.is_file()), "")
+        bases = [name for name in (yaml.safe_load(text) or {}).get("defaults", []) if name in self.options(group)]
+        return text + "".join(self.text(group, base) for base in bases)
+
+    def parse(self, text: str) -> Override:
+        try:
+            parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+            override = parser.parse_overrides([text])[0]
+            if not override.key_or_group:
+                raise HydraException("it begins with '='")
+            return override
+        except HydraException as error:
+            reason = one_line(error).removeprefix(f"Error parsing override '{text}' ").partition(" See http")[0]
+            if "=" in text:
+                raise ConfigError(f"cannot read {text!r} ({reason}); quote text with special signs") from error
+            groups = [group for group in config.GROUPS if text in self.options(group)]
+            meant = f": {groups[0]}={text}?" if groups else ", for instance attention=mtla"
+            raise ConfigError(f"cannot read {text!r}: settings are written key=value{meant}") from error
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """The composed configuration, Hydra's own node included. Not to be changed: it is kept for the next caller."""
+        newest = max(file.stat().st_mtime_ns for folder in self.directories for file in folder.rglob("*.yaml"))
+        try:
+            return _composed(newest, *self.search, *overrides)
+        except MissingConfigException as error:
+            group, _, name = (error.missing_cfg_file or "").rpartition("/")
+            options = error.options or []
+            if group == "recipe" and not any(text.startswith("recipe=") for text in overrides):
+                task = next((task for task in self.options("task") if name.startswith(f"{task}_")), name)
+                scales = [option.removeprefix(f"{task}_") for option in options if option.startswith(f"{task}_")]
+                scale = name.removeprefix(f"{task}_")
+                raise ConfigError(f"task={task} has no scale={scale}{nearest(scale, scales)}") from error
+            raise ConfigError(f"{group}={name}: no such {group}{nearest(name, options)}") from error
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+            raise ConfigError(one_line(error.__cause__ or error)) from error
+
+    def compose_checked(self, texts: Sequence[str]) -> DictConfig:
+        """Compose one job. ConfigError: the first override that names nothing or has a value of the wrong type."""
+        overrides = [self.parse(text) for text in texts]
+        for override in overrides:
+            self._check_form(override)
+        groups = [o for o in overrides if o.key_or_group in self.groups or "/" in o.key_or_group]
+        values = [o for o in overrides if o not in groups]
+        base = self.compose([str(o.input_line) for o in groups])
+        plain = config.written(base)
+        for override in values:
+            for key, value in _assigned(override):
+                _check_key(plain, override, key, self.groups)
+                if not key.startswith("hydra."):
+                    _check_value(base, key, value)
+        self._check_overlays(base)
+        return self.compose(texts)
+
+    def _check_form(self, override: Override) -> None:
+        text, key, value = override.input_line, override.key_or_group, override.value()
+        if override.is_delete():
+            raise ConfigError(
+                f"{text}: nothing can be deleted; set a key to null, or choose another option of its group"
+            )
+        if override.package is not None:
+            raise ConfigError(f"{text}: '@' is not supported; write {key}={value}")
+        if key == "hydra.searchpath":
+            raise ConfigError(f"{text}: --config-dir=<directory> adds a directory of YAML files")
+        if "/" in key and not key.startswith("hydra/"):
+            raise ConfigError(f"{text}: no such group{nearest(key, self.groups)}")
+        if key not in self.groups:
+            return
+        if override.is_add() or override.is_force_add():
+            raise ConfigError(f"{text}: every group has a choice already; write {key}={value} without '+'")
+        if not isinstance(value, str) or value not in self.options(key):
+            raise ConfigError(
+                f"{key}={override.get_value_string()}: no such {key}{nearest(str(value), self.options(key))}"
+            )
+
+    def _check_overlays(self, base: DictConfig) -> None:
+        """What a recipe or an experiment sets is declared elsewhere, or a parameter of the class it is set beside."""
+        choices = base.hydra.runtime.choices
+        overlays = [group for group in OVERLAYS if choices.get(group)]
+        others = [group for group in config.GROUPS if choices.get(group) and group not in OVERLAYS]
+        without = [f"{group}={choices[group]}" for group in others] + [f"~{group}" for group in overlays]
+        bare, full = config.written(self.compose(without)), config.written(base)
+        for key in _keys({name: node for name, node in full.items() if name != "hydra"}):
+            node, path, rest = _walk(bare, key)
+            if rest and not (isinstance(node, dict) and "_target_" in node):
+                names = " or ".join(f"{group}={choices[group]}" for group in overlays)
+                raise ConfigError(f"{names} sets {key}, which is no key{_nearest_key(bare, key)}")
+
+
+@lru_cache
+def _composed(newest: int, *overrides: str) -> DictConfig:
+    """Composing takes Hydra a tenth of a second. `newest`: the files' time, so that a change of theirs is seen."""
+    return compose("config", list(overrides), return_hydra_config=True)
+
+
+def _assigned(override: Override) -> Iterator[tuple[str, Any]]:
+    """The keys that an override sets, with their values: `a={b: 1}` sets a.b."""
+
+    def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if not isinstance(value, dict):
+            yield key, value
+            return
+        for name, item in value.items():
+            yield from flat(f"{key}.{name}", item)
+
+    return flat(override.key_or_group, override.value())
+
+
+def _walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
+    """Follow a dotted key as far as it leads: the node reached, its own key, and the parts that are left."""
+    parts = key.split(".")
+    for i, part in enumerate(parts):
+        if isinstance(node, dict) and part in node:
+            node = node[part]
+        elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
+            node = node[int(part)]
+        else:
+            return node, ".".join(parts[:i]), parts[i:]
+    return node, key, []
+
+
+def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list[str]) -> None:
+    node, path, rest = _walk(plain, key)
+    adding = override.is_add() or override.is_force_add()
+    if adding and key.startswith("hydra."):
+        return  # Hydra knows its own schema
+    if not rest:
+        if override.is_add():
+            raise ConfigError(f"{override.input_line}: {key} exists already; write it without '+'")
+        if isinstance(node, dict) and not isinstance(override.value(), dict) and override.value() is not None:
+            raise ConfigError(f"{override.input_line}: {key} is a group of keys; set one of them: {', '.join(node)}")
+        return
+    target = str(node["_target_"]) if isinstance(node, dict) and "_target_" in node else ""
+    parameters = _parameters(target)
+    if rest[0] in parameters:
+        if not adding:
+            raise ConfigError(f"{key} is not in the configuration, but {target} takes it; write +{key}=...")
+        return
+    if target and adding:
+        raise ConfigError(f"{override.input_line}: {target} has no parameter {rest[0]!r}{nearest(rest[0], parameters)}")
+    kind = "key or group" if not path and len(rest) == 1 else "key"
+    raise ConfigError(f"{key}: no such {kind}{_nearest_key(plain, key, groups)}")
+
+
+def _parameters(target: str) -> Mapping[str, ast.expr | None]:
+    """A target's parameters; none if there is no such target, which is said elsewhere."""
+    try:
+        found = signature(target) if target else None
+    except LookupError:
+        found = None
+    return found.parameters if found else {}
+
+
+def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) -> str:
+    """Keys that may have been meant: those with the same end, those beside it, those that look alike."""
+    node, path, rest = _walk(plain, key)
+    every = [name for name in _keys(plain) if not name.startswith("hydra.") or key.startswith("hydra.")]
+    order = {group: i for i, group in enumerate(config.GROUPS)}
+    every.sort(key=lambda name: order.get(name.partition(".")[0], -1))  # a task's keys before a mechanism's
+    same_end = [name for name in every if name.endswith(f".{key}")]
+    same_end += [name for name in every if "." in key and name.endswith(f".{key.rpartition('.')[2]}")]
+    if "." not in key:
+        same_end += matches(key, groups)
+    beside = matches(rest[0], node, 0.7) if isinstance(node, dict) and len(rest) == 1 else []
+    alike = matches(key, [name for name in every if name.count(".") == key.count(".")], 0.8)
+    found = [*same_end, *(f"{path}.{name}" if path else name for name in beside), *alike]
+    if found:
+        return f"; nearest: {', '.join(list(dict.fromkeys(found))[:3])}"
+    if isinstance(node, dict):
+        return f"; {path or 'the root'} has: {', '.join(str(name) for name in node if name != 'hydra')}"
+    return f"; {path} is a single value"
+
+
+def _keys(node: Any, path: str = "") -> Iterator[str]:
+    if isinstance(node, dict):
+        for name, child in node.items():
+            key = f"{path}.{name}" if path else str(name)
+            yield key
+            yield from _keys(child, key)
+
+
+def require(key: str, annotation: ast.expr, value: Any) -> None:
+    """ConfigError if a value cannot stand where an annotation does."""
+    if not fits(annotation, value):
+        close = matches(str(value), [str(literal) for literal in literals(annotation)])
+        hint = f"; nearest: {close[0]}" if close else ""
+        raise ConfigError(f"{key}={'null' if value is None else value}: expected {words(annotation)}{hint}")
+
+
+def require_key(key: str, value: Any) -> None:
+    """ConfigError if a value is not what KEYS and LEAST ask for."""
+    require(key, parse(KEYS[key]), value)
+    if key in LEAST and value is not None and value < LEAST[key]:
+        raise ConfigError(f"{key}={value}: expected at least {LEAST[key]}")
+
+
+def _check_value(base: DictConfig, key: str, value: Any) -> None:
+    """A value given on the command line has the type that KEYS, the class's annotation or else the default asks for."""
+    if "${" in str(value):
+        return  # a reference: what it leads to is checked in the composed configuration
+    if key in KEYS:
+        require_key(key, value)
+        return
+    parent, _, rest = _walk(config.written(base), key.rpartition(".")[0]) if "." in key else ({}, "", [])
+    target = parent.get("_target_") if isinstance(parent, dict) and not rest else None
+    declared = _parameters(str(target or "")).get(key.rpartition(".")[2])
+    if declared is not None:
+        require(key, declared, value)
+        if surely_fits(declared, value):
+            return
+    try:
+        default = annotation_of(config.written(OmegaConf.select(base, key)))
+    except OmegaConfBaseException:  # a default that needs another value first
+        return
+    if default is not None:
+        require(key, default, value)

@@ -1,0 +1,43 @@
+"""Corpora, features, pieces, batches.  What Lightning trains on has modules of its own: it takes seconds to import."""
+
+from attnlab.data.batch import Batch, Example, collate
+from attnlab.data.batching import FrameBatches
+from attnlab.data.speech.ami import AMI, Kaldi
+from attnlab.data.speech.an4 import AN4
+from attnlab.data.speech.features import FilterBank, SpecAugment
+from attnlab.data.speech.mustc import MustC
+from attnlab.data.speech.spoken_language import SLURP, Picovoice
+from attnlab.data.speech.stored import StoredFeatures
+from attnlab.data.text.corpora import BillionWords, FineWebEdu, PennTreebank, WikiText
+from attnlab.data.text.parallel import Parallel
+from attnlab.data.text.source_text import SourceText
+from attnlab.data.text.summaries import SciTLDR, XSum
+from attnlab.data.text.tokenizer import Tokenizer
+from attnlab.data.text.vocabulary import BytePairs, Words
+
+__all__ = [
+    "AMI",
+    "AN4",
+    "Batch",
+    "BillionWords",
+    "BytePairs",
+    "Example",
+    "FilterBank",
+    "FineWebEdu",
+    "FrameBatches",
+    "Kaldi",
+    "MustC",
+    "Parallel",
+    "PennTreebank",
+    "Picovoice",
+    "SLURP",
+    "SciTLDR",
+    "SourceText",
+    "SpecAugment",
+    "StoredFeatures",
+    "Tokenizer",
+    "WikiText",
+    "Words",
+    "XSum",
+    "collate",
+]

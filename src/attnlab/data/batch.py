@@ -1,0 +1,94 @@
+"""One padded batch of inputs with their texts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from attnlab.data.speech.features import Array
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Example:
+    """One utterance: features (T, F) or source ids (T,); target ids ending in </s>; CTC's ids without it, or None."""
+
+    id: str
+    features: Array | Ids
+    target: Ids
+    ctc_target: Ids | None
+    source: str
+    reference: str
+    label: str = ""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Batch:
+    """B utterances, padded right.
+
+    features (B, S, F) float32, zeros after feature_lengths (B,), or source ids (B, S) int64, then <pad>;
+    targets (B, N) int64 = pieces, </s>, then <pad>; target_lengths (B,) count </s>; ctc_targets (B, M) int64 without
+    </s> and without the blank 0, ctc_target_lengths (B,), both None where no CTC labels are made; sources: the
+    transcripts or source texts; references: the raw target texts; labels: the classes, empty where there are none;
+    others: further references of each.
+    """
+
+    ids: list[str]
+    features: Tensor
+    feature_lengths: Tensor
+    targets: Tensor
+    target_lengths: Tensor
+    ctc_targets: Tensor | None
+    ctc_target_lengths: Tensor | None
+    sources: list[str]
+    references: list[str]
+    labels: list[str]
+    others: list[tuple[str, ...]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Batch":
+        return self._map(lambda x: x.pin_memory())
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: function(x) for name, x in values.items() if isinstance(x, Tensor)}
+        return Batch(**(values | tensors))
+
+
+def collate(examples: Sequence[Example], pad: int = 1) -> Batch:
+    """Pads `examples` to one Batch; `pad` is the id after the end of targets."""
+    ctc = [x.ctc_target for x in examples if x.ctc_target is not None]
+    return Batch(
+        ids=[x.id for x in examples],
+        features=_pad_inputs([torch.from_numpy(x.features) for x in examples], pad),
+        feature_lengths=torch.tensor([len(x.features) for x in examples]),
+        targets=_pad([x.target for x in examples], pad),
+        target_lengths=torch.tensor([len(x.target) for x in examples]),
+        ctc_targets=_pad(ctc, pad) if ctc else None,
+        ctc_target_lengths=torch.tensor([len(x) for x in ctc]) if ctc else None,
+        sources=[x.source for x in examples],
+        references=[x.reference for x in examples],
+        labels=[x.label for x in examples],
+        others=[x.others for x in examples],
+    )
+
+
+def _pad_inputs(inputs: list[Tensor], pad: int) -> Tensor:
+    return pad_sequence(inputs, batch_first=True, padding_value=0.0 if inputs[0].is_floating_point() else pad)
+
+
+def _pad(sequences: Sequence[Ids], pad: int) -> Tensor:
+    tensors = [torch.from_numpy(x) for x in sequences]
+    return pad_sequence(tensors, batch_first=True, padding_value=pad)

@@ -1,0 +1,177 @@
+"""What every reader of a corpus gives, and what readers share.
+
+A reader knows one layout on disk.  It checks all that it can before anything is computed; each error is one line that
+names the file and the line.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import soundfile
+
+from attnlab.errors import DataError
+
+Kind = Literal["audio", "stored", "text"]  # what a front end reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utterance:
+    """One example.  As it stands, its input is the text `source`.
+
+    source: the transcript, sentence or document: shown beside the output, and CTC's text; target: what the decoder
+    writes; label: a class that it writes first, as one piece; others: further references, where a corpus has several.
+    """
+
+    id: str
+    source: str
+    target: str
+    label: str = ""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment(Utterance):
+    """Input: `num_samples` samples of a recording from `start` on, at its own `rate` (Hz), `speed` times faster."""
+
+    audio: Path
+    rate: int
+    start: int
+    num_samples: int
+    speed: float = 1.0
+
+    @property
+    def seconds(self) -> float:
+        return self.num_samples / self.rate / self.speed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored(Utterance):
+    """Input: a file of features."""
+
+    path: Path
+
+
+class Reader(ABC):
+    """One layout.  `name` and `unit` are for people; `splits` are those of training, validation and test."""
+
+    name: str
+    unit: str = "utterances"
+    splits: tuple[str, str, str] = ("train", "dev", "test")
+    kinds: tuple[Kind, ...] = ("audio",)
+
+    @abstractmethod
+    def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
+        """The utterances of a split, in the corpus's order; inputs of one of `kinds`.
+
+        Raises DataError: missing or malformed files, and text that is empty, unless `drop_empty`: the caller then
+        leaves such utterances out and counts them.
+        """
+
+    def check(self, root: Path, splits: Sequence[str], kind: Kind) -> None:
+        """DataError unless what belongs to `splits` is there: the line says what is missing, and where it belongs."""
+        try:
+            if not root.is_dir():
+                what = "is a file" if root.exists() else "no such directory"
+                raise DataError(f"data_root={root}: {what}; {self.layout}")
+            for split in splits:
+                self.find(root, split, kind)
+        except OSError as error:
+            raise DataError(f"data_root={root}: cannot be read ({error.strerror}: {error.filename})") from error
+
+    layout: str = ""  # what data_root must be
+
+    def find(self, root: Path, split: str, kind: Kind) -> None:  # noqa: B027
+        """DataError unless the files of one split are there."""
+
+    def missing(self, path: Path) -> NoReturn:
+        there = (
+            ", ".join(sorted(p.name for p in path.parent.iterdir())[:8]) if path.parent.is_dir() else "no such folder"
+        )
+        raise DataError(f"{path} is missing (found {there or 'nothing'}); {self.layout}")
+
+    def sample(self, cache_dir: Path) -> Path:
+        """The embedded sample corpus in this layout, written where it is not there yet."""
+        raise DataError(f"there is no sample corpus in the layout of {self.name}: set data_root; {self.layout}")
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file, without the byte order mark that it may begin with.  DataError: it is no text."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if (zero := data.find(b"\0")) >= 0:
+        line = data.count(b"\n", 0, zero) + 1
+        raise DataError(f"{path} line {line}: a zero byte; expected UTF-8 text, this is a binary file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path} line {line}: not UTF-8 ({error.reason})") from error
+
+
+def read_lines(path: Path) -> list[str]:
+    # Not str.splitlines: it also breaks at U+2028, U+0085 and others that occur inside published lines.
+    lines = read_text(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.strip() for line in lines]
+
+
+def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, object) of each JSON object of a file, one a line or printed over several."""
+    text = read_text(path)
+    decoder, at, line = json.JSONDecoder(), 0, 1
+    while True:
+        begin = at
+        while at < len(text) and text[at].isspace():
+            at += 1
+        line += text.count("\n", begin, at)
+        if at == len(text):
+            return
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            where = line + text.count("\n", at, error.pos)
+            raise DataError(f"{path} line {where}: malformed JSON ({error.msg})") from error
+        if not isinstance(value, dict):
+            raise DataError(f"{path} line {line}: expected a JSON object, found {type(value).__name__}")
+        yield line, value
+        line += text.count("\n", at, end)
+        at = end
+
+
+def field(record: dict[str, Any], key: str, kind: type, path: Path, line: int) -> Any:
+    """record[key], which must be a `kind`."""
+    if not isinstance(record.get(key), kind):
+        found = f"is {record[key]!r:.40}" if key in record else f"is missing (found: {', '.join(record) or 'none'})"
+        raise DataError(f"{path} line {line}: {key!r} {found}; expected a {kind.__name__}")
+    return record[key]
+
+
+def inspect_audio(path: Path, where: str) -> tuple[int, int]:
+    """(sample rate, samples) from the header."""
+    try:
+        if not path.is_file():
+            raise DataError(f"{path}: missing recording, named in {where}")
+        info = soundfile.info(path)
+    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
+        raise DataError(f"{path}: unreadable audio ({error}), named in {where}") from error
+    return info.samplerate, info.frames
+
+
+def whole(path: Path, where: str) -> dict[str, Any]:
+    """What a Segment needs to be all of a recording."""
+    rate, frames = inspect_audio(path, where)
+    if frames < 1:
+        raise DataError(f"{path}: a recording of no samples, named in {where}")
+    return {"audio": path, "rate": rate, "start": 0, "num_samples": frames}
+
+
+def refuse_empty(text: str, where: str, drop_empty: bool, what: str = "text") -> None:
+    if not text and not drop_empty:
+        raise DataError(f"{where}: empty {what}; task.data.drop_empty=true leaves such utterances out")

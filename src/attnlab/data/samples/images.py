@@ -1,0 +1,106 @@
+"""Sample images whose class is a composition: a shape, a texture and a layout.
+
+None of the three alone tells the class, so a model must combine what lies apart in the image. Position, size, colours
+and noise are free. The same seed gives the same bytes.
+"""
+
+import hashlib
+import logging
+import shutil
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+from PIL import Image
+
+from attnlab.errors import DataError
+
+log = logging.getLogger(__name__)
+
+VERSION = 1  # to be raised when the same settings give other images
+SIZE = 32  # pixels
+SHAPES = ("disc", "square", "triangle")
+TEXTURES = ("plain", "stripes")
+LAYOUTS = ("beside", "above")  # of two copies
+CLASSES = ["_".join(names) for names in product(SHAPES, TEXTURES, LAYOUTS)]
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def sample_images(folder: Path, seed: int, train: int = 150, val: int = 40) -> Path:
+    """ImageFolder layout below `folder`, made first if it is not there: `train` and `val` images of each class.
+
+    DataError: cannot be written; then nothing half-made is left.
+    """
+    key = hashlib.sha256(repr((VERSION, SIZE, CLASSES, seed, train, val)).encode()).hexdigest()[:16]
+    root = folder / f"images-{key}"
+    if root.is_dir():
+        return root
+    partial = root.with_name(f".{root.name}.partial")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(root.with_name(f".{root.name}.lock")):
+            if not root.is_dir():  # another process may have been faster
+                log.info("%s: drawing %d images", root, (train + val) * len(CLASSES))
+                shutil.rmtree(partial, ignore_errors=True)
+                for split, count in (("train", train), ("val", val)):
+                    for label, name in enumerate(CLASSES):
+                        place = partial / split / name
+                        place.mkdir(parents=True)
+                        for i in range(count):
+                            draw(name, np.random.default_rng([seed, split == "val", label, i])).save(
+                                place / f"{i:04d}.png"
+                            )
+                partial.rename(root)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise DataError(f"{root}: cannot be written ({error.strerror}); use another cache_dir") from error
+    return root
+
+
+def draw(name: str, random: np.random.Generator) -> Image.Image:
+    """One image of a class."""
+    shape, texture, layout = name.split("_")
+    back, front, other = _colours(random)
+    canvas = np.broadcast_to(back, (SIZE, SIZE, 3)).copy()
+    radius = random.uniform(5, 6.5)
+    gap, drift = random.uniform(13, 17), random.uniform(-1, 1)
+    middle = random.uniform(SIZE / 2 - 2, SIZE / 2 + 2, size=2)
+    offset = np.array([drift, gap / 2] if layout == "beside" else [gap / 2, drift])
+    paint = _texture(texture, front, other, random)
+    for centre in (middle - offset, middle + offset):
+        mask = _mask(shape, centre, radius)[..., None]
+        canvas = canvas * (1 - mask) + paint * mask
+    canvas += random.normal(0, 0.03, canvas.shape)
+    return Image.fromarray((canvas.clip(0, 1) * 255).round().astype(np.uint8))
+
+
+def _grid() -> tuple[Floats, Floats]:
+    y, x = np.mgrid[0:SIZE, 0:SIZE] + 0.5
+    return y, x
+
+
+def _mask(shape: str, centre: Floats, radius: float) -> Floats:
+    """1 inside, 0 outside, soft over a pixel."""
+    y, x = _grid()
+    y, x = y - centre[0], x - centre[1]
+    if shape == "disc":
+        distance = np.hypot(y, x) - radius
+    elif shape == "square":
+        distance = np.maximum(abs(y), abs(x)) - 0.9 * radius
+    else:
+        distance = np.maximum(y - 0.8 * radius, abs(x) * 0.87 - y * 0.5 - 0.6 * radius)
+    return (0.5 - distance).clip(0, 1)
+
+
+def _texture(texture: str, front: Floats, other: Floats, random: np.random.Generator) -> Floats:
+    y, x = _grid()
+    on = (x + random.integers(4)) % 4 < 2 if texture == "stripes" else np.zeros_like(y, dtype=bool)
+    return np.where(on[..., None], other, front)
+
+
+def _colours(random: np.random.Generator) -> Floats:
+    """Background and two paints, all of different brightness."""
+    brightness = random.permutation([0.2, 0.5, 0.85])[:, None]
+    return (brightness + random.uniform(-0.12, 0.12, size=(3, 3))).clip(0, 1)

@@ -1,0 +1,131 @@
+"""Synthetic speech: espeak-ng through ctypes on the shared library that the package espeakng-loader brings."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from attnlab.errors import DataError
+
+# From espeak-ng's speak_lib.h, the same since 1.48.
+SYNCHRONOUS = 2  # samples go to the callback in the calling thread; about ten times faster than the threaded mode
+DONT_EXIT = 0x8000  # report broken data instead of ending the process
+POSITION_CHARACTER, UTF8 = 1, 1
+RATE, PITCH = 1, 3
+UNAVAILABLE = "espeak-ng, which speaks the sample corpus, cannot be loaded"
+CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """`name`: a language, with "+variant" if wanted (en-us+f1); `rate`: words per minute; `pitch`: 0 to 99."""
+
+    name: str
+    rate: int = 175
+    pitch: int = 50
+
+
+def synthesizer_version() -> str:
+    """Of the package that brings espeak-ng; DataError without it."""
+    try:
+        return version("espeakng-loader")
+    except PackageNotFoundError as error:
+        raise DataError(f"{UNAVAILABLE}: `pip install espeakng-loader`, or set data_root") from error
+
+
+class Synthesizer:
+    """One espeak-ng in its initial state; a context manager.
+
+    espeak-ng keeps phases and flutter positions in static variables that no call resets, so what it says depends on
+    all that it has said before. Each synthesizer therefore loads a private copy of the library: the same calls on a
+    fresh synthesizer give the same samples, and synthesizers do not disturb each other. The copy also gives the
+    voice data a short path (espeak-ng cuts paths at 160 bytes).
+
+    Raises DataError where espeak-ng cannot be loaded or lacks the voice.
+    """
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="espeak-")
+        # An exception inside a callback is lost. Ctrl-C becomes one, but only in the main thread.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="espeak")
+        self._samples = bytearray()
+        self._callback = CALLBACK(self._collect)  # kept here: the library holds only its address
+        try:
+            self._library, self.sample_rate = self._load(Path(self._directory.name))
+        except BaseException:
+            self._directory.cleanup()
+            raise
+
+    def _load(self, directory: Path) -> tuple[ctypes.CDLL, int]:
+        synthesizer_version()
+        import espeakng_loader
+
+        data = directory / "espeak-ng-data"
+        try:
+            library = str(shutil.copy(espeakng_loader.get_library_path(), directory))
+            data.symlink_to(espeakng_loader.get_data_path())
+            espeak = ctypes.CDLL(library)
+        except (OSError, RuntimeError) as error:
+            raise DataError(
+                f"{UNAVAILABLE} ({error}): reinstall espeakng-loader, see that the temporary directory (TMPDIR) lies "
+                "where programs may run, or set data_root"
+            ) from error
+        espeak.espeak_Synth.argtypes = [
+            *(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, ctypes.c_uint),
+            *(ctypes.c_void_p, ctypes.c_void_p),
+        ]
+        rate = espeak.espeak_Initialize(SYNCHRONOUS, 0, bytes(data), DONT_EXIT)
+        if rate <= 0:
+            raise DataError(f"espeak-ng cannot read its voice data in {data.resolve()}: reinstall espeakng-loader")
+        espeak.espeak_SetSynthCallback(self._callback)
+        espeak.espeak_ng_SetRandSeed(ctypes.c_long(1))  # the breath of some voices; else from the clock
+        return espeak, rate
+
+    def _collect(self, samples: ctypes._Pointer[ctypes.c_short] | None, count: int, _events: int | None) -> int:
+        if samples and count > 0:
+            self._samples += ctypes.string_at(samples, 2 * count)
+        return 0
+
+    def speak(self, text: str, voice: Voice) -> np.ndarray:
+        """`text` as int16 samples at `self.sample_rate`, mono."""
+        _, _, variant = voice.name.partition("+")
+        data = Path(self._directory.name, "espeak-ng-data")
+        known = not variant or (data / "voices" / "!v" / variant).is_file()  # espeak-ng ignores an unknown variant
+        if not known or self._library.espeak_SetVoiceByName(voice.name.encode()):
+            raise DataError(f"espeak-ng {synthesizer_version()} has no voice {voice.name!r}")
+        self._library.espeak_SetParameter(RATE, voice.rate, 0)
+        self._library.espeak_SetParameter(PITCH, voice.pitch, 0)
+        self._samples.clear()
+        encoded = text.encode()
+        arguments = (encoded, len(encoded) + 1, 0, POSITION_CHARACTER, 0, UTF8, None, None)
+        status = self._thread.submit(self._library.espeak_Synth, *arguments).result()
+        if status or not self._samples:
+            raise DataError(f"espeak-ng could not speak {text!r} with voice {voice.name!r} (status {status})")
+        return np.frombuffer(bytes(self._samples), np.int16)
+
+    def close(self) -> None:
+        """Unloads the library; only the samples it gave remain."""
+        self._thread.shutdown()
+        self._library.espeak_Terminate()
+        ctypes.CDLL(None).dlclose(ctypes.c_void_p(self._library._handle))
+        self._directory.cleanup()
+
+    def __enter__(self) -> Synthesizer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def speak(text: str, voice: Voice) -> tuple[np.ndarray, int]:
+    """`text` as int16 samples, mono, and their rate in Hz: always the same ones for the same text and voice."""
+    with Synthesizer() as synthesizer:
+        return synthesizer.speak(text, voice), synthesizer.sample_rate

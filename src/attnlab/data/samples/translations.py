@@ -1,0 +1,35 @@
+"""The embedded corpus of text translation: the sentences of `grammar`, one a line, in two files for each split."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from attnlab.data.samples import grammar, keeping
+from attnlab.data.samples.grammar import Grammar, Sentence
+from attnlab.data.samples.keeping import fingerprint, keep, write_lines
+
+SIZES = {"train": 6000, "dev": 100, "test": 200}
+
+
+def write_translations(cache_dir: Path, seed: int = 1) -> Path:
+    """The directory that holds train.en, train.de and so on; written under `cache_dir` unless it is there already."""
+    version = fingerprint([grammar, keeping, __file__], seed, spoken=False)
+    return keep(cache_dir, "translations", version, lambda root: _write(root, seed))
+
+
+def split_pairs(seed: int) -> dict[str, list[Sentence]]:
+    """No English sentence twice in all."""
+    drawn = iter(Grammar(random.Random(seed)).sentences())
+    seen: dict[str, Sentence] = {}
+    while len(seen) < sum(SIZES.values()):
+        sentence = next(drawn)
+        seen.setdefault(sentence.english, sentence)
+    sentences = iter(seen.values())
+    return {split: [next(sentences) for _ in range(size)] for split, size in SIZES.items()}
+
+
+def _write(root: Path, seed: int) -> None:
+    for split, found in split_pairs(seed).items():
+        write_lines(root / f"{split}.en", [sentence.english for sentence in found])
+        write_lines(root / f"{split}.de", [sentence.german for sentence in found])

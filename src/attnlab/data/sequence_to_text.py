@@ -1,0 +1,331 @@
+"""A corpus ready for training: inputs of any front end, pieces, batches."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from attnlab.data.base import TaskData
+from attnlab.data.batch import Example, Ids, collate
+from attnlab.data.batching import FrameBatches
+from attnlab.data.cache import open_features
+from attnlab.data.corpus import Reader, Segment, Stored, Utterance
+from attnlab.data.speech.features import Array, FilterBank, SpecAugment
+from attnlab.data.speech.stored import StoredFeatures
+from attnlab.data.text.source_text import SourceText
+from attnlab.data.text.tokenizer import Kind, Tokenizer
+from attnlab.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+
+class Inputs(Protocol):
+    """What the model reads of each utterance; `lengths` (int64) counts frames or pieces."""
+
+    lengths: Ids
+
+    def __getitem__(self, i: int) -> Array | Ids: ...
+
+
+@dataclass
+class Examples(Dataset[Example]):
+    """The utterances `chosen` of a split.  With `augment`, masks depend on (seed, epoch, place in the split) alone.
+
+    `sizes`: what batches are cut by: the input's length, or the target's where text is read and that is longer.
+    """
+
+    utterances: Sequence[Utterance]
+    inputs: Inputs
+    targets: Sequence[Ids]
+    ctc_targets: Sequence[Ids] | None
+    sizes: Ids
+    chosen: Ids
+    augment: SpecAugment | None = None
+    seed: int = 1
+    epoch: int = 0
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: int) -> Example:
+        i = int(self.chosen[index])
+        features = self.inputs[i]
+        if self.augment is not None:
+            features = self.augment(cast(Array, features), np.random.default_rng([self.seed, self.epoch, i]))
+        x = self.utterances[i]
+        ctc = None if self.ctc_targets is None else self.ctc_targets[i]
+        return Example(x.id, features, self.targets[i], ctc, x.source, x.target, x.label, x.others)
+
+    @property
+    def lengths(self) -> Ids:
+        return self.sizes[self.chosen]
+
+
+class SequenceToTextData(TaskData):
+    """A corpus that `reader` understands, at `root`, or the reader's embedded sample corpus where that is None.
+
+    features: the front end: FilterBank (recordings), StoredFeatures (files of features) or SourceText.
+    max_frames: input frames or pieces of a batch, padding included; max_sentences: a second bound, or None.
+    min_input_frames, max_input_frames, max_target_tokens (</s> counted): training leaves other utterances out and
+    counts them in `filtered`; evaluation leaves out nothing.
+    vocab_size: pieces of the decoder, specials and classes included; of source and target together where text is read.
+    ctc_vocab_size: pieces of the transcript as CTC labels, or None.
+    hard_vocab_limit: a text that allows fewer pieces is refused; without it, such a text gets what it allows.
+    drop_empty: leave out utterances without text rather than refuse the corpus.
+    unknown_labels: accept classes in validation and test that training lacks; no model can find them.
+    speeds: training reads each recording once at each of these speeds.
+
+    Everything written lies under `cache_dir`. Order and masks of an epoch are pure functions of (seed, epoch, rank,
+    world size); the trainer needs `reload_dataloaders_every_n_epochs=1` and `use_distributed_sampler=False`.
+
+    Raises ConfigError (settings that do not fit) and DataError (the corpus), before any feature is computed.
+    """
+
+    def __init__(
+        self,
+        root: str | None,
+        cache_dir: str,
+        reader: Reader,
+        features: FilterBank | StoredFeatures | SourceText,
+        augment: SpecAugment | None = None,
+        seed: int = 1,
+        vocab_size: int = 8000,
+        vocab_type: Kind = "unigram",
+        ctc_vocab_size: int | None = None,
+        ctc_vocab_type: Kind = "unigram",
+        hard_vocab_limit: bool = True,
+        max_frames: int = 40000,
+        max_sentences: int | None = None,
+        min_input_frames: int = 5,
+        max_input_frames: int = 3000,
+        max_target_tokens: int = 1024,
+        drop_empty: bool = False,
+        unknown_labels: bool = False,
+        speeds: list[float] | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        if max_frames < 1 or (max_sentences is not None and max_sentences < 1):
+            raise ConfigError(f"task.data: max_frames={max_frames}, max_sentences={max_sentences}: at least 1 each")
+        if features.kind not in reader.kinds:
+            names = " or ".join(FRONT_ENDS[kind] for kind in reader.kinds)
+            raise ConfigError(f"task.data.features: {reader.name} gives no {features.kind} inputs; use {names}")
+        if features.kind == "text" and (augment is not None or ctc_vocab_size is not None):
+            raise ConfigError("task.data: text has neither augment nor ctc_vocab_size; set both to null")
+        if any(speed <= 0 for speed in speeds or []):
+            raise ConfigError(f"task.data.speeds={speeds}: each must be above 0; 1.0 leaves a recording as it is")
+        if features.kind != "audio" and speeds not in (None, [1.0]):
+            raise ConfigError(f"task.data.speeds: only recordings can be played faster, not {features.kind} inputs")
+        self.root = None if root is None else Path(root).expanduser()
+        self.cache_dir = Path(cache_dir).expanduser()
+        self.reader, self.front, self.augment, self.seed = reader, features, augment, seed
+        self.vocab_size, self.vocab_type = vocab_size, vocab_type
+        self.ctc_vocab_size, self.ctc_vocab_type = ctc_vocab_size, ctc_vocab_type
+        self.hard_vocab_limit = hard_vocab_limit
+        self.max_frames, self.max_sentences = max_frames, max_sentences
+        self.min_input_frames, self.max_input_frames = min_input_frames, max_input_frames
+        self.max_target_tokens = max_target_tokens
+        self.drop_empty, self.unknown_labels = drop_empty, unknown_labels
+        self.speeds = speeds or [1.0]
+        self.num_workers = num_workers
+        self.filtered: dict[str, int] = {}
+        self.is_sample = root is None
+        self.corpus = ""
+        self.tokenizer: Tokenizer
+        self.ctc_tokenizer: Tokenizer | None = None
+        self._utterances: dict[str, list[Utterance]] = {}
+        self._splits: dict[str, Examples] = {}
+
+    def prepare_data(self) -> None:
+        """Checks the whole corpus, then writes what is missing: sample corpus, vocabularies, features.
+
+        Training computes the features of all splits, so that damaged test audio shows before it, not after it.
+        """
+        running = self.trainer.state.fn if self.trainer else None
+        self.setup(running.value if running in ("validate", "test") else None)
+
+    def setup(self, stage: str | None = None) -> None:
+        self._read()
+        train, dev, test = self.reader.splits
+        wanted = {"fit": (train, dev), "validate": (dev,), "test": (test,)}.get(stage or "", (train, dev, test))
+        for split in wanted:
+            self.split(split)
+
+    def train_dataloader(self) -> DataLoader[Example]:
+        data = self.split(self.reader.splits[0])
+        if (longest := int(data.lengths.max())) > self.max_frames:
+            raise ConfigError(
+                f"task.data.max_frames={self.max_frames} is less than the longest utterance ({longest} frames): "
+                f"raise it, or lower max_input_frames ({self.max_input_frames})"
+            )
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        data = replace(data, augment=self.augment, seed=self.seed, epoch=epoch)
+        start = self.first_batch(epoch)
+        return self._loader(data, self.max_frames, shuffle=True, seed=self.seed, epoch=epoch, start=start)
+
+    def val_dataloader(self) -> DataLoader[Example]:
+        return self._loader(self.split(self.reader.splits[1]), self.max_frames)
+
+    def test_dataloader(self, split: str | None = None, max_frames: int | None = None) -> DataLoader[Example]:
+        """Of the test split, or another; longest first.
+
+        max_frames: of a decoding batch, by default those of a training batch.
+
+        The ranks share the split inside `trainer.test`; elsewhere the caller gets all of it.
+        """
+        shared = self.trainer is not None and self.trainer.testing
+        return self._loader(self.split(split or self.reader.splits[2]), max_frames or self.max_frames, shared)
+
+    def split(self, name: str) -> Examples:
+        """The utterances of a split, read and prepared when first asked for."""
+        if name not in self._splits:
+            self._read()
+            if name not in self._utterances:
+                self._utterances[name] = self._read_split(name)
+            self._splits[name] = self._prepare(name, self._utterances[name])
+        return self._splits[name]
+
+    def _loader(self, data: Examples, max_frames: int, shared: bool = True, **order: Any) -> DataLoader[Example]:
+        trainer = self.trainer
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer and shared else (0, 1)
+        return DataLoader(
+            data,
+            batch_sampler=FrameBatches(
+                data.lengths, max_frames, self.max_sentences, rank=rank, world_size=world_size, **order
+            ),
+            collate_fn=collate,
+            num_workers=self.num_workers,
+            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
+            generator=torch.Generator(),  # its own: making an iterator must not move the global one
+        )
+
+    def _read(self) -> None:
+        """All texts, the headers of all recordings, the vocabularies."""
+        if self._utterances:
+            return
+        if self.root is None:
+            log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.reader.name)
+            self.root = self.reader.sample(self.cache_dir)
+        found = {name: self._read_split(name) for name in self.reader.splits}
+        sizes = ", ".join(f"{name} {len(found[name])}" for name in self.reader.splits)
+        text = f"{self.reader.name} at {self.root}: {sizes} {self.reader.unit}"
+        log.info("corpus: %s", text)
+        self.corpus = "sample" if self.is_sample else text
+        train = found[self.reader.splits[0]]
+        labels = sorted({x.label for x in train if x.label})
+        self._check_labels(found, set(labels))
+        texts = [x.target for x in train if x.target] or labels
+        if self.front.kind == "text":
+            texts += [x.source for x in train]
+        self.tokenizer = self._vocabulary("", texts, self.vocab_size, self.vocab_type, labels)
+        if self.ctc_vocab_size is not None:
+            texts = [x.source for x in train]
+            self.ctc_tokenizer = self._vocabulary("ctc_", texts, self.ctc_vocab_size, self.ctc_vocab_type)
+        self._utterances = found
+
+    def _check_labels(self, found: dict[str, list[Utterance]], known: set[str]) -> None:
+        for name in self.reader.splits[1:]:
+            strange = [x for x in found[name] if x.label and x.label not in known]
+            if strange and not self.unknown_labels:
+                raise DataError(
+                    f"{self.root}: {strange[0].id} of {name} has the class {strange[0].label!r}, which training never "
+                    f"shows (and {len(strange) - 1} more); task.data.unknown_labels=true counts them as errors"
+                )
+            if strange:
+                log.warning("%s: %d utterances of classes that training never shows", name, len(strange))
+                self.filtered[f"unknown class in {name}, kept"] = len(strange)
+
+    def _vocabulary(
+        self, prefix: str, texts: list[str], size: int, kind: Kind, labels: Sequence[str] = ()
+    ) -> Tokenizer:
+        try:
+            folder = self.cache_dir / "tokenizers"
+            tokenizer = Tokenizer.cached(texts, folder, size, kind, labels=labels, hard_limit=self.hard_vocab_limit)
+        except ConfigError as error:
+            raise ConfigError(f"task.data.{prefix}{error}") from error
+        if tokenizer.size < size:
+            log.info("%svocab_size: %d pieces, all that this text allows", prefix, tokenizer.size)
+        return tokenizer
+
+    def _read_split(self, name: str) -> list[Utterance]:
+        assert self.root is not None
+        self.reader.check(self.root, self.reader.splits if name in self.reader.splits else (name,), self.front.kind)
+        utterances = self.reader.read(self.root, name, self.front.kind, self.drop_empty)
+        kept = [x for x in utterances if x.target or x.label]
+        if len(kept) < len(utterances):
+            log.warning("%s: %d of %d left out: no text", name, len(utterances) - len(kept), len(utterances))
+            self.filtered[f"no text in {name}"] = len(utterances) - len(kept)
+        if not kept:
+            raise DataError(f"{self.root}: nothing in {name} has text")
+        twice = _first_repeated([x.id for x in kept])
+        if twice is not None:
+            raise DataError(f"{self.root}: {name} has the id {twice} twice")
+        return kept
+
+    def _prepare(self, name: str, utterances: list[Utterance]) -> Examples:
+        training = name == self.reader.splits[0]
+        if training and self.speeds != [1.0]:
+            utterances = [_faster(cast(Segment, x), speed) for speed in self.speeds for x in utterances]
+        inputs = self._open(name, utterances)
+        targets = [
+            np.asarray([*([self.tokenizer.label(x.label)] if x.label else []), *ids, Tokenizer.eos], dtype=np.int64)
+            for x, ids in zip(utterances, self.tokenizer.encode_all([x.target for x in utterances]), strict=True)
+        ]
+        ctc = None
+        if self.ctc_tokenizer is not None:
+            labels = self.ctc_tokenizer.encode_all([x.source for x in utterances])
+            ctc = [np.asarray(x, dtype=np.int64) for x in labels]
+        tokens = np.asarray([len(x) for x in targets])
+        sizes = np.maximum(inputs.lengths, tokens) if self.front.kind == "text" else inputs.lengths
+        chosen = self._filter(name, inputs.lengths, tokens) if training else np.arange(len(utterances))
+        return Examples(utterances, inputs, targets, ctc, sizes, chosen)
+
+    def _open(self, name: str, utterances: list[Utterance]) -> Inputs:
+        match self.front:
+            case FilterBank():
+                return open_features(self.cache_dir, name, cast(list[Segment], utterances), self.front)
+            case StoredFeatures():
+                return self.front.open(cast(list[Stored], utterances))
+            case SourceText():
+                inputs = self.front.open(utterances, self.tokenizer)
+                if inputs.truncated:
+                    reason = f"cut to {self.front.max_tokens} source tokens in {name}, kept"
+                    self.filtered[reason] = inputs.truncated
+                    log.info("%s: %d of %d texts %s", name, inputs.truncated, len(utterances), reason)
+                return inputs
+
+    def _filter(self, name: str, frames: Ids, tokens: Ids) -> Ids:
+        out = {
+            f"fewer than {self.min_input_frames} frames": frames < self.min_input_frames,
+            f"more than {self.max_input_frames} frames": frames > self.max_input_frames,
+            f"more than {self.max_target_tokens} target tokens": tokens > self.max_target_tokens,
+        }
+        for reason, mask in out.items():
+            self.filtered[reason] = int(mask.sum())
+            if mask.any():
+                log.info("%s: %d of %d utterances left out: %s", name, mask.sum(), len(frames), reason)
+        kept: Ids = np.flatnonzero(~np.logical_or.reduce(list(out.values())))
+        if not len(kept):
+            raise DataError(f"{self.root}: the length filters leave nothing of {name} ({self.filtered})")
+        return kept
+
+
+FRONT_ENDS = {
+    "audio": "attnlab.data.FilterBank",
+    "stored": "attnlab.data.StoredFeatures",
+    "text": "attnlab.data.SourceText",
+}
+
+
+def _faster(segment: Segment, speed: float) -> Segment:
+    return segment if speed == 1.0 else replace(segment, id=f"sp{speed:g}-{segment.id}", speed=speed)
+
+
+def _first_repeated(ids: Sequence[str]) -> str | None:
+    seen: set[str] = set()
+    return next((id for id in ids if id in seen or seen.add(id)), None)  # type: ignore[func-returns-value]

@@ -1,0 +1,71 @@
+"""Reader of CMU's AN4, and of other corpora laid out for CMU Sphinx.
+
+<root>/etc/an4_{train,test}.fileids          one path a line, without suffix
+<root>/etc/an4_{train,test}.transcription    WORDS (utterance), in the same order; <s> and </s> may stand around
+<root>/wav/<path>.sph                        or .wav, .flac, .raw files are not read
+<root>/feat/<path>.mfc                       stored features
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, read_lines, refuse_empty, whole
+from attnlab.errors import ConfigError, DataError
+
+_LINE = re.compile(r"(?P<text>.*?)\s*\((?P<id>[^()]+)\)")
+SUFFIXES = (".sph", ".wav", ".flac")
+
+
+class AN4(Reader):
+    """AN4 has no validation split: that is every `dev_every`-th of the training speakers, sorted by name."""
+
+    kinds = ("audio", "stored")
+    layout = "data_root must hold etc/<name>_{train,test}.fileids and .transcription, and wav/ or feat/"
+
+    def __init__(self, stem: str = "an4", dev_every: int = 12) -> None:
+        if dev_every < 2:
+            raise ConfigError(f"task.data.reader.dev_every={dev_every}: at least 2, or nothing is left to train on")
+        self.name, self.stem, self.dev_every = stem.upper(), stem, dev_every
+
+    def files(self, root: Path, split: str) -> tuple[Path, Path]:
+        stem = root / "etc" / f"{self.stem}_{'test' if split == 'test' else 'train'}"
+        return stem.with_name(stem.name + ".fileids"), stem.with_name(stem.name + ".transcription")
+
+    def find(self, root: Path, split: str, kind: Kind) -> None:
+        for path in (*self.files(root, split), root / ("wav" if kind == "audio" else "feat")):
+            if not path.exists():
+                self.missing(path)
+
+    def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
+        ids_path, text_path = self.files(root, split)
+        ids, lines = read_lines(ids_path), read_lines(text_path)
+        if len(ids) != len(lines):
+            raise DataError(
+                f"{text_path} has {len(lines)} lines, {ids_path.name} {len(ids)}: line i of both is one utterance"
+            )
+        found: list[Utterance] = []
+        for number, (id, line) in enumerate(zip(ids, lines, strict=True), 1):
+            match = _LINE.fullmatch(line)
+            if not match or match["id"] != Path(id).name:
+                raise DataError(f"{text_path} line {number}: expected 'WORDS ({Path(id).name})', found {line!r:.60}")
+            text = " ".join(word for word in match["text"].split() if word not in ("<s>", "</s>"))
+            refuse_empty(text, f"{text_path} line {number}", drop_empty)
+            found.append(self._utterance(root, id, text, kind, f"{ids_path} line {number}"))
+        if split == "test":
+            return found
+        speakers = sorted({Path(id).parent.name for id in ids})
+        held = set(speakers[self.dev_every - 1 :: self.dev_every]) or {speakers[-1]}
+        return [x for x, id in zip(found, ids, strict=True) if (Path(id).parent.name in held) == (split == "dev")]
+
+    def _utterance(self, root: Path, id: str, text: str, kind: Kind, where: str) -> Utterance:
+        name = Path(id).name
+        if kind == "stored":
+            path = root / "feat" / f"{id}.mfc"
+            if not path.is_file():
+                raise DataError(f"{path}: missing features, named in {where}: text without features")
+            return Stored(id=name, source=text, target=text, path=path)
+        for suffix in SUFFIXES:
+            if (path := root / "wav" / f"{id}{suffix}").is_file():
+                return Segment(id=name, source=text, target=text, **whole(path, where))
+        raise DataError(f"{root / 'wav' / id}.sph: missing recording, named in {where}: text without audio")

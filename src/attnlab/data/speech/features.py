@@ -1,0 +1,140 @@
+"""Log-mel filter bank with Kaldi's conventions, utterance CMVN, SpecAugment."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import kaldi_native_fbank
+import numpy as np
+import numpy.typing as npt
+import soundfile
+import soxr
+
+from attnlab.data.corpus import Kind
+from attnlab.errors import ConfigError, DataError
+
+Array = npt.NDArray[np.float32]
+
+FRAME_MS, SHIFT_MS = 25.0, 10.0
+
+
+@dataclass(frozen=True)
+class FilterBank:
+    """Log-mel features as fairseq's speech recipes compute them, normalised per utterance.
+
+    25 ms frames every 10 ms, DC removed, pre-emphasis 0.97, `window`, power spectrum, `num_mels` triangular filters
+    from 20 Hz to the Nyquist frequency, natural logarithm floored at float32 epsilon, no dither; samples scaled
+    by 2**15.
+    `normalize` is utterance CMVN: each mel channel gets mean 0 and variance 1 over the utterance.
+    Recordings at another rate than `sample_rate` (Hz) are resampled.
+    """
+
+    sample_rate: int = 16000
+    num_mels: int = 80
+    window: Literal["povey", "hamming", "hanning", "rectangular", "blackman"] = "povey"
+    normalize: bool = True
+
+    kind: ClassVar[Kind] = "audio"
+
+    def __post_init__(self) -> None:
+        if self.sample_rate < 1000 or self.num_mels < 4:
+            raise ConfigError(f"features: sample_rate={self.sample_rate} Hz, num_mels={self.num_mels}: too small")
+
+    @property
+    def width(self) -> int:
+        """Numbers in a frame."""
+        return self.num_mels
+
+    def fingerprint(self) -> dict[str, object]:
+        """All that the numbers depend on besides the audio."""
+        versions = {"kaldi_native_fbank": kaldi_native_fbank.__version__, "soxr": soxr.__version__}
+        return {**asdict(self), **versions}
+
+    def __call__(self, waveform: Array, rate: int) -> Array:
+        """(samples,) in [-1, 1) at `rate` Hz -> (frames, num_mels).  Less than a frame is zero-padded to one."""
+        if rate != self.sample_rate:
+            waveform = soxr.resample(waveform, rate, self.sample_rate)
+        frame = int(self.sample_rate * FRAME_MS / 1000)
+        if len(waveform) < frame:
+            waveform = np.pad(waveform, (0, frame - len(waveform)))
+        bank = kaldi_native_fbank.OnlineFbank(self._options())
+        bank.accept_waveform(self.sample_rate, waveform * np.float32(2**15))
+        bank.input_finished()
+        features: Array = np.stack([bank.get_frame(i) for i in range(bank.num_frames_ready)])
+        return utterance_cmvn(features) if self.normalize else features
+
+    def _options(self) -> kaldi_native_fbank.FbankOptions:
+        options = kaldi_native_fbank.FbankOptions()
+        options.frame_opts.samp_freq = self.sample_rate
+        options.frame_opts.frame_length_ms = FRAME_MS
+        options.frame_opts.frame_shift_ms = SHIFT_MS
+        options.frame_opts.window_type = self.window
+        options.frame_opts.dither = 0.0
+        options.mel_opts.num_bins = self.num_mels
+        return options
+
+
+def utterance_cmvn(features: Array) -> Array:
+    """(T, F) -> (T, F), each column with mean 0 and variance 1 (a constant column: 0)."""
+    centred = features - features.mean(axis=0, dtype=np.float64)
+    deviation = np.sqrt(np.maximum(np.square(centred).mean(axis=0), 1e-10))
+    return (centred / deviation).astype(np.float32)
+
+
+def read_waveform(path: Path, start: int, num_samples: int) -> Array:
+    """(num_samples,) float32 in [-1, 1), channels averaged.  Raises DataError where the file cannot give them all."""
+    try:
+        samples, _ = soundfile.read(path, frames=num_samples, start=start, dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
+        raise DataError(f"{path}: unreadable audio at sample {start} ({error})") from error
+    if len(samples) < num_samples:
+        raise DataError(f"{path}: damaged audio, {len(samples)} of {num_samples} samples from sample {start} on")
+    mono: Array = samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
+    return mono
+
+
+def change_speed(waveform: Array, rate: int, speed: float) -> Array:
+    """(samples,) -> (samples / speed,): tempo and pitch together, as a tape that runs faster."""
+    if speed == 1.0 or not len(waveform):
+        return waveform
+    faster: Array = soxr.resample(waveform, rate * speed, rate)
+    return faster
+
+
+@dataclass(frozen=True)
+class SpecAugment:
+    """Masks of frequency and time (Park et al. 2019, without time warping); the defaults are the LB policy.
+
+    Widths are uniform over {0, ..., freq_mask - 1} and {0, ..., min(time_mask, probability * T) - 1}, as the recipe's
+    code draws them. Masked values become 0, the mean after utterance CMVN.
+    """
+
+    num_freq_masks: int = 1
+    freq_mask: int = 27
+    num_time_masks: int = 1
+    time_mask: int = 100
+    probability: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.num_freq_masks, self.freq_mask, self.num_time_masks, self.time_mask) < 0:
+            raise ConfigError("augment: mask counts and widths cannot be negative")
+        if not 0.0 <= self.probability <= 1.0:
+            raise ConfigError(f"augment: probability={self.probability}; the largest masked share of time, 0 to 1")
+
+    def __call__(self, features: Array, random: np.random.Generator) -> Array:
+        """(T, F) -> (T, F), a masked copy; all randomness comes from `random`."""
+        masked = features.copy()
+        frames, channels = masked.shape
+        for _ in range(self.num_freq_masks):
+            first, last = _draw(random, min(self.freq_mask, channels), channels)
+            masked[:, first:last] = 0.0
+        for _ in range(self.num_time_masks):
+            first, last = _draw(random, min(self.time_mask, int(frames * self.probability)), frames)
+            masked[first:last] = 0.0
+        return masked
+
+
+def _draw(random: np.random.Generator, widest: int, size: int) -> tuple[int, int]:
+    width = int(random.integers(widest)) if widest > 0 else 0
+    first = int(random.integers(size - width))
+    return first, first + width

@@ -1,0 +1,182 @@
+"""Readers of spoken commands with a class: SLURP and Picovoice's coffee orders.
+
+<root>/dataset/slurp/{train,train_synthetic,devel,test}.jsonl    one prompt a line, with its recordings
+<root>/dataset/slurp/metadata.json                               speakers, if it is there
+<root>/audio/slurp_real/<file>.flac, audio/slurp_synth/<file>.flac
+
+<root>/label.json               {"<file>.wav": {"intent": ..., "slots": {"coffeeDrink": ...}}}
+<root>/selection.tsv            file, class, train or test
+<root>/speech/<file>.wav
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnlab.data.corpus import (
+    Kind,
+    Reader,
+    Segment,
+    Utterance,
+    field,
+    read_lines,
+    read_records,
+    read_text,
+    refuse_empty,
+    whole,
+)
+from attnlab.errors import ConfigError, DataError
+
+
+class SLURP(Reader):
+    """Target: the class <scenario>_<action>, then the transcript.
+
+    The class is not the file's `intent` field, which differs for some prompts.  Each recording counts once, whichever
+    split names it first, as published; `train` and the others name the files of each split.  As text (no recordings),
+    one utterance is a prompt, its input the sentence itself.
+    """
+
+    name = "SLURP"
+    splits = ("train", "devel", "test")
+    kinds = ("audio", "text")
+    layout = "data_root must hold dataset/slurp/*.jsonl and, to be heard, audio/slurp_real and audio/slurp_synth"
+
+    def __init__(
+        self, train: list[str] | None = None, devel: list[str] | None = None, test: list[str] | None = None
+    ) -> None:
+        self.files = {
+            "train": train or ["train", "train_synthetic"],
+            "devel": devel or ["devel"],
+            "test": test or ["test"],
+        }
+        self._taken: dict[str, tuple[Path, int]] = {}  # recording -> the line that has it
+
+    def paths(self, root: Path, split: str) -> list[Path]:
+        return [root / "dataset" / "slurp" / f"{name}.jsonl" for name in self.files[split]]
+
+    def find(self, root: Path, split: str, kind: Kind) -> None:
+        needed = self.paths(root, split) + ([root / "audio"] if kind == "audio" else [])
+        for path in needed:
+            if not path.exists():
+                self.missing(path)
+
+    def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
+        speakers = _speakers(root / "dataset" / "slurp" / "metadata.json") if kind == "audio" else {}
+        return [
+            x
+            for path in self.paths(root, split)
+            for line, record in read_records(path)
+            for x in self._prompt(root, split, kind, drop_empty, path, line, record, speakers)
+        ]
+
+    def _prompt(
+        self,
+        root: Path,
+        split: str,
+        kind: Kind,
+        drop_empty: bool,
+        path: Path,
+        line: int,
+        record: dict[str, Any],
+        speakers: dict[str, str],
+    ) -> Iterator[Utterance]:
+        synthetic = "synthetic" in path.stem
+        text = clean(field(record, "sentence", str, path, line), synthetic)
+        refuse_empty(text, f"{path} line {line}", drop_empty, "sentence")
+        parts = {key: field(record, key, str, path, line) for key in ("scenario", "action")}
+        for key, value in parts.items():
+            if not value.strip():
+                raise DataError(f"{path} line {line}: empty {key}: a sentence without its class")
+        label = "_".join(parts.values())
+        shared: dict[str, Any] = {"source": text, "target": text, "label": label.replace(" ", "_")}
+        if kind == "text":
+            id = field(record, "slurp_id", int, path, line)
+            yield Utterance(id=f"slurp_{split}_{line}_{id}", **shared)
+            return
+        recordings = field(record, "recordings", list, path, line)
+        if not recordings:
+            raise DataError(f"{path} line {line}: text without audio: no recordings")
+        for recording in recordings:
+            if not isinstance(recording, dict) or not isinstance(recording.get("file"), str):
+                raise DataError(f"{path} line {line}: a recording without its file's name")
+            file = recording["file"]
+            if self._taken.setdefault(file, (path, line)) != (path, line):
+                continue
+            folder = "slurp_synth" if synthetic else "slurp_real"
+            audio = whole(root / "audio" / folder / file, f"{path} line {line}")
+            key = file.removeprefix("audio-").removesuffix(".flac")
+            yield Segment(id=f"slurp_{speakers.get(file, 'unknown')}_{key}", **shared, **audio)
+
+    def sample(self, cache_dir: Path) -> Path:
+        from attnlab.data.samples import write_commands
+
+        return write_commands(cache_dir)
+
+
+class Picovoice(Reader):
+    """Coffee orders; the class is the drink, no words are known.  Validation is every fifth of the training files."""
+
+    name = "Picovoice coffee orders"
+    layout = "data_root must hold label.json, selection.tsv and speech/*.wav"
+
+    def __init__(self, slot: str = "coffeeDrink", dev_every: int = 5) -> None:
+        if dev_every < 2:
+            raise ConfigError(f"task.data.reader.dev_every={dev_every}: at least 2, or nothing is left to train on")
+        self.slot, self.dev_every = slot, dev_every
+
+    def find(self, root: Path, split: str, kind: Kind) -> None:
+        for name in ("label.json", "selection.tsv", "speech"):
+            if not (root / name).exists():
+                self.missing(root / name)
+
+    def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
+        path = root / "label.json"
+        try:
+            labels = json.loads(read_text(path))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path} line {error.lineno}: malformed JSON ({error.msg})") from error
+        table = root / "selection.tsv"
+        rows = list(csv.reader(read_lines(table), delimiter="\t"))
+        wanted = "test" if split == "test" else "train"
+        found: list[Utterance] = []
+        for number, row in enumerate(rows[1:], 2):
+            if len(row) != 3:
+                raise DataError(f"{table} line {number}: expected file, class and split, separated by tabs")
+            if row[2] not in ("train", "test"):
+                raise DataError(f"{table} line {number}: split {row[2]!r}; expected train or test")
+            if row[2] != wanted:
+                continue
+            try:
+                label = str(labels[row[0]]["slots"][self.slot])
+            except (KeyError, TypeError) as error:
+                raise DataError(f"{path}: {row[0]} has no slot {self.slot}: audio without a class") from error
+            if rows[0][1] == self.slot and row[1] != label:
+                raise DataError(f"{table} line {number}: {row[0]} is {row[1]!r}, but {path.name} says {label!r}")
+            audio = whole(root / "speech" / row[0], f"{table} line {number}")
+            found.append(Segment(id=Path(row[0]).stem, source="", target="", label=label.replace(" ", "_"), **audio))
+        if split == "test":
+            return found
+        return [x for i, x in enumerate(found) if ((i + 1) % self.dev_every == 0) == (split == "dev")]
+
+
+def clean(sentence: str, lower: bool) -> str:
+    """The transcript as the published preparation writes it."""
+    text = sentence.replace("@", " at ").replace("#", " hashtag ").replace(",", "").replace(".", "")
+    return " ".join((text.lower() if lower else text).replace("<unk>", "unknown").split())
+
+
+def _speakers(path: Path) -> dict[str, str]:
+    """file -> speaker; empty where there is no metadata.json."""
+    if not path.is_file():
+        return {}
+    try:
+        prompts = json.loads(read_text(path))
+        return {
+            file: str(entry["usrid"]) for prompt in prompts.values() for file, entry in prompt["recordings"].items()
+        }
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path} line {error.lineno}: malformed JSON ({error.msg})") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: a prompt without recordings and their usrid") from error

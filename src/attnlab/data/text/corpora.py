@@ -1,0 +1,222 @@
+"""Text corpora in their published layouts: which file is which split, and the texts in it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from attnlab.data.samples import markov
+from attnlab.data.samples.markov import Source
+from attnlab.data.text.lines import find, read_lines
+from attnlab.data.text.tokens import TokenFile, open_shard
+from attnlab.errors import DataError
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class TextCorpus(ABC):
+    """A corpus of texts, each a line or a document.  `held_out` says how validation and test came about."""
+
+    name: str
+    held_out = "the published splits"
+
+    @abstractmethod
+    def files(self, root: Path, split: Split) -> list[Path]:
+        """The files of a split, in order.  DataError: one is missing, with what belongs there."""
+
+    @abstractmethod
+    def write_sample(self, root: Path, source: Source) -> None:
+        """The sample corpus in this layout."""
+
+    def texts(self, root: Path, split: Split) -> Iterator[str]:
+        """Every text of a split, in order; by default every line of its files."""
+        for path in self.files(root, split):
+            yield from read_lines(path)
+
+    def shards(self, root: Path, split: Split, vocab_size: int) -> list[TokenFile]:
+        """Files that hold token ids already; none where there are texts."""
+        return []
+
+
+class PennTreebank(TextCorpus):
+    """The Penn Treebank as Mikolov prepared it: ptb.{train,valid,test}.txt, a sentence a line, 10,000 words."""
+
+    def __init__(self, name: str = "Penn Treebank") -> None:
+        self.name = name
+
+    def files(self, root: Path, split: Split) -> list[Path]:
+        stem = {"train": "train", "validation": "valid", "test": "test"}[split]
+        folders = ("", "data/", "simple-examples/data/")
+        names = [f"{folder}{prefix}{stem}.txt" for prefix in ("ptb.", "") for folder in folders]
+        return [find(root, names, f"the {split} sentences of the Penn Treebank, Mikolov's files")]
+
+    def write_sample(self, root: Path, source: Source) -> None:
+        for split, stem in zip(SPLITS, ("train", "valid", "test"), strict=True):
+            (root / f"ptb.{stem}.txt").write_text("".join(f" {line} \n" for line in source.lines(split)))
+
+
+class WikiText(TextCorpus):
+    """WikiText-2 or -103: wiki.{train,valid,test}.tokens, a paragraph, a heading or nothing a line."""
+
+    def __init__(self, name: str = "WikiText-2") -> None:
+        self.name = name
+
+    def files(self, root: Path, split: Split) -> list[Path]:
+        stem = {"train": "train", "validation": "valid", "test": "test"}[split]
+        folders = ("", "wikitext-2/", "wikitext-103/")
+        names = [f"{folder}{name}" for name in (f"wiki.{stem}.tokens", f"{stem}.txt") for folder in folders]
+        return [find(root, names, f"the {split} part of {self.name}")]
+
+    def write_sample(self, root: Path, source: Source) -> None:
+        for split, stem in zip(SPLITS, ("train", "valid", "test"), strict=True):
+            (root / f"wiki.{stem}.tokens").write_text("".join(f" {line} \n" for line in source.lines(split)))
+
+
+class BillionWords(TextCorpus):
+    """The one billion word benchmark: 99 shards to train on, 50 held-out ones; a sentence a line.
+
+    Held-out shard 00000 is the test set, as usual, and the others are for validation: no checkpoint is chosen on the
+    test set (the Tensorized Transformer's code validates and tests on all 50).
+    """
+
+    held_out = "test: held-out shard 00000; validation: the other held-out shards"
+
+    TRAIN = "training-monolingual.tokenized.shuffled"
+    HELD = "heldout-monolingual.tokenized.shuffled"
+
+    def __init__(self, name: str = "LM1B") -> None:
+        self.name = name
+
+    def files(self, root: Path, split: Split) -> list[Path]:
+        folder, pattern, what = {
+            "train": (self.TRAIN, "news.en-*-of-*", "training shards"),
+            "validation": (self.HELD, "news.en.heldout-*-of-*", "held-out shards"),
+            "test": (self.HELD, "news.en.heldout-*-of-*", "held-out shards"),
+        }[split]
+        found = sorted(path for base in (root, *root.glob("1-billion-word*")) for path in (base / folder).glob(pattern))
+        if not found:
+            raise DataError(
+                f"{root / folder}/{pattern}: no such files ({what} of the one billion word benchmark); data_root "
+                "names the directory that holds this one"
+            )
+        if split == "train":
+            return found
+        test = [path for path in found if "heldout-00000-of-" in path.name]
+        others = [path for path in found if path not in test]
+        chosen = test if split == "test" else others
+        if not chosen:
+            missing = "shard 00000" if split == "test" else "any shard but 00000"
+            raise DataError(
+                f"{found[0].parent}: {missing} is missing, the {split} set; {len(found)} held-out shards are here"
+            )
+        return chosen
+
+    def write_sample(self, root: Path, source: Source) -> None:
+        for name in (self.TRAIN, self.HELD):
+            (root / name).mkdir()
+        train = list(source.lines("train"))
+        for i in range(3):
+            part = train[i * len(train) // 3 : (i + 1) * len(train) // 3]
+            path = root / self.TRAIN / f"news.en-{i + 1:05}-of-00100"
+            path.write_text("".join(f"{line}\n" for line in part))
+        for i, split in enumerate(("test", "validation")):
+            path = root / self.HELD / f"news.en.heldout-{i:05}-of-00050"
+            path.write_text("".join(f"{line}\n" for line in source.lines(split)))
+
+
+class FineWebEdu(TextCorpus):
+    """FineWeb-Edu: Parquet files with a column `text`, or the uint16 token shards that the T6 system makes of them.
+
+    Parquet: the first `held_out_documents` of the first file are for validation, the next ones for the test.
+    Shards: *_val_*.bin (or val.bin) are held out, and each is halved: validation, then test; the published system has
+    no test set beside its validation set.
+    """
+
+    def __init__(self, name: str = "FineWeb-Edu", held_out_documents: int = 10_000) -> None:
+        if held_out_documents < 1:
+            raise ValueError(f"held_out_documents={held_out_documents}: expected at least 1")
+        self.name, self.number = name, held_out_documents
+        self.held_out = (
+            "shards: each held-out shard's first half is for validation, its second for the test; Parquet: the first "
+            f"{held_out_documents} documents for validation, the next {held_out_documents} for the test"
+        )
+
+    def files(self, root: Path, split: Split) -> list[Path]:
+        shards = sorted(root.rglob("*.bin"))
+        if shards:
+            held = [path for path in shards if "_val_" in path.name or path.name == "val.bin"]
+            chosen = [path for path in shards if path not in held] if split == "train" else held
+            if not chosen:
+                raise DataError(
+                    f"{root}: no {'training' if split == 'train' else 'held-out'} shard among its .bin files; "
+                    "expected fineweb_train_*.bin and fineweb_val_*.bin, or train.bin and val.bin"
+                )
+            return chosen
+        found = sorted(root.rglob("*.parquet"))
+        if not found:
+            raise DataError(
+                f"{root}: neither *.parquet nor *.bin here; expected Parquet files (sample/100BT/*.parquet) "
+                "or token shards (fineweb_train_*.bin, fineweb_val_*.bin)"
+            )
+        return found if split == "train" else found[:1]
+
+    def texts(self, root: Path, split: Split) -> Iterator[str]:
+        first, last = {"validation": (0, self.number), "test": (self.number, 2 * self.number)}.get(
+            split, (2 * self.number, None)
+        )
+        documents = (text for path in self.files(root, split) for text in read_parquet(path))
+        found = False
+        for text in islice(documents, first, last):
+            found = True
+            yield text
+        if not found:
+            raise DataError(
+                f"{root}: no document is left for {split}: 2 x {self.number} are held out; "
+                "lower task.data.corpus.held_out_documents"
+            )
+
+    def shards(self, root: Path, split: Split, vocab_size: int) -> list[TokenFile]:
+        files = self.files(root, split)
+        if files[0].suffix != ".bin":
+            return []
+        opened = [open_shard(path, vocab_size) for path in files]
+        return opened if split == "train" else [file.half(0 if split == "validation" else 1) for file in opened]
+
+    def write_sample(self, root: Path, source: Source) -> None:
+        import pyarrow
+        from pyarrow import parquet
+
+        documents: list[str] = []
+        for split in ("validation", "test", "train"):
+            number = self.number if split != "train" else None
+            lines = list(source.lines(split, max(markov.LINES[split], number) if number else None))
+            ends = np.linspace(0, len(lines), 1 + (number or len(lines) // 16), dtype=int)
+            documents += ["\n".join(lines[a:b]) for a, b in pairwise(ends)]
+        parquet.write_table(pyarrow.table({"text": documents}), root / "000_00000.parquet")
+
+
+def read_parquet(path: Path) -> Iterator[str]:
+    """The column `text`, a part of the file at a time.  DataError: no Parquet file, or one without that column."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            if "text" not in file.schema_arrow.names:
+                raise DataError(f"{path}: no column `text`; it has {', '.join(file.schema_arrow.names)}")
+            for batch in file.iter_batches(batch_size=256, columns=["text"]):
+                yield from (text for text in batch.column(0).to_pylist() if text)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())[:200]})") from error
+
+
+def as_tokens(files: list[TokenFile]) -> TokenFile:
+    """Several files as one: held-out shards are few and are read in order."""
+    if len(files) == 1:
+        return files[0]
+    ids = np.concatenate([file.read(0, len(file)) for file in files])
+    return TokenFile(files[0].path, ids, int(ids.max()) + 1)

@@ -1,0 +1,174 @@
+"""Text for language models: corpus, vocabulary, ids on disk, windows."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from attnlab.data.base import TaskData
+from attnlab.data.cache import file_digests
+from attnlab.data.samples.markov import Source
+from attnlab.data.samples.text import write_text
+from attnlab.data.text.corpora import SPLITS, Split, TextCorpus, as_tokens
+from attnlab.data.text.tokens import TokenFile, build, digest
+from attnlab.data.text.vocabulary import BytePairs, Vocabulary, Words, count_words
+from attnlab.data.text.windows import EvaluationWindows, OrderedBatches, ShuffledBatches, TrainingWindows, Window
+from attnlab.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+BATCH = 512  # texts encoded at a time
+
+
+class LanguageModellingData(TaskData):
+    """A corpus in its published layout, or the embedded sample corpus in that layout where `root` is None.
+
+    vocab_size: of the model.  Words: at most so many.  Byte pairs: exactly, more than the tokenizer's are padding.
+    window: tokens of a training window, side by side from another offset in each epoch, in an order that (seed, epoch)
+    fix.  eval_window (None: window), eval_batch_size (None: batch_size): of disjoint windows of the held-out splits;
+    eval_windows: no more than so many of them, evenly spread.
+
+    Ids lie under `cache_dir` and are memory-mapped.  The trainer needs `reload_dataloaders_every_n_epochs=1` and
+    `use_distributed_sampler=False`.
+
+    Raises ConfigError (settings that do not fit) and DataError (the corpus).
+    """
+
+    def __init__(
+        self,
+        root: str | None,
+        cache_dir: str,
+        corpus: TextCorpus,
+        vocabulary: Words | BytePairs,
+        vocab_size: int,
+        window: int,
+        batch_size: int,
+        eval_window: int | None = None,
+        eval_batch_size: int | None = None,
+        eval_windows: int | None = None,
+        seed: int = 1,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        least = {"vocab_size": vocab_size, "window": window, "batch_size": batch_size, "eval_window": eval_window}
+        least |= {"eval_batch_size": eval_batch_size, "eval_windows": eval_windows}
+        for name, value in least.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: expected at least 1")
+        self.root = None if root is None else Path(root).expanduser()
+        self.cache_dir = Path(cache_dir).expanduser()
+        self.source, self.settings, self.vocab_size = corpus, vocabulary, vocab_size
+        self.window, self.batch_size = window, batch_size
+        self.eval_window = eval_window or window
+        self.eval_batch_size, self.eval_windows = eval_batch_size or batch_size, eval_windows
+        self.seed, self.num_workers = seed, num_workers
+        self.filtered: dict[str, int] = {}
+        self.is_sample = root is None
+        self.corpus = ""
+        self.vocabulary: Vocabulary
+        self._files: dict[Split, list[TokenFile]] = {}
+
+    def prepare_data(self) -> None:
+        """Checks the corpus, then writes what is missing: sample corpus, vocabulary, ids."""
+        self.setup()
+
+    def setup(self, stage: str | None = None) -> None:
+        """All splits, or with `stage` "test" the vocabulary and the test set."""
+        if self._files:
+            return
+        if self.root is None:
+            log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.source.name)
+            self.root = write_text(self.cache_dir, self.source)
+        if not self.root.is_dir():
+            raise DataError(f"{self.root}: no such directory; data_root names the directory of {self.source.name}")
+        splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
+        for split in SPLITS:  # a missing file is said before hours are spent on the others
+            self.source.files(self.root, split)
+        self.vocabulary = self.settings.build(self.source, self.root, self.cache_dir, self.vocab_size)
+        files = {split: self._read(split) for split in splits}
+        unit = self.vocabulary.unit
+        sizes = ", ".join(f"{split} {sum(map(len, found))}" for split, found in files.items())
+        about = f"{self.source.name} at {self.root}: {sizes} {unit}s; vocabulary {self.vocabulary.size}"
+        log.info("corpus: %s; %s", about, self.source.held_out)
+        self.corpus = "sample" if self.is_sample else about
+        for split, found in files.items():
+            if sum(map(len, found)) < 2:
+                raise DataError(f"{self.root}: {split} has fewer than 2 {unit}s")
+        self._files = files
+
+    def _read(self, split: Split) -> list[TokenFile]:
+        """The ids of a split: somebody's shards, or built from its texts."""
+        assert self.root is not None
+        shards = self.source.shards(self.root, split, self.vocabulary.num_ids)
+        if shards:
+            for file in shards:
+                file.read(0, min(len(file), 1 << 20))  # another tokenizer's ids show at once
+            return shards
+        digests = file_digests(self.source.files(self.root, split), self.cache_dir / "tokens" / "files.json")
+        key = digest([VERSION, split, self.source.held_out, self.vocabulary.fingerprint, sorted(digests.values())])
+        name = "".join(c if c.isalnum() else "-" for c in self.source.name.lower())
+        folder = self.cache_dir / "tokens" / f"{name}-{split}-{key[:24]}"
+        return [build(folder, self._encoded(split), self.vocabulary.size)]
+
+    def _encoded(self, split: Split) -> Iterator[tuple[list[list[int]], int]]:
+        assert self.root is not None
+        texts = self.source.texts(self.root, split)
+        while batch := list(islice(texts, BATCH)):
+            yield self.vocabulary.marked(batch), sum(map(count_words, batch))
+
+    def tokens(self, split: Split) -> TokenFile:
+        """The ids of a held-out split as one file."""
+        return as_tokens(self._files[split])
+
+    def floor(self, split: Split) -> float | None:
+        """The sample corpus's entropy in nats per id of a split; None for a real corpus."""
+        if not self.is_sample:
+            return None
+        file = self.tokens(split)
+        return Source().entropy * file.words / len(file)
+
+    def train_dataloader(self) -> DataLoader[Window]:
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        rank, world_size = self._place()
+        windows = TrainingWindows(self._files["train"], self.window, self.seed, epoch)
+        start = self.first_batch(epoch)
+        order = {"seed": self.seed, "epoch": epoch, "rank": rank, "world_size": world_size, "start": start}
+        batches = ShuffledBatches(len(windows), self.batch_size, **order)
+        if not batches.total:
+            size = sum(map(len, self._files["train"]))
+            raise ConfigError(
+                f"task.data.batch_size={self.batch_size}: the training text of {size} {self.vocabulary.unit}s makes "
+                f"{len(windows)} windows of {self.window}, fewer than {world_size} process(es) need for a batch each"
+            )
+        return self._loader(windows, batches)
+
+    def val_dataloader(self) -> DataLoader[Window]:
+        return self.held_out("validation", shared=True)
+
+    def test_dataloader(self) -> DataLoader[Window]:
+        return self.held_out("test")
+
+    def held_out(self, split: Split, stride: int | None = None, shared: bool = False) -> DataLoader[Window]:
+        """Windows of `eval_window` every `stride` tokens (None: disjoint).  `shared`: dealt out to the processes."""
+        windows = EvaluationWindows(self.tokens(split), self.eval_window, stride or self.eval_window, self.eval_windows)
+        rank, world_size = self._place() if shared else (0, 1)
+        size = min(self.eval_batch_size, -(-len(windows) // world_size))  # no rank goes without
+        return self._loader(windows, OrderedBatches(len(windows), size, rank=rank, world_size=world_size))
+
+    def _place(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _loader(
+        self, windows: TrainingWindows | EvaluationWindows, batches: ShuffledBatches | OrderedBatches
+    ) -> DataLoader[Window]:
+        return DataLoader(
+            windows,
+            batch_sampler=batches,
+            num_workers=self.num_workers,
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
+            generator=torch.Generator(),  # its own: making an iterator must not move the global one
+        )

@@ -1,0 +1,134 @@
+"""Reader of parallel text: one sentence a line, the same line in two files, or numbered segments in two SGML files."""
+
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from attnlab.data.corpus import Kind, Reader, Utterance, read_text
+from attnlab.data.text.summaries import read_pairs, squeeze
+from attnlab.errors import ConfigError, DataError
+
+_SEGMENT = re.compile(r"<seg[^>]*\bid=\"?([^\">\s]+)\"?[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Names relative to the root, `{lang}` and `{side}` (src, ref) filled in; empty: held out of training."""
+
+    train: tuple[str, ...]
+    dev: str = ""
+    test: str = ""
+
+
+LAYOUTS = {
+    "wmt16-google": Files(
+        ("train.tok.clean.bpe.32000.{lang}",),
+        "newstest2013.tok.bpe.32000.{lang}",
+        "newstest2014.tok.bpe.32000.{lang}",
+    ),
+    "wmt": Files(
+        (
+            "training/europarl-v7.{pair}.{lang}",
+            "training/commoncrawl.{pair}.{lang}",
+            "training/news-commentary-v11.{pair}.{lang}",
+        ),
+        "dev/newstest2013.{lang}",
+        "test-full/newstest2014-deen-{side}.{lang}.sgm",
+    ),
+    "opennmt": Files(("{from}-train.txt",), "{from}-val.txt"),
+    "plain": Files(("train.{lang}",), "dev.{lang}", "test.{lang}"),
+    "multi30k": Files(("train.{lang}",), "val.{lang}", "test_2016_flickr.{lang}"),
+}
+
+
+class Parallel(Reader):
+    """Sentence pairs; `layout`: one of LAYOUTS, or "auto", the first whose files are all there.
+
+    Subword marks "@@ " are taken out, typographic apostrophes made plain.  `unescape`: also HTML's entities.
+    A split without files is every `hold_out`-th training pair, which training then lacks.
+    """
+
+    unit = "pairs"
+    kinds = ("text",)
+
+    def __init__(
+        self,
+        source_language: str = "en",
+        target_language: str = "de",
+        layout: Literal["auto", "wmt16-google", "wmt", "opennmt", "plain", "multi30k"] = "auto",
+        unescape: bool = False,
+        hold_out: int = 100,
+    ) -> None:
+        if hold_out < 3:
+            raise ConfigError(f"task.data.reader.hold_out={hold_out}: at least 3")
+        self.languages, self.chosen, self.unescape, self.hold_out = (
+            (source_language, target_language),
+            layout,
+            unescape,
+            hold_out,
+        )
+        self.name = f"{source_language}-{target_language} text"
+        names = ", ".join(self._fill(files.train[0], 0) for files in LAYOUTS.values())
+        self.layout = f"data_root must hold one of the layouts {', '.join(LAYOUTS)} (training files: {names})"
+
+    def _fill(self, name: str, side: int) -> str:
+        source, target = self.languages
+        words = {"lang": self.languages[side], "pair": f"{target}-{source}", "side": ("src", "ref")[side]}
+        return name.format(**words, **{"from": ("src", "tgt")[side]})
+
+    def files(self, root: Path) -> Files:
+        for name, files in LAYOUTS.items():
+            if self.chosen == name or (self.chosen == "auto" and all(p.is_file() for p in self._all(root, files))):
+                return files
+        raise DataError(f"data_root={root}: no layout found; {self.layout}")
+
+    def _all(self, root: Path, files: Files) -> list[Path]:
+        names = [name for name in (*files.train, files.dev, files.test) if name]
+        return [root / self._fill(name, side) for name in names for side in (0, 1)]
+
+    def find(self, root: Path, split: str, kind: Kind) -> None:
+        for path in self._all(root, self.files(root)):
+            if not path.is_file():
+                self.missing(path)
+
+    def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
+        files = self.files(root)
+        own = {"dev": files.dev, "test": files.test}.get(split)
+        if own:
+            return self._pairs(root, own, split, drop_empty)
+        train = [x for name in files.train for x in self._pairs(root, name, Path(name).name.split(".")[0], drop_empty)]
+        held = {name for name, file in (("dev", files.dev), ("test", files.test)) if not file}
+        places = {name: set(range(i, len(train), self.hold_out)) for i, name in enumerate(sorted(held))}
+        if split in held:
+            return [train[i] for i in sorted(places[split])]
+        taken = set().union(*places.values()) if places else set()
+        return [x for i, x in enumerate(train) if i not in taken]
+
+    def _pairs(self, root: Path, name: str, split: str, drop_empty: bool) -> list[Utterance]:
+        source, target = (root / self._fill(name, side) for side in (0, 1))
+        found = (_sgml if name.endswith(".sgm") else read_pairs)(source, target, split, drop_empty)
+        return [replace(x, source=self._plain(x.source), target=self._plain(x.target)) for x in found]
+
+    def _plain(self, text: str) -> str:
+        text = text.replace("@@ ", "").removesuffix("@@").replace("’", "'")
+        return html.unescape(text) if self.unescape else text
+
+    def sample(self, cache_dir: Path) -> Path:
+        from attnlab.data.samples import write_translations
+
+        return write_translations(cache_dir)
+
+
+def _sgml(source: Path, target: Path, name: str, drop_empty: bool) -> list[Utterance]:
+    sides = [[squeeze(html.unescape(text)) for _, text in _SEGMENT.findall(read_text(p))] for p in (source, target)]
+    if not sides[0] or len(sides[0]) != len(sides[1]):
+        raise DataError(f"{source} has {len(sides[0])} <seg> lines, {target.name} {len(sides[1])}: they must be equal")
+    found = []
+    for number, (left, right) in enumerate(zip(*sides, strict=True), 1):
+        if not (left and right) and not drop_empty:
+            raise DataError(f"{source}: segment {number} is empty here or in {target.name}")
+        found.append(Utterance(id=f"{name}_{number}", source=left, target=right if left else ""))
+    return found

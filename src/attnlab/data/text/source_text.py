@@ -1,0 +1,43 @@
+"""Text as input: the pieces of the one vocabulary that source and target share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from attnlab.data.batch import Ids
+from attnlab.data.corpus import Kind, Utterance
+from attnlab.data.text.tokenizer import Tokenizer
+from attnlab.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """Piece ids ending in </s>.  Of a longer text the first `max_tokens` - 1 pieces are read, and </s>.
+
+    What is cut so is counted by whoever opens the inputs (`truncated`); nothing is left out for its length.
+    """
+
+    max_tokens: int = 1024
+
+    kind: ClassVar[Kind] = "text"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 2:
+            raise ConfigError(f"features: max_tokens={self.max_tokens}: at least one piece and </s>")
+
+    def open(self, utterances: Sequence[Utterance], tokenizer: Tokenizer) -> "TextInputs":
+        return TextInputs(tokenizer.encode_all([x.source for x in utterances]), self.max_tokens)
+
+
+class TextInputs:
+    """(T,) int64 of each text; `truncated` counts those that were cut."""
+
+    def __init__(self, pieces: Sequence[Sequence[int]], max_tokens: int) -> None:
+        self._ids = [np.asarray([*x[: max_tokens - 1], Tokenizer.eos], dtype=np.int64) for x in pieces]
+        self.truncated = sum(len(x) > max_tokens - 1 for x in pieces)
+        self.lengths = np.asarray([len(x) for x in self._ids], dtype=np.int64)
+
+    def __getitem__(self, i: int) -> Ids:
+        return self._ids[i]

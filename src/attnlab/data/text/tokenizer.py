@@ -1,0 +1,161 @@
+"""Subword pieces by SentencePiece."""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import sentencepiece
+
+from attnlab.errors import ConfigError, DataError
+from attnlab.runs.files import write_atomically
+
+Kind = Literal["unigram", "bpe", "char"]
+
+log = logging.getLogger(__name__)
+
+_TOO_HIGH = "vocab_size={} is more than the training text allows; the largest that works is {}"
+
+
+class Tokenizer:
+    """Text to piece ids and back.  Ids 0..3 are <s> (the blank of CTC), <pad>, </s>, <unk>, fairseq's order.
+
+    `size` counts all pieces, the four specials included; `fingerprint` is the SHA-256 of the model file.
+    `labels`: ids of the classes, pieces that no text contains.
+    """
+
+    bos, pad, eos, unk = 0, 1, 2, 3
+
+    def __init__(self, model: bytes) -> None:
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self.size: int = self._processor.get_piece_size()
+        self.fingerprint = hashlib.sha256(model).hexdigest()
+        ids = range(self.unk + 1, self.size)
+        self.labels: dict[str, int] = {self.piece(i): i for i in ids if self._processor.is_control(i)}
+
+    def label(self, name: str) -> int:
+        """The id of a class; <unk> for one that was not known when the pieces were learned."""
+        return self.labels.get(name, self.unk)
+
+    def label_of(self, ids: Sequence[int]) -> str:
+        """The class that begins a text; empty where it begins with none."""
+        return self.piece(ids[0]) if len(ids) and ids[0] in self.labels.values() else ""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids without <s> and </s>."""
+        ids: list[int] = self._processor.encode(text)
+        return ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`; the specials <s>, <pad> and </s> leave no trace."""
+        text: str = self._processor.decode([int(i) for i in ids if int(i) > self.eos])
+        return text
+
+    def piece(self, id: int) -> str:
+        piece: str = self._processor.id_to_piece(id)
+        return piece
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Raises DataError where `path` is no SentencePiece model with these specials."""
+        try:
+            tokenizer = cls(Path(path).read_bytes())
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"{path}: not a readable SentencePiece model ({_last_line(error)})") from error
+        processor = tokenizer._processor
+        found = (processor.bos_id(), processor.pad_id(), processor.eos_id(), processor.unk_id())
+        if found != (cls.bos, cls.pad, cls.eos, cls.unk):
+            raise DataError(f"{path}: <s>, <pad>, </s>, <unk> are {found}, expected (0, 1, 2, 3)")
+        return tokenizer
+
+    @classmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        path_prefix: Path,
+        vocab_size: int,
+        type: Kind = "unigram",
+        *,
+        labels: Sequence[str] = (),
+        hard_limit: bool = True,
+    ) -> "Tokenizer":
+        """Learns `vocab_size` pieces from `lines`, `labels` included, and writes `<path_prefix>.model` (atomically).
+
+        Deterministic: the same lines give the same file. Raises ConfigError for a size that the text does not allow;
+        without `hard_limit`, takes the most pieces that it does allow.
+        """
+        if type not in get_args(Kind):
+            raise ConfigError(f"vocab_type={type}: it is one of {', '.join(get_args(Kind))}")
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                vocab_size=vocab_size,
+                model_type=type,
+                hard_vocab_limit=hard_limit,
+                character_coverage=1.0,
+                control_symbols=list(labels),
+                bos_id=cls.bos,
+                pad_id=cls.pad,
+                eos_id=cls.eos,
+                unk_id=cls.unk,
+                num_threads=4,  # a constant: sums in another order give other pieces
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise ConfigError(_explain(str(error), vocab_size, type)) from error
+        tokenizer = cls(model.getvalue())
+        if hard_limit and tokenizer.size != vocab_size:
+            raise ConfigError(_TOO_HIGH.format(vocab_size, tokenizer.size))  # characters: it just made fewer
+        write_atomically(Path(f"{path_prefix}.model"), model.getvalue())
+        return tokenizer
+
+    @classmethod
+    def cached(
+        cls,
+        lines: Sequence[str],
+        folder: Path,
+        vocab_size: int,
+        type: Kind = "unigram",
+        *,
+        labels: Sequence[str] = (),
+        hard_limit: bool = True,
+    ) -> "Tokenizer":
+        """As `train`, but learned once: found in `folder` by the content of `lines` and the settings.
+
+        A model on disk that is not the one written (its SHA-256 stands beside it) is learned again.
+        """
+        own = [list(labels)] if labels else []
+        settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit, *own])
+        key = hashlib.sha256("\n".join([settings, *lines]).encode()).hexdigest()
+        prefix = folder / f"{type}{vocab_size}-{key[:24]}"
+        model, check = Path(f"{prefix}.model"), Path(f"{prefix}.sha256")
+        if model.exists() and check.exists():
+            if hashlib.sha256(model.read_bytes()).hexdigest() == check.read_text(errors="replace"):
+                return cls.load(model)
+            log.warning("%s: damaged; learning it again", model)
+        tokenizer = cls.train(lines, prefix, vocab_size, type, labels=labels, hard_limit=hard_limit)
+        write_atomically(check, tokenizer.fingerprint.encode())
+        return tokenizer
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1]
+
+
+def _explain(message: str, vocab_size: int, type: str) -> str:
+    if found := re.search(r"too high.*<= (\d+)", message):
+        return _TOO_HIGH.format(vocab_size, found[1])
+    if found := re.search(r"required_chars. \d+ vs (\d+)", message):
+        return f"vocab_size={vocab_size} is less than the characters of the training text; at least {found[1]}"
+    return f"vocab_size={vocab_size}: SentencePiece cannot learn {type} pieces: {message.strip().splitlines()[-1]}"

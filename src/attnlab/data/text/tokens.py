@@ -1,0 +1,194 @@
+"""Token ids on disk: written once, found again by content, read through memory maps.
+
+A built file is a folder `<name>-<key>` with `tokens.bin`, the ids one after the other, and `index.json`: their number
+and type, counts of texts and words, the CRC-32 of each block.  The key hashes the corpus's bytes and the vocabulary.
+A shard is a file of somebody else's: uint16 ids, with or without the 1,024-byte header of the T6 system.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlab.data.cache import locked
+from attnlab.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Ids = npt.NDArray[np.int64]
+
+VERSION = 1  # to be raised when the same texts and vocabulary give other ids
+BLOCK = 1 << 22  # bytes under one checksum
+EAGER = 1 << 28  # built files up to this size are checked whole when they are opened, larger ones block by block
+
+MAGIC, HEADER = 20240520, 256  # int32 words: magic, version, number of ids, zeros
+FOREIGN = {20240801: "uint32 ids of the Llama 3 vocabulary"}  # other headers that would else be read as ids
+
+
+class TokenFile:
+    """`len` ids; slices of them come as int64.  `texts`, `words`: what they were made of; 0 where that is not known."""
+
+    def __init__(self, path: Path, ids: npt.NDArray[Any], vocab_size: int, texts: int = 0, words: int = 0) -> None:
+        self.path, self.texts, self.words = path, texts, words
+        self._ids, self._limit = ids, vocab_size
+        self._checks: list[int] | None = None  # block by block, those not yet verified
+        self._verified: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def read(self, start: int, stop: int) -> Ids:
+        """DataError: the file is damaged, or an id lies outside the vocabulary."""
+        if self._checks is not None:
+            size = self._ids.dtype.itemsize
+            for block in range(start * size // BLOCK, -(-stop * size // BLOCK)):
+                if block not in self._verified and not self._sound(block):
+                    raise DataError(f"{self.path}: damaged; delete {self.path.parent} and run again")
+        ids = self._ids[start:stop].astype(np.int64)
+        if len(ids) and int(ids.max()) >= self._limit:
+            at = int(ids.argmax())
+            raise DataError(
+                f"{self.path}: id {ids[at]} at position {start + at} is outside the vocabulary of {self._limit}: "
+                "the ids are of another tokenizer, or task.data.vocab_size is too small"
+            )
+        return ids
+
+    def half(self, which: int) -> "TokenFile":
+        """The first or the second half of a shard, as a file of its own."""
+        middle = len(self._ids) // 2
+        return TokenFile(self.path, self._ids[middle:] if which else self._ids[:middle], self._limit)
+
+    def _sound(self, block: int) -> bool:
+        assert self._checks is not None
+        data = self._ids.view(np.uint8)[block * BLOCK : (block + 1) * BLOCK]
+        if zlib.crc32(data.tobytes()) != self._checks[block]:
+            return False
+        self._verified.add(block)
+        return True
+
+
+def open_shard(path: Path, vocab_size: int) -> TokenFile:
+    """uint16 ids of the T6 system's layout, or without any header (nanoGPT's).
+
+    DataError: odd length, a header that does not fit the file, another format's header.
+    """
+    try:
+        size = path.stat().st_size
+        head = np.fromfile(path, dtype="<i4", count=HEADER)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if size == 0:
+        raise DataError(f"{path}: the shard is empty; expected uint16 ids")
+    if size % 2:
+        raise DataError(f"{path}: {size} bytes are no whole number of uint16 ids; the shard is cut short or foreign")
+    first = int(head[0]) if len(head) else 0
+    if first in FOREIGN or first == int(np.int32(MAGIC).byteswap()):
+        what = FOREIGN.get(first, "another byte order")
+        raise DataError(f"{path}: the header is that of {what}; expected uint16 ids after magic {MAGIC}, or no header")
+    if first != MAGIC and len(head) == HEADER and head[1] in range(1, 256) and head[2] > 0 and not head[3:].any():
+        raise DataError(
+            f"{path}: begins with a header of magic {first}, version {head[1]}, {head[2]} ids; expected uint16 ids "
+            f"after magic {MAGIC}, or no header"
+        )
+    offset = 0
+    if first == MAGIC:
+        offset = 4 * HEADER
+        if len(head) < HEADER or head[1] != 1 or int(head[2]) != (size - offset) // 2:
+            said = f"version {head[1]}, {head[2]} ids" if len(head) >= 3 else "nothing after its magic"
+            raise DataError(
+                f"{path}: the header says {said}; expected version 1 and {(size - offset) // 2} ids, which the file has"
+            )
+        if size == offset:
+            raise DataError(f"{path}: the shard holds no ids")
+    return TokenFile(path, np.memmap(path, dtype="<u2", mode="r", offset=offset), vocab_size)
+
+
+def open_built(folder: Path, vocab_size: int) -> TokenFile | None:
+    """A built file; None where there is none, or a damaged one (then it should be built again)."""
+    if not folder.is_dir():
+        return None
+    path = folder / "tokens.bin"
+    try:
+        index = json.loads((folder / "index.json").read_bytes())
+        if index.pop("check") != digest(index):
+            raise ValueError("its index does not fit")
+        dtype = np.dtype(index["dtype"])
+        if path.stat().st_size != index["count"] * dtype.itemsize:
+            raise ValueError(f"expected {index['count']} ids")
+        file = TokenFile(path, np.memmap(path, dtype=dtype, mode="r"), vocab_size, index["texts"], index["words"])
+        file._checks = index["crc32"]
+        if path.stat().st_size <= EAGER and not all(file._sound(i) for i in range(len(index["crc32"]))):
+            raise ValueError("its ids are not those that were written")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("%s: damaged (%s); building it again", folder, error)
+        return None
+    return file
+
+
+def build(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], vocab_size: int) -> TokenFile:
+    """Write the ids of `batches`, each of some texts' ids and the number of their words; found whole if it is there.
+
+    Processes that want the same at once wait for the one that writes.  Atomic.  DataError: no room, nothing to write.
+    """
+    if (found := open_built(folder, vocab_size)) is not None:
+        return found
+    with locked(folder):
+        if (found := open_built(folder, vocab_size)) is None:
+            _write(folder, batches, np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4"))
+            found = open_built(folder, vocab_size)
+        if found is None:
+            raise DataError(f"{folder}: what was just written cannot be read; is the disk sound?")
+        return found
+
+
+def _write(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], dtype: np.dtype[Any]) -> None:
+    partial = folder.with_name(f".{folder.name}.partial")  # the lock makes it ours; an older one is a killed process's
+    began = said = time.monotonic()
+    count = texts = words = 0
+    checks: list[int] = []
+    pending = b""
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        with (partial / "tokens.bin").open("wb") as out:
+            for batch, more_words in batches:
+                ids = np.fromiter((i for text in batch for i in text), dtype=dtype)
+                count, texts, words = count + len(ids), texts + len(batch), words + more_words
+                data = ids.tobytes()
+                out.write(data)
+                pending += data
+                while len(pending) >= BLOCK:
+                    checks.append(zlib.crc32(pending[:BLOCK]))
+                    pending = pending[BLOCK:]
+                if (now := time.monotonic()) - said > 60:
+                    said = now
+                    log.info("%s: %d texts, %d ids", folder.name, texts, count)
+            out.flush()
+            os.fsync(out.fileno())
+        if not count:
+            raise DataError(f"{folder.name}: the texts give no tokens")
+        if pending:
+            checks.append(zlib.crc32(pending))
+        index = {"count": count, "dtype": dtype.str, "texts": texts, "words": words, "crc32": checks}
+        (partial / "index.json").write_text(json.dumps({**index, "check": digest(index)}))
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written ({error.strerror})") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    log.info("%s: %d ids of %d texts, %.1f s", folder.name, count, texts, time.monotonic() - began)
+
+
+def digest(plain: Any) -> str:
+    """SHA-256 of plain values."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,286 @@
+"""Texts to token ids and back: whole words, or byte pairs."""
+
+import hashlib
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from attnlab.data.cache import file_digests
+from attnlab.data.text.corpora import Split, TextCorpus
+from attnlab.data.text.lines import read_lines
+from attnlab.data.text.tokens import digest
+from attnlab.errors import ConfigError, DataError
+from attnlab.runs.files import write_atomically
+
+log = logging.getLogger(__name__)
+
+Ends = Literal["after", "before", "around"]  # where the mark stands that separates a text from others
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+class Vocabulary(ABC):
+    """Ids 0 ... size - 1, of which the first `num_ids` stand for text; the others only pad the model's table.
+
+    `end` marks a text's end; `unit`: what one id is; `fingerprint`: SHA-256 of all that counts.
+    """
+
+    unit: Literal["word", "token"]
+    size: int
+    num_ids: int
+    end: int
+    ends: Ends
+
+    @abstractmethod
+    def ids(self, text: str) -> list[int]:
+        """Without marks.  DataError: the text has what the vocabulary has not."""
+
+    @abstractmethod
+    def text(self, ids: Sequence[int]) -> str:
+        """Marks become line breaks."""
+
+    @abstractmethod
+    def plain(self) -> dict[str, Any]:
+        """What `read_vocabulary` makes the same vocabulary of."""
+
+    @property
+    def fingerprint(self) -> str:
+        return digest(self.plain())
+
+    def marked(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of whole texts, with their marks."""
+        before, after = self.ends in ("before", "around"), self.ends in ("after", "around")
+        return [[self.end] * before + ids + [self.end] * after for ids in self._all(texts)]
+
+    def _all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.ids(text) for text in texts]
+
+    def save(self, path: Path) -> None:
+        write_atomically(path, json.dumps(self.plain(), ensure_ascii=False).encode())
+
+
+class WordVocabulary(Vocabulary):
+    """Whole words, split at white space, the most frequent first."""
+
+    unit = "word"
+
+    def __init__(self, words: Sequence[str], end: str, unknown: str, ends: Ends, lower: bool = False) -> None:
+        self.words, self.ends, self.lower, self.unknown = list(words), ends, lower, unknown
+        self._numbers = {word: i for i, word in enumerate(self.words)}
+        self.size = self.num_ids = len(self.words)
+        self.end = self._numbers[end]
+        self._unknown = self._numbers.get(unknown)
+
+    def ids(self, text: str) -> list[int]:
+        words = (text.lower() if self.lower else text).split()
+        if self._unknown is not None:
+            return [self._numbers.get(word, self._unknown) for word in words]
+        try:
+            return [self._numbers[word] for word in words]
+        except KeyError as error:
+            raise DataError(
+                f"the word {error.args[0]!r} is not in the vocabulary, whose {self.size} words lack {self.unknown}: "
+                f"a model trained with task.data.vocabulary.min_count=2 has {self.unknown} for rare words"
+            ) from error
+
+    def text(self, ids: Sequence[int]) -> str:
+        lines = " ".join("\n" if i == self.end else self.words[i] for i in ids)
+        return lines.replace(" \n ", "\n").replace("\n ", "\n").replace(" \n", "\n")
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "kind": "words",
+            "words": self.words,
+            "end": self.words[self.end],
+            "unknown": self.unknown,
+            "ends": self.ends,
+            "lower": self.lower,
+        }
+
+
+class BytePairVocabulary(Vocabulary):
+    """Byte-pair encoding in the form of a tokenizer.json; `size` is the model's, at least the tokenizer's."""
+
+    unit = "token"
+
+    def __init__(self, tokenizer: str, size: int, ends: Ends, end: str = END_OF_TEXT) -> None:
+        """ValueError: not a tokenizer, without the end mark, or with more pieces than `size`."""
+        try:
+            self.tokenizer = Tokenizer.from_str(tokenizer)
+        except Exception as error:  # the library raises this class itself
+            raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split())[:120]})") from error
+        pieces, mark = self.tokenizer.get_vocab_size(), self.tokenizer.token_to_id(end)
+        if mark is None:
+            raise ValueError(f"the tokenizer has no {end}")
+        if pieces > size:
+            raise ValueError(f"the tokenizer has {pieces} pieces, more than task.data.vocab_size={size}")
+        self.json, self.size, self.num_ids, self.ends, self.end = tokenizer, size, pieces, ends, mark
+
+    def ids(self, text: str) -> list[int]:
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return found
+
+    def _all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def text(self, ids: Sequence[int]) -> str:
+        parts: list[list[int]] = [[]]
+        for i in ids:
+            if i == self.end:
+                parts.append([])
+            elif i < self.num_ids:
+                parts[-1].append(i)
+        return "\n".join(self.tokenizer.decode(part) for part in parts)
+
+    def plain(self) -> dict[str, Any]:
+        return {"kind": "byte pairs", "tokenizer": self.json, "size": self.size, "ends": self.ends}
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """What `Vocabulary.save` wrote.  DataError: there is none, or it is damaged."""
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        kind = plain.pop("kind")
+        return {"words": WordVocabulary, "byte pairs": BytePairVocabulary}[kind](**plain)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: no readable vocabulary of a language model's run ({error})") from error
+
+
+class Words:
+    """Every word of the splits `of` that occurs `min_count` times, or those of a file with one word a line.
+
+    `around`: the mark stands before and after each text, as in the published LM1B code; else after it.  Where words
+    are left out, also because `vocab_size` is less, they become `unknown`.
+    """
+
+    def __init__(
+        self,
+        end: str = "<eos>",
+        unknown: str = "<unk>",
+        ends: Ends = "after",
+        of: list[str] | None = None,
+        min_count: int = 1,
+        lower: bool = False,
+        file: str | None = None,
+    ) -> None:
+        self.end, self.unknown, self.ends, self.lower = end, unknown, ends, lower
+        self.of: list[Split] = list(of or ["train"])  # type: ignore[arg-type]
+        self.min_count, self.file = min_count, None if file is None else Path(file).expanduser()
+
+    def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> WordVocabulary:
+        """At most `vocab_size` words.  Counted once: found again by the content of the files."""
+        files = [path for split in self.of for path in corpus.files(root, split)]
+        sources = [self.file] if self.file else files
+        digests = file_digests(sources, cache_dir / "tokens" / "files.json")
+        settings = [1, vocab_size, self.end, self.unknown, self.ends, self.min_count, self.lower, bool(self.file)]
+        key = digest([settings, [digests[path] for path in sources]])
+        path = cache_dir / "vocabularies" / f"words-{key[:24]}.json"
+        if path.is_file():
+            try:
+                found = read_vocabulary(path)
+                assert isinstance(found, WordVocabulary)
+                if found.fingerprint == path.with_suffix(".sha256").read_text():
+                    return found
+                log.warning("%s: damaged; counting words again", path)
+            except (OSError, DataError) as error:
+                log.warning("%s: damaged (%s); counting words again", path, error)
+        words = self._cut(*(self._from_file() if self.file else self._counted(corpus, root)), vocab_size)
+        vocabulary = WordVocabulary(words, self.end, self.unknown, self.ends, self.lower)
+        vocabulary.save(path)
+        write_atomically(path.with_suffix(".sha256"), vocabulary.fingerprint.encode())
+        return vocabulary
+
+    def _cut(self, words: list[str], left_out: bool, vocab_size: int) -> list[str]:
+        """At most `vocab_size` of the words, the marks among them; `unknown` only where something is left out."""
+        cut = len(words) > vocab_size
+        marks = [self.end, self.unknown] if cut or left_out else [self.end]
+        missing = [mark for mark in marks if mark not in words[: vocab_size - len(marks)]]
+        if len(words) + len(missing) > vocab_size:
+            log.warning(
+                "vocabulary: the %d most frequent of %d words; others: %s", vocab_size, len(words), self.unknown
+            )
+            words = [word for word in words if word not in missing][: vocab_size - len(missing)]
+        return words + [mark for mark in missing if mark not in words]
+
+    def _counted(self, corpus: TextCorpus, root: Path) -> tuple[list[str], bool]:
+        """The frequent words, the most frequent first; whether there are others."""
+        counts: Counter[str] = Counter()
+        for split in self.of:
+            for text in corpus.texts(root, split):
+                counts.update((text.lower() if self.lower else text).split())
+                counts[self.end] += 2 if self.ends == "around" else 1
+        if counts.keys() <= {self.end}:
+            raise DataError(f"{root}: {' and '.join(self.of)} of {corpus.name} have no words, only blank lines")
+        words = [word for word, count in counts.most_common() if count >= self.min_count]
+        return words, len(words) < len(counts)
+
+    def _from_file(self) -> tuple[list[str], bool]:
+        assert self.file is not None
+        words = [line.split()[0] for line in read_lines(self.file) if line.strip()]
+        twice = [word for word, count in Counter(words).items() if count > 1]
+        if twice:
+            raise DataError(f"{self.file}: {twice[0]!r} stands there twice; expected one word a line")
+        return words, True
+
+
+class BytePairs:
+    """Byte pairs of a tokenizer.json, or learned from the training texts (at most `sample_texts` of them)."""
+
+    def __init__(self, file: str | None = None, ends: Ends = "before", sample_texts: int = 200_000) -> None:
+        self.file, self.ends, self.sample = None if file is None else Path(file).expanduser(), ends, sample_texts
+
+    def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> BytePairVocabulary:
+        if self.file is not None:
+            try:
+                return BytePairVocabulary(self.file.read_text(encoding="utf-8"), vocab_size, self.ends)
+            except (OSError, ValueError) as error:
+                raise DataError(f"{self.file}: {getattr(error, 'strerror', None) or error}") from error
+        files = corpus.files(root, "train")
+        if files[0].suffix == ".bin":
+            raise ConfigError(
+                f"{files[0]}: token shards need the tokenizer that made them: "
+                "task.data.vocabulary.file=<GPT-2's tokenizer.json>"
+            )
+        digests = file_digests(files, cache_dir / "tokens" / "files.json")
+        key = digest([1, vocab_size, self.sample, [digests[path] for path in files]])
+        path = cache_dir / "vocabularies" / f"bytes-{key[:24]}.json"
+        check = path.with_suffix(".sha256")
+        if path.is_file() and check.is_file():
+            if hashlib.sha256(path.read_bytes()).hexdigest() == check.read_text(errors="replace"):
+                return BytePairVocabulary(path.read_text(encoding="utf-8"), vocab_size, self.ends)
+            log.warning("%s: damaged; learning it again", path)
+        text = self._learn(corpus.texts(root, "train"), vocab_size)
+        write_atomically(path, text.encode())
+        write_atomically(check, hashlib.sha256(text.encode()).hexdigest().encode())
+        return BytePairVocabulary(text, vocab_size, self.ends)
+
+    def _learn(self, texts: Iterable[str], vocab_size: int) -> str:
+        if vocab_size < 257:
+            raise ConfigError(f"task.data.vocab_size={vocab_size}: byte pairs need at least 257, the bytes and the end")
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(_first(texts, self.sample), trainer)
+        return str(tokenizer.to_str())
+
+
+def _first(texts: Iterable[str], number: int) -> Iterator[str]:
+    for _, text in zip(range(number), texts, strict=False):
+        yield text
+
+
+def count_words(text: str) -> int:
+    """Words and line ends, the last one included."""
+    return len(text.split()) + text.count("\n") + 1

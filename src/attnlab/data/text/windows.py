@@ -1,0 +1,146 @@
+"""Which tokens form which window: pure functions of seed, epoch, rank and place."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from attnlab.data.text.tokens import Ids, TokenFile
+
+IGNORE = -1  # the target where nothing is to be predicted
+
+Window = tuple[Tensor, Tensor]
+
+
+class Permutation:
+    """A pseudo-random order of range(size) that needs no memory: a Feistel network walked until it is inside.
+
+    So the order of 10^8 windows costs as much as that of 10, and its middle is found at once.
+    """
+
+    ROUNDS = 4
+
+    def __init__(self, size: int, *key: int) -> None:
+        self.size = size
+        self._half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)  # bits of each side
+        self._keys = np.random.default_rng(key).integers(1, 2**63, self.ROUNDS, dtype=np.uint64)
+
+    def __getitem__(self, places: Ids) -> Ids:
+        """(n,) places in the order, each below `size` -> (n,) what stands there."""
+        x = places.astype(np.uint64)
+        outside = np.ones(len(x), dtype=bool)
+        while outside.any():  # the network permutes the next power of four: at most four steps on average
+            x[outside] = self._network(x[outside])
+            outside = x >= self.size
+        return x.astype(np.int64)
+
+    def _network(self, x: np.ndarray) -> np.ndarray:
+        bits = np.uint64(self._half)
+        mask = np.uint64((1 << self._half) - 1)
+        left, right = x >> bits, x & mask
+        for key in self._keys:
+            mixed = (right + key) * np.uint64(0x9E3779B97F4A7C15)  # wraps; a multiplicative hash
+            mixed ^= mixed >> np.uint64(29)
+            mixed *= np.uint64(0xBF58476D1CE4E5B9)
+            left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
+        return (left << bits) | right
+
+
+class TrainingWindows(Dataset[Window]):
+    """Windows of `length` tokens and their next ones, side by side from an offset that changes with the epoch.
+
+    No window crosses from one file into another.
+    """
+
+    def __init__(self, files: Sequence[TokenFile], length: int, seed: int, epoch: int) -> None:
+        self.files, self.length = files, length
+        offsets = np.random.default_rng([seed, epoch, 1]).integers(0, length, len(files))
+        room = np.asarray([len(file) - 1 for file in files])  # the last token is only ever predicted
+        self._offsets = np.where(room - offsets >= length, offsets, 0)
+        self._ends = np.cumsum((room - self._offsets) // length)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Window:
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        before = int(self._ends[which - 1]) if which else 0
+        start = int(self._offsets[which]) + (index - before) * self.length
+        ids = torch.from_numpy(self.files[which].read(start, start + self.length + 1))
+        return ids[:-1], ids[1:]
+
+
+class EvaluationWindows(Dataset[Window]):
+    """Windows of `length` that begin every `stride` tokens; each token but the first is a target exactly once.
+
+    stride = length: disjoint windows.  Less: a window's first length - stride targets were the window's before, so it
+    predicts the others only, with that much context.  The last window is padded.  `limit`: no more windows than that,
+    evenly spread.
+    """
+
+    def __init__(self, file: TokenFile, length: int, stride: int, limit: int | None = None) -> None:
+        self.file, self.length, self.stride = file, length, stride
+        targets = len(file) - 1
+        count = max(1, -(-(targets - length) // stride) + 1)
+        self._chosen = np.arange(count) if limit is None or limit >= count else np.arange(limit) * count // limit
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: int) -> Window:
+        window = int(self._chosen[index])
+        start = window * self.stride
+        ids = self.file.read(start, min(start + self.length + 1, len(self.file)))
+        tokens, targets = torch.zeros(self.length, dtype=torch.long), torch.full((self.length,), IGNORE)
+        tokens[: len(ids) - 1] = torch.from_numpy(ids[:-1])
+        targets[: len(ids) - 1] = torch.from_numpy(ids[1:])
+        if window:
+            targets[: self.length - self.stride] = IGNORE
+        return tokens, targets
+
+
+class ShuffledBatches(Sampler[list[int]]):
+    """This rank's batches of an epoch, in an order that (seed, epoch) fix; windows that fill no batch are left out.
+
+    `start` leaves out the first batches: a resumed epoch goes on where it was, at once.  The length stays that of the
+    whole epoch, for the trainer counts the batches from before, too.
+    """
+
+    def __init__(
+        self,
+        windows: int,
+        batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+    ) -> None:
+        self._order = Permutation(windows, seed, epoch)
+        self._batch, self._rank, self._world, self._start = batch_size, rank, world_size, start
+        self.total = windows // (batch_size * world_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(self._start, self.total):
+            first = (number * self._world + self._rank) * self._batch
+            yield self._order[np.arange(first, first + self._batch)].tolist()
+
+    def __len__(self) -> int:
+        return self.total
+
+
+class OrderedBatches(Sampler[list[int]]):
+    """All windows in order, dealt out to the ranks; counts may differ by one batch."""
+
+    def __init__(self, windows: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
+        batches = [list(range(i, min(i + batch_size, windows))) for i in range(0, windows, batch_size)]
+        self._batches = batches[rank::world_size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)

@@ -1,0 +1,6 @@
+"""Decoding: knows caches only through their interface."""
+
+from attnlab.decoding.beam import BeamSearch, Decodable, Hypothesis
+from attnlab.decoding.sampling import Continuable, Sampling
+
+__all__ = ["BeamSearch", "Continuable", "Decodable", "Hypothesis", "Sampling"]

@@ -1,0 +1,33 @@
+"""Models: architecture only.  Initial values, precision and parallelism are the task's business."""
+
+from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
+from attnlab.models.conformer import ConformerEncoder
+from attnlab.models.cross_decoder import CrossDecoder
+from attnlab.models.encoder import ConvSubsampler, SpeechEncoder
+from attnlab.models.language_model import LanguageModel
+from attnlab.models.prefix_decoder import PrefixDecoder, PrefixDecoderLayer
+from attnlab.models.speech_to_text import SpeechToText
+from attnlab.models.t6 import T6, T6Block
+from attnlab.models.tensorized_transformer import PostNormBlock, TensorizedTransformer
+from attnlab.models.text_encoder import TextEncoder
+from attnlab.models.text_to_text import EncoderDecoder, TextToText
+
+__all__ = [
+    "AdaptiveSoftmax",
+    "ConformerEncoder",
+    "ConvSubsampler",
+    "CrossDecoder",
+    "EncoderDecoder",
+    "LanguageModel",
+    "PostNormBlock",
+    "PrefixDecoder",
+    "PrefixDecoderLayer",
+    "SpeechEncoder",
+    "SpeechToText",
+    "T6",
+    "T6Block",
+    "TensorizedTransformer",
+    "TextEncoder",
+    "TextToText",
+    "TiedSoftmax",
+]

@@ -1,0 +1,110 @@
+"""From a composed config to the things it names."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from attnlab.attention import Attention
+from attnlab.config.build import instantiate
+
+log = logging.getLogger(__name__)
+
+
+class _SkipInit(TorchFunctionMode):
+    """Leaves out torch.nn.init: on the meta device it computes nothing, but imports the compiler, for seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Modules built inside have shapes but no storage."""
+    with torch.device("meta"), _SkipInit():
+        yield
+
+
+def build_model(cfg: DictConfig, **sizes: Any) -> Any:
+    """What `task.model` names, with the mechanism of `attention`; `sizes`: what only the data knows."""
+
+    def attention() -> Attention:
+        return instantiate(cfg.attention, path="attention")
+
+    return instantiate(cfg.task.model, path="task.model", attention=attention, **sizes)
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """One decoding batch of the `bench` node's shape."""
+
+    batch: int
+    beam: int
+    prefix: int
+    text: int
+    dtype: torch.dtype
+
+    def describe(self) -> dict[str, int | str]:
+        return asdict(self) | {"dtype": str(self.dtype).removeprefix("torch.")}
+
+
+def cache_shape(bench: DictConfig) -> CacheShape:
+    text = bench.text if isinstance(bench.text, int) else bench.text[0]
+    return CacheShape(bench.batch, bench.beam, bench.prefix, text, getattr(torch, bench.dtype))
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """Total, those inside attention mechanisms, and those that are trained; shared ones once."""
+    inside = {id(p): p for m in model.modules() if isinstance(m, Attention) for p in m.parameters()}
+    return {
+        "total": sum(p.numel() for p in model.parameters()),
+        "attention": sum(p.numel() for p in inside.values()),
+        "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+
+
+def identity(cfg: DictConfig, **vocabularies: str | None) -> dict[str, Any]:
+    """What a checkpoint must share with the model it is loaded into, the most telling first.
+
+    Dropout is none of it: weights trained with one rate may go on with another.
+    """
+    return {
+        "mechanism": _without_dropout(OmegaConf.to_container(cfg.attention, resolve=True)),
+        **{name.replace("_", " "): fingerprint for name, fingerprint in vocabularies.items()},
+        "model": _without_dropout(OmegaConf.to_container(cfg.task.model, resolve=True)),
+    }
+
+
+def _without_dropout(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_dropout(value) for key, value in node.items() if "dropout" not in str(key)}
+    return node
+
+
+def device_of(cfg: DictConfig) -> torch.device:
+    """Where this process computes outside Lightning's trainer."""
+    accelerator = cfg.hardware.accelerator
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def busy_cores() -> float:
+    """Cores that other processes keep busy; says so where that spoils wall times."""
+    busy = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)
+    if busy > 0.25:
+        log.warning(
+            "other processes keep %.1f cores busy: trust ratios of cpu_seconds (in the record) more than wall times",
+            busy,
+        )
+    return round(busy, 2)

@@ -1,0 +1,98 @@
+"""Conformer encoder: feed-forward, attention, convolution, feed-forward in each layer."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.attention.base import length_mask
+from attnlab.models.encoder import ConvSubsampler, sinusoidal_positions
+
+
+class FeedForward(nn.Sequential):
+    def __init__(self, d_model: int, ffn_dim: int, dropout: float) -> None:
+        super().__init__(
+            nn.LayerNorm(d_model), nn.Linear(d_model, ffn_dim), nn.SiLU(), nn.Dropout(dropout),
+            nn.Linear(ffn_dim, d_model), nn.Dropout(dropout),
+        )  # fmt: skip
+
+
+class ConvolutionModule(nn.Module):
+    """LayerNorm, pointwise with GLU, depthwise, BatchNorm, SiLU, pointwise; no biases.
+
+    Padding is zero to the depthwise convolution and no part of BatchNorm's statistics.
+    """
+
+    def __init__(self, d_model: int, kernel: int, dropout: float) -> None:
+        super().__init__()
+        if kernel % 2 == 0:
+            raise ValueError(f"kernel={kernel}: it must be odd, to be centred")
+        self.norm = nn.LayerNorm(d_model)
+        self.widen = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.depthwise = nn.Conv1d(d_model, d_model, kernel, padding=kernel // 2, groups=d_model, bias=False)
+        self.batch_norm = nn.BatchNorm1d(d_model)
+        self.mix = nn.Linear(d_model, d_model, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        """(B, S, d), (B, S) bool, true where there is no padding -> (B, S, d)."""
+        x = F.glu(self.widen(self.norm(x)), dim=-1) * real.unsqueeze(-1)
+        x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)
+        out = torch.zeros_like(x)
+        out[real] = self.batch_norm(x[real]).to(x.dtype)
+        return self.dropout(self.mix(F.silu(out)))
+
+
+class ConformerLayer(nn.Module):
+    """x + FFN/2, + attention, + convolution, + FFN/2, LayerNorm (Gulati et al. 2020, figure 1)."""
+
+    def __init__(self, d_model: int, num_heads: int, ffn_dim: int, kernel: int, dropout: float) -> None:
+        super().__init__()
+        self.first, self.second = (FeedForward(d_model, ffn_dim, dropout) for _ in range(2))
+        self.attention_norm = nn.LayerNorm(d_model)
+        self.attention = nn.MultiheadAttention(d_model, num_heads, dropout, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+        self.convolution = ConvolutionModule(d_model, kernel, dropout)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor, real: Tensor, bias: Tensor) -> Tensor:
+        x = x + 0.5 * self.first(x)
+        h = self.attention_norm(x)
+        x = x + self.dropout(self.attention(h, h, h, key_padding_mask=bias, need_weights=False)[0])
+        x = x + self.convolution(x, real)
+        return self.norm(x + 0.5 * self.second(x))
+
+
+class ConformerEncoder(nn.Module):
+    """Filter bank (B, S, F) -> (B, S', d): `s2t_conformer` with absolute positions, as in MTLA's recipe."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_mels: int = 80,
+        num_layers: int = 12,
+        num_heads: int = 8,
+        ffn_dim: int = 2048,
+        kernel: int = 31,
+        conv_channels: int = 1024,
+        conv_kernels: list[int] | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.scale = math.sqrt(d_model)
+        self.subsample = ConvSubsampler(num_mels, conv_channels, d_model, list(conv_kernels or [5]))
+        self.linear = nn.Linear(d_model, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(
+            ConformerLayer(d_model, num_heads, ffn_dim, kernel, dropout) for _ in range(num_layers)
+        )
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x, lengths = self.subsample(features, lengths)
+        x = self.dropout(self.linear(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x)))
+        real = length_mask(lengths, x.shape[1])
+        bias = torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, float("-inf"))
+        for layer in self.layers:
+            x = layer(x, real, bias)
+        return x, lengths

@@ -1,0 +1,186 @@
+"""The Transformer's decoder with cross-attention, decoding through caches as the prefix decoder does."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.attention import Attention, Cache
+from attnlab.attention.base import length_mask
+from attnlab.attention.ops.decode import attend_cached
+from attnlab.models.encoder import sinusoidal_positions
+
+
+class CrossCache(Cache):
+    """Keys and values of each prefix, (N, H, S, D), which all its rows read."""
+
+    def __init__(self, key: Tensor, value: Tensor, mask: Tensor | None, beam: int) -> None:
+        self.length, self.beam, self.key, self.value, self.mask = 0, beam, key, value, mask
+
+    def buffers(self) -> list[Tensor]:
+        return [self.key, self.value]
+
+    def reorder(self, rows: Tensor) -> None:
+        pass  # rows change places within a sentence, whose prefix is one
+
+    def select(self, prefixes: Tensor) -> None:
+        self.key, self.value = self.key[prefixes], self.value[prefixes]
+        self.mask = None if self.mask is None else self.mask[prefixes]
+
+    def crop(self, length: int) -> None:
+        """The prefix stays."""
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of text to the encoder's output (Vaswani et al. 2017, section 3.2.3)."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        if d_model % num_heads:
+            raise ValueError(f"num_heads={num_heads} does not divide d_model={d_model}")
+        self.num_heads, self.dropout, self.scale = num_heads, dropout, (d_model // num_heads) ** -0.5
+        self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def forward(self, x: Tensor, prefix: Tensor, prefix_lengths: Tensor | None) -> Tensor:
+        """(B, T, d), (B, S, d), (B,) -> (B, T, d)."""
+        q, k, v = self._heads(self.query(x)), self._heads(self.key(prefix)), self._heads(self.value(prefix))
+        mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])[:, None, None]
+        out = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    @torch.no_grad()
+    def start(self, prefix: Tensor, prefix_lengths: Tensor | None, beam: int, dtype: torch.dtype | None) -> CrossCache:
+        mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
+        key, value = (self._heads(f(prefix)).to(dtype or prefix.dtype) for f in (self.key, self.value))
+        return CrossCache(key, value, mask, beam)
+
+    @torch.no_grad()
+    def extend(self, x: Tensor, cache: CrossCache) -> Tensor:
+        """(B, n, d) -> (B, n, d), rows in the order of their prefixes."""
+        steps = x.shape[1]
+        q = self._heads(self.query(x)).transpose(1, 2).flatten(0, 1).unsqueeze(2)  # (B n, H, 1, D): rows of one prefix
+        none = q.new_empty(q.shape[0], self.num_heads, 0, q.shape[-1], dtype=cache.key.dtype)
+        out = attend_cached(q, none, none, self.scale, cache.key, cache.value, cache.mask)
+        return self.out(out.to(x.dtype).squeeze(2).flatten(1).unflatten(0, (-1, steps)))
+
+
+class CrossDecoderLayer(nn.Module):
+    """Self-attention, cross-attention, ReLU feed-forward; LayerNorm after each, or before with `pre_norm`."""
+
+    def __init__(self, attention: Attention, num_heads: int, ffn_dim: int, dropout: float, pre_norm: bool) -> None:
+        super().__init__()
+        d_model = attention.d_model
+        self.attention, self.pre_norm = attention, pre_norm
+        self.cross = CrossAttention(d_model, num_heads)
+        self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(3))
+        self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]) -> Tensor:
+        """x (B, T, d); `attend`, `cross`: the attentions in their parallel or their cached form."""
+        for norm, part in zip(self.norms, (attend, cross, self._feed), strict=True):
+            x = x + self.dropout(part(norm(x))) if self.pre_norm else norm(x + self.dropout(part(x)))
+        return x
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return self.down(self.dropout(F.relu(self.up(x))))
+
+
+class CrossDecoder(nn.Module):
+    """Text tokens beside an encoder's output -> logits (Vaswani et al. 2017); output and input embedding are one."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        attention: Callable[[], Attention],
+        num_layers: int = 6,
+        num_heads: int = 8,
+        ffn_dim: int = 2048,
+        dropout: float = 0.0,
+        pre_norm: bool = False,
+        pad: int = 1,
+    ) -> None:
+        super().__init__()
+        self.scale = math.sqrt(d_model)
+        self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=pad)
+        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[pad].zero_()
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(
+            CrossDecoderLayer(attention(), num_heads, ffn_dim, dropout, pre_norm) for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
+
+    @property
+    def blocks(self) -> list[CrossDecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, CrossDecoderLayer)]
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The self-attentions; what cross-attention caches is counted in `cache_elements`."""
+        return [layer.attention for layer in self.blocks]
+
+    def cache_elements(self, rows: int, capacity: int, prefix: int, sentences: int) -> int:
+        own = sum(a.cache_elements(rows, capacity) for a in self.attentions)
+        return own + len(self.blocks) * 2 * self.embedding.embedding_dim * sentences * prefix
+
+    def multiply_adds(self, text: int, prefix: int = 0) -> int:
+        """Of one cached step of one row after `text` positions; the prefix's keys and values are there already."""
+        total = self.embedding.weight.numel()
+        for layer in self.blocks:
+            matrices = (layer.cross.query, layer.cross.out, layer.up, layer.down)
+            total += layer.attention.multiply_adds(text) + sum(m.weight.numel() for m in matrices)
+            total += 2 * prefix * self.embedding.embedding_dim
+        return total
+
+    def forward(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
+        """tokens (B, T), prefix (B, S, d), lengths (B,) -> logits (B, T, V)."""
+        x = self.dropout(self._embed(tokens, 0))
+        for layer in self.blocks:
+            x = layer(x, layer.attention, lambda q, c=layer.cross: c(q, prefix, prefix_lengths))
+        return self._logits(x)
+
+    @torch.no_grad()
+    def start(
+        self,
+        prefix: Tensor,
+        prefix_lengths: Tensor | None,
+        beam: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> list[Cache]:
+        """Two caches a layer: of the text of each row, and of the prefix (N, S, d) of each sentence."""
+        rows, device = prefix.shape[0] * beam, prefix.device
+        caches: list[Cache] = []
+        for layer in self.blocks:
+            caches.append(
+                layer.attention.new_cache(rows, capacity, prefix_batch=prefix.shape[0], dtype=dtype, device=device)
+            )
+            caches.append(layer.cross.start(prefix, prefix_lengths, beam, dtype))
+        return caches
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
+        """The next tokens (B, n) -> logits (B, n, V), through the caches."""
+        x = self._embed(tokens, caches[0].length)
+        for layer, own, cross in zip(self.blocks, caches[::2], caches[1::2], strict=True):
+            assert isinstance(cross, CrossCache)
+            x = layer(
+                x, lambda q, a=layer.attention, c=own: a.extend(q, c), lambda q, a=layer.cross, c=cross: a.extend(q, c)
+            )
+        return self._logits(x)
+
+    def _embed(self, tokens: Tensor, start: int) -> Tensor:
+        x = self.scale * self.embedding(tokens)
+        return x + sinusoidal_positions(start + x.shape[1], x.shape[2], x)[start:]
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), self.embedding.weight)

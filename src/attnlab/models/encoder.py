@@ -1,0 +1,95 @@
+"""Speech encoder: convolutional subsampling, then a pre-norm Transformer."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.attention.base import length_mask
+
+
+def sinusoidal_positions(length: int, width: int, like: Tensor) -> Tensor:
+    """(length, width): the sines of all frequencies, then their cosines, as fairseq lays them out."""
+    half = width // 2
+    frequencies = torch.exp(torch.arange(half, device=like.device) * (-math.log(10000.0) / (half - 1)))
+    angles = torch.arange(length, device=like.device)[:, None] * frequencies
+    return torch.cat((angles.sin(), angles.cos()), dim=-1).to(like.dtype)
+
+
+class ConvSubsampler(nn.Module):
+    """One 1-D convolution of stride 2 per kernel size, each halved in width by a gated linear unit."""
+
+    def __init__(self, num_mels: int, channels: int, d_model: int, kernels: list[int]) -> None:
+        super().__init__()
+        last = len(kernels) - 1
+        self.convs = nn.ModuleList(
+            nn.Conv1d(
+                num_mels if i == 0 else channels // 2,
+                2 * d_model if i == last else channels,
+                kernel,
+                stride=2,
+                padding=kernel // 2,
+            )
+            for i, kernel in enumerate(kernels)
+        )
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, F), (B,) -> (B, S', d), (B,).  Padding is zeroed between the layers, so that no row sees it."""
+        x = x.transpose(1, 2)
+        for conv in self.convs:
+            x = F.glu(conv(x), dim=1)
+            lengths = (lengths - 1) // 2 + 1
+            x = x * length_mask(lengths, x.shape[2]).unsqueeze(1)
+        return x.transpose(1, 2), lengths
+
+
+class SpeechEncoder(nn.Module):
+    """Filter bank (B, S, F) -> (B, S', d): `s2t_transformer` as the MTLA recipes use it (spec 3.1, 4).
+
+    projection_dim: wide features go through a linear layer of this width and LayerNorm first (AMI's WavLM features).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_mels: int = 80,
+        num_layers: int = 12,
+        num_heads: int = 8,
+        ffn_dim: int = 2048,
+        conv_channels: int = 1024,
+        conv_kernels: list[int] | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        activation_dropout: float | None = None,
+        projection_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.scale = math.sqrt(d_model)
+        self.project: nn.Module = nn.Identity()
+        if projection_dim is not None:
+            self.project = nn.Sequential(nn.Linear(num_mels, projection_dim), nn.LayerNorm(projection_dim))
+        width = projection_dim or num_mels
+        self.subsample = ConvSubsampler(width, conv_channels, d_model, list(conv_kernels or [5, 5]))
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList()
+        for _ in range(num_layers):
+            layer = nn.TransformerEncoderLayer(
+                d_model, num_heads, ffn_dim, dropout, activation="relu", batch_first=True, norm_first=True
+            )
+            if attention_dropout is not None:
+                layer.self_attn.dropout = attention_dropout
+            if activation_dropout is not None:
+                layer.dropout.p = activation_dropout
+            self.layers.append(layer)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.project(features) * length_mask(lengths, features.shape[1]).unsqueeze(-1)
+        x, lengths = self.subsample(features, lengths)
+        x = self.dropout(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x))
+        real = length_mask(lengths, x.shape[1])
+        bias = torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, float("-inf"))
+        for layer in self.layers:
+            x = layer(x, src_key_padding_mask=bias)
+        return self.norm(x), lengths

@@ -1,0 +1,128 @@
+"""The MTLA paper's decoder-only translator: the encoder's output is a prefix of keys and values in every layer."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.attention import Attention, Cache
+
+
+class PrefixDecoderLayer(nn.Module):
+    """h = LN1(x);  u = LN1(x + drop(attention(h, prefix)));  z = LN2(u + drop(W2 drop(relu(W1 u)))).
+
+    LN1 is used twice, as in the released system (spec 3.1).
+    """
+
+    def __init__(self, attention: Attention, ffn_dim: int, dropout: float, activation_dropout: float) -> None:
+        super().__init__()
+        d_model = attention.d_model
+        self.attention = attention
+        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
+        self.dropout, self.activation_dropout = nn.Dropout(dropout), nn.Dropout(activation_dropout)
+
+    def multiply_adds(self, context: int) -> int:
+        return self.attention.multiply_adds(context) + self.up.weight.numel() + self.down.weight.numel()
+
+    def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
+        u = self.norm1(x + self.dropout(attend(self.norm1(x))))
+        inner = self.activation_dropout(F.relu(self.up(u)))
+        return self.norm2(u + self.dropout(self.down(inner)))
+
+
+class PrefixDecoder(nn.Module):
+    """Text tokens after a prefix -> logits.  MTLA paper, section 5; exact construction in spec 3.1.
+
+    embedding_dropout: of the tokens, where it differs from `dropout`, that of the layers.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        attention: Callable[[], Attention],
+        num_layers: int = 9,
+        ffn_dim: int = 2048,
+        projector_dim: int = 256,
+        dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        tie_embeddings: bool = False,
+        final_norm: bool = True,
+        embedding_dropout: float | None = None,
+        pad: int = 1,
+    ) -> None:
+        super().__init__()
+        self.scale = math.sqrt(d_model)
+        self.projector = nn.Sequential(nn.Linear(d_model, projector_dim), nn.ReLU(), nn.Linear(projector_dim, d_model))
+        self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=pad)
+        self.dropout = nn.Dropout(dropout if embedding_dropout is None else embedding_dropout)
+        self.layers = nn.ModuleList(
+            PrefixDecoderLayer(attention(), ffn_dim, dropout, activation_dropout) for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
+        self.unembedding = nn.Linear(d_model, vocab_size, bias=False)
+        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
+        nn.init.normal_(self.unembedding.weight, std=d_model**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[pad].zero_()
+        if tie_embeddings:
+            self.unembedding.weight = self.embedding.weight
+
+    @property
+    def blocks(self) -> list[PrefixDecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, PrefixDecoderLayer)]
+
+    @property
+    def attentions(self) -> list[Attention]:
+        return [layer.attention for layer in self.blocks]
+
+    def cache_elements(self, rows: int, capacity: int, prefix: int, sentences: int) -> int:
+        return sum(a.cache_elements(rows, capacity, prefix, sentences) for a in self.attentions)
+
+    def multiply_adds(self, context: int) -> int:
+        """Of one cached decoding step of one row at `context` positions: attention, feed-forward and vocabulary."""
+        layers = sum(layer.multiply_adds(context) for layer in self.blocks)
+        return layers + self.unembedding.weight.numel()
+
+    def forward(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
+        """tokens (B, T), prefix (B, S, d), lengths (B,) -> logits (B, T, V)."""
+        prefix = self.projector(prefix)
+        x = self.dropout(self.scale * self.embedding(tokens))
+        for layer in self.blocks:
+            x = layer(x, partial(layer.attention, prefix=prefix, prefix_lengths=prefix_lengths))
+        return self.unembedding(self.norm(x))
+
+    @torch.no_grad()
+    def start(
+        self,
+        prefix: Tensor,
+        prefix_lengths: Tensor | None,
+        beam: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> list[Cache]:
+        """Caches, one a layer, with the prefix (N, S, d) read once for the `beam` rows of each sentence."""
+        prefix = self.projector(prefix)
+        sentences, size = prefix.shape[:2]
+        caches = []
+        for attention in self.attentions:
+            cache = attention.new_cache(
+                sentences * beam, capacity, size, prefix_batch=sentences, dtype=dtype, device=prefix.device
+            )
+            attention.read_prefix(prefix, prefix_lengths, cache)
+            caches.append(cache)
+        return caches
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
+        """The next tokens (B, n) -> logits (B, n, V), through the caches."""
+        x = self.scale * self.embedding(tokens)
+        for layer, cache in zip(self.blocks, caches, strict=True):
+            x = layer(x, partial(layer.attention.extend, cache=cache))
+        return self.unembedding(self.norm(x))

@@ -1,0 +1,36 @@
+"""Speech (or any feature sequence) in, text out: an encoder, a prefix decoder, and a CTC head on request."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from attnlab.attention import Attention
+from attnlab.models.prefix_decoder import PrefixDecoder
+
+
+class SpeechToText(nn.Module):
+    """Encoder and prefix decoder of one width.
+
+    `encoder` and `decoder` are called with what only this run knows (width, vocabulary, attention).
+    `ctc_vocab_size` adds a linear CTC head on the encoder's output.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        encoder: Callable[..., nn.Module],
+        decoder: Callable[..., PrefixDecoder],
+        *,
+        attention: Callable[[], Attention],
+        vocab_size: int,
+        ctc_vocab_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder(d_model=d_model)
+        self.decoder = decoder(vocab_size=vocab_size, d_model=d_model, attention=attention)
+        self.ctc = None if ctc_vocab_size is None else nn.Linear(d_model, ctc_vocab_size)
+
+    def forward(self, features: Tensor, feature_lengths: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, S, F), (B,), (B, T) -> logits (B, T, V), encoder output (B, S', d), its lengths (B,)."""
+        encoded, lengths = self.encoder(features, feature_lengths)
+        return self.decoder(tokens, encoded, lengths), encoded, lengths

@@ -1,0 +1,112 @@
+"""The Tensorized Transformer's language model: Transformer-XL's post-norm decoder, over any attention mechanism."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.attention import Attention, Cache
+from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
+from attnlab.models.language_model import LanguageModel
+
+
+class PostNormBlock(nn.Module):
+    """u = LN1(x + drop(attention(x)));  z = LN2(u + drop(W2 drop(relu(W1 u))))."""
+
+    def __init__(self, attention: Attention, ffn_dim: int, dropout: float) -> None:
+        super().__init__()
+        d_model = attention.d_model
+        self.attention = attention
+        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def multiply_adds(self, context: int) -> int:
+        return self.attention.multiply_adds(context) + self.up.weight.numel() + self.down.weight.numel()
+
+    def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
+        u = self.norm1(x + self.dropout(attend(x)))
+        inner = self.dropout(F.relu(self.up(u)))
+        return self.norm2(u + self.dropout(self.down(inner)))
+
+
+class TensorizedTransformer(LanguageModel):
+    """Tokens -> log-probabilities of the next ones.  Input and output embeddings share their weights.
+
+    `max_length`: positions of a window.  `cutoffs`, `div_value`, `tie_projections`: of the adaptive softmax, for
+    vocabularies sorted by frequency; without cutoffs a plain one.  There are no position embeddings: order is the
+    attention's to know (the tied multi-linear form does not).  Differs from the released model in the attention alone:
+    the position key W_r, d R numbers a layer and 2 R once, is left out (Tensorized Transformer, section 5.1).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        attention: Callable[[], Attention],
+        num_layers: int = 6,
+        ffn_dim: int = 2100,
+        max_length: int = 80,
+        dropout: float = 0.0,
+        cutoffs: list[int] | None = None,
+        div_value: int = 1,
+        tie_projections: bool = True,
+    ) -> None:
+        super().__init__()
+        self.scale, self.max_length = math.sqrt(d_model), max_length
+        self.softmax: TiedSoftmax | AdaptiveSoftmax = (
+            AdaptiveSoftmax(vocab_size, d_model, list(cutoffs), div_value, tie_projections=tie_projections)
+            if cutoffs
+            else TiedSoftmax(vocab_size, d_model)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(PostNormBlock(attention(), ffn_dim, dropout) for _ in range(num_layers))
+        for mechanism in self.attentions:
+            if mechanism.max_positions is not None and mechanism.max_positions < max_length:
+                raise ValueError(
+                    f"max_length={max_length}: {type(mechanism).__name__} takes {mechanism.max_positions} positions"
+                )
+
+    @property
+    def blocks(self) -> list[PostNormBlock]:
+        return [layer for layer in self.layers if isinstance(layer, PostNormBlock)]
+
+    @property
+    def attentions(self) -> list[Attention]:
+        return [block.attention for block in self.blocks]
+
+    def multiply_adds(self, context: int) -> int:
+        """Of one cached decoding step of one row at `context` positions: layers, embedding and whole distribution."""
+        return sum(block.multiply_adds(context) for block in self.blocks) + self.softmax.multiply_adds
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        if tokens.shape[1] > self.max_length:
+            raise ValueError(f"{tokens.shape[1]} positions; the model has {self.max_length}")
+        x = self.dropout(self.scale * self.softmax.embed(tokens))
+        for block in self.blocks:
+            x = block(x, block.attention)
+        return self.dropout(x)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) -> log-probabilities (B, T, V).  ValueError: T is more than `max_length`."""
+        return self.softmax.log_prob(self._hidden(tokens))
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-probability of each target, (B, T) and (B, T) -> (B, T) float32 or wider, in nats.
+
+        With cutoffs cheaper than `forward`: only the clusters that targets lie in are computed.
+        """
+        nll = self.softmax.nll(self._hidden(tokens), targets)
+        return nll.to(torch.promote_types(nll.dtype, torch.float32))
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
+        """The next tokens (B, n) -> log-probabilities (B, n, V), through the caches."""
+        x = self.scale * self.softmax.embed(tokens)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, partial(block.attention.extend, cache=cache))
+        return self.softmax.log_prob(x)

@@ -1,0 +1,107 @@
+"""Text encoder: a Transformer over pieces, with ordinary self-attention or any mechanism's encoder form."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.attention import Attention
+from attnlab.attention.base import length_mask
+from attnlab.models.encoder import sinusoidal_positions
+
+
+@runtime_checkable
+class Encodes(Protocol):
+    """A mechanism with an encoder form of its own."""
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(B, S, d), (B,) -> (B, S, d): every position sees all of its row."""
+        ...
+
+
+def see_all(attention: Attention, x: Tensor, lengths: Tensor) -> Tensor:
+    """Self-attention without a causal mask, (B, S, d) -> (B, S, d).
+
+    The mechanism's own encoder form, or else, for one that is causal by nature, the mean of two passes with the same
+    weights: from the left, and over the reversed row.
+    """
+    if isinstance(attention, Encodes):
+        return attention.encode(x, lengths)
+    place = torch.arange(x.shape[1], device=x.device)
+    back = torch.where(length_mask(lengths, x.shape[1]), lengths[:, None] - 1 - place, place)  # its own inverse
+    index = back.unsqueeze(-1).expand_as(x)
+    return (attention(x, lengths=lengths) + attention(x.gather(1, index), lengths=lengths).gather(1, index)) / 2
+
+
+class TextEncoderLayer(nn.Module):
+    """Self-attention and ReLU feed-forward, each with a residual; LayerNorm after it, or before with `pre_norm`."""
+
+    def __init__(self, attention: Attention, ffn_dim: int, dropout: float, pre_norm: bool) -> None:
+        super().__init__()
+        self.attention, self.pre_norm = attention, pre_norm
+        self.norm1, self.norm2 = nn.LayerNorm(attention.d_model), nn.LayerNorm(attention.d_model)
+        self.up, self.down = nn.Linear(attention.d_model, ffn_dim), nn.Linear(ffn_dim, attention.d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        if self.pre_norm:
+            x = x + self.dropout(see_all(self.attention, self.norm1(x), lengths))
+            return x + self._feed(self.norm2(x))
+        x = self.norm1(x + self.dropout(see_all(self.attention, x, lengths)))
+        return self.norm2(x + self._feed(x))
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return self.dropout(self.down(self.dropout(F.relu(self.up(x)))))
+
+
+class TextEncoder(nn.Module):
+    """Source pieces (B, S) -> (B, S, d).
+
+    attention: a mechanism for each layer; None: ordinary multi-head attention with `num_heads`.
+    pre_norm: normalise before each part, and once more at the end; else after each part, as the published encoders do.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        num_layers: int = 6,
+        num_heads: int = 8,
+        ffn_dim: int = 2048,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        pre_norm: bool = False,
+        pad: int = 1,
+        attention: Callable[[], Attention] | None = None,
+    ) -> None:
+        super().__init__()
+        self.scale, self.mechanism = math.sqrt(d_model), attention is not None
+        self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=pad)
+        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[pad].zero_()
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList()
+        for _ in range(num_layers):
+            if attention is not None:
+                self.layers.append(TextEncoderLayer(attention(), ffn_dim, dropout, pre_norm))
+                continue
+            layer = nn.TransformerEncoderLayer(
+                d_model, num_heads, ffn_dim, dropout, activation="relu", batch_first=True, norm_first=pre_norm
+            )
+            layer.self_attn.dropout, layer.dropout.p = attention_dropout, activation_dropout
+            self.layers.append(layer)
+        self.norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.scale * self.embedding(tokens)
+        x = self.dropout(x + sinusoidal_positions(x.shape[1], x.shape[2], x))
+        real = length_mask(lengths, x.shape[1])
+        bias = torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, float("-inf"))
+        for layer in self.layers:
+            x = layer(x, lengths) if self.mechanism else layer(x, src_key_padding_mask=bias)
+        return self.norm(x), lengths

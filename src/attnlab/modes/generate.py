@@ -1,0 +1,48 @@
+"""mode=generate checkpoint=... prompt=...: text that a trained language model goes on with, through its cache."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from attnlab.config.build import instantiate
+from attnlab.decoding import Sampling
+from attnlab.errors import ConfigError
+from attnlab.tasks.base import flow_of
+from attnlab.tasks.language_modelling.task import LanguageModellingFlow
+
+
+def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+    """Prints prompt and continuation; the record gets them as `generation`."""
+    flow = flow_of(cfg)
+    if not isinstance(flow, LanguageModellingFlow):
+        raise ConfigError(f"mode=generate goes on with text: task={cfg.choices.task} is no language model")
+    sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
+    module = flow.restore(record)
+    vocabulary, device = module.vocabulary, module.device
+    ids = [vocabulary.end, *vocabulary.ids(cfg.prompt or "")]
+    longest = module.model.longest
+    if len(ids) + sampling.tokens > longest:
+        raise ConfigError(
+            f"prompt of {len(ids)} {vocabulary.unit}s and task.sampling.tokens={sampling.tokens} make "
+            f"{len(ids) + sampling.tokens} positions; the model and its attention take {longest}"
+        )
+    low = torch.bfloat16 if cfg.hardware.precision.startswith("bf16") else None
+    began = time.perf_counter()
+    with torch.autocast(device.type, low or torch.bfloat16, enabled=low is not None):
+        found = sampling(module.model, torch.tensor([ids], device=device), num_ids=vocabulary.num_ids, dtype=low)
+    seconds = time.perf_counter() - began
+    text = vocabulary.text(found[0].tolist())
+    record["corpus"] = "none: a prompt"
+    record["generation"] = {"prompt": cfg.prompt or "", "text": text, "tokens": found.shape[1]}
+    record["inference"] |= {
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(found.shape[1] / seconds, 1),
+        "batch": 1,
+        "beam": 1,
+        "dtype": str(low or torch.float32).removeprefix("torch."),
+        "protocol": f"a prompt of {len(ids)} {vocabulary.unit}s read at once, then {found.shape[1]} steps",
+    }
+    print(f"{cfg.prompt} {text}" if cfg.prompt and vocabulary.unit == "word" else f"{cfg.prompt or ''}{text}")

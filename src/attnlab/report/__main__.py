@@ -1,0 +1,113 @@
+"""Tables and plots from records.
+
+python -m attnlab.report experiments/mtla/table1.yaml [--records outputs]
+python -m attnlab.report --bench RUN/record.json ... [--out FOLDER]
+python -m attnlab.report --compressed RUN ... [--out FOLDER]
+python -m attnlab.report --runs outputs
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from attnlab.errors import AttnlabError, DataError
+from attnlab.runs.record import NOT_RUN
+from attnlab.runs.store import Found, collect
+
+OUTPUTS = Path("outputs")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0, 1 for records that cannot be used, 2 for a wrong command or specification."""
+    parser = argparse.ArgumentParser("python -m attnlab.report", description="Tables and plots from records.")
+    parser.add_argument(
+        "specs", nargs="*", type=Path, metavar="SPEC", help="table specifications: rendered beside them"
+    )
+    parser.add_argument("--records", nargs="+", type=Path, metavar="PLACE", help="folders or files (default: outputs)")
+    parser.add_argument("--bench", nargs="+", type=Path, metavar="PLACE", help="records of mode=bench: table and plot")
+    parser.add_argument(
+        "--compressed", nargs="+", type=Path, metavar="PLACE", help="records of compressed models: table and plots"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="--bench, --compressed: where to write (default: beside the first record)"
+    )
+    parser.add_argument("--runs", nargs="+", type=Path, metavar="PLACE", help="a line for each record")
+    options = parser.parse_args(arguments)
+    if sum(map(bool, (options.specs, options.bench, options.compressed, options.runs))) != 1:
+        parser.error("give one of: SPEC ..., --bench ..., --compressed ..., --runs ...")
+    if options.records and not options.specs or options.out and not (options.bench or options.compressed):
+        parser.error("--records belongs to SPEC, --out to --bench and --compressed")
+    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
+    os.environ.setdefault("ATTNLAB_STAMP", "report")  # composing needs one
+    try:
+        if options.runs:
+            overview(collect(options.runs))
+        for path in written(options):
+            print(path)
+    except AttnlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
+    from attnlab.report.grid import write
+    from attnlab.report.paper import paper_table, read_spec, scatter
+
+    plans = {path: read_spec(path) for path in specs}
+    records = collect(places or [OUTPUTS]) if places or OUTPUTS.exists() else []
+    files = []
+    for path, spec in plans.items():
+        files += paper_table(spec, records).write(path.with_suffix(""), "md", "tex", "csv")
+        if picture := scatter(spec, records):
+            files.append(write(path.with_suffix(".png"), picture))
+    return files
+
+
+def written(options: argparse.Namespace) -> list[Path]:
+    """The files that the chosen report consists of."""
+    if options.specs:
+        return tables(options.specs, options.records)
+    from attnlab.report import bench, compression
+
+    for places, report in ((options.bench, bench), (options.compressed, compression)):
+        if places:
+            records = collect(places)
+            if not records:
+                raise DataError("no readable record among those given")
+            return report.render(records, options.out or records[0].path.parent)
+    return []
+
+
+def overview(records: Sequence[Found]) -> None:
+    """A line for each record, the oldest first."""
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    headings = "status mode task mechanism scale corpus quality parameters cache tokens/s record"
+    table = Table(*headings.split(), box=None, pad_edge=False)
+    for found in records:
+        record = found.record
+        quality = next(
+            (f"{k} {v}" for k, v in record["quality"].items() if found.number(f"quality.{k}") is not None), ""
+        )
+        cells = [record["status"], record["mode"], record["task"], found.mechanism, record["scale"]]
+        cells += [record["corpus"].split(" at ")[0], quality]
+        for key, form in (
+            ("parameters.total", ",.0f"),
+            ("kv_cache.elements_per_token_per_layer", "g"),
+            ("inference.tokens_per_second", ".1f"),
+        ):
+            value = found.number(key)
+            cells.append(NOT_RUN if value is None else format(value, form))
+        table.add_row(*cells, found.path.parent.as_posix())
+    if records:
+        console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

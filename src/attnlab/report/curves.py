@@ -1,0 +1,51 @@
+"""The curves of a training run, from the metrics that it wrote."""
+
+import csv
+import io
+from pathlib import Path
+
+from attnlab.report.grid import write
+
+PANELS = {
+    "loss": ("loss", "val_loss", "ctc_loss"),
+    "accuracy": ("val_accuracy",),
+    "learning rate": ("lr-Adam", "lr-SGD"),
+}
+
+
+def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """Each metric's (update, value) pairs, over all parts of a run that was resumed."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted(directory.glob("curves*/metrics.csv"), key=lambda p: (len(str(p)), str(p))):
+        with open(path, encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                for name, value in row.items():
+                    if value and name not in ("step", "epoch"):
+                        curves.setdefault(name, []).append((int(row["step"]), float(value)))
+    return curves
+
+
+def plot_curves(directory: Path) -> Path | None:
+    """Writes curves.png into a run directory; None where nothing was logged."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    curves = read_curves(directory)
+    panels = {title: [n for n in names if n in curves] for title, names in PANELS.items()}
+    panels = {title: names for title, names in panels.items() if names}
+    if not panels:
+        return None
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.5 * len(panels), 3.2), squeeze=False)
+    for axis, (title, names) in zip(axes[0], panels.items(), strict=True):
+        for name in names:
+            axis.plot(*zip(*curves[name], strict=True), label=name, linewidth=1.2)
+        axis.set(title=title, xlabel="update")
+        axis.legend(frameon=False)
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    pyplot.close(figure)
+    return write(directory / "curves.png", picture.getvalue())

@@ -1,0 +1,197 @@
+"""record.json: everything that tables and plots will know about a run (schema 1).
+
+One per run, in its run directory, rewritten atomically. `new` gives the skeleton; the modes fill it. A number that was
+not measured is the text "not run", never 0.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from attnlab.config.build import config_hash
+
+SCHEMA = 1
+NOT_RUN = "not run"
+STATUSES = ("running", "finished", "failed", "interrupted")
+ROOT = Path(__file__).resolve().parents[3]
+
+SECTIONS = {
+    "parameters": "total attention trainable",
+    "kv_cache": "elements_per_token_per_layer bytes_predicted bytes_measured",
+    "quality": "",  # the task's own metrics and their signature
+    "inference": "seconds tokens_per_second peak_memory_mib mean_memory_mib batch beam dtype protocol",
+    "training": "steps seconds tokens_per_second final_loss",
+    "environment": "torch python device threads git packages_hash",
+}
+TEXTS = {"signature", "dtype", "protocol", "torch", "python", "device", "git", "packages_hash"}
+
+
+def new(cfg: DictConfig, command: str) -> dict[str, Any]:
+    """The record of a run that has just begun. `stride` and `rank` are the values in use; null: no such knob."""
+    choices = cfg.choices
+    return {
+        "schema": SCHEMA,
+        "status": "running",
+        "mode": cfg.mode,
+        "command": command,
+        "config_hash": config_hash(cfg),
+        "task": choices.task,
+        "corpus": NOT_RUN,
+        "attention": choices.attention or "none",
+        "stride": cfg.stride,
+        "rank": cfg.rank,
+        "compress": choices.compress,
+        "scale": choices.scale,
+        "hardware": choices.hardware,
+        "experiment": choices.experiment,
+        "seed": cfg.seed,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{section: dict.fromkeys(keys.split(), NOT_RUN) for section, keys in SECTIONS.items()},
+    }
+
+
+def environment(accelerator: str) -> dict[str, Any]:
+    """What the run ran on. Imports torch. `accelerator`: the hardware group's word (auto, cpu, gpu, ...)."""
+    import torch
+
+    gpu = accelerator != "cpu" and torch.cuda.is_available()
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": f"cuda: {torch.cuda.get_device_name()}" if gpu else f"cpu: {_processor()} x {os.cpu_count()}",
+        "threads": torch.get_num_threads(),
+        "git": _git(),
+        "packages_hash": _packages_hash(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _git() -> str:
+    """The commit, with "-dirty" if tracked files differ from it; why not, where there is none."""
+    if not (ROOT / ".git").exists():
+        return "not a checkout"
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown: {type(error).__name__}"
+
+
+@cache
+def _packages_hash() -> str:
+    """sha256 of the sorted lines name==version of everything installed."""
+    lines = sorted({f"{d.metadata['Name'].lower().replace('_', '-')}=={d.version}" for d in distributions()})
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def first_process() -> bool:
+    """Whether this is the one process of a run that writes (rank 0)."""
+    if "RANK" in os.environ:
+        return int(os.environ["RANK"]) == 0
+    return all(int(os.environ.get(name, 0)) == 0 for name in ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+
+
+def dumps(record: Mapping[str, Any]) -> str:
+    """The record as JSON. A number that is not finite becomes its name ("nan"), for JSON has none."""
+    return json.dumps(_plain(record), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):  # a scalar of numpy or torch
+        value = value.item()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write(record: Mapping[str, Any], directory: Path) -> None:
+    """Replace `directory`/record.json: a reader finds the old record or the new one, never half of one.
+
+    On a full disk there is no room for a second file: the new record then goes into the place of the old one.
+    """
+    path = directory / "record.json"
+    data = (dumps(record) + "\n").encode()
+    try:
+        _replace(path, data)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.is_file():
+            raise
+        with open(path, "r+b") as file:
+            file.write(data)
+            file.truncate()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(prefix=".record-", dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)  # mkstemp gives 0600
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """The record of a run directory."""
+    return json.loads((directory / "record.json").read_text(encoding="utf-8"))
+
+
+def problems(record: Mapping[str, Any]) -> list[str]:
+    """What a record of schema 1 must not be; empty for a good one."""
+    found = []
+    expected = {"schema": int, "seed": int} | dict.fromkeys(
+        ("status", "mode", "command", "config_hash", "task", "corpus", "attention", "compress", "scale", "started"), str
+    )
+    for key, kind in expected.items():
+        if type(record.get(key)) is not kind:
+            found.append(f"{key}: expected {kind.__name__}, got {record.get(key)!r}")
+    if record.get("schema") != SCHEMA or record.get("status") not in STATUSES:
+        found.append(f"schema {record.get('schema')!r}, status {record.get('status')!r}")
+    if (record.get("status") in ("failed", "interrupted")) != bool(record.get("error")):
+        found.append("an error belongs to a failed or interrupted run, and only there")
+    found += [f"{knob}: missing" for knob in ("stride", "rank") if knob not in record]
+    for section, keys in SECTIONS.items():
+        values = record.get(section)
+        if not isinstance(values, Mapping):
+            found.append(f"{section}: expected a mapping, got {values!r}")
+            continue
+        found += [f"{section}.{key}: missing" for key in keys.split() if key not in values]
+        found += [
+            f"{section}.{key}: expected a number or {NOT_RUN!r}, got {value!r}"
+            for key, value in values.items()
+            if key in keys.split() and key not in TEXTS and not _is_number(value) and value != NOT_RUN
+        ]
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) or value in ("nan", "inf", "-inf")

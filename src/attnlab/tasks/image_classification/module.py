@@ -1,0 +1,144 @@
+"""Image classification with timm's losses, Mixup, averaged weights, optimisers and schedules."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from timm.data import Mixup
+from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from attnlab.compression import SlimAttention
+from attnlab.compression.decompositions import fusion_penalty
+from attnlab.training.module import Trainable
+
+
+class ImageClassification(Trainable):
+    """DeiT's recipe without its distillation token.
+
+    ema_decay: of the averaged weights, which are then what is validated, kept and scored; 0: none. mixup: of timm's
+    Mixup, None: none. fusion_penalty: weight of the constraint on CP SlimAtt's fusions (IrrAtt, eq. 7).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: Callable[..., Optimizer],
+        schedule: Callable[..., Any],
+        identity: dict[str, Any],
+        seed: int,
+        clip: float = 0.0,
+        label_smoothing: float = 0.1,
+        mixup: Mixup | None = None,
+        ema_decay: float = 0.0,
+        ema_warmup: bool = False,
+        fusion_penalty: float = 0.0,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__(optimizer=optimizer, schedule=schedule, identity=identity, seed=seed, clip=clip)
+        self.model, self.mixup, self.penalty, self.channels_last = model, mixup, fusion_penalty, channels_last
+        self._make_optimizer, self._make_schedule = optimizer, schedule
+        self.criterion = SoftTargetCrossEntropy() if mixup else LabelSmoothingCrossEntropy(label_smoothing)
+        self.ema_decay, self.ema_warmup = ema_decay, ema_warmup
+        self._ema: list[ModelEmaV3] = []  # in a list, so that it is no part of the module's own weights
+        self._updates = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self._scored_model()(images)
+        return logits
+
+    def losses(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        images, labels = batch
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        count = torch.tensor(float(len(labels)), device=labels.device)
+        if not self.training:
+            logits = self(images).float()
+            plain = F.cross_entropy(logits, labels, reduction="sum")
+            return plain, plain, (logits.argmax(-1) == labels).sum(), count
+        targets = labels
+        if self.mixup:
+            if len(images) % 2:  # timm's pairs need an even batch
+                images, targets = torch.cat([images, images[:1]]), torch.cat([labels, labels[:1]])
+            images, targets = self.mixup(images, targets)
+        logits = self.model(images).float()
+        loss = self.criterion(logits, targets) * count
+        right = (logits[: len(labels)].argmax(-1) == labels).sum()
+        if self.penalty:
+            fusions = [m.fusion for m in self.model.modules() if isinstance(m, SlimAttention)]
+            loss = loss + self.penalty * count * torch.stack([fusion_penalty(f.float()) for f in fusions]).sum()
+        return loss, loss.detach(), right, count
+
+    def first_of(self, batch: tuple[Tensor, Tensor]) -> str:
+        return f"class {int(batch[1][0])}"
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        np.random.seed(
+            hash((self.seed, self.current_epoch, batch_idx, self.global_rank)) % 2**32
+        )  # Mixup draws from it
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        optimizer = self._make_optimizer(self.model)  # not its parameters: timm then leaves biases and norms undecayed
+        per_epoch = max(1, int(self.trainer.estimated_stepping_batches) // max(1, self.trainer.max_epochs or 1))
+        schedule, _ = self._make_schedule(optimizer, updates_per_epoch=per_epoch, step_on_epochs=False)
+        scheduler: Any = Schedule(schedule)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step_update(self.global_step)
+
+    def on_fit_start(self) -> None:
+        if self.ema_decay and not self._ema:
+            self._ema = [ModelEmaV3(self.model, decay=self.ema_decay, use_warmup=self.ema_warmup)]
+        for ema in self._ema:
+            ema.to(self.device)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._ema and self.global_step > self._updates:
+            self._updates = self.global_step
+            self._ema[0].update(self.model, step=self._updates)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """`state_dict` has the weights that are scored; the ones that are trained, if others, stand beside it."""
+        super().on_save_checkpoint(checkpoint)
+        if self._ema:
+            checkpoint["trained"] = checkpoint["state_dict"]
+            averaged = self._ema[0].module.state_dict()
+            checkpoint["state_dict"] = {f"model.{name}": value.clone() for name, value in averaged.items()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "trained" in checkpoint and self.ema_decay:
+            self._ema = [ModelEmaV3(self.model, decay=self.ema_decay, use_warmup=self.ema_warmup)]
+            averaged = {name.removeprefix("model."): value for name, value in checkpoint["state_dict"].items()}
+            self._ema[0].module.load_state_dict(averaged)
+            checkpoint["state_dict"] = checkpoint["trained"]
+        self._updates = checkpoint["global_step"]
+
+    def _scored_model(self) -> nn.Module:
+        return self._ema[0].module if self._ema and not self.training else self.model
+
+    def forget_average(self) -> None:
+        """From now on `model` is what is scored: it has been given the final weights."""
+        self._ema = []
+
+
+class Schedule:
+    """A timm schedule as Lightning wants one. Without a state: a resumed run goes on at its update, as configured."""
+
+    def __init__(self, schedule: Any) -> None:
+        self.optimizer, self.step_update = schedule.optimizer, schedule.step_update
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing was kept."""

@@ -1,0 +1,387 @@
+"""A pretrained vision transformer: scored, compressed, scored, fine-tuned, scored."""
+
+import copy
+import hashlib
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
+
+import lightning as L
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+from safetensors.torch import save as save_tensors
+from timm.data import Mixup
+from timm.layers.attention import Attention
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from torch import nn
+
+from attnlab.bench import Settings, vision
+from attnlab.callbacks.memory import MemoryMeter
+from attnlab.compression import Method, compress, folder, outline
+from attnlab.compression.counting import multiply_adds, parameters, ratios
+from attnlab.compression.transform import attention_layers
+from attnlab.config.build import instantiate
+from attnlab.data.images.folder import ImageData
+from attnlab.data.samples.images import CLASSES
+from attnlab.errors import ConfigError
+from attnlab.models.build import busy_cores, device_of, without_memory
+from attnlab.models.vision import VisionTransformer, fill, load_pretrained, read
+from attnlab.pretrained.timm import refuse
+from attnlab.runs.files import write_atomically
+from attnlab.runs.record import NOT_RUN
+from attnlab.tasks.base import Decoder, Flow
+from attnlab.tasks.image_classification.module import ImageClassification
+from attnlab.tasks.sequence_to_text.score import write_predictions
+
+log = logging.getLogger(__name__)
+
+COMPRESSED = "compressed"  # a run's folder with its compressed model
+POINTS = ("dense", "compressed", "finetuned")
+
+
+class ImageClassificationFlow(Flow):
+    """`record["compression"]`: top-1 and top-5 at three points, ranks and errors of every layer, and what remains."""
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        self.spec: VisionTransformer = instantiate(cfg.task.model, path="task.model")
+        self.method: Method | None = None
+        if cfg.choices.compress != "none":
+            self.method = instantiate(cfg.compress, path="compress")
+            if not isinstance(self.method, Method):
+                raise ConfigError(f"compress={cfg.choices.compress} does not compress vision transformers")
+
+    # --- from the config alone ----------------------------------------------------------------------------------
+
+    def build(self) -> nn.Module:
+        """The dense model."""
+        known = self.spec.num_classes is not None or self.cfg.data_root is not None or self.cfg.scale != "sample"
+        return self.spec.create(None if known else len(CLASSES))
+
+    def decoder(self, model: nn.Module) -> Decoder:
+        raise NotImplementedError("an image classifier decodes nothing")
+
+    def describe(self, record: dict[str, Any]) -> None:
+        """The three ratios of IrrAtt's table 1, and the numbers behind them."""
+        with without_memory():
+            dense, model = self.build(), self.build()
+            if self.method:
+                outline(model, self.method)
+        record["compression"] = {"remaining": self._remaining(dense, model)}
+        self._sizes(record, model)
+
+    def check(self, directory: Path) -> None:
+        instantiate(self.cfg.task.schedule, path="task.schedule")
+        if self.cfg.hardware.strategy == "fsdp":
+            raise ConfigError("hardware=fsdp shards what is too large for one device; task=imagenet takes hardware=ddp")
+        if self.spec.checkpoint is None and self.cfg.task.pretrain.epochs < 1:
+            raise ConfigError(
+                "task.model.checkpoint: there are no pretrained weights to compress; give a file, a run or a name of "
+                "timm's hub, or task.pretrain.epochs to train from scratch first"
+            )
+        if not self._from_folder():
+            with without_memory():
+                model = self.build()
+                if self.method:
+                    outline(model, self.method)
+
+    def _remaining(self, dense: nn.Module, model: nn.Module) -> dict[str, Any]:
+        size = self.cfg.task.data.image_size
+        return ratios(dense, model, (3, size, size))
+
+    def _sizes(self, record: dict[str, Any], model: nn.Module) -> None:
+        size = self.cfg.task.data.image_size
+        record["parameters"] = parameters(model)
+        record["multiply_adds_per_image"] = multiply_adds(model, (3, size, size))
+
+    # --- with data ----------------------------------------------------------------------------------------------
+
+    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[ImageData, ImageClassification]:
+        cfg, task = self.cfg, self.cfg.task
+        data: ImageData = instantiate(task.data, path="task.data")
+        data.setup(stage)
+        record["corpus"] = data.corpus
+        source = cfg.checkpoint if cfg.mode == "test" else cfg.resume
+        run = Path(source).expanduser() if source else None
+        layouts = (
+            next((p / COMPRESSED for p in [run, *run.parents] if folder.is_folder(p / COMPRESSED)), None)
+            if run
+            else None
+        )
+        if layouts:
+            with torch.device("cpu"):
+                model = folder.load(layouts).train()
+        else:
+            model = self.spec.create(len(data.classes))
+        if task.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._sizes(record, model)
+        mixing = task.mixup
+        mixup = None
+        if mixing.mixup_alpha or mixing.cutmix_alpha:
+            mixup = Mixup(**mixing, label_smoothing=task.label_smoothing, num_classes=len(data.classes))
+        module = ImageClassification(
+            model,
+            optimizer=instantiate(task.optimizer, path="task.optimizer"),
+            schedule=instantiate(task.schedule, path="task.schedule"),
+            identity=self._identity(data),
+            seed=cfg.seed,
+            clip=task.train.clip,
+            label_smoothing=task.label_smoothing,
+            mixup=mixup,
+            ema_decay=task.ema_decay,
+            ema_warmup=task.ema_warmup,
+            fusion_penalty=cfg.compress.get("fusion_penalty", 0.0),
+            channels_last=task.channels_last,
+        )
+        return data, module
+
+    def _identity(self, data: ImageData) -> dict[str, Any]:
+        return {
+            "compression": OmegaConf.to_container(self.cfg.compress, resolve=True),
+            "classes": hashlib.sha256("\n".join(data.classes).encode()).hexdigest()[:16],
+            "model": {"name": self.spec.name, **self.spec.options(len(data.classes))},
+        }
+
+    def _from_folder(self) -> Path | None:
+        """The compressed model that the checkpoint is, if it is one."""
+        path = Path(self.spec.checkpoint).expanduser() if self.spec.checkpoint else None
+        if path and folder.is_folder(path / COMPRESSED):
+            path = path / COMPRESSED
+        return path if path and folder.is_folder(path) else None
+
+    def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """Load or pretrain, score, compress, score."""
+        size = self.cfg.task.data.image_size
+        if source := self._from_folder():
+            module.model = folder.load(source).train()
+            log.info("compressed model from %s", source)
+        elif self.spec.checkpoint:
+            load_pretrained(module.model, self.spec.checkpoint)
+        else:
+            self._pretrain(record, data, module.model)
+        about: dict[str, Any] = {
+            "method": self.cfg.choices.compress,
+            "layers": [],
+            "quality": dict.fromkeys(POINTS, NOT_RUN),
+        }
+        record["compression"] = about
+        dense = copy.deepcopy(module.model)
+        about["quality"]["dense"] = self._evaluate(data, module)[0]
+        if self.method:
+            began = time.perf_counter()
+            store = Path(self.cfg.cache_dir).expanduser() / "decompositions"
+            device = device_of(self.cfg)
+            about["layers"] = compress(module.model.to(device), self.method, store)
+            module.model.cpu()
+            about["seconds"] = round(time.perf_counter() - began, 2)
+            about["remaining"] = ratios(dense, module.model, (3, size, size))
+            about["quality"]["compressed"] = self._evaluate(data, module)[0]
+            self._save(directory, data, module)
+        self._sizes(record, module.model)
+        if record["rank"] is None and self.method and about["layers"]:
+            ranks = about["layers"][0]["ranks"]
+            total = sum(ranks) if isinstance(ranks, list) else ranks
+            record["rank"] = total // len(ranks) if self.method.per_head else total
+        if self.cfg.hardware.compile:
+            module.model.compile()
+
+    def _save(self, directory: Path, data: ImageData, module: ImageClassification) -> None:
+        folder.save(
+            module.model,
+            directory / COMPRESSED,
+            self.spec.name,
+            self.spec.options(len(data.classes)),
+            {"compress": self.cfg.choices.compress, "classes": data.classes},
+        )
+
+    def bench(self, record: dict[str, Any], directory: Path, settings: Settings) -> bool:
+        """One attention layer of the model with random weights, forward, at `bench.batch` images."""
+        if not self.method or not self.method.compresses_attention:
+            raise ConfigError("mode=bench of task=imagenet measures compressed attention: give compress=")
+        device, model = device_of(self.cfg), self.build()
+        layer = next(module for _, module in attention_layers(model))
+        refuse(layer, "attention")
+        tokens = self.cfg.task.data.image_size**2 // model.patch_embed.patch_size[0] ** 2  # type: ignore[index, union-attr]
+        tokens += model.num_prefix_tokens
+        busy = busy_cores()
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("attention", total=None)
+            row = vision.measure(
+                cast(Attention, layer), self.method, tokens, settings, device, lambda: bar.advance(task)
+            )
+        record["corpus"] = "none: random inputs"
+        record["bench"] = {
+            "protocol": {
+                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+                "dtype": settings.dtype,
+                "threads": torch.get_num_threads(),
+                "busy_cores_before": busy,
+                "rounds": settings.rounds,
+                "warmup": settings.warmup,
+                "forward": "one attention layer, no gradients, random weights; uneven ranks where heads share a total",
+                "time": "wall seconds; the variants take turns in each round; cpu_seconds: all threads together",
+                "ratio": "the other's seconds by the compressed layer's, pair by pair of the same round",
+            },
+            "checks": {"loop": {"relative difference in float64": row["loop_difference"]}},
+            "rows": [row],
+        }
+        self.describe(record)
+        for pair in row["ratios"]:
+            log.info("%s takes %s times the compressed layer's time", pair["against"], pair.get("seconds", pair))
+        return True
+
+    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        module.forget_average()
+        quality, rows, cost = self._evaluate(data, module)
+        record["quality"] = quality
+        record["inference"] |= cost
+        if "compression" in record:
+            record["compression"]["quality"]["finetuned"] = quality
+            if self.method:
+                self._save(directory, data, module)
+        write_predictions(directory / "predictions.tsv", rows)
+        show(record, directory)
+
+    # --- pieces -------------------------------------------------------------------------------------------------
+
+    def _evaluate(
+        self, data: ImageData, module: ImageClassification
+    ) -> tuple[dict[str, Any], list[tuple[str, str, str, str]], dict[str, Any]]:
+        """Top-1 and top-5 in percent, a row for each image, and what it cost."""
+        device = device_of(self.cfg)
+        low = torch.bfloat16 if self.cfg.hardware.precision.startswith("bf16") else None
+        module.eval().to(device)
+        right, close, seconds = 0, 0, 0.0
+        rows: list[tuple[str, str, str, str]] = []
+        loader = data.test_dataloader()
+        dataset = data.sets["val"]
+        meter = MemoryMeter(device)
+        many = min(5, len(data.classes))
+        with (
+            torch.inference_mode(),
+            meter,
+            torch.autocast(device.type, low, enabled=low is not None),
+            Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar,
+        ):
+            task = bar.add_task("scoring", total=len(loader))
+            for images, labels in loader:
+                began = time.perf_counter()
+                best = module(images.to(device)).float().topk(many).indices.cpu()
+                seconds += time.perf_counter() - began
+                hits = best == labels[:, None]
+                right, close = right + int(hits[:, 0].sum()), close + int(hits.any(-1).sum())
+                for guess, label in zip(best[:, 0].tolist(), labels.tolist(), strict=True):
+                    name = dataset.filename(len(rows))
+                    rows.append((str(len(rows)), name, data.classes[label], data.classes[guess]))
+                bar.advance(task)
+        module.cpu().train()
+        count = len(rows)
+        quality = {"top1": round(100 * right / count, 3), "top5": round(100 * close / count, 3), "images": count}
+        log.info("top-1 %.2f %%, top-5 %.2f %% of %d images", quality["top1"], quality["top5"], count)
+        cost = {
+            "seconds": round(seconds, 3),
+            "images_per_second": round(count / seconds, 1),
+            "peak_memory_mib": round(meter.peak, 1),
+            "mean_memory_mib": round(meter.mean, 1),
+            "batch": data.eval_batch_size,
+            "dtype": str(low or torch.float32).removeprefix("torch."),
+            "protocol": f"forward passes over {count} images; {meter.protocol}",
+        }
+        return quality, rows, cost
+
+    def _pretrain(self, record: dict[str, Any], data: ImageData, model: nn.Module) -> None:
+        """Train from scratch with the run's data; the same settings and images give stored weights."""
+        cfg, task = self.cfg, self.cfg.task
+        names = [data.sets["train"].filename(i) for i in range(len(data.sets["train"]))]
+        key = hashlib.sha256()
+        settings = {
+            "data": {k: v for k, v in OmegaConf.to_container(task.data, resolve=True).items() if k != "cache_dir"},  # type: ignore[union-attr]
+            "pretrain": OmegaConf.to_container(task.pretrain, resolve=True),
+            "model": [self.spec.name, self.spec.options(len(data.classes))],
+            "seed": cfg.seed,
+            "precision": cfg.hardware.precision,
+        }
+        key.update(json.dumps([settings, names], sort_keys=True).encode())
+        path = Path(cfg.cache_dir).expanduser() / "pretrained" / f"{key.hexdigest()[:24]}.safetensors"
+        if path.is_file():
+            fill(model, path, read(path))
+            record["pretraining"] = {"stored": str(path)}
+            return
+        pretrain = task.pretrain
+        log.info("no checkpoint is given: training %s from scratch, %d epochs", self.spec.name, pretrain.epochs)
+        module = ImageClassification(
+            model,
+            optimizer=lambda m: create_optimizer_v2(m, "adamw", lr=pretrain.lr, weight_decay=pretrain.weight_decay),
+            schedule=lambda o, **k: create_scheduler_v2(
+                o,
+                num_epochs=pretrain.epochs,
+                warmup_epochs=pretrain.warmup_epochs,
+                warmup_lr=pretrain.lr / 100,
+                min_lr=pretrain.lr / 100,
+                **k,
+            ),
+            identity={},
+            seed=cfg.seed,
+            label_smoothing=0.1,
+        )
+        trainer = L.Trainer(
+            accelerator=cfg.hardware.accelerator,
+            devices=1,
+            precision=cfg.hardware.precision,
+            max_epochs=pretrain.epochs,
+            logger=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=sys.stdout.isatty(),
+            num_sanity_val_steps=0,
+            limit_val_batches=0,
+            reload_dataloaders_every_n_epochs=1,
+            use_distributed_sampler=False,
+        )
+        began = time.perf_counter()
+        trainer.fit(module, datamodule=data)
+        if trainer.interrupted:
+            raise KeyboardInterrupt
+        record["pretraining"] = {"seconds": round(time.perf_counter() - began, 1), "epochs": pretrain.epochs}
+        model.cpu()
+        write_atomically(path, save_tensors({k: v.contiguous() for k, v in model.state_dict().items()}))
+
+
+def show(record: dict[str, Any], directory: Path) -> None:
+    """The run's main numbers on the screen."""
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    table = Table(title=f"{record['task']} · {record['compress']} · {record['scale']}", show_header=False)
+    corpus = "embedded sample images" if record["corpus"] == "sample" else record["corpus"]
+    rows = {"corpus": corpus}
+    about = record.get("compression", {"quality": {"finetuned": record["quality"]}})
+    for point, quality in about["quality"].items():
+        if quality != NOT_RUN:
+            rows[f"top-1, {point}"] = (
+                f"{quality['top1']:.2f} %   (top-5 {quality['top5']:.2f} %, {quality['images']} images)"
+            )
+    rows["parameters"] = f"{record['parameters']['total']:,}   (attention {record['parameters']['attention']:,})"
+    if "remaining" in about:
+        left = about["remaining"]
+        rows["remaining"] = (
+            f"attention {left['attention_percent']:.1f} %, multiply-adds {left['multiply_adds_percent']:.1f} %, "
+            f"parameters {left['parameters_percent']:.1f} %"
+        )
+    layers = [layer for layer in about.get("layers", []) if "qk_error" in layer]
+    for layer in layers:
+        rows[layer["path"]] = f"ranks {layer['ranks']}, query-key error {layer['qk_error']:.3f}"
+    rows["scoring"] = f"{record['inference']['images_per_second']} images/s"
+    for key, value in rows.items():
+        table.add_row(key, escape(str(value)))
+    console.print(table)
+    console.print(f"record: {directory / 'record.json'}", highlight=False, soft_wrap=True)

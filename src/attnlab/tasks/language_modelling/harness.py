@@ -1,0 +1,181 @@
+"""A trained run as lm-evaluation-harness sees it.  Needs the extra `eval`."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.decoding import Sampling
+from attnlab.errors import ConfigError, DataError
+from attnlab.tasks.language_modelling.module import LanguageModelling
+
+try:
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ImportError as error:
+    raise ConfigError(f"mode=evaluate needs lm-evaluation-harness: pip install 'attnlab[eval]' ({error})") from error
+
+
+class TrainedRun(TemplateLM):
+    """Log-likelihoods and greedy or sampled continuations; texts longer than the model lose their beginning."""
+
+    def __init__(self, module: LanguageModelling, batch_size: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.model, self.vocabulary, self.size, self.dtype = module.model, module.vocabulary, batch_size, dtype
+        self._device = module.device
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.vocabulary.end
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.vocabulary.fingerprint
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        return self.vocabulary.ids(string)
+
+    @torch.inference_mode()
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """Of (text, context, continuation): log p(continuation | context), and whether it is the greedy one."""
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
+        for first in range(0, len(order), self.size):
+            chosen = order[first : first + self.size]
+            rows = [self._row(*requests[i][1:]) for i in chosen]
+            longest = max(len(row) for row in rows) - 1
+            tokens = torch.zeros(len(rows), longest, dtype=torch.long, device=self._device)
+            for row, ids in zip(tokens, rows, strict=True):
+                row[: len(ids) - 1] = torch.tensor(ids[:-1])
+            logp = self._logp(tokens)
+            for i, ids, row in zip(chosen, rows, logp, strict=True):
+                target = torch.tensor(requests[i][2], device=self._device)
+                last = row[len(ids) - 1 - len(target) : len(ids) - 1]
+                greedy = bool((last[:, : self.vocabulary.num_ids].argmax(-1) == target).all())
+                found[i] = float(last.gather(1, target[:, None]).sum()), greedy
+                if requests[i][0] is not None:
+                    self.cache_hook.add_partial("loglikelihood", requests[i][0], found[i])
+        return found
+
+    def _logp(self, tokens: Tensor) -> Tensor:
+        with torch.autocast(tokens.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):
+            return self.model(tokens).float().log_softmax(-1)
+
+    def _row(self, context: list[int], continuation: list[int]) -> list[int]:
+        if not context:
+            context = [self.eot_token_id]
+        if len(continuation) > self.model.longest:
+            raise DataError(
+                f"a continuation of {len(continuation)} {self.vocabulary.unit}s is longer than the model "
+                f"({self.model.longest}); this task does not fit it"
+            )
+        return (context + continuation)[-self.model.longest - 1 :]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Of whole texts: windows as long as the model, each token predicted once, the first after the end mark."""
+        sums = []
+        for (text,) in (request.args for request in requests):
+            windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.model.longest, 1)
+            pairs = [(None, *make_disjoint_window(pair)) for pair in windows]
+            sums.append(math.fsum(value for value, _ in self._loglikelihood_tokens(pairs)))
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), sums[-1])
+        return sums
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        found = []
+        for context, settings in (request.args for request in requests):
+            sampling = Sampling(
+                tokens=min(settings.get("max_gen_toks", 256), self.model.longest - 1),
+                temperature=settings.get("temperature", 1.0) if settings.get("do_sample") else 0.0,
+                top_k=settings.get("top_k"),
+                top_p=settings.get("top_p"),
+            )
+            until = settings.get("until") or []
+            stops = [until] if isinstance(until, str) else list(until)
+            ids = (self.tok_encode(context) or [self.eot_token_id])[-(self.model.longest - sampling.tokens) :]
+            with torch.autocast(self._device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):
+                tokens = sampling(
+                    self.model,
+                    torch.tensor([ids], device=self._device),
+                    num_ids=self.vocabulary.num_ids,
+                    end=self.eot_token_id,
+                    stop=self._says(stops),
+                    dtype=self.dtype,
+                )[0].tolist()
+            text = self.vocabulary.text(
+                tokens[: tokens.index(self.eot_token_id)] if self.eot_token_id in tokens else tokens
+            )
+            for stop in stops:
+                text = text.split(stop)[0] if stop else text
+            found.append(text)
+            self.cache_hook.add_partial("generate_until", (context, settings), text)
+        return found
+
+    def _says(self, stops: list[str]) -> Callable[[Tensor], bool]:
+        def said(tokens: Tensor) -> bool:
+            text = self.vocabulary.text(tokens[0].tolist())
+            return any(stop and stop in text for stop in stops)
+
+        return said
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Tasks of lm-evaluation-harness, by its names, or of YAML files in `folder`.
+
+    `limit`: examples of each task, for a quick look.  The harness fetches its own tasks' data from the network.
+    """
+
+    tasks: list[str] = field(default_factory=list)
+    num_fewshot: int = 0
+    limit: int | None = None
+    batch_size: int = 16
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise ValueError("tasks=[]: name at least one task of lm-evaluation-harness")
+        for name, least in (("num_fewshot", 0), ("limit", 1), ("batch_size", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value}: expected at least {least}")
+        if self.folder is not None and not Path(self.folder).expanduser().is_dir():
+            raise ValueError(f"folder={self.folder}: no such directory of task files")
+
+    def __call__(self, module: LanguageModelling, seed: int, dtype: torch.dtype | None = None) -> dict[str, Any]:
+        """Each task's numbers with their standard errors, its version, and how many examples it had."""
+        folder = None if self.folder is None else str(Path(self.folder).expanduser())
+        manager = TaskManager(include_path=folder, include_defaults=self.folder is None)
+        unknown = [name for name in self.tasks if not manager.match_tasks([name])]
+        if unknown:
+            where = f"{self.folder} has" if self.folder else "lm-evaluation-harness has"
+            raise ConfigError(f"task.evaluation.tasks: {where} no task {unknown[0]}")
+        results = simple_evaluate(
+            TrainedRun(module, self.batch_size, dtype),
+            tasks=list(self.tasks),
+            num_fewshot=self.num_fewshot,
+            limit=self.limit,
+            task_manager=manager,
+            log_samples=False,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+        )
+        assert results is not None
+        return {
+            name: {key.removesuffix(",none"): value for key, value in found.items() if isinstance(value, int | float)}
+            | {
+                "version": results["versions"].get(name),
+                "examples": results["n-samples"].get(name, {}).get("effective"),
+            }
+            for name, found in results["results"].items()
+        }

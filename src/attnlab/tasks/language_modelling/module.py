@@ -1,0 +1,59 @@
+"""The next token from those before it: one LightningModule for every language model."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+from attnlab.data.text.vocabulary import Vocabulary
+from attnlab.data.text.windows import IGNORE, Window
+from attnlab.models import LanguageModel
+from attnlab.training.module import Trainable
+
+
+class LanguageModelling(Trainable):
+    """Trains a model on the negative log-probability of each token.
+
+    `compile`: by torch.compile; the checkpoints are the same.
+    """
+
+    def __init__(self, model: LanguageModel, vocabulary: Vocabulary, *, compile: bool = False, **training: Any) -> None:
+        super().__init__(**training)
+        self.model: LanguageModel = model
+        self.vocabulary = vocabulary
+        self._compile, self._compiled = compile, (0, model.loss)
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        if isinstance(self.model, FSDPModule):  # which gathers and frees parameters around calls of forward alone
+            register_fsdp_forward_method(self.model, "loss")
+
+    @property
+    def _loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Of the model as it is now: it may be sharded meanwhile, or whole again."""
+        if not self._compile:
+            return self.model.loss
+        if self._compiled[0] != id(self.model):
+            self._compiled = id(self.model), torch.compile(self.model.loss)
+        return self._compiled[1]
+
+    def nll(self, window: Window) -> tuple[Tensor, Tensor]:
+        """Nats of all targets together, and how many there are."""
+        tokens, targets = window
+        real = targets != IGNORE
+        return (self._loss(tokens, targets.clamp(min=0)) * real).sum(), real.sum()
+
+    def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """No count of right tokens: an adaptive softmax has no logits to find them by."""
+        loss, count = self.nll(batch)
+        return loss, loss.detach(), torch.full_like(count, -1), count
+
+    def first_of(self, batch: Window) -> str:
+        return repr(self.vocabulary.text(batch[0][0, :8].tolist()))
+
+    def validation_step(self, batch: Window, batch_idx: int) -> None:
+        loss, count = self.nll(batch)
+        where: dict[str, Any] = {"on_epoch": True, "sync_dist": True, "prog_bar": True, "batch_size": int(count)}
+        self.log("val_loss", loss / count, **where)

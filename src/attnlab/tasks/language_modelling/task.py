@@ -1,0 +1,128 @@
+"""Language models: perplexity, and text of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from attnlab.config.build import instantiate
+from attnlab.data.samples.markov import Source
+from attnlab.data.text.vocabulary import Vocabulary, Words, read_vocabulary
+from attnlab.decoding import Sampling
+from attnlab.errors import ConfigError, DataError
+from attnlab.models import LanguageModel
+from attnlab.models.build import build_model, count_parameters, device_of, identity, without_memory
+from attnlab.runs.record import first_process
+from attnlab.tasks.base import Flow
+
+if TYPE_CHECKING:
+    from attnlab.data.text.language_modelling import LanguageModellingData
+    from attnlab.tasks.language_modelling.module import LanguageModelling
+    from attnlab.tasks.language_modelling.score import LanguageScore
+
+VOCABULARY = "vocabulary.json"  # in a run's directory: what generation and evaluation need besides weights
+
+
+class LanguageModellingFlow(Flow):
+    """A decoder over text alone; the best checkpoint is the one with the lowest validation loss."""
+
+    monitor: ClassVar[str] = "val_loss"
+    better: ClassVar[Literal["min", "max"]] = "min"
+
+    def build(self) -> LanguageModel:
+        data = self.cfg.task.data
+        size: int = data.vocab_size
+        sample = data.root is None and self.cfg.choices.scale == "sample"
+        if sample and data.vocabulary._target_.endswith(f".{Words.__name__}"):
+            size = min(size, len(Source().words) + 1)  # the sample corpus has no more: its words and the line's end
+        return self._model(size)
+
+    def _model(self, vocab_size: int) -> LanguageModel:
+        model: LanguageModel = build_model(self.cfg, vocab_size=vocab_size)
+        return model
+
+    def decoder(self, model: Any) -> LanguageModel:
+        decoder: LanguageModel = model
+        return decoder
+
+    def check(self, directory: Path) -> None:
+        with without_memory():
+            self._check_lengths(self.build())
+        instantiate(self.cfg.task.score, path="task.score")
+        instantiate(self.cfg.task.sampling, path="task.sampling")
+
+    def _check_lengths(self, model: LanguageModel) -> None:
+        """No window, and no prompt with its continuation, is longer than the model or its mechanism."""
+        task, longest = self.cfg.task, model.longest
+        said = f"task.model.max_length={longest}"
+        if longest < model.max_length:
+            said = f"the {longest} positions that its attention has"
+        lengths = {"window": task.data.window, "eval_window": task.data.eval_window}
+        for name, length in lengths.items():
+            if length is not None and length > longest:
+                raise ConfigError(f"task.data.{name}={length} is longer than {said}")
+        window, stride = task.data.eval_window or task.data.window, task.score.sliding_stride
+        if stride is not None and stride > window:
+            raise ConfigError(f"task.score.sliding_stride={stride} is more than the window of {window}")
+        together = task.score.prompt_tokens + task.sampling.tokens
+        if together > longest:
+            raise ConfigError(
+                f"task.score.prompt_tokens={task.score.prompt_tokens} and task.sampling.tokens={task.sampling.tokens} "
+                f"make {together} positions, more than {said}"
+            )
+
+    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[LanguageModellingData, LanguageModelling]:
+        data: LanguageModellingData = instantiate(self.cfg.task.data, path="task.data")
+        data.setup(stage)
+        record["corpus"] = data.corpus
+        return data, self._module(record, data.vocabulary)
+
+    def _module(self, record: dict[str, Any], vocabulary: Vocabulary) -> LanguageModelling:
+        from attnlab.tasks.language_modelling.module import LanguageModelling
+
+        cfg = self.cfg
+        model = self._model(vocabulary.size)
+        record["parameters"] = count_parameters(model)
+        record["kv_cache"]["elements_per_token_per_layer"] = model.attentions[0].cache_elements_per_token
+        return LanguageModelling(
+            model,
+            vocabulary,
+            compile=cfg.hardware.compile,
+            optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
+            schedule=instantiate(cfg.task.schedule, path="task.schedule"),
+            identity=identity(cfg, vocabulary=vocabulary.fingerprint),
+            seed=cfg.seed,
+            clip=cfg.task.train.clip,
+        )
+
+    def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        if first_process():
+            module.vocabulary.save(directory / VOCABULARY)
+
+    def restore(self, record: dict[str, Any]) -> LanguageModelling:
+        """The model of `checkpoint=`, with the vocabulary that stands in its run's directory; no corpus is read."""
+        from attnlab.training.checkpoints import check_identity, find_weights, load_into, read_checkpoint
+
+        path = find_weights(Path(self.cfg.checkpoint).expanduser())
+        weights, found = read_checkpoint(path)
+        places = [folder / VOCABULARY for folder in (path.parent, path.parent.parent)]
+        vocabulary = next((place for place in places if place.is_file()), None)
+        if vocabulary is None:
+            raise DataError(
+                f"{places[-1]}: not there; a language model's run keeps its vocabulary beside its checkpoints"
+            )
+        module = self._module(record, read_vocabulary(vocabulary))
+        check_identity(path, found, module.identity)
+        load_into(module.model, path, weights)
+        return module.to(device_of(self.cfg)).eval()
+
+    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        from attnlab.callbacks.progress import show
+
+        cfg = self.cfg
+        scoring: LanguageScore = instantiate(cfg.task.score, path="task.score")
+        sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
+        results = scoring(module, data, sampling, device_of(cfg), cfg.hardware.precision, directory)
+        for section, found in results.items():
+            record[section] = record[section] | found if section == "kv_cache" else found
+        show(record, directory)

@@ -1,0 +1,123 @@
+"""Weights on disk: never unpickled beyond tensors and plain values, and never loaded into another model in silence."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from attnlab.errors import DataError
+
+UNREADABLE = (SafetensorError, RuntimeError, EOFError, LookupError, AttributeError, ValueError, OSError, TypeError)
+PREFIX = "model."  # of the model's weights in a training checkpoint
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and identity of a training checkpoint (.ckpt) or of exported weights (.safetensors)."""
+    if not path.is_file():
+        raise DataError(
+            f"{path}: there is no such checkpoint file (expected a .ckpt or .safetensors file of a training run)"
+        )
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata.get("identity", "{}"))  # noqa: SIM118
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        weights = {k.removeprefix(PREFIX): v for k, v in content["state_dict"].items()}
+        return weights, content["identity"]
+    except UNREADABLE as error:
+        raise DataError(
+            f"{path}: not a readable attnlab checkpoint; it is damaged, cut short or foreign ({_first_line(error)})"
+        ) from error
+    except Exception as error:  # torch.load raises pickle's own error classes
+        if type(error).__name__ == "UnpicklingError":
+            raise DataError(
+                f"{path}: not a readable attnlab checkpoint; it is damaged or holds more than tensors"
+            ) from error
+        raise
+
+
+def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, Any]) -> None:
+    """Atomically, as safetensors.  It has no two names for one tensor: tied weights are written under each."""
+    seen: set[int] = set()
+    own = {}
+    for name, value in weights.items():
+        tied = value.untyped_storage().data_ptr() in seen
+        seen.add(value.untyped_storage().data_ptr())
+        own[name] = value.clone() if tied else value.contiguous()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        save_file(own, part, metadata={"identity": json.dumps(identity)})
+        os.replace(part, path)
+    except SafetensorError as error:  # it does not say so in an OSError's terms
+        full = "os error 28" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def average(paths: list[Path]) -> dict[str, Tensor]:
+    """The mean of several checkpoints' weights, summed in float64."""
+    total: dict[str, Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
+    for path in paths:
+        for name, value in read_checkpoint(path)[0].items():
+            kinds[name] = value.dtype
+            total[name] = total[name] + value.double() if name in total else value.double()
+    return {name: (value / len(paths)).to(kinds[name]) for name, value in total.items()}
+
+
+def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """DataError naming the first thing in which a checkpoint differs from the model it should go into."""
+    for key, value in wanted.items():
+        if found.get(key) != value:
+            was, now = _difference(found.get(key), value)
+            raise DataError(
+                f"{path}: the checkpoint is of another {key}: it has {was}, this run has {now}; "
+                "give the command the overrides that the checkpoint's run was given (its config.yaml has them)"
+            )
+
+
+def load_into(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
+    own = model.state_dict()
+    for name, value in own.items():
+        if name not in weights:
+            raise DataError(f"{path}: the checkpoint lacks {name}; it is of another model")
+        if weights[name].shape != value.shape:
+            raise DataError(
+                f"{path}: {name} has shape {tuple(weights[name].shape)}, this model's is {tuple(value.shape)}"
+            )
+    if extra := sorted(set(weights) - set(own)):
+        raise DataError(f"{path}: the checkpoint has {extra[0]}, which this model lacks; it is of another model")
+    model.load_state_dict(weights)
+
+
+def find_weights(path: Path) -> Path:
+    """A checkpoint file as given, or the averaged weights of a run directory."""
+    if path.is_dir():
+        averaged = path / "checkpoints" / "averaged.safetensors"
+        if not averaged.is_file():
+            raise DataError(
+                f"{path}: no checkpoints/averaged.safetensors here; give a finished run's directory or a file"
+            )
+        return averaged
+    return path
+
+
+def _difference(was: Any, now: Any) -> tuple[str, str]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        keys = [k for k in (*now, *was) if was.get(k) != now.get(k)]
+        keys = list(dict.fromkeys(keys))
+        return tuple(", ".join(f"{k}={side.get(k)}" for k in keys) for side in (was, now))  # type: ignore[return-value]
+    return str(was), str(now)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,5 +1,0 @@
-"""Measuring mechanisms side by side: what mode=bench is made of."""
-
-from .settings import Settings
-
-__all__ = ["Settings"]
