@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one clear line, no traceback."""
+"""Errors that the user can mend: they are shown as one line, without a traceback."""
 
 
 class AttnlabError(Exception):
@@ -17,5 +17,12 @@ class DataError(AttnlabError):
     """A corpus, checkpoint or other input file is missing, broken or does not fit."""
 
 
+class WriteError(DataError, OSError):
+    """A file or folder cannot be written. It has the `errno`, `strerror` and `filename` of an OSError."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: cannot be written ({self.strerror})"
+
+
 class TrainingError(AttnlabError):
-    """Training cannot go on: the loss or a gradient is not finite."""
+    """Training cannot continue: the loss or a gradient is not finite."""

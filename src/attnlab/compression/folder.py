@@ -22,7 +22,7 @@ from torch import nn
 from attnlab.compression.modules.attention import FactoredAttention, LowRankLinear, SlimAttention, from_layout
 from attnlab.compression.transform import replace
 from attnlab.errors import DataError
-from attnlab.runs.files import write_atomically
+from attnlab.runs.files import write_bytes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -53,8 +53,8 @@ def save(
         "sha256": digest,
         "notes": notes or {},
     }
-    write_atomically(folder / weights, data)
-    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    write_bytes(folder / weights, data)
+    write_bytes(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     for old in folder.glob("weights-*.safetensors"):
         if old.name != weights:
             old.unlink()

@@ -27,7 +27,7 @@ from attnlab.compression.methods.base import Method, Sizes
 from attnlab.compression.modules.attention import FactoredAttention, LowRankLinear, SlimAttention, from_layout
 from attnlab.errors import ConfigError
 from attnlab.pretrained.timm import read_heads, refuse
-from attnlab.runs.files import write_atomically
+from attnlab.runs.files import write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _stored(
     if file:
         about = {"layout": module.layout(), "report": report}
         tensors = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
-        write_atomically(file, save(tensors, metadata={"about": json.dumps(about)}))
+        write_bytes(file, save(tensors, metadata={"about": json.dumps(about)}))
     return module, report
 
 

@@ -30,7 +30,7 @@ from rich.progress import Progress
 from attnlab.data.corpus import Segment
 from attnlab.data.speech.features import Array, FilterBank, change_speed, read_waveform
 from attnlab.errors import DataError
-from attnlab.runs.files import write_atomically
+from attnlab.runs.files import write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
         found = dict(pool.map(digest, paths))
     fresh = {str(path.absolute()): entry for path, entry in found.items()}
     if any(memo.get(path) != entry for path, entry in fresh.items()):
-        write_atomically(memo_path, json.dumps({**memo, **fresh}).encode())
+        write_bytes(memo_path, json.dumps({**memo, **fresh}).encode())
     return {path: entry[2] for path, entry in found.items()}
 
 

@@ -1,20 +1,121 @@
-"""Writing files so that no reader ever sees half of one."""
+"""Atomic writes: a reader finds the old file or folder or the new one, never a part of it."""
 
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from attnlab.errors import DataError
+from attnlab.errors import WriteError
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Raises DataError (disk full, no permission); then nothing is left behind and an older `path` stays."""
-    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace the content of a file. Missing folders are made; the mode is 0644.
+
+    Args:
+        path: the file.
+        data: its new content.
+
+    Raises:
+        WriteError: an OSError (disk full, no permission). The old file is then unchanged and nothing else remains.
+    """
+    with replacing(path) as partial:
         try:
             partial.write_bytes(data)
+        except OSError as error:
+            raise _write_error(path, error) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """:func:`write_bytes` of a text in UTF-8; line ends stay as they are."""
+    write_bytes(path, text.encode())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` for the new content, which replaces `path` when the block succeeds.
+
+    For libraries that write files themselves. Several processes may do this at once: the last one wins.
+
+    Args:
+        path: the file. Missing folders are made; the mode is 0644.
+
+    Raises:
+        WriteError: the folder cannot be made or the file cannot be replaced. What the block raises is passed on.
+            In both cases the old file is unchanged and the new one is removed.
+    """
+    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    try:
+        _make_folder(path)
+        yield partial
+        try:
+            _sync(partial)
+            partial.chmod(0o644)
             partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        except OSError as error:
+            raise _write_error(path, error) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield a new, empty folder beside `path`, which replaces `path` when the block succeeds.
+
+    One process at a time may write to a path: hold a lock where several may try. What a killed process has left
+    behind is then removed by the next one.
+
+    Args:
+        path: the folder; it need not exist. Missing parents are made.
+
+    Raises:
+        WriteError: the folder cannot be made or replaced. What the block raises is passed on. In both cases the old
+            folder is unchanged and the new one is removed.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    old = path.with_name(f".{path.name}.old")
+    try:
+        _make_folder(path)
+        try:
+            _remove(partial)
+            partial.mkdir()
+        except OSError as error:
+            raise _write_error(path, error) from error
+        yield partial
+        try:
+            for file in partial.rglob("*"):
+                if file.is_file():
+                    _sync(file)
+            _remove(old)
+            if path.exists():
+                path.rename(old)  # a folder cannot be replaced by a rename unless it is empty
+            partial.rename(path)
+        except OSError as error:
+            if old.exists() and not path.exists():
+                old.rename(path)
+            raise _write_error(path, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
+        raise _write_error(path, error) from error
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+
+
+def _write_error(path: Path, error: OSError) -> WriteError:
+    return WriteError(error.errno, error.strerror or str(error), str(path))

@@ -25,6 +25,7 @@ from attnlab.config.build import freeze
 from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError
 from attnlab.runs import record as records
+from attnlab.runs.files import write_bytes
 
 log = logging.getLogger("attnlab.run")
 
@@ -122,9 +123,7 @@ class _Earlier:
 
     def restore(self) -> None:
         for path, content in self.contents.items():
-            part = path.with_name(f".{path.name}.part")
-            part.write_bytes(content)
-            os.replace(part, path)
+            write_bytes(path, content)
 
 
 def _quiet(first: bool) -> None:

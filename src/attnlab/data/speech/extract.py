@@ -23,7 +23,7 @@ import attnlab.data as readers
 from attnlab.data.corpus import Reader, Segment
 from attnlab.data.speech.features import Array, change_speed, read_waveform
 from attnlab.errors import AttnlabError, DataError
-from attnlab.runs.files import write_atomically
+from attnlab.runs.files import write_bytes
 
 RATE = 16000  # what the pretrained models were trained on
 Model = Callable[[Array], Array]  # (samples,) at RATE -> (frames, width)
@@ -46,7 +46,7 @@ def extract(reader: Reader, root: Path, output: Path, model: Model, speeds: Sequ
                 samples = change_speed(read_waveform(x.audio, x.start, x.num_samples), x.rate, x.speed)
                 stream = BytesIO()
                 np.save(stream, model(soxr.resample(samples, x.rate, RATE)).astype(np.float16))
-                write_atomically(path, stream.getvalue())
+                write_bytes(path, stream.getvalue())
             if i % 1000 == 0:
                 log.info("%s: %d of %d", split, i, len(found))
         lines = {
@@ -54,7 +54,7 @@ def extract(reader: Reader, root: Path, output: Path, model: Model, speeds: Sequ
             "feats.scp": [f"{x.id} {split}/feats/{x.id}.npy" for x in found],
         }
         for name, text in lines.items():
-            write_atomically(output / split / name, "".join(f"{line}\n" for line in text).encode())
+            write_bytes(output / split / name, "".join(f"{line}\n" for line in text).encode())
 
 
 def pretrained(name: str, layer: str, device: str) -> Model:

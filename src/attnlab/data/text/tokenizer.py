@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import sentencepiece
 
 from attnlab.errors import ConfigError, DataError
-from attnlab.runs.files import write_atomically
+from attnlab.runs.files import write_bytes
 
 Kind = Literal["unigram", "bpe", "char"]
 
@@ -117,7 +117,7 @@ class Tokenizer:
         tokenizer = cls(model.getvalue())
         if hard_limit and tokenizer.size != vocab_size:
             raise ConfigError(_TOO_HIGH.format(vocab_size, tokenizer.size))  # characters: it just made fewer
-        write_atomically(Path(f"{path_prefix}.model"), model.getvalue())
+        write_bytes(Path(f"{path_prefix}.model"), model.getvalue())
         return tokenizer
 
     @classmethod
@@ -145,7 +145,7 @@ class Tokenizer:
                 return cls.load(model)
             log.warning("%s: damaged; learning it again", model)
         tokenizer = cls.train(lines, prefix, vocab_size, type, labels=labels, hard_limit=hard_limit)
-        write_atomically(check, tokenizer.fingerprint.encode())
+        write_bytes(check, tokenizer.fingerprint.encode())
         return tokenizer
 
 

@@ -16,7 +16,7 @@ from attnlab.data.text.corpora import Split, TextCorpus
 from attnlab.data.text.lines import read_lines
 from attnlab.data.text.tokens import digest
 from attnlab.errors import ConfigError, DataError
-from attnlab.runs.files import write_atomically
+from attnlab.runs.files import write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Vocabulary(ABC):
         return [self.ids(text) for text in texts]
 
     def save(self, path: Path) -> None:
-        write_atomically(path, json.dumps(self.plain(), ensure_ascii=False).encode())
+        write_bytes(path, json.dumps(self.plain(), ensure_ascii=False).encode())
 
 
 class WordVocabulary(Vocabulary):
@@ -193,7 +193,7 @@ class Words:
         words = self._cut(*(self._from_file() if self.file else self._counted(corpus, root)), vocab_size)
         vocabulary = WordVocabulary(words, self.end, self.unknown, self.ends, self.lower)
         vocabulary.save(path)
-        write_atomically(path.with_suffix(".sha256"), vocabulary.fingerprint.encode())
+        write_bytes(path.with_suffix(".sha256"), vocabulary.fingerprint.encode())
         return vocabulary
 
     def _cut(self, words: list[str], left_out: bool, vocab_size: int) -> list[str]:
@@ -256,8 +256,8 @@ class BytePairs:
                 return BytePairVocabulary(path.read_text(encoding="utf-8"), vocab_size, self.ends)
             log.warning("%s: damaged; learning it again", path)
         text = self._learn(corpus.texts(root, "train"), vocab_size)
-        write_atomically(path, text.encode())
-        write_atomically(check, hashlib.sha256(text.encode()).hexdigest().encode())
+        write_bytes(path, text.encode())
+        write_bytes(check, hashlib.sha256(text.encode()).hexdigest().encode())
         return BytePairVocabulary(text, vocab_size, self.ends)
 
     def _learn(self, texts: Iterable[str], vocab_size: int) -> str:

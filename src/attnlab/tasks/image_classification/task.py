@@ -37,7 +37,7 @@ from attnlab.errors import ConfigError
 from attnlab.models.build import busy_cores, device_of, without_memory
 from attnlab.models.vision import VisionTransformer, fill, load_pretrained, read
 from attnlab.pretrained.timm import refuse
-from attnlab.runs.files import write_atomically
+from attnlab.runs.files import write_bytes
 from attnlab.runs.record import NOT_RUN
 from attnlab.tasks.base import Decoder, Flow
 from attnlab.tasks.image_classification.module import ImageClassification
@@ -355,7 +355,7 @@ class ImageClassificationFlow(Flow):
             raise KeyboardInterrupt
         record["pretraining"] = {"seconds": round(time.perf_counter() - began, 1), "epochs": pretrain.epochs}
         model.cpu()
-        write_atomically(path, save_tensors({k: v.contiguous() for k, v in model.state_dict().items()}))
+        write_bytes(path, save_tensors({k: v.contiguous() for k, v in model.state_dict().items()}))
 
 
 def show(record: dict[str, Any], directory: Path) -> None:

@@ -1,6 +1,5 @@
 """Decode a test set through the caches, score it, and say what it cost."""
 
-import os
 import re
 import sys
 import time
@@ -20,6 +19,7 @@ from attnlab.decoding import BeamSearch
 from attnlab.errors import DataError
 from attnlab.metrics import scores as quality
 from attnlab.models import CrossDecoder, PrefixDecoder
+from attnlab.runs.files import write_text
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 
 
@@ -147,12 +147,8 @@ def evaluate(
 
 def write_predictions(path: Path, rows: list[tuple[str, str, str, str]]) -> None:
     """id, source, reference, hypothesis; tabs and line ends inside a text become spaces.  Atomic."""
-    part = path.with_name(path.name + ".part")
     lines = [("id", "source", "reference", "hypothesis"), *rows]
-    part.write_text(
-        "".join("\t".join(" ".join(text.split()) for text in line) + "\n" for line in lines), encoding="utf-8"
-    )
-    os.replace(part, path)
+    write_text(path, "".join("\t".join(" ".join(text.split()) for text in line) + "\n" for line in lines))
 
 
 def now(device: torch.device) -> float:
