@@ -46,8 +46,8 @@ def replacing(path: Path) -> Iterator[Path]:
             In both cases the old file is unchanged and the new one is removed.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    _make_folder(path)
     try:
-        _make_folder(path)
         yield partial
         try:
             _sync(partial)
@@ -75,8 +75,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")
+    _make_folder(path)
     try:
-        _make_folder(path)
         try:
             _remove(partial)
             partial.mkdir()
