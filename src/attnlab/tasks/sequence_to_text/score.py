@@ -17,7 +17,8 @@ from attnlab.attention import Cache
 from attnlab.callbacks.memory import MemoryMeter
 from attnlab.decoding import BeamSearch
 from attnlab.errors import DataError
-from attnlab.metrics import scores as quality
+from attnlab.metrics import BLEU, ROUGE, WER, IntentAccuracy
+from attnlab.metrics.base import TextMetric
 from attnlab.models import CrossDecoder, PrefixDecoder
 from attnlab.runs.files import write_text
 from attnlab.tasks.sequence_to_text.module import SequenceToText
@@ -66,25 +67,27 @@ class Decoded:
 
 
 def quality_of(rows: list[Decoded], score: Score) -> dict[str, Any]:
-    """The record's `quality` block; its first number is the headline."""
-    hypotheses, references = [row.hypothesis for row in rows], [row.reference for row in rows]
+    """The record's `quality` block; its first number is the headline.  Scored in this process alone."""
+    index, size = range(len(rows)), len(rows)
+    texts = [row.hypothesis for row in rows], [row.reference for row in rows]
+    alone = {"sync_on_compute": False}
+    metric: TextMetric
     match score:
         case "bleu":
-            return quality.bleu(hypotheses, references)
+            metric = BLEU(size, **alone)
+            metric.update(index, *texts)
         case "wer" | "wer_as_written":
-            return quality.wer(hypotheses, references, punctuation=score == "wer_as_written")
+            metric = WER(size, punctuation=score == "wer_as_written", **alone)
+            metric.update(index, *texts)
         case "rouge":
-            return quality.rouge(hypotheses, [[row.reference, *row.others] for row in rows])
+            metric = ROUGE(size, **alone)
+            metric.update(index, *texts, [row.others for row in rows])
         case "intent":
-            wanted = [row.label for row in rows]
-            found = {
-                "accuracy": quality.accuracy([row.found for row in rows], wanted),
-                "accuracy_constrained": quality.accuracy([row.forced for row in rows], wanted),
-            }
-            if not any(references):
-                return found | {"signature": "first token of the best hypothesis; constrained: among the classes alone"}
-            words = quality.wer(hypotheses, references)
-            return found | words | {"signature": f"first token of the best hypothesis; words: {words['signature']}"}
+            metric = IntentAccuracy(size, **alone)
+            classes = ([getattr(row, name) for row in rows] for name in ("label", "found", "forced"))
+            metric.update(index, *classes, *texts)
+    found: dict[str, Any] = metric.compute()
+    return found
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""Our scores against those of the official scorers."""
+"""Scores against those of the official scorers."""
 
 import gzip
 import json
@@ -8,7 +8,28 @@ from typing import Any
 
 import pytest
 
-from attnlab.metrics.scores import accuracy, bleu, normalise, rouge, wer
+from attnlab.metrics import BLEU, ROUGE, WER, IntentAccuracy
+from attnlab.metrics.wer import normalise
+
+
+def bleu(hypotheses: list[str], references: list[str]) -> dict[str, Any]:
+    metric = BLEU(len(references))
+    metric.update(range(len(references)), hypotheses, references)
+    return metric.compute()
+
+
+def wer(hypotheses: list[str], references: list[str], punctuation: bool = False) -> dict[str, Any]:
+    metric = WER(len(references), punctuation=punctuation)
+    metric.update(range(len(references)), hypotheses, references)
+    return metric.compute()
+
+
+def rouge(hypotheses: list[str], references: list[Any]) -> dict[str, Any]:
+    """`references`: a text each, or several."""
+    targets = [[r] if isinstance(r, str) else list(r) for r in references]
+    metric = ROUGE(len(references))
+    metric.update(range(len(targets)), hypotheses, [first for first, *_ in targets], [rest for _, *rest in targets])
+    return metric.compute()
 
 
 def lines(path: Path) -> list[str]:
@@ -163,6 +184,12 @@ def test_rouge_of_xsum_systems_in_full(corpora: Path, system: str) -> None:
 # --- accuracy ------------------------------------------------------------------------------------------------------
 
 
-def test_accuracy() -> None:
-    assert accuracy(["a", "b", "", "a"], ["a", "b", "c", "b"]) == 50
-    assert accuracy([], []) == 0
+def test_intent_accuracy() -> None:
+    metric = IntentAccuracy(4)
+    metric.update(range(4), list("abcb"), ["a", "b", "", "a"], list("abcd"), [""] * 4, [""] * 4)
+    found = metric.compute()
+    assert (found["accuracy"], found["accuracy_constrained"]) == (50, 75) and "wer" not in found
+    metric = IntentAccuracy(2)
+    metric.update([1, 0], ["a", "b"], ["a", "a"], ["a", "b"], ["x y", ""], ["x z", ""])
+    found = metric.compute()
+    assert (found["accuracy"], found["wer"], found["words"]) == (50, 50, 2)

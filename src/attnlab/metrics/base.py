@@ -1,0 +1,133 @@
+"""What all metrics share: rows of tensors under corpus indices, and texts as UTF-8 tensors."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before torchmetrics)
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class IndexedMetric(Metric):
+    """Rows of tensors, each stored under its item's index in the corpus.
+
+    On `compute()` the rows of all processes are gathered with padded collectives; processes may hold different numbers
+    of rows, or none.  Of rows with the same index (a sampler that pads) the first one counts.
+
+    Args:
+        size: number of items in the corpus; `compute()` needs every index from 0 to size - 1.
+        columns: an empty tensor of shape (0, ...) for each column besides the index: its dtype and the shape of a row.
+        settings: arguments of `torchmetrics.Metric`, for instance `sync_on_compute`.
+    """
+
+    full_state_update = False
+
+    def __init__(self, size: int, columns: dict[str, Tensor], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.size = size
+        self._empty = {"index": torch.empty(0, dtype=torch.int64)} | columns
+        for name in self._empty:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def append(self, index: Tensor | Sequence[int], **columns: Tensor) -> None:
+        """Adds rows.
+
+        Args:
+            index: (B,) corpus indices.
+            columns: every column by name; row b belongs to index[b], unless the subclass arranges it otherwise.
+        """
+        for name, value in {"index": torch.as_tensor(index), **columns}.items():
+            getattr(self, name).append(value.detach().to(self.device, self._empty[name].dtype))
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """As in torchmetrics, whose own stand-in for a process without rows is float32 and one-dimensional."""
+        for name, empty in self._empty.items():
+            if not len(getattr(self, name)):
+                setattr(self, name, [empty.to(self.device)])
+        super().sync(*args, **kwargs)
+
+    def column(self, name: str) -> Tensor:
+        """All rows of a column on the CPU, in the order in which they arrived."""
+        value = getattr(self, name)
+        if isinstance(value, Tensor):  # after a gather
+            return value.cpu()
+        return torch.cat(value).cpu() if value else self._empty[name]
+
+    def order(self) -> Tensor:
+        """(size,) the row of each corpus index.
+
+        Raises:
+            RuntimeError: an index outside the corpus, or an item without a row.
+        """
+        index = self.column("index")
+        outside = index[(index < 0) | (index >= self.size)]
+        if len(outside):
+            raise RuntimeError(f"{type(self).__name__}: index {int(outside[0])} is outside a corpus of {self.size}")
+        rows = torch.arange(len(index))
+        first = torch.full((self.size,), len(index)).scatter_reduce_(0, index, rows, "amin")
+        missing = (first == len(index)).nonzero().flatten()
+        if len(missing):
+            raise RuntimeError(
+                f"{type(self).__name__}: {len(missing)} of {self.size} items were not scored (the first is number "
+                f"{int(missing[0])}); the processes' samplers must cover the whole corpus"
+            )
+        return first
+
+
+class TextMetric(IndexedMetric):
+    """Texts under corpus indices.
+
+    Strings cannot be gathered as they are, so they are held as one uint8 buffer of UTF-8 with the length of each text
+    in bytes and the number of texts of each row.
+
+    Args:
+        size: number of items in the corpus.
+        settings: arguments of `torchmetrics.Metric`.
+    """
+
+    def __init__(self, size: int, **settings: Any) -> None:
+        number = torch.empty(0, dtype=torch.int64)
+        columns = {"counts": number, "lengths": number, "buffer": torch.empty(0, dtype=torch.uint8)}
+        super().__init__(size, columns, **settings)
+
+    def append_texts(self, index: Tensor | Sequence[int], rows: Sequence[Sequence[str]]) -> None:
+        """Adds rows of texts.
+
+        Args:
+            index: (B,) corpus indices.
+            rows: B rows of any number of texts each.
+
+        Raises:
+            ValueError: numbers of indices and rows differ.
+        """
+        if len(index) != len(rows):
+            raise ValueError(f"{type(self).__name__}: {len(index)} indices, but {len(rows)} rows of texts")
+        encoded = [text.encode("utf-8", "surrogatepass") for row in rows for text in row]
+        self.append(
+            index,
+            counts=torch.tensor([len(row) for row in rows], dtype=torch.int64),
+            lengths=torch.tensor([len(text) for text in encoded], dtype=torch.int64),
+            buffer=torch.from_numpy(np.frombuffer(b"".join(encoded), dtype=np.uint8).copy()),
+        )
+
+    def texts(self) -> list[tuple[str, ...]]:
+        """The texts of every item in corpus order."""
+        order = self.order().tolist()
+        counts, lengths = self.column("counts"), self.column("lengths")
+        buffer = self.column("buffer").numpy().tobytes()
+        first = (counts.cumsum(0) - counts).tolist()
+        ends = lengths.cumsum(0).tolist()
+        number = counts.tolist()
+
+        def text(i: int) -> str:
+            return buffer[ends[i - 1] if i else 0 : ends[i]].decode("utf-8", "surrogatepass")
+
+        return [tuple(text(i) for i in range(first[row], first[row] + number[row])) for row in order]
+
+    @abstractmethod
+    def compute(self) -> Any:
+        """The metric's values."""

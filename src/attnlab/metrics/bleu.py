@@ -1,0 +1,36 @@
+"""BLEU by sacrebleu."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from attnlab.metrics.base import TextMetric
+
+
+class BLEU(TextMetric):
+    """Case-sensitive detokenised corpus BLEU with one reference, by sacrebleu (tokenizer 13a, exponential smoothing).
+
+    torchmetrics' own BLEU smooths differently and knows no signature.  Args: those of `TextMetric`.
+    """
+
+    higher_is_better = True
+
+    def update(self, index: Tensor | Sequence[int], hypotheses: Sequence[str], references: Sequence[str]) -> None:
+        """Adds sentences.
+
+        Args:
+            index: (B,) corpus indices.
+            hypotheses: B detokenised outputs.
+            references: B detokenised references.
+        """
+        self.append_texts(index, list(zip(hypotheses, references, strict=True)))
+
+    def compute(self) -> dict[str, Any]:
+        """`bleu` in percent, rounded to two digits, and sacrebleu's `signature`."""
+        from sacrebleu.metrics import BLEU as Scorer
+
+        rows = self.texts()
+        scorer = Scorer()
+        score = scorer.corpus_score([hypothesis for hypothesis, _ in rows], [[reference for _, reference in rows]])
+        return {"bleu": round(score.score, 2), "signature": str(scorer.get_signature())}

@@ -1,0 +1,49 @@
+"""ROUGE by rouge-score."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from torch import Tensor
+
+from attnlab.metrics.base import TextMetric
+
+NAMES = ("rouge1", "rouge2", "rougeL")
+
+
+class ROUGE(TextMetric):
+    """Mean F of ROUGE-1, 2 and L by rouge-score: lower case, letters and digits, Porter's stems.
+
+    Where a text has several references, each score is that of its best one.  torchmetrics' own ROUGE downloads a
+    sentence splitter.  Args: those of `TextMetric`.
+    """
+
+    higher_is_better = True
+
+    def update(
+        self,
+        index: Tensor | Sequence[int],
+        hypotheses: Sequence[str],
+        references: Sequence[str],
+        others: Sequence[Sequence[str]] | None = None,
+    ) -> None:
+        """Adds texts.
+
+        Args:
+            index: (B,) corpus indices.
+            hypotheses: B outputs.
+            references: B references.
+            others: further references of each text; None: there are none.
+        """
+        further = others or [()] * len(references)
+        rows = [(h, r, *more) for h, r, more in zip(hypotheses, references, further, strict=True)]
+        self.append_texts(index, rows)
+
+    def compute(self) -> dict[str, Any]:
+        """`rouge1`, `rouge2` and `rougeL` in percent, rounded to two digits, and a `signature`."""
+        from rouge_score.rouge_scorer import RougeScorer
+
+        scorer = RougeScorer(NAMES, use_stemmer=True)
+        found = [scorer.score_multi(references, hypothesis) for hypothesis, *references in self.texts()]
+        means = {name: round(100 * sum(s[name].fmeasure for s in found) / max(1, len(found)), 2) for name in NAMES}
+        return means | {"signature": f"rouge-score {version('rouge-score')}, Porter stems, mean F, best reference"}

@@ -1,0 +1,49 @@
+"""Top-1 and top-5 accuracy of classes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.metrics.base import IndexedMetric
+
+
+class TopAccuracy(IndexedMetric):
+    """How often the right class is the most probable one, and among the five most probable ones.
+
+    torchmetrics' MulticlassAccuracy counts in float32 sums and would count the images twice that a padded sampler
+    repeats; without repeated images both give the same.
+
+    Args:
+        size: number of images.
+        classes: number of classes; with fewer than five, "top five" is all of them.
+        settings: arguments of `torchmetrics.Metric`.
+    """
+
+    higher_is_better = True
+
+    def __init__(self, size: int, classes: int, **settings: Any) -> None:
+        self.many = min(5, classes)
+        columns = {
+            "labels": torch.empty(0, dtype=torch.int64),
+            "guesses": torch.empty(0, self.many, dtype=torch.int64),
+        }
+        super().__init__(size, columns, **settings)
+
+    def update(self, index: Tensor | Sequence[int], logits: Tensor, labels: Tensor) -> None:
+        """Adds images.
+
+        Args:
+            index: (B,) corpus indices.
+            logits: (B, classes).
+            labels: (B,) right classes.
+        """
+        self.append(index, labels=labels, guesses=logits.float().topk(self.many).indices)
+
+    def compute(self) -> dict[str, Any]:
+        """`top1` and `top5` in percent, rounded to three digits, and the number of `images`."""
+        order = self.order()
+        hits = self.column("guesses")[order] == self.column("labels")[order, None]
+        shares = {"top1": int(hits[:, 0].sum()), "top5": int(hits.any(-1).sum())}
+        return {name: round(100 * right / self.size, 3) for name, right in shares.items()} | {"images": self.size}

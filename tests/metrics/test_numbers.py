@@ -1,0 +1,57 @@
+"""Top-k accuracy and perplexity against torchmetrics' own and against closed forms."""
+
+import math
+
+import pytest
+import torch
+from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.text import Perplexity as TorchmetricsPerplexity
+
+from attnlab.errors import DataError
+from attnlab.metrics import Perplexity, TopAccuracy
+
+
+def test_top_accuracy_is_torchmetrics() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(97, 11), torch.randint(11, (97,))
+    metric = TopAccuracy(97, classes=11)
+    metric.update(range(40), logits[:40], labels[:40])
+    metric.update(range(40, 97), logits[40:], labels[40:])
+    found = metric.compute()
+    for k in (1, 5):
+        theirs = MulticlassAccuracy(num_classes=11, top_k=k, average="micro")
+        assert found[f"top{k}"] == pytest.approx(100 * float(theirs(logits, labels)), abs=6e-4)
+    assert found["images"] == 97
+
+
+def test_top_five_of_three_classes() -> None:
+    metric = TopAccuracy(2, classes=3)
+    metric.update([1, 0], torch.eye(3)[:2], torch.tensor([0, 2]))
+    assert metric.compute() == {"top1": 50.0, "top5": 100.0, "images": 2}
+
+
+def test_perplexity_is_torchmetrics() -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(6, 9, 5), torch.randint(5, (6, 9))
+    targets[5, 4:] = -1
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=-1, reduction="none")
+    metric = Perplexity(6, words_per_token=0.5)
+    metric.update(range(6), losses.double().sum(-1), (targets != -1).sum(-1))
+    theirs = TorchmetricsPerplexity(ignore_index=-1)
+    found = metric.compute()
+    assert found["perplexity"] == pytest.approx(float(theirs(logits, targets)), rel=1e-5)
+    assert found["perplexity_per_word"] == pytest.approx(found["perplexity"] ** 2, rel=1e-5) and found["tokens"] == 49
+
+
+def test_perplexity_sums_in_float64() -> None:
+    """A float32 sum would lose each of the small windows."""
+    metric = Perplexity(1001)
+    metric.update(range(1001), torch.tensor([2.0**25] + [1.0] * 1000), torch.tensor([2**24] + [1] * 1000))
+    assert metric.compute()["perplexity"] == round(math.exp((2**25 + 1000) / (2**24 + 1000)), 4)
+
+
+def test_perplexity_of_a_model_without_numbers() -> None:
+    metric = Perplexity(2)
+    metric.update(range(2), torch.tensor([1.0, math.nan]), torch.ones(2))
+    with pytest.raises(DataError, match="logits are NaN or infinite"):
+        metric.compute()
