@@ -84,8 +84,8 @@ def quality_of(rows: list[Decoded], score: Score) -> dict[str, Any]:
             metric.update(index, *texts, [row.others for row in rows])
         case "intent":
             metric = IntentAccuracy(size, **alone)
-            classes = ([getattr(row, name) for row in rows] for name in ("label", "found", "forced"))
-            metric.update(index, *classes, *texts)
+            labels, found_labels = [row.label for row in rows], [row.found for row in rows]
+            metric.update(index, labels, found_labels, [row.forced for row in rows], *texts)
     found: dict[str, Any] = metric.compute()
     return found
 
