@@ -12,10 +12,10 @@ from omegaconf import DictConfig
 
 from attnlab.config.build import freeze, instantiate
 from attnlab.data.sequence_to_text import SequenceToTextData
-from attnlab.models.build import device_of
 from attnlab.modes import test, train
+from attnlab.runs.device import device_of
 from attnlab.runs.record import new
-from attnlab.tasks.base import flow_of
+from attnlab.tasks.base import task_of
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 from attnlab.tasks.sequence_to_text.score import evaluate
 from tests.attention.mechanisms import NAMES, composed
@@ -103,7 +103,7 @@ def test_learns_and_decodes(
     torch.manual_seed(0)
     cfg = configured(task, name, roots[task], cache_dir)
     record = new(cfg, "test")
-    flow = flow_of(cfg)
+    flow = task_of(cfg)
     flow.check(tmp_path)
     data, module = flow.prepare(record, None)
     assert isinstance(module, SequenceToText) and isinstance(data, SequenceToTextData)
@@ -140,7 +140,7 @@ def test_learns_and_decodes(
 
 
 def test_truncated_documents_are_counted_not_dropped(roots: dict[str, Path], cache_dir: Path) -> None:
-    data, _ = flow_of(configured("xsum", "mha", roots["xsum"], cache_dir)).prepare({"kv_cache": {}}, None)
+    data, _ = task_of(configured("xsum", "mha", roots["xsum"], cache_dir)).prepare({"kv_cache": {}}, None)
     assert data.filtered["cut to 3 source tokens in train, kept"] == 5
     assert sum(len(batch.ids) for batch in data.train_dataloader()) == 5
     assert max(int(batch.feature_lengths.max()) for batch in data.train_dataloader()) == 3

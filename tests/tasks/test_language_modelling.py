@@ -126,7 +126,7 @@ def test_the_perplexity_is_that_of_the_model_on_the_text(start: Start, trained: 
     """Recomputed from logits, a window at a time."""
     directory, record = trained
     cfg, again = start("mode=test", f"checkpoint='{directory}'")
-    flow = train.flow_of(cfg)
+    flow = train.task_of(cfg)
     data, module = flow.prepare(again, "test")
     module.model.load_state_dict(weights(directory))
     file = data.tokens("test")  # type: ignore[attr-defined]
@@ -254,7 +254,7 @@ def test_the_loss_may_be_compiled(start: Start, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch, "compile", compile)
     cfg, record = start("hardware.compile=true")
-    module: Any = train.flow_of(cfg).prepare(record, "test")[1]
+    module: Any = train.task_of(cfg).prepare(record, "test")[1]
     assert compiled == []  # sharding comes first
     module.nll((torch.tensor([[1, 2]]), torch.tensor([[2, 3]])))
     assert compiled == ["loss"]

@@ -90,6 +90,8 @@ def _usage(message: str) -> NoReturn:
 
 def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     """What concerns a composed configuration as a whole; the configuration to run with."""
+    if cfg.mode not in cfg.task.modes:
+        raise ConfigError(f"mode={cfg.mode}: task={cfg.hydra.runtime.choices.task} has {', '.join(cfg.task.modes)}")
     missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
     if missing:
         raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from attnlab.data.base import TaskData
+from attnlab.data.base import Data
 from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.batching import FrameBatches
 from attnlab.data.cache import open_features
@@ -66,7 +66,7 @@ class Examples(Dataset[Example]):
         return self.sizes[self.chosen]
 
 
-class SequenceToTextData(TaskData):
+class SequenceToTextData(Data):
     """A corpus that `reader` understands, at `root`, or the reader's embedded sample corpus where that is None.
 
     features: the front end: FilterBank (recordings), StoredFeatures (files of features) or SourceText.

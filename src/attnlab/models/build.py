@@ -1,12 +1,10 @@
 """From a composed config to the things it names."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -14,8 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from attnlab.attention import Attention
 from attnlab.config.build import instantiate
-
-log = logging.getLogger(__name__)
 
 
 class _SkipInit(TorchFunctionMode):
@@ -89,22 +85,3 @@ def _without_dropout(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: _without_dropout(value) for key, value in node.items() if "dropout" not in str(key)}
     return node
-
-
-def device_of(cfg: DictConfig) -> torch.device:
-    """Where this process computes outside Lightning's trainer."""
-    accelerator = cfg.hardware.accelerator
-    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
-def busy_cores() -> float:
-    """Cores that other processes keep busy; says so where that spoils wall times."""
-    busy = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)
-    if busy > 0.25:
-        log.warning(
-            "other processes keep %.1f cores busy: trust ratios of cpu_seconds (in the record) more than wall times",
-            busy,
-        )
-    return round(busy, 2)

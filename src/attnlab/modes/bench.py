@@ -16,17 +16,18 @@ from attnlab.bench.show import progress, show
 from attnlab.bench.variants import Variant, copied, lineup, publish_by
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
-from attnlab.models.build import busy_cores, device_of
-from attnlab.tasks.base import flow_of
+from attnlab.runs.device import busy_cores, device_of
+from attnlab.tasks.base import task_of
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fills `bench` (protocol, checks, a row per shape), and from its rows what the record's sections ask."""
     settings: Settings = instantiate(cfg.bench)
-    flow = flow_of(cfg)
-    if flow.bench(record, directory, settings):
+    task = task_of(cfg)
+    if task.workloads == ("forward",):
+        task.bench(record, directory, settings)
         return
-    settings = with_kinds(cfg, settings)
+    settings = with_kinds(cfg, task.workloads, settings)
     device, dtype = device_of(cfg), getattr(torch, settings.dtype)
     publish = publish_by(settings.published)
     variants = lineup(cfg, settings)
@@ -47,25 +48,24 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
 
     runs = settings.warmup + settings.rounds + settings.memory
     with progress() as bar:
-        task = bar.add_task("", total=runs * sum(len(present(shape)) for shape in shapes(settings)))
+        line = bar.add_task("", total=runs * sum(len(present(shape)) for shape in shapes(settings)))
         for shape in shapes(settings):
-            bar.update(task, description=f"{shape.what} {shape.text}")
-            rows.append(measure(present(shape), shape, settings, device, checks, lambda done: bar.advance(task, done)))
+            bar.update(line, description=f"{shape.what} {shape.text}")
+            rows.append(measure(present(shape), shape, settings, device, checks, lambda done: bar.advance(line, done)))
     record["corpus"] = "none: random inputs"
-    flow.describe(record)
+    task.describe(record)
     fill(record, settings)
     show(record, directory)
 
 
-def with_kinds(cfg: DictConfig, settings: Settings) -> Settings:
-    """What is measured unless bench.what says it.  ConfigError: the task's model cannot do what bench.what asks."""
-    searches = str(OmegaConf.select(cfg, "task.model.decoder._target_")).endswith(".PrefixDecoder")
+def with_kinds(cfg: DictConfig, workloads: tuple[str, ...], settings: Settings) -> Settings:
+    """`settings` with bench.what filled in.  ConfigError: bench.what names a workload that the task does not have."""
     if settings.what is None:
-        settings = replace(settings, what=["training", "decoding", "beam" if searches else "model"])
-    if "beam" in settings.kinds and not searches:
+        settings = replace(settings, what=list(workloads[:3]))
+    if missing := set(settings.kinds) - set(workloads):
         raise ConfigError(
-            f"bench.what=beam cannot measure the model of task={cfg.choices.task}: "
-            "give bench.what=[training,decoding,model], which measure its attention and the whole of it"
+            f"bench.what={missing.pop()} cannot measure the model of task={cfg.choices.task}: "
+            f"give one or several of bench.what=[{','.join(workloads)}]"
         )
     reading = {"beam", "model"} if OmegaConf.select(cfg, "task.model.encoder") else {"beam"}
     if settings.prefix < 1 and reading & set(settings.kinds):

@@ -1,12 +1,13 @@
-"""mode=describe: parameters, cache and arithmetic from the config alone."""
+"""mode=describe: parameters, cache and arithmetic from the configuration alone."""
 
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from attnlab.tasks.base import flow_of
+from attnlab.tasks.base import task_of
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    flow_of(cfg).describe(record)
+    """Fill the record; the command prints it."""
+    task_of(cfg).describe(record)

@@ -9,18 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab.config.build import instantiate
-from attnlab.errors import ConfigError
-from attnlab.tasks.base import flow_of
-from attnlab.tasks.language_modelling.task import LanguageModellingFlow
+from attnlab.tasks.base import task_of
+from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fills `quality` with each task's numbers, by the harness itself, and shows them."""
-    flow = flow_of(cfg)
-    if not isinstance(flow, LanguageModellingFlow):
-        raise ConfigError(f"mode=evaluate asks a language model: task={cfg.choices.task} is none")
+    """Fill `quality` with the harness's own numbers for each of its tasks, and print them."""
+    task: LanguageModellingTask = task_of(cfg)
     evaluation = instantiate(cfg.task.evaluation, path="task.evaluation")
-    module = flow.restore(record)
+    module = task.restore(record)
     low = torch.bfloat16 if cfg.hardware.precision.startswith("bf16") else None
     found = evaluation(module, cfg.seed, low)
     names = list(cfg.task.evaluation.tasks)

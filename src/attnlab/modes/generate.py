@@ -1,4 +1,4 @@
-"""mode=generate checkpoint=... prompt=...: text that a trained language model goes on with, through its cache."""
+"""mode=generate checkpoint=... prompt=...: a trained language model continues a text, through its cache."""
 
 import time
 from pathlib import Path
@@ -10,17 +10,15 @@ from omegaconf import DictConfig
 from attnlab.config.build import instantiate
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
-from attnlab.tasks.base import flow_of
-from attnlab.tasks.language_modelling.task import LanguageModellingFlow
+from attnlab.tasks.base import task_of
+from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Prints prompt and continuation; the record gets them as `generation`."""
-    flow = flow_of(cfg)
-    if not isinstance(flow, LanguageModellingFlow):
-        raise ConfigError(f"mode=generate goes on with text: task={cfg.choices.task} is no language model")
+    """Print the prompt and its continuation, and save them in the record as `generation`."""
+    task: LanguageModellingTask = task_of(cfg)
     sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
-    module = flow.restore(record)
+    module = task.restore(record)
     vocabulary, device = module.vocabulary, module.device
     ids = [vocabulary.end, *vocabulary.ids(cfg.prompt or "")]
     longest = module.model.longest

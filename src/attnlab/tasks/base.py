@@ -1,6 +1,10 @@
-"""What a kind of task answers to the modes: named by `task.flow`, called by train, test, describe and bench.
+"""The interface between a kind of task and the modes.
 
-What only training and scoring need is imported there: Lightning takes seconds, and describing needs none of it.
+Four concepts make a task: the Task (the wiring), its Data, its Model and its Module (the LightningModule). A task's
+folder under `tasks/` holds the Task and the Module; `task.kind` of the configuration names the Task.
+
+Lightning takes seconds to import and describing a model does not need it, so tasks import it inside the methods that
+train or score.
 """
 
 from __future__ import annotations
@@ -13,90 +17,135 @@ from omegaconf import DictConfig
 from torch import nn
 
 from attnlab.attention import Attention
-from attnlab.bench import Settings
 from attnlab.config.build import instantiate
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
 
 if TYPE_CHECKING:
-    from attnlab.data.base import TaskData
-    from attnlab.training.module import Trainable
+    from attnlab.data.base import Data
+    from attnlab.training.module import Module
 
 
-class Decoder(Protocol):
-    """The part of a model that decodes through caches."""
+class Task(ABC):
+    """Wires the data, the model and the module of one kind of task.
 
-    @property
-    def attentions(self) -> list[Attention]: ...
+    The modes that a task supports stand in its YAML file (`modes`, the default first); `config/check.py` refuses the
+    others. Class attributes:
 
-    def multiply_adds(self, context: int) -> int: ...
+    monitor: the validation metric by which the best checkpoints are chosen.
+    better: "max" or "min", which values of `monitor` are better.
+    workloads: the values of `bench.what` that mode=bench can measure for this task, the defaults first.
 
+    Args:
+        cfg: the run's whole configuration, resolved.
+    """
 
-class Flow(ABC):
-    """One kind of task, from its config to its numbers."""
-
-    monitor: ClassVar[str] = "val_accuracy"  # what the best checkpoints are chosen by
+    monitor: ClassVar[str] = "val_accuracy"
     better: ClassVar[Literal["min", "max"]] = "max"
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        return ()
 
     @abstractmethod
     def build(self) -> nn.Module:
         """The model at the configured sizes, as far as they are known without data."""
 
     @abstractmethod
-    def decoder(self, model: nn.Module) -> Decoder: ...
+    def describe(self, record: dict[str, Any]) -> None:
+        """Fill `record` with what follows from the configuration alone: parameters, cache bytes, multiply-adds."""
+
+    def check(self, directory: Path) -> None:  # noqa: B027
+        """Raise ConfigError or DataError for settings that would otherwise fail after the data is read."""
+
+    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[Any, Any]:
+        """The data, read and ready, and the module that trains on it.
+
+        Args:
+            record: gets `corpus` and what `module` knows.
+            stage: "test" reads what testing needs; None reads every split.
+        """
+        data: Data = instantiate(self.cfg.task.data, path="task.data")
+        data.setup(stage)
+        record["corpus"] = data.corpus
+        return data, self.module(record, data)
+
+    @abstractmethod
+    def module(self, record: dict[str, Any], data: Any) -> Module:
+        """The LightningModule for `data`; `record` gets the number of parameters."""
+
+    def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:  # noqa: B027
+        """What happens between building the model and training it; not called for a resumed run."""
+
+    @abstractmethod
+    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """Score the test set: write predictions.tsv; fill `quality`, `inference` and `kv_cache`; print a summary."""
+
+
+class CachedDecoder(Protocol):
+    """The part of a model that decodes through caches."""
+
+    @property
+    def attentions(self) -> list[Attention]: ...
+
+    def cache_elements(self, rows: int, text: int, prefix: int = 0, prefixes: int = 0) -> int: ...
+
+    def multiply_adds(self, context: int) -> int: ...
+
+
+class TextTask(Task):
+    """A task whose model writes text token by token through the caches of its attention."""
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        return ("training", "decoding", "model")
+
+    @abstractmethod
+    def decoder(self, model: Any) -> Any:
+        """The part of `model` that decodes through caches (a CachedDecoder)."""
+
+    def cache_elements(self, decoder: Any, shape: CacheShape) -> int:
+        """The numbers that the caches of one decoding batch hold, over all layers."""
+        rows = shape.batch * shape.beam
+        return sum(a.cache_elements(rows, shape.text, shape.prefix, shape.batch) for a in decoder.attentions)
 
     def describe(self, record: dict[str, Any]) -> None:
-        """Fills `parameters`, `kv_cache` and `multiply_adds_per_token` from the config alone.
+        """Fill `parameters`, `kv_cache` and `multiply_adds_per_token` from the configuration alone.
 
-        Cache bytes and multiply-adds are those of one decoding batch of `bench` shape: batch x beam hypotheses of
-        `text` tokens after a prefix of `prefix` positions (the encoder's output).
+        Cache bytes and multiply-adds are those of one decoding batch with the shape of the `bench` node: batch x beam
+        hypotheses of `text` tokens after a prefix of `prefix` positions (the encoder's output). Each layer counts
+        with its own mechanism; `elements_per_token_per_layer` is the mean over the layers.
         """
         with without_memory():
             model = self.build()
         decoder = self.decoder(model)
         shape = cache_shape(self.cfg.bench)
-        prefix, text, itemsize = shape.prefix, shape.text, shape.dtype.itemsize
-        per_token = decoder.attentions[0].cache_elements_per_token
-        elements = self.cache_elements(decoder, shape)
+        context, itemsize = shape.prefix + shape.text, shape.dtype.itemsize
         record["parameters"] = count_parameters(model)
         record["kv_cache"] |= {
-            "elements_per_token_per_layer": per_token,
+            "elements_per_token_per_layer": per_layer(decoder.attentions),
             "bytes_per_token": sum(a.cache_elements_per_token for a in decoder.attentions) * itemsize,
-            "bytes_predicted": elements * itemsize,
+            "bytes_predicted": self.cache_elements(decoder, shape) * itemsize,
             "shape": shape.describe(),
         }
         record["multiply_adds_per_token"] = {
-            "attention": sum(a.multiply_adds(prefix + text) for a in decoder.attentions),
-            "decoder": decoder.multiply_adds(prefix + text),
-            "context": prefix + text,
+            "attention": sum(a.multiply_adds(context) for a in decoder.attentions),
+            "decoder": decoder.multiply_adds(context),
+            "context": context,
         }
 
-    def cache_elements(self, decoder: Any, shape: CacheShape) -> int:
-        """Cached numbers of one decoding batch."""
-        rows = shape.batch * shape.beam
-        return sum(a.cache_elements(rows, shape.text, shape.prefix, shape.batch) for a in decoder.attentions)
 
-    def check(self, directory: Path) -> None:  # noqa: B027
-        """Refuse, before data is read, what would be refused after it or after training."""
-
-    @abstractmethod
-    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[TaskData, Trainable]:
-        """Data (of all splits, or those of `stage`) and module; the record learns of corpus and parameters."""
-
-    def before_fit(self, record: dict[str, Any], directory: Path, data: TaskData, module: Trainable) -> None:  # noqa: B027
-        """What comes between building a model and training it."""
-
-    def bench(self, record: dict[str, Any], directory: Path, settings: Settings) -> bool:
-        """A kind of task whose model has no Attention measures by itself. False: mode=bench does."""
-        return False
-
-    @abstractmethod
-    def score(self, record: dict[str, Any], directory: Path, data: TaskData, module: Trainable) -> None:
-        """Score the test set, write predictions.tsv, fill `quality`, `inference`, `kv_cache`, show a summary."""
+def per_layer(attentions: list[Attention]) -> float:
+    """Cached numbers per token and layer, the mean over layers; an int where all layers have the same."""
+    found = [a.cache_elements_per_token for a in attentions]
+    return found[0] if len(set(found)) == 1 else sum(found) / len(found)
 
 
-def flow_of(cfg: DictConfig) -> Flow:
-    found: Flow = instantiate(cfg.task.flow, path="task.flow", cfg=cfg)
-    return found
+def task_of(cfg: DictConfig) -> Any:
+    """The Task that `task.kind` names.
+
+    Typed Any: a mode calls what its tasks declare by listing that mode in `task.modes`.
+    """
+    return instantiate(cfg.task.kind, path="task.kind", cfg=cfg)

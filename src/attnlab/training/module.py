@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from attnlab.errors import TrainingError
 
 
-class Trainable(LightningModule):
+class Module(LightningModule):
     """Trains `model` on sums over items (target tokens, images).
 
     Gradients are those of the loss per item over the whole update: all accumulated batches, all processes.

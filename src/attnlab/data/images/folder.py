@@ -23,7 +23,7 @@ from timm.data.readers.img_extensions import get_img_extensions
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from attnlab.data.base import TaskData
+from attnlab.data.base import Data
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
 
@@ -33,7 +33,7 @@ Batch = tuple[Tensor, Tensor]
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
 
 
-class ImageData(TaskData):
+class ImageData(Data):
     """Training and validation images; the latter are the test set too, as everywhere on ImageNet.
 
     root: an image folder; None: the sample images. batch_size: of each process. repeats: times that an image is seen

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-from attnlab.data.base import TaskData
+from attnlab.data.base import Data
 from attnlab.data.cache import file_digests
 from attnlab.data.samples.markov import Source
 from attnlab.data.samples.text import write_text
@@ -24,7 +24,7 @@ VERSION = 1
 BATCH = 512  # texts encoded at a time
 
 
-class LanguageModellingData(TaskData):
+class LanguageModellingData(Data):
     """A corpus in its published layout, or the embedded sample corpus in that layout where `root` is None.
 
     vocab_size: of the model.  Words: at most so many.  Byte pairs: exactly, more than the tokenizer's are padding.

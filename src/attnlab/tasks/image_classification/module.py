@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from attnlab.compression import SlimAttention
 from attnlab.compression.decompositions import fusion_penalty
-from attnlab.training.module import Trainable
+from attnlab.training.module import Module
 
 
-class ImageClassification(Trainable):
+class ImageClassification(Module):
     """DeiT's recipe without its distillation token.
 
     ema_decay: of the averaged weights, which are then what is validated, kept and scored; 0: none. mixup: of timm's

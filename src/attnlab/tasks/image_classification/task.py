@@ -34,12 +34,13 @@ from attnlab.config.build import instantiate
 from attnlab.data.images.folder import ImageData
 from attnlab.data.samples.images import CLASSES
 from attnlab.errors import ConfigError
-from attnlab.models.build import busy_cores, device_of, without_memory
+from attnlab.models.build import without_memory
 from attnlab.models.vision import VisionTransformer, fill, load_pretrained, read
 from attnlab.pretrained.timm import refuse
+from attnlab.runs.device import busy_cores, device_of
 from attnlab.runs.files import write_bytes
 from attnlab.runs.record import NOT_RUN
-from attnlab.tasks.base import Decoder, Flow
+from attnlab.tasks.base import Task
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.sequence_to_text.score import write_predictions
 
@@ -49,7 +50,7 @@ COMPRESSED = "compressed"  # a run's folder with its compressed model
 POINTS = ("dense", "compressed", "finetuned")
 
 
-class ImageClassificationFlow(Flow):
+class ImageClassificationTask(Task):
     """`record["compression"]`: top-1 and top-5 at three points, ranks and errors of every layer, and what remains."""
 
     def __init__(self, cfg: DictConfig) -> None:
@@ -61,15 +62,16 @@ class ImageClassificationFlow(Flow):
             if not isinstance(self.method, Method):
                 raise ConfigError(f"compress={cfg.choices.compress} does not compress vision transformers")
 
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        return ("forward",)
+
     # --- from the config alone ----------------------------------------------------------------------------------
 
     def build(self) -> nn.Module:
         """The dense model."""
         known = self.spec.num_classes is not None or self.cfg.data_root is not None or self.cfg.scale != "sample"
         return self.spec.create(None if known else len(CLASSES))
-
-    def decoder(self, model: nn.Module) -> Decoder:
-        raise NotImplementedError("an image classifier decodes nothing")
 
     def describe(self, record: dict[str, Any]) -> None:
         """The three ratios of IrrAtt's table 1, and the numbers behind them."""
@@ -106,11 +108,8 @@ class ImageClassificationFlow(Flow):
 
     # --- with data ----------------------------------------------------------------------------------------------
 
-    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[ImageData, ImageClassification]:
+    def module(self, record: dict[str, Any], data: ImageData) -> ImageClassification:
         cfg, task = self.cfg, self.cfg.task
-        data: ImageData = instantiate(task.data, path="task.data")
-        data.setup(stage)
-        record["corpus"] = data.corpus
         source = cfg.checkpoint if cfg.mode == "test" else cfg.resume
         run = Path(source).expanduser() if source else None
         layouts = (
@@ -130,7 +129,7 @@ class ImageClassificationFlow(Flow):
         mixup = None
         if mixing.mixup_alpha or mixing.cutmix_alpha:
             mixup = Mixup(**mixing, label_smoothing=task.label_smoothing, num_classes=len(data.classes))
-        module = ImageClassification(
+        return ImageClassification(
             model,
             optimizer=instantiate(task.optimizer, path="task.optimizer"),
             schedule=instantiate(task.schedule, path="task.schedule"),
@@ -144,7 +143,6 @@ class ImageClassificationFlow(Flow):
             fusion_penalty=cfg.compress.get("fusion_penalty", 0.0),
             channels_last=task.channels_last,
         )
-        return data, module
 
     def _identity(self, data: ImageData) -> dict[str, Any]:
         return {
@@ -205,7 +203,7 @@ class ImageClassificationFlow(Flow):
             {"compress": self.cfg.choices.compress, "classes": data.classes},
         )
 
-    def bench(self, record: dict[str, Any], directory: Path, settings: Settings) -> bool:
+    def bench(self, record: dict[str, Any], directory: Path, settings: Settings) -> None:
         """One attention layer of the model with random weights, forward, at `bench.batch` images."""
         if not self.method or not self.method.compresses_attention:
             raise ConfigError("mode=bench of task=imagenet measures compressed attention: give compress=")
@@ -239,7 +237,6 @@ class ImageClassificationFlow(Flow):
         self.describe(record)
         for pair in row["ratios"]:
             log.info("%s takes %s times the compressed layer's time", pair["against"], pair.get("seconds", pair))
-        return True
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         module.forget_average()

@@ -10,10 +10,10 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models import LanguageModel
-from attnlab.training.module import Trainable
+from attnlab.training.module import Module
 
 
-class LanguageModelling(Trainable):
+class LanguageModelling(Module):
     """Trains a model on the negative log-probability of each token.
 
     `compile`: by torch.compile; the checkpoints are the same.

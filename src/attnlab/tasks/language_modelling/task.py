@@ -11,9 +11,10 @@ from attnlab.data.text.vocabulary import Vocabulary, Words, read_vocabulary
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import LanguageModel
-from attnlab.models.build import build_model, count_parameters, device_of, identity, without_memory
+from attnlab.models.build import build_model, count_parameters, identity, without_memory
+from attnlab.runs.device import device_of
 from attnlab.runs.record import first_process
-from attnlab.tasks.base import Flow
+from attnlab.tasks.base import TextTask, per_layer
 
 if TYPE_CHECKING:
     from attnlab.data.text.language_modelling import LanguageModellingData
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 VOCABULARY = "vocabulary.json"  # in a run's directory: what generation and evaluation need besides weights
 
 
-class LanguageModellingFlow(Flow):
+class LanguageModellingTask(TextTask):
     """A decoder over text alone; the best checkpoint is the one with the lowest validation loss."""
 
     monitor: ClassVar[str] = "val_loss"
@@ -71,11 +72,8 @@ class LanguageModellingFlow(Flow):
                 f"make {together} positions, more than {said}"
             )
 
-    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[LanguageModellingData, LanguageModelling]:
-        data: LanguageModellingData = instantiate(self.cfg.task.data, path="task.data")
-        data.setup(stage)
-        record["corpus"] = data.corpus
-        return data, self._module(record, data.vocabulary)
+    def module(self, record: dict[str, Any], data: LanguageModellingData) -> LanguageModelling:
+        return self._module(record, data.vocabulary)
 
     def _module(self, record: dict[str, Any], vocabulary: Vocabulary) -> LanguageModelling:
         from attnlab.tasks.language_modelling.module import LanguageModelling
@@ -83,7 +81,7 @@ class LanguageModellingFlow(Flow):
         cfg = self.cfg
         model = self._model(vocabulary.size)
         record["parameters"] = count_parameters(model)
-        record["kv_cache"]["elements_per_token_per_layer"] = model.attentions[0].cache_elements_per_token
+        record["kv_cache"]["elements_per_token_per_layer"] = per_layer(model.attentions)
         return LanguageModelling(
             model,
             vocabulary,

@@ -10,12 +10,12 @@ from attnlab.data.batch import Batch
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch, Decodable, Hypothesis
 from attnlab.models import EncoderDecoder, SpeechToText, TextToText
-from attnlab.training.module import Trainable
+from attnlab.training.module import Module
 
 Model = SpeechToText | TextToText | EncoderDecoder
 
 
-class SequenceToText(Trainable):
+class SequenceToText(Module):
     """Trains a model with label-smoothed cross-entropy on the text and, on request, CTC on the encoder's output.
 
     first_token_weight: how many times the first token's cross-entropy counts (the class, where a text begins with one).

@@ -11,8 +11,9 @@ from torch import Tensor
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
 from attnlab.models import CrossDecoder, PrefixDecoder
-from attnlab.models.build import CacheShape, build_model, count_parameters, device_of, identity
-from attnlab.tasks.base import Flow
+from attnlab.models.build import CacheShape, build_model, count_parameters, identity, without_memory
+from attnlab.runs.device import device_of
+from attnlab.tasks.base import TextTask, per_layer
 
 if TYPE_CHECKING:
     from attnlab.data.sequence_to_text import SequenceToTextData
@@ -21,10 +22,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class SequenceToTextFlow(Flow):
+class SequenceToTextTask(TextTask):
     """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents)."""
 
     encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """Beam search is measured for decoders that read the encoder's output as a prefix of their own attention."""
+        with without_memory():
+            prefixed = isinstance(self.build().decoder, PrefixDecoder)
+        return ("training", "decoding", "beam", "model") if prefixed else super().workloads
 
     def build(self) -> Model:
         data = self.cfg.task.data
@@ -61,20 +69,17 @@ class SequenceToTextFlow(Flow):
             path = find_weights(Path(task.encoder_checkpoint).expanduser())
             self.encoder = path, read_checkpoint(path)[0]
 
-    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[SequenceToTextData, SequenceToText]:
+    def module(self, record: dict[str, Any], data: SequenceToTextData) -> SequenceToText:
         from attnlab.tasks.sequence_to_text.module import SequenceToText
 
         cfg = self.cfg
-        data: SequenceToTextData = instantiate(cfg.task.data, path="task.data")
-        data.setup(stage)
-        record["corpus"] = data.corpus
         self._check_width(data)
         ctc = data.ctc_tokenizer
         model = self._model(data.tokenizer.size, ctc.size if ctc and cfg.task.train.ctc_weight else None)
         record["parameters"] = count_parameters(model)
-        record["kv_cache"]["elements_per_token_per_layer"] = model.decoder.attentions[0].cache_elements_per_token
+        record["kv_cache"]["elements_per_token_per_layer"] = per_layer(model.decoder.attentions)
         ctc_vocabulary = ctc.fingerprint if ctc and model.ctc else None
-        module = SequenceToText(
+        return SequenceToText(
             model,
             data.tokenizer,
             optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
@@ -86,7 +91,6 @@ class SequenceToTextFlow(Flow):
             first_token_weight=cfg.task.train.first_token_weight,
             clip=cfg.task.train.clip,
         )
-        return data, module
 
     def _check_width(self, data: SequenceToTextData) -> None:
         width = getattr(data.front, "width", None)
@@ -125,7 +129,7 @@ class SequenceToTextFlow(Flow):
         show(record, directory)
 
 
-class SpokenIntentFlow(SequenceToTextFlow):
+class SpokenIntentTask(SequenceToTextTask):
     """Checkpoints are chosen by how often the first token, the class, is right."""
 
     monitor = "val_intent_accuracy"

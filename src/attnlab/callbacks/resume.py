@@ -1,0 +1,26 @@
+"""Continues the data of an epoch where a checkpoint left it."""
+
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from attnlab.data.base import Data
+
+
+class Resume(Callback):
+    """Sets `data.resume_at` from the trainer's progress in the checkpoint that is loaded.
+
+    Args:
+        data: the data that the trainer reads.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        if not progress["is_last_batch"]:
+            self.data.resume_at = checkpoint["epoch"], progress["current"]["completed"]

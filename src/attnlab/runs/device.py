@@ -1,0 +1,28 @@
+"""The device of this process, and how busy the machine is."""
+
+import logging
+
+import psutil
+import torch
+from omegaconf import DictConfig
+
+log = logging.getLogger(__name__)
+
+
+def device_of(cfg: DictConfig) -> torch.device:
+    """The device that `hardware.accelerator` names, for work outside Lightning's trainer."""
+    accelerator = cfg.hardware.accelerator
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def busy_cores() -> float:
+    """The number of cores that other processes keep busy; warns where that makes wall times unreliable."""
+    busy = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)
+    if busy > 0.25:
+        log.warning(
+            "other processes keep %.1f cores busy: trust ratios of cpu_seconds (in the record) more than wall times",
+            busy,
+        )
+    return round(busy, 2)

@@ -1,0 +1,147 @@
+"""Fitting a module with Lightning's Trainer: checkpoints, curves, the averaged weights."""
+
+import copy
+import logging
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
+from omegaconf import DictConfig
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
+from attnlab.callbacks.progress import progress
+from attnlab.callbacks.resume import Resume
+from attnlab.callbacks.signals import KeepSignals
+from attnlab.data.base import Data
+from attnlab.errors import DataError
+from attnlab.runs.record import NOT_RUN, first_process
+from attnlab.training.checkpoints import average, load_into, write_weights
+from attnlab.training.module import Module
+
+log = logging.getLogger(__name__)
+
+
+def last_checkpoint(cfg: DictConfig, directory: Path) -> Path | None:
+    """The checkpoint that `resume=` continues; None for a new run.
+
+    DataError: there is nothing to resume, or the directory holds an earlier run.
+    """
+    last = directory / "checkpoints" / "last.ckpt"
+    if cfg.resume and not last.is_file():
+        raise DataError(f"{last}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
+    if last.is_file() and not cfg.resume and first_process():
+        raise DataError(
+            f"{last}: an earlier run's; resume={directory} continues it, another hydra.run.dir starts a new run"
+        )
+    return last if cfg.resume else None
+
+
+def fit(
+    cfg: DictConfig,
+    directory: Path,
+    data: Data,
+    module: Module,
+    *,
+    monitor: str,
+    better: Literal["min", "max"],
+    resume: Path | None,
+) -> dict[str, Any] | None:
+    """Train `module`, and give its model the average of the best checkpoints.
+
+    Args:
+        cfg: the run's configuration.
+        directory: the run directory; gets checkpoints/ and curves/.
+        data: the task's data.
+        module: the module to train; afterwards its model holds the averaged weights, on rank zero.
+        monitor: the validation metric by which checkpoints are chosen.
+        better: which values of `monitor` are better.
+        resume: the checkpoint to continue, or None.
+
+    Returns:
+        The record's `training` section; None on the other ranks.
+    """
+    best = BestAndLast(
+        directory / "checkpoints",
+        filename=f"step{{step:06d}}-{monitor}{{{monitor}:.4f}}",
+        auto_insert_metric_name=False,
+        monitor=monitor,
+        mode=better,
+        save_top_k=cfg.task.train.keep_best,
+        enable_version_counter=False,
+    )
+    whole = copy.deepcopy(module.model) if cfg.hardware.strategy == "fsdp" else module.model
+    trainer = build_trainer(cfg, directory, [best, LearningRateMonitor(), Resume(data), *progress()])
+    began = time.perf_counter()
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    seconds = time.perf_counter() - began
+    if whole is not module.model:  # no process could decode alone with the part that it has
+        weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if trainer.is_global_zero:  # the other ranks may lack the memory
+            whole.load_state_dict(weights)
+            module.model = whole.to(module.device)
+    if not trainer.is_global_zero:
+        return None
+    paths = [path for path in map(Path, best.best_k_models) if path.is_file()]
+    averaged = directory / "checkpoints" / "averaged.safetensors"
+    if paths:
+        load_into(module.model, averaged, average(paths))
+        log.info("averaged %d checkpoints into %s", len(paths), averaged)
+    else:
+        log.warning("training ended before the first validation: the last weights are used as they are")
+    write_weights(averaged, module.model.state_dict(), module.identity)
+    return {
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+        "seconds": round(seconds, 1),
+        "resumed": resume is not None,  # then seconds and speed are those of the last part alone
+        "tokens_per_second": round(module.tokens_seen / seconds, 1),
+        "final_loss": round(module.last_loss, 4),
+        f"best_{monitor}": round(float(best.best_model_score), 4) if best.best_model_score else NOT_RUN,
+        "left_out": dict(data.filtered),
+        "averaged_checkpoints": len(paths),
+    }
+
+
+def build_trainer(cfg: DictConfig, directory: Path, callbacks: list[Callback]) -> L.Trainer:
+    """Lightning's Trainer for `cfg.task.train` and `cfg.hardware`, logging to `directory`."""
+    train, hardware = cfg.task.train, cfg.hardware
+    return L.Trainer(
+        accelerator=hardware.accelerator,
+        devices=hardware.devices,
+        num_nodes=hardware.num_nodes,
+        strategy=ModelParallelStrategy(save_distributed_checkpoint=False)
+        if hardware.strategy == "fsdp"
+        else hardware.strategy,
+        precision=hardware.precision,
+        max_steps=train.max_steps,
+        max_epochs=train.max_epochs or -1,
+        max_time=timedelta(minutes=train.max_minutes) if train.max_minutes else None,
+        accumulate_grad_batches=train.accumulate,
+        val_check_interval=train.validate_every * train.accumulate if train.validate_every else 1.0,
+        check_val_every_n_epoch=None if train.validate_every else train.validate_every_epochs,
+        log_every_n_steps=train.log_every,
+        num_sanity_val_steps=0,
+        reload_dataloaders_every_n_epochs=1,
+        use_distributed_sampler=False,
+        plugins=[AtomicCheckpointIO()],
+        default_root_dir=directory,
+        logger=CSVLogger(directory, name="", version=_next_curves(directory)),
+        callbacks=[KeepSignals(), *callbacks],
+        enable_model_summary=False,
+        enable_progress_bar=sys.stdout.isatty(),
+    )
+
+
+def _next_curves(directory: Path) -> str:
+    """The folder for the curves of this part of the run: a resumed run leaves the earlier ones as they are."""
+    parts = len(list(directory.glob("curves*")))
+    return "curves" if parts == 0 else f"curves-{parts + 1}"
