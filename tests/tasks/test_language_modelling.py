@@ -126,8 +126,8 @@ def test_the_perplexity_is_that_of_the_model_on_the_text(start: Start, trained: 
     """Recomputed from logits, a window at a time."""
     directory, record = trained
     cfg, again = start("mode=test", f"checkpoint='{directory}'")
-    flow = train.task_of(cfg)
-    data, module = flow.prepare(again, "test")
+    task = train.task_of(cfg)
+    data, module = task.prepare(again, "test")
     module.model.load_state_dict(weights(directory))
     file = data.tokens("test")  # type: ignore[attr-defined]
     ids = torch.from_numpy(file.read(0, len(file)))

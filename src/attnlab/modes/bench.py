@@ -65,7 +65,7 @@ def with_kinds(cfg: DictConfig, workloads: tuple[str, ...], settings: Settings) 
     if missing := set(settings.kinds) - set(workloads):
         raise ConfigError(
             f"bench.what={missing.pop()} cannot measure the model of task={cfg.choices.task}: "
-            f"give one or several of bench.what=[{','.join(workloads)}]"
+            f"give bench.what=[{','.join(workloads)}]"
         )
     reading = {"beam", "model"} if OmegaConf.select(cfg, "task.model.encoder") else {"beam"}
     if settings.prefix < 1 and reading & set(settings.kinds):
