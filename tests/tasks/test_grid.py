@@ -103,9 +103,9 @@ def test_learns_and_decodes(
     torch.manual_seed(0)
     cfg = configured(task, name, roots[task], cache_dir)
     record = new(cfg, "test")
-    task = task_of(cfg)
-    task.check(tmp_path)
-    data, module = task.prepare(record, None)
+    chosen = task_of(cfg)
+    chosen.check(tmp_path)
+    data, module = chosen.prepare(record, None)
     assert isinstance(module, SequenceToText) and isinstance(data, SequenceToTextData)
     assert str(roots[task]) in record["corpus"]
     module.train()
@@ -135,7 +135,7 @@ def test_learns_and_decodes(
     assert next(iter(results["quality"])) in HEADLINES[task]
     assert results["kv_cache"]["bytes_measured"] == results["kv_cache"]["bytes_predicted"] > 0
     assert len((tmp_path / "predictions.tsv").read_text().splitlines()) == 6
-    task.describe(record)
+    chosen.describe(record)
     assert record["parameters"]["total"] > record["parameters"]["attention"] > 0
 
 

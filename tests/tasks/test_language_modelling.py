@@ -129,7 +129,7 @@ def test_the_perplexity_is_that_of_the_model_on_the_text(start: Start, trained: 
     task = train.task_of(cfg)
     data, module = task.prepare(again, "test")
     module.model.load_state_dict(weights(directory))
-    file = data.tokens("test")  # type: ignore[attr-defined]
+    file = data.tokens("test")
     ids = torch.from_numpy(file.read(0, len(file)))
     total = 0.0
     for first in range(0, len(ids) - 1, 16):

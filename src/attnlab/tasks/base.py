@@ -21,7 +21,6 @@ from attnlab.config.build import instantiate
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
 
 if TYPE_CHECKING:
-    from attnlab.data.base import Data
     from attnlab.training.module import Module
 
 
@@ -67,7 +66,7 @@ class Task(ABC):
             record: gets `corpus` and what `module` knows.
             stage: "test" reads what testing needs; None reads every split.
         """
-        data: Data = instantiate(self.cfg.task.data, path="task.data")
+        data = instantiate(self.cfg.task.data, path="task.data")
         data.setup(stage)
         record["corpus"] = data.corpus
         return data, self.module(record, data)
