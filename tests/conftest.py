@@ -22,8 +22,8 @@ def corpora() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def environment() -> Iterator[None]:
-    """The tests' own command-line environment: no corpus of the person who runs them."""
+def _environment() -> Iterator[None]:
+    """No environment variable of the person who runs the tests reaches a command line."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DATA_ROOT", "HYDRA_FULL_ERROR", "LOCAL_RANK", "RANK", "WORLD_SIZE"):
             patch.delenv(name, raising=False)
@@ -32,8 +32,8 @@ def environment() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """Whatever a test's library did to logging, the next one hears the project's loggers again."""
+def _loggers() -> Iterator[None]:
+    """Undo what a library has done to the project's loggers in the test before."""
     yield
     logging.disable(logging.NOTSET)
     logging.getLogger().setLevel(logging.WARNING)
@@ -53,6 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _hangups_count() -> None:
-    """Under nohup SIGHUP is ignored, and so it would be in every process that a test starts."""
+def _default_signals() -> None:
+    """nohup ignores SIGHUP and `&` in a script SIGINT; the tests, and the processes that they start, need neither."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -100,7 +100,7 @@ def test_a_run(attention: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_failed_check_gives_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = measured(config("bench.what=training", "bench.published=tests.test_bench.wrong"), tmp_path)
+    record = measured(config("bench.what=training", "bench.published=tests.bench.test_bench.wrong"), tmp_path)
     mha, reference = record["bench"]["rows"][0]["ratios"]
     for pair in (mha, reference):
         assert pair["not run"].startswith("mtla was not found equal") and "seconds" not in pair

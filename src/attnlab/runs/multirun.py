@@ -1,0 +1,64 @@
+"""The jobs of a multirun: each one is a process of its own, and a summary is printed at the end."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from attnlab.runs import record as records
+from attnlab.runs.signals import handling
+
+
+def run_job(arguments: Sequence[str], directory: Path) -> None:
+    """Run one job in a new process, so that its memory is released and a job that is killed takes no other with it.
+
+    Args:
+        arguments: the job's command line.
+        directory: its run directory.
+
+    Raises:
+        SystemExit: a signal arrived. The job has received it too; the jobs after it are not started.
+    """
+    place = str(directory).replace("'", "\\'")
+    command = [sys.executable, "-m", "attnlab", *arguments, f"hydra.run.dir='{place}'"]
+    received: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        process.send_signal(number)
+
+    process = subprocess.Popen(command, start_new_session=True)  # so that Ctrl-C arrives once, through `forward`
+    with handling(forward):
+        code = process.wait()
+    if code < 0:
+        _record_killed(directory, signal.Signals(-code).name)
+    if received:
+        raise SystemExit(128 + received[0])
+
+
+def _record_killed(directory: Path, name: str) -> None:
+    """Write "failed" into the record of a job that could not do so itself."""
+    message = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    print(f"error: {directory}: {message}", file=sys.stderr)
+    if (directory / "record.json").is_file():
+        records.write(records.read(directory) | {"status": "failed", "error": message}, directory)
+
+
+def summarize(directory: Path, jobs: int) -> int:
+    """Print to stderr how the jobs ended, as their records have it.
+
+    Args:
+        directory: the multirun's directory, with one run directory per job.
+        jobs: how many jobs there were.
+
+    Returns:
+        The exit code: 0 if all have finished, else 1.
+    """
+    found = {path.parent.name: records.read(path.parent) for path in sorted(directory.glob("*/record.json"))}
+    finished = [name for name, record in found.items() if record["status"] == "finished"]
+    print(f"{len(finished)} of {jobs} jobs finished: {directory}", file=sys.stderr)
+    for name, record in found.items():
+        print(f"  {name}: {record['status']}  {record.get('error', '')}".rstrip(), file=sys.stderr)
+    return int(len(finished) < jobs)

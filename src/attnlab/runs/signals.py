@@ -1,0 +1,65 @@
+"""What SIGINT, SIGTERM and SIGHUP do while a run or a multirun is in progress."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the run. It is a KeyboardInterrupt because Lightning then ends the processes it has started."""
+
+
+@contextlib.contextmanager
+def handling(handler: Handler) -> Iterator[None]:
+    """Give :data:`SIGNALS` to `handler` inside the block.
+
+    A signal that is ignored when the block begins stays ignored, as nohup wants it for SIGHUP. In a thread other than
+    the main one nothing is changed, because Python allows signal handlers in the main thread only.
+    """
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for caught, previous in before.items():
+            signal.signal(caught, previous)
+
+
+@contextlib.contextmanager
+def interruptible(save: Callable[[str], None]) -> Iterator[list[int]]:
+    """Raise Interrupted at the first signal inside the block; a second signal ends the process at once.
+
+    Args:
+        save: called with the first signal's name, in the signal handler and before the exception is raised: the
+            process may be killed before anything else runs. Further signals are ignored until it returns.
+
+    Yields:
+        A list that receives the number of the first signal. Libraries may catch the exception, so look here too.
+    """
+    received: list[int] = []
+    saved = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal saved
+        if received:
+            if saved:
+                os._exit(128 + number)
+            return
+        received.append(number)
+        save(signal.Signals(number).name)
+        saved = True
+        raise Interrupted(signal.Signals(number).name)
+
+    with handling(handle):
+        yield received

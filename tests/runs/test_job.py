@@ -1,0 +1,247 @@
+"""The life of a run: its record and its exit code, however it ends."""
+
+import errno
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError, DataError
+from attnlab.runs import job as jobs
+from attnlab.runs import record as records
+
+COMMAND = "python -m attnlab mode=describe"
+Mode = Callable[[DictConfig, dict[str, Any], Path], None]
+Run = Callable[[Mode], int]
+
+
+@pytest.fixture(scope="module")
+def cfg() -> DictConfig:
+    return compose("mode=describe")
+
+
+@pytest.fixture
+def run(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run a function as the mode; the run directory is tmp_path."""
+
+    def with_mode(mode: Mode) -> int:
+        monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode))
+        return jobs.run(cfg, COMMAND, tmp_path)
+
+    return with_mode
+
+
+def test_a_finished_run(run: Run, cfg: DictConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+        assert records.read(directory)["status"] == "running"
+        print("a library speaks")
+        record["parameters"] = {"total": 3, "attention": 2, "trainable": 1}
+
+    assert run(mode) == 0
+    out, err = capsys.readouterr()
+    record = records.read(tmp_path)
+    assert json.loads(out) == record
+    assert err == "a library speaks\n"
+    assert (record["status"], record["command"]) == ("finished", COMMAND)
+    assert record["parameters"]["total"] == 3
+    assert records.problems(record) == []
+    assert OmegaConf.load(tmp_path / "config.yaml") == cfg
+
+
+class Unlucky(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (DataError("wav/a.wav: no such\nfile"), 1, "error: wav/a.wav: no such file"),
+        (ConfigError("task.model: wrong"), 2, "error: task.model: wrong"),
+        (
+            Unlucky("first\nsecond"),
+            1,
+            "error: Unlucky: first second (traceback: {}/run.log, or set HYDRA_FULL_ERROR=1)",
+        ),
+        (SystemExit(3), 3, "error: the mode ended the process with exit code 3"),
+        (OSError(errno.ENOSPC, "No space left on device", "x.ckpt"), 1, "error: disk full: [Errno 28] No space left"),
+    ],
+)
+def test_a_failed_run(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, line: str
+) -> None:
+    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+        record["corpus"] = "read before it failed"
+        raise error
+
+    assert run(mode) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1 and err.startswith(line.format(tmp_path))
+    record = records.read(tmp_path)
+    assert record["status"] == "failed" and f"error: {record['error']}\n" == err
+    assert record["corpus"] == "read before it failed"
+    assert records.problems(record) == []
+
+
+def test_the_traceback_goes_to_the_log_and_not_to_the_console(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    def mode(*_: Any) -> None:
+        raise Unlucky
+
+    with caplog.at_level(logging.DEBUG, logger="attnlab.run"):
+        run(mode)
+    (entry,) = [entry for entry in caplog.records if entry.name == "attnlab.run"]
+    assert entry.levelno == logging.DEBUG  # the console's handler begins at INFO
+    assert entry.exc_info is not None and entry.exc_info[0] is Unlucky
+
+
+def test_a_disk_that_is_full_hides_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def mode(*_: Any) -> None:
+        monkeypatch.setattr(records, "write", full)
+        raise DataError("the first error")
+
+    assert run(mode) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: the first error"
+    assert second == "error: the record could not be written: [Errno 28] No space left on device"
+
+
+SIGNALS = pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+
+
+@SIGNALS
+def test_an_interrupted_run(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
+) -> None:
+    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+        (directory / "checkpoints").mkdir()
+        (directory / "checkpoints" / "last.ckpt").touch()
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            assert records.read(directory)["status"] == "interrupted"  # at once: there may be no later
+            record["training"]["steps"] = 7
+            raise
+
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    assert run(mode) == code
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+    record = records.read(tmp_path)
+    assert (record["status"], record["error"]) == ("interrupted", f"interrupted by {number.name}")
+    assert record["training"]["steps"] == 7
+    assert capsys.readouterr().err == f"error: interrupted by {number.name}; resume={tmp_path} continues the run\n"
+
+
+@SIGNALS
+def test_an_interrupted_training(run: Run, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Lightning turns KeyboardInterrupt into sys.exit(1), and puts a handler of its own before ours."""
+    import lightning as L
+    from torch import Tensor, nn
+    from torch.optim import SGD
+    from torch.utils.data import DataLoader
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            if index == 2:
+                os.kill(os.getpid(), number)
+            return self.layer(batch.float().view(-1, 1)).mean()
+
+        def configure_optimizers(self) -> SGD:
+            return SGD(self.parameters(), lr=0.1)
+
+    reached = []
+
+    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+        trainer = L.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
+        try:
+            trainer.fit(Module(), DataLoader(list(range(100))))  # type: ignore[arg-type]
+        finally:
+            reached.append(trainer.global_step)
+
+    assert run(mode) == code
+    assert reached == [2]
+    assert records.read(tmp_path)["status"] == "interrupted"
+
+
+def test_a_second_signal_ends_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(BaseException):
+        pass
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    def mode(*_: Any) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        finally:
+            with pytest.raises(Ended, match="143"):  # stands for the end of the process
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+
+    monkeypatch.setattr(os, "_exit", end)
+    assert run(mode) == 130
+
+
+def test_signals_that_are_switched_off_stay_so(run: Run, tmp_path: Path) -> None:
+    """nohup ignores SIGHUP: a run that it started must survive the terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(lambda *_: os.kill(os.getpid(), signal.SIGHUP)) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert records.read(tmp_path)["status"] == "finished"
+
+
+# --- several processes of one run -------------------------------------------------------------------------------
+
+
+def test_only_the_first_process_writes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert run(lambda *_: None) == 0
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out == ""
+
+
+def test_another_process_that_fails_says_so_in_the_record(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning kills the first process when another dies: it cannot say what happened."""
+
+    def fail(*_: Any) -> None:
+        raise DataError("only here")
+
+    records.write({"status": "running", "seed": 1}, tmp_path)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert run(fail) == 1
+    assert records.read(tmp_path) == {"status": "failed", "seed": 1, "error": "rank 1: only here"}
+
+
+def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = jobs.command_line(["seed=1", "data_root=/with space", "task.optimizer.betas=[0.9,0.98]"])
+    assert line == "python -m attnlab seed=1 'data_root=/with space' 'task.optimizer.betas=[0.9,0.98]'"
+    monkeypatch.setenv("DATA_ROOT", "/a b")
+    assert jobs.command_line(["seed=1"]) == "DATA_ROOT='/a b' python -m attnlab seed=1"

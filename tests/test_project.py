@@ -1,0 +1,31 @@
+"""The project's own commands: Makefile and CI."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_torchvision_imports_beside_this_torch() -> None:
+    script = "import attnlab.torchvision_schemas, torchvision, torchmetrics, torch;"
+    script += "print(torch.ops.torchvision.nms.default._schema)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "torchvision::nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+def make(*arguments: str) -> str:
+    alone = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    done = subprocess.run(["make", *arguments], cwd=ROOT, env=alone, capture_output=True, text=True, check=True)
+    return done.stdout  # as if `make check` had not started these tests
+
+
+def test_make_explains_itself_and_runs_what_it_says() -> None:
+    lines = make().splitlines()
+    targets = ["help", "install", "demo", "test", "check", "table-irratt-1", "table-irratt-2", "clean"]
+    assert [line.split()[1] for line in lines] == targets
+    assert "attnlab.report experiments/irratt/table1.yaml" in make("-n", "table-irratt-1")
+    assert ".venv/bin/python -m src.run task=mustc attention=mtla stride=2" in make("-n", "demo").splitlines()[-1]
+    assert "make check" in (ROOT / ".ci" / "run").read_text()
