@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from attnlab.callbacks.progress import show
+from attnlab.callbacks.summary import show
 from attnlab.errors import DataError, TrainingError
 from attnlab.modes import test, train
 from attnlab.tasks.sequence_to_text.module import SequenceToText

@@ -1,6 +1,5 @@
-"""Checkpoints that a crash, a full disk or an interruption cannot take away."""
+"""Checkpoints that survive a crash, a full disk or an interruption."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +10,25 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from attnlab.runs.files import replacing
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the file and renames: the old one stays whole until the new one is.
+    """Writes beside the file and renames: the old checkpoint stays until the new one is complete.
 
-    Lightning's own goes through the system's temporary directory, which on another file system means a copy.
+    Lightning's own class writes to the system's temporary directory; if that is another file system, it then copies.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        try:
+        with replacing(Path(path)) as part:
             torch.save(checkpoint, part)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 class BestAndLast(ModelCheckpoint):
-    """The best by `monitor`, and last.ckpt after every epoch and validation, also one that was not among the best."""
+    """Keeps the best checkpoints by `monitor`, and last.ckpt of every epoch and validation, whether best or not.
+
+    Args: those of Lightning's `ModelCheckpoint`.
+    """
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)

@@ -1,16 +1,24 @@
-"""Memory while something runs: peak and mean."""
+"""Memory of training and of scoring."""
 
 import threading
 from types import TracebackType
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import psutil
 import torch
+from lightning import LightningModule, Trainer
+
+from attnlab.callbacks.contribution import Contributor, Sections, over_processes
 
 
 class MemoryMeter:
     """Memory in MiB between enter and exit: `peak`, `mean`, and `protocol`, which says what was read.
 
-    CUDA: the allocator's bytes.  CPU: the process's resident set, read every 50 ms, the state before included.
+    Args:
+        device: CUDA: the allocator's bytes; CPU: the process's resident set.  The state before is included.
+        interval: seconds between two readings.
     """
 
     def __init__(self, device: torch.device, interval: float = 0.05) -> None:
@@ -49,3 +57,48 @@ class MemoryMeter:
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else max(self._readings)
         self.peak = peak / 2**20
         self.mean = sum(self._readings) / len(self._readings) / 2**20
+
+
+class Memory(Contributor):
+    """Peak and mean memory of training (section `training`) and of scoring (section `inference`), in MiB.
+
+    Over several processes: the highest peak and the highest mean of any.  Give it to the trainer before callbacks that
+    gather or write at the end of an epoch, so that their memory is not counted.
+    """
+
+    def __init__(self) -> None:
+        self._meter: MemoryMeter | None = None
+        self._found: Sections = {}
+
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._start(module)
+
+    def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self._end(trainer, "training")
+
+    def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._start(module)
+
+    def on_test_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self._end(trainer, "inference")
+
+    def on_exception(self, *args: Any) -> None:
+        if self._meter is not None:
+            self._meter.__exit__(None, None, None)
+            self._meter = None
+
+    def _start(self, module: LightningModule) -> None:
+        self._meter = MemoryMeter(module.device).__enter__()
+
+    def _end(self, trainer: Trainer, section: str) -> None:
+        assert self._meter is not None
+        self._meter.__exit__(None, None, None)
+        self._found[section] = {
+            "peak_memory_mib": round(over_processes(trainer, self._meter.peak, "max"), 1),
+            "mean_memory_mib": round(over_processes(trainer, self._meter.mean, "max"), 1),
+            "protocol": self._meter.protocol,
+        }
+        self._meter = None
+
+    def contribution(self) -> Sections:
+        return self._found

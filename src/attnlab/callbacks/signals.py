@@ -1,4 +1,4 @@
-"""SIGTERM during training goes to whoever handled it before."""
+"""SIGTERM during training is handled as before training."""
 
 import signal
 from typing import Any
@@ -9,11 +9,11 @@ from lightning.pytorch.callbacks import Callback
 
 
 class KeepSignals(Callback):
-    """Puts the handler of SIGTERM back that Lightning has wrapped when training starts.
+    """Restores the handler of SIGTERM that Lightning replaces when training starts.
 
-    Lightning's own answers SIGTERM with a collective operation inside the signal handler. With several processes that
-    meets whatever other collective the rest is in, and all of them wait for ever. The handler from before raises
-    KeyboardInterrupt, which Lightning answers by saving, ending its other processes, and leaving.
+    Lightning's own handler runs a collective operation. With several processes, that meets whatever other collective
+    the others are in, and all of them wait for ever. The handler from before raises KeyboardInterrupt; Lightning then
+    saves, ends its other processes and stops.
     """
 
     def setup(self, *args: Any, **kwargs: Any) -> None:

@@ -15,9 +15,7 @@ import lightning as L
 import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 from safetensors.torch import save as save_tensors
 from timm.data import Mixup
 from timm.layers.attention import Attention
@@ -27,6 +25,8 @@ from torch import nn
 
 from attnlab.bench import Settings, vision
 from attnlab.callbacks.memory import MemoryMeter
+from attnlab.callbacks.predictions import write_predictions
+from attnlab.callbacks.summary import show
 from attnlab.compression import Method, compress, folder, outline
 from attnlab.compression.counting import multiply_adds, parameters, ratios
 from attnlab.compression.transform import attention_layers
@@ -42,7 +42,6 @@ from attnlab.runs.files import write_bytes
 from attnlab.runs.record import NOT_RUN
 from attnlab.tasks.base import Task
 from attnlab.tasks.image_classification.module import ImageClassification
-from attnlab.tasks.sequence_to_text.score import write_predictions
 
 log = logging.getLogger(__name__)
 
@@ -353,32 +352,3 @@ class ImageClassificationTask(Task):
         record["pretraining"] = {"seconds": round(time.perf_counter() - began, 1), "epochs": pretrain.epochs}
         model.cpu()
         write_bytes(path, save_tensors({k: v.contiguous() for k, v in model.state_dict().items()}))
-
-
-def show(record: dict[str, Any], directory: Path) -> None:
-    """The run's main numbers on the screen."""
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    table = Table(title=f"{record['task']} · {record['compress']} · {record['scale']}", show_header=False)
-    corpus = "embedded sample images" if record["corpus"] == "sample" else record["corpus"]
-    rows = {"corpus": corpus}
-    about = record.get("compression", {"quality": {"finetuned": record["quality"]}})
-    for point, quality in about["quality"].items():
-        if quality != NOT_RUN:
-            rows[f"top-1, {point}"] = (
-                f"{quality['top1']:.2f} %   (top-5 {quality['top5']:.2f} %, {quality['images']} images)"
-            )
-    rows["parameters"] = f"{record['parameters']['total']:,}   (attention {record['parameters']['attention']:,})"
-    if "remaining" in about:
-        left = about["remaining"]
-        rows["remaining"] = (
-            f"attention {left['attention_percent']:.1f} %, multiply-adds {left['multiply_adds_percent']:.1f} %, "
-            f"parameters {left['parameters_percent']:.1f} %"
-        )
-    layers = [layer for layer in about.get("layers", []) if "qk_error" in layer]
-    for layer in layers:
-        rows[layer["path"]] = f"ranks {layer['ranks']}, query-key error {layer['qk_error']:.3f}"
-    rows["scoring"] = f"{record['inference']['images_per_second']} images/s"
-    for key, value in rows.items():
-        table.add_row(key, escape(str(value)))
-    console.print(table)
-    console.print(f"record: {directory / 'record.json'}", highlight=False, soft_wrap=True)

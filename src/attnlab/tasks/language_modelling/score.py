@@ -12,12 +12,13 @@ from rich.progress import Progress
 from torch.utils.data import DataLoader
 
 from attnlab.callbacks.memory import MemoryMeter
+from attnlab.callbacks.predictions import write_predictions
+from attnlab.callbacks.speed import now
 from attnlab.data.text.language_modelling import LanguageModellingData
 from attnlab.data.text.windows import Window
 from attnlab.decoding import Sampling
 from attnlab.errors import DataError
 from attnlab.tasks.language_modelling.module import LanguageModelling
-from attnlab.tasks.sequence_to_text.score import now, write_predictions
 
 
 @dataclass(frozen=True)

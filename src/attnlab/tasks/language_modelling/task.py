@@ -115,7 +115,7 @@ class LanguageModellingTask(TextTask):
         return module.to(device_of(self.cfg)).eval()
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        from attnlab.callbacks.progress import show
+        from attnlab.callbacks.summary import show
 
         cfg = self.cfg
         scoring: LanguageScore = instantiate(cfg.task.score, path="task.score")

@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,13 @@ from torch.utils.data import DataLoader
 
 from attnlab.attention import Cache
 from attnlab.callbacks.memory import MemoryMeter
+from attnlab.callbacks.predictions import write_predictions
+from attnlab.callbacks.speed import now
 from attnlab.decoding import BeamSearch
 from attnlab.errors import DataError
 from attnlab.metrics import BLEU, ROUGE, WER, IntentAccuracy
 from attnlab.metrics.base import TextMetric
 from attnlab.models import CrossDecoder, PrefixDecoder
-from attnlab.runs.files import write_text
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 
 
@@ -146,15 +146,3 @@ def evaluate(
         },
         "kv_cache": {"bytes_predicted": watch.predicted, "bytes_measured": watch.measured},
     }
-
-
-def write_predictions(path: Path, rows: list[tuple[str, str, str, str]]) -> None:
-    """id, source, reference, hypothesis; tabs and line ends inside a text become spaces.  Atomic."""
-    lines = [("id", "source", "reference", "hypothesis"), *rows]
-    write_text(path, "".join("\t".join(" ".join(text.split()) for text in line) + "\n" for line in lines))
-
-
-def now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -111,7 +111,7 @@ class SequenceToTextTask(TextTask):
             log.info("encoder from %s", path)
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        from attnlab.callbacks.progress import show
+        from attnlab.callbacks.summary import show
         from attnlab.tasks.sequence_to_text.score import evaluate
 
         cfg = self.cfg

@@ -1,0 +1,80 @@
+"""Speed of training and of scoring."""
+
+import time
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import torch
+from lightning import LightningModule, Trainer
+
+from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback, Sections, over_processes
+
+
+class TrainingSpeed(Contributor):
+    """Seconds of the whole fit, validation and checkpoints included, and target tokens (or images) per second.
+
+    Contributes to the section `training`.  Reads `tokens_seen` of the module; over several processes the tokens are
+    summed and the seconds are rank zero's.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._began = now(module.device)
+
+    def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
+        seconds = now(module.device) - self._began
+        tokens = over_processes(trainer, float(module.tokens_seen), "sum")  # type: ignore[arg-type]
+        self._values = {"seconds": round(seconds, 1), "tokens_per_second": round(tokens / seconds, 1)}
+
+    def contribution(self) -> Sections:
+        return {"training": self._values} if self._values else {}
+
+
+class ScoringSpeed(Contributor, ScoringCallback):
+    """Seconds of the model alone while the test set is scored, and tokens (or images) per second.
+
+    Contributes to the section `inference`: `seconds`, `UNIT_per_second`, `batch` (the largest), and `about`.  Over
+    several processes the units are summed and the seconds are those of the slowest; the protocol then says so.
+
+    Args:
+        protocol: what is timed.
+        unit: what is counted: "tokens" or "images".
+        about: further values of the section, for instance `beam` and `dtype`.
+    """
+
+    def __init__(self, protocol: str, unit: str = "tokens", **about: Any) -> None:
+        self.protocol, self.unit, self.about = protocol, unit, about
+        self._values: dict[str, Any] = {}
+
+    def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.seconds, self.units, self.batch = 0.0, 0, 0
+
+    def on_scored(self, scored: Scored, loader: int) -> None:
+        self.seconds += scored.seconds
+        self.units += scored.units
+        self.batch = max(self.batch, len(scored.index))
+
+    def on_test_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        seconds = over_processes(trainer, self.seconds, "max")
+        units = over_processes(trainer, self.units, "sum")
+        shared = f", shared by {trainer.world_size} processes; seconds of the slowest" if trainer.world_size > 1 else ""
+        self._values = {
+            "seconds": round(seconds, 3),
+            f"{self.unit}_per_second": round(units / seconds, 1) if seconds else "not run",
+            "batch": int(over_processes(trainer, self.batch, "max")),
+            **self.about,
+            "protocol": self.protocol + shared,
+        }
+
+    def contribution(self) -> Sections:
+        return {"inference": self._values} if self._values else {}
+
+
+def now(device: torch.device) -> float:
+    """Seconds of a monotonic clock, once everything queued on `device` has run."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

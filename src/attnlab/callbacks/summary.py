@@ -1,0 +1,88 @@
+"""What is printed at the end of a run: the record's main numbers, and some of predictions.tsv."""
+
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from attnlab.runs.record import NOT_RUN
+
+WIDTH = 130  # columns where the output is not a terminal
+
+
+def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
+    """Prints a table of the record's numbers, sample predictions, and where the record lies.
+
+    Args:
+        record: of any task; values that were not measured have no line.
+        directory: the run's; its predictions.tsv is read if there is one.
+        samples: number of predictions, evenly spread over the file.
+    """
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    names = (record["task"], record["attention"], record["compress"], record["scale"])
+    table = Table(title=" · ".join(name for name in names if name not in (None, "none")), show_header=False)
+    for name, value in lines_of(record):
+        table.add_row(name, escape(value))
+    console.print(table)
+    for row in _spread(directory / "predictions.tsv", samples):
+        source, reference, hypothesis = (escape(row[key]) for key in ("source", "reference", "hypothesis"))
+        console.print(f"[dim]{source}[/]\n  [green]ref[/] {reference}\n  [cyan]hyp[/] {hypothesis}")
+    console.print(f"record: {directory / 'record.json'}", soft_wrap=True)
+
+
+def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name and value of each line of the table."""
+    quality, cache, inference = record["quality"], record["kv_cache"], record["inference"]
+    compression = record.get("compression", {})
+    yield "corpus", "embedded sample corpus" if record["corpus"] == "sample" else record["corpus"]
+    for point, values in compression.get("quality", {}).items():
+        if values != NOT_RUN:
+            yield f"quality, {point}", ", ".join(f"{key} {value}" for key, value in values.items())
+    if quality and not compression:
+        headline, *others = quality
+        signature = f"   ({quality['signature']})" if "signature" in quality else ""
+        yield headline.upper(), f"{quality[headline]}{signature}"
+        yield from ((key, str(quality[key])) for key in others if isinstance(quality[key], float))
+    total, attention = (record["parameters"][key] for key in ("total", "attention"))
+    yield "parameters", f"{total:,}   (attention {attention:,})"
+    if "remaining" in compression:
+        percent = {
+            key: compression["remaining"][f"{key}_percent"] for key in ("attention", "multiply_adds", "parameters")
+        }
+        yield "remaining", ", ".join(f"{key.replace('_', '-')} {value:.1f} %" for key, value in percent.items())
+    for layer in compression.get("layers", []):
+        if "qk_error" in layer:
+            yield layer["path"], f"ranks {layer['ranks']}, query-key error {layer['qk_error']:.3f}"
+    if cache["elements_per_token_per_layer"] != NOT_RUN:
+        yield "cache per token and layer", f"{cache['elements_per_token_per_layer']:g} numbers"
+    if cache["bytes_measured"] != NOT_RUN:
+        measured, predicted = (f"{cache[f'bytes_{key}'] / 2**20:.2f}" for key in ("measured", "predicted"))
+        yield "cache of the largest batch", f"{measured} MiB ({predicted} predicted)"
+    if inference["peak_memory_mib"] != NOT_RUN:
+        yield "memory", f"{inference['peak_memory_mib']} MiB peak, {inference['mean_memory_mib']} mean while scoring"
+    yield from _speeds("scoring" if inference["beam"] == NOT_RUN else "decoding", inference)
+    if record["training"]["steps"] != NOT_RUN:
+        yield from _speeds(f"training, {record['training']['steps']} updates", record["training"])
+
+
+def _speeds(name: str, section: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    found = [f"{section[f'{unit}_per_second']} {unit}/s" for unit in ("tokens", "images")
+             if section.get(f"{unit}_per_second", NOT_RUN) != NOT_RUN]  # fmt: skip
+    beam = [] if section.get("beam", NOT_RUN) == NOT_RUN else [f"beam {section['beam']}"]
+    seconds = [] if section["seconds"] == NOT_RUN else [f"{section['seconds']} s"]
+    if found:
+        yield name, ", ".join([*found, *beam, *seconds])
+
+
+def _spread(path: Path, count: int) -> list[dict[str, str]]:
+    """`count` rows of predictions.tsv, evenly spread."""
+    if not path.is_file():
+        return []
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return rows[:: max(1, len(rows) // count)][:count]

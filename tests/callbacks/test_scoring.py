@@ -1,0 +1,136 @@
+"""What the test-time callbacks contribute, from one process and from two."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
+
+from attnlab.callbacks.cache import CacheBytes
+from attnlab.callbacks.contribution import Contributor, Scored, Sections, contributions
+from attnlab.callbacks.memory import Memory
+from attnlab.callbacks.predictions import PredictionsFile
+from attnlab.callbacks.quality import Quality
+from attnlab.callbacks.speed import ScoringSpeed, TrainingSpeed
+from attnlab.metrics import WER, Perplexity
+
+TEXTS = ["one two", "ünï", "", "four five six", "seven\teight"]
+
+
+class Echo(LightningModule):
+    """Returns each text without its last word; the second loader scores numbers."""
+
+    tokens_seen = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        return self.weight * 1
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        index = [int(i) for i in batch]
+        if dataloader_idx == 1:
+            return Scored(torch.tensor(index), {"nats": torch.ones(len(index)), "counts": torch.ones(len(index))})
+        found = [TEXTS[i].rpartition(" ")[0] for i in index]
+        rows = [(f"id{i}", "source", TEXTS[i], text) for i, text in zip(index, found, strict=True)]
+        update = {"hypotheses": found, "references": [TEXTS[i] for i in index], "others": None}
+        size = 10 * len(index) + min(index)
+        return Scored(torch.tensor(index), update, rows, seconds=0.5, units=3, cache_bytes=(size, size + 1))
+
+
+class Save(Callback):
+    """The contributions of rank zero as JSON: with several processes they live in another one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_test_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.path.write_text(json.dumps(contributions(trainer.callbacks)))  # type: ignore[attr-defined]
+
+
+def scored(directory: Path, processes: int) -> Sections:
+    directory.mkdir()
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="ddp_fork" if processes > 1 else "auto",
+        devices=processes,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=directory,
+        callbacks=[
+            Memory(),
+            ScoringSpeed("echo", beam=2),
+            CacheBytes(),
+            Quality({"": WER(5)}, {"sentences": 5}),
+            PredictionsFile(5, directory / "predictions.tsv"),
+            Save(directory / "found.json"),
+        ],
+    )
+    trainer.test(Echo(), DataLoader(range(5), batch_size=1), verbose=False)  # type: ignore[arg-type]
+    return json.loads((directory / "found.json").read_text())
+
+
+def test_two_processes_contribute_what_one_does(tmp_path: Path) -> None:
+    """Lightning's own sampler pads five items to six: the repeated one is counted once."""
+    alone, two = scored(tmp_path / "1", 1), scored(tmp_path / "2", 2)
+    assert alone["quality"] == two["quality"] and alone["quality"]["sentences"] == 5
+    assert alone["quality"]["deletions"] == 5 and alone["quality"]["words"] == 8
+    texts = (tmp_path / "1" / "predictions.tsv").read_text()
+    assert texts == (tmp_path / "2" / "predictions.tsv").read_text()
+    assert texts.splitlines()[1:] == [
+        "id0\tsource\tone two\tone",
+        "id1\tsource\tünï\t",
+        "id2\tsource\t\t",
+        "id3\tsource\tfour five six\tfour five",
+        "id4\tsource\tseven eight\t",
+    ]
+    assert alone["kv_cache"] == two["kv_cache"] == {"bytes_measured": 14, "bytes_predicted": 15}
+    speed = alone["inference"]
+    assert (speed["seconds"], speed["tokens_per_second"], speed["batch"], speed["beam"]) == (2.5, 6.0, 1, 2)
+    assert speed["peak_memory_mib"] >= speed["mean_memory_mib"] > 0
+    assert speed["protocol"] == "resident set of the process, read every 50 ms; echo"
+    shared = two["inference"]
+    assert (shared["seconds"], shared["tokens_per_second"]) == (1.5, 12.0)  # three batches each, one of them repeated
+    assert shared["protocol"].endswith("echo, shared by 2 processes; seconds of the slowest")
+
+
+def test_training_and_scoring_are_measured_apart(tmp_path: Path) -> None:
+    callbacks: list[Callback] = [Memory(), TrainingSpeed(), Quality({"": WER(5), "sliding_": Perplexity(5)})]
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path, callbacks=callbacks,
+    )  # fmt: skip
+    module, loader = Echo(), DataLoader[Any](range(5), batch_size=2)  # type: ignore[arg-type]
+    assert contributions(callbacks) == {}
+    trainer.fit(module, loader)
+    found = contributions(callbacks)
+    assert set(found) == {"training"} and found["training"]["peak_memory_mib"] > 0
+    assert found["training"]["tokens_per_second"] == pytest.approx(12 / max(found["training"]["seconds"], 0.05), rel=1)
+    trainer.test(module, [loader, loader], verbose=False)
+    found = contributions(callbacks)
+    assert found["inference"]["peak_memory_mib"] > 0
+    assert found["quality"]["sliding_perplexity"] == 2.7183 and found["quality"]["words"] == 8
+    assert "tokens" not in found["quality"]  # of further metrics the first value alone
+
+
+def test_a_value_contributed_twice_is_an_error() -> None:
+    class Loud(Contributor):
+        def contribution(self) -> Sections:
+            return {"quality": {"wer": 1.0, "protocol": "a"}}
+
+    assert contributions([Loud(), Callback()]) == {"quality": {"wer": 1.0, "protocol": "a"}}
+    with pytest.raises(ValueError, match=r"Loud: quality\.wer is contributed twice"):
+        contributions([Loud(), Loud()])
