@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from attnlab.config import build as config
 from attnlab.config.annotation import annotation_of, fits, literals, parse, surely_fits, words
 from attnlab.config.nearest import matches, nearest
+from attnlab.config.renames import advice
 from attnlab.config.schema import signature
 from attnlab.errors import ConfigError
 
@@ -207,6 +208,8 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
         if not adding:
             raise ConfigError(f"{key} is not in the configuration, but {target} takes it; write +{key}=...")
         return
+    if said := advice(key, target.rpartition(".")[2]):
+        raise ConfigError(said)
     if target and adding:
         raise ConfigError(f"{override.input_line}: {target} has no parameter {rest[0]!r}{nearest(rest[0], parameters)}")
     kind = "key or group" if not path and len(rest) == 1 else "key"

@@ -7,6 +7,7 @@ dataclasses.
 
 import ast
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,6 +49,29 @@ def signature(target: str) -> Signature | None:
     if module.partition(".")[0] == "attnlab":
         raise LookupError(target)
     return None
+
+
+def definition(target: str) -> tuple[str, str] | None:
+    """The module that defines what `target` leads to, and its name there; None if the source does not tell."""
+    module, path = _split(target)
+    found = _find(module, path[0]) if module and path else None
+    return (found.module, ".".join([found.node.name, *path[1:]])) if found else None
+
+
+@lru_cache
+def _everything() -> dict[str, list[str]]:
+    """The classes and functions at the top of this package's modules, each with its modules."""
+    found: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "attnlab").rglob("*.py")):
+        module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for name in re.findall(r"^(?:class|def|async def) (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE):
+            found.setdefault(name, []).append(module)
+    return found
+
+
+def definitions(name: str) -> list[str]:
+    """The modules of this package that define a class or function of this name."""
+    return list(dict.fromkeys(_everything().get(name, [])))
 
 
 def siblings(target: str) -> list[str]:

@@ -17,7 +17,7 @@ import shutil
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from rich.progress import Progress
 from attnlab.data.corpus import Segment
 from attnlab.data.speech.features import Array, FilterBank, change_speed, read_waveform
 from attnlab.errors import DataError
-from attnlab.runs.files import write_bytes
+from attnlab.runs.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
 
@@ -123,33 +123,6 @@ def content_key(cache_dir: Path, segments: Sequence[Segment], bank: FilterBank) 
         speed = "" if segment.speed == 1.0 else f" {segment.speed}"
         key.update(f"{digests[segment.audio]} {segment.rate} {segment.start} {segment.num_samples}{speed}\n".encode())
     return key.hexdigest()
-
-
-def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
-    """SHA-256 of each file's bytes; not read again while its size and time of change stay the same."""
-    try:
-        memo: dict[str, Any] = json.loads(memo_path.read_bytes()) if memo_path.exists() else {}
-    except (OSError, ValueError) as error:
-        log.warning("%s: unreadable (%s); hashing all files again", memo_path, error)
-        memo = {}
-
-    def digest(path: Path) -> tuple[Path, list[Any]]:
-        try:
-            state = path.stat()
-            known = memo.get(str(path.absolute()))
-            if known and known[:2] == [state.st_size, state.st_mtime_ns]:
-                return path, known
-            with path.open("rb") as file:
-                return path, [state.st_size, state.st_mtime_ns, hashlib.file_digest(file, "sha256").hexdigest()]
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-
-    with ThreadPoolExecutor() as pool:
-        found = dict(pool.map(digest, paths))
-    fresh = {str(path.absolute()): entry for path, entry in found.items()}
-    if any(memo.get(path) != entry for path, entry in fresh.items()):
-        write_bytes(memo_path, json.dumps({**memo, **fresh}).encode())
-    return {path: entry[2] for path, entry in found.items()}
 
 
 def _compute(segment: Segment, bank: FilterBank) -> bytes:

@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from attnlab.data.base import Data
-from attnlab.data.cache import file_digests
 from attnlab.data.samples.markov import Source
 from attnlab.data.samples.text import write_text
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus, as_tokens
@@ -17,6 +16,7 @@ from attnlab.data.text.tokens import TokenFile, build, digest
 from attnlab.data.text.vocabulary import BytePairs, Vocabulary, Words, count_words
 from attnlab.data.text.windows import EvaluationWindows, OrderedBatches, ShuffledBatches, TrainingWindows, Window
 from attnlab.errors import ConfigError, DataError
+from attnlab.runs.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
 

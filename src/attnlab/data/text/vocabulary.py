@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from attnlab.data.cache import file_digests
 from attnlab.data.text.corpora import Split, TextCorpus
 from attnlab.data.text.lines import read_lines
 from attnlab.data.text.tokens import digest
 from attnlab.errors import ConfigError, DataError
 from attnlab.runs.files import write_bytes
+from attnlab.runs.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
 
