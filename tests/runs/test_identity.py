@@ -222,10 +222,14 @@ def test_a_key_that_is_renamed_keeps_its_identity() -> None:
         keys={"task.clip": "task.train.clip", "MTLA.pitch": "MTLA.stride", "task.flow": "task.task"},
         removed={"task.steps_per_update": "it follows from task.batch"},
     )
-    new = {"task": {"train": {"clip": 1.0}, "task": {"_target_": "attnlab.X"}}, "attention": {"_target_": "MTLA"}}
-    new["attention"]["stride"] = 2  # type: ignore[assignment]
-    old = {"task": {"clip": 1, "train": {}, "flow": {"_target_": "src.X"}, "steps_per_update": 8}}
-    old["attention"] = {"_target_": "src.attention.MTLA", "pitch": 2}  # type: ignore[dict-item]
+    new: dict[str, Any] = {
+        "task": {"train": {"clip": 1.0}, "task": {"_target_": "attnlab.X"}},
+        "attention": {"_target_": "MTLA", "stride": 2},
+    }
+    old: dict[str, Any] = {
+        "task": {"clip": 1, "train": {}, "flow": {"_target_": "src.X"}, "steps_per_update": 8},
+        "attention": {"_target_": "src.attention.MTLA", "pitch": 2},
+    }
     assert canonical(old, renames=table) == canonical(new, renames=table)
 
 
