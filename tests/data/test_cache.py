@@ -162,7 +162,7 @@ def test_an_unreadable_memo_of_hashes_is_made_again(
     good = memo.read_text()
     memo.write_text(good[:30])
     open_features(tmp_path, "train", segments, BANK)
-    assert "hashing all files again" in caplog.text
+    assert "everything is hashed again" in caplog.text
     assert json.loads(memo.read_text()) == json.loads(good)
     assert len(computed) == 5
 
