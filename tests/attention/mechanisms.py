@@ -13,6 +13,7 @@ from attnlab.config.build import CONF, GROUPS, instantiate, knob_paths
 
 NAMES = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
 TINY = ("task.model.d_model=32", "task.attention_heads=4", "task.attention_dropout=0.0")
+WIDE = ("task.attention_heads=12", "task.attention_head_dim=64")  # steps in factor space take fewer multiply-adds
 
 
 @cache
@@ -33,9 +34,10 @@ def composed(name: str, *overrides: str) -> DictConfig:
 class Mechanism(NamedTuple):
     name: str
     stride: int | None = None  # set where the configuration refers to ${stride}
+    wide: bool = False  # many wide heads, for mechanisms that compute a step in the cheaper of two ways
 
     def __str__(self) -> str:
-        return self.name if self.stride is None else f"{self.name}-s{self.stride}"
+        return self.name + ("" if self.stride is None else f"-s{self.stride}") + ("-wide" if self.wide else "")
 
     @property
     def grid(self) -> int:
@@ -49,7 +51,7 @@ class Mechanism(NamedTuple):
 
     def build(self, *overrides: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Attention:
         """Small, with weights that make the softmax choose and every bias and norm count."""
-        attention = self.make(*TINY, *overrides).to(dtype)
+        attention = self.make(*TINY, *(WIDE if self.wide else ()), *overrides).to(dtype)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in attention.parameters():
@@ -65,6 +67,7 @@ def strides(name: str) -> tuple[int | None, ...]:
 
 
 EVERY = [Mechanism(name, stride) for name in NAMES for stride in strides(name)]
+TWO_WAYS = [Mechanism(name, wide=True) for name in NAMES if hasattr(Mechanism(name).make(), "in_factor_space")]
 
 
 def prefix_lengths(grid: int) -> Tensor:

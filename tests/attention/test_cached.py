@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from attnlab.attention import Attention, Cache
-from tests.attention.mechanisms import EVERY, Mechanism, error, extend_by, prefix_lengths, random_chunks
+from attnlab.attention import TPA, Attention, Cache
+from tests.attention.mechanisms import EVERY, TWO_WAYS, Mechanism, error, extend_by, prefix_lengths, random_chunks
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
+every_width = pytest.mark.parametrize("mechanism", [*EVERY, *TWO_WAYS], ids=str)
 HUGE = 1e6
 
 
@@ -17,7 +19,7 @@ def draw(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-@every
+@every_width
 @pytest.mark.parametrize("kind", ["no prefix", "no prefix read", "empty", "uniform", "shorter", "ragged"])
 def test_extend_in_any_chunking_equals_forward(mechanism: Mechanism, kind: str) -> None:
     """Also with more room than is used.  "shorter": equally long prefixes in a wider tensor."""
@@ -43,6 +45,21 @@ def test_extend_in_any_chunking_equals_forward(mechanism: Mechanism, kind: str) 
         y = extend_by(attention, x, cache, chunks)
         assert error(y, want) < 1e-12, chunks
         assert cache.length == steps and not y.requires_grad
+
+
+@pytest.mark.parametrize("mechanism", TWO_WAYS, ids=str)
+def test_both_ways_of_a_step_are_taken(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `walk` at this width: some calls work on factors, some on keys and values that are built."""
+    choose, taken = TPA.in_factor_space, set()
+
+    def spy(attention: TPA, new: int, beam: int, text: int, prefix: int) -> bool:
+        taken.add(on_factors := choose(attention, new, beam, text, prefix))
+        return on_factors
+
+    monkeypatch.setattr(TPA, "in_factor_space", spy)
+    walk(mechanism, ["reorder", "nothing"], "uniform", 0)
+    walk(mechanism, ["reorder", "nothing"], "uniform", 0, beam=40, moves=4)
+    assert taken == {True, False}
 
 
 class Recomputed:
@@ -112,7 +129,7 @@ def crop(cache: Cache, model: Recomputed, length: int) -> bool:
     return True
 
 
-@every
+@every_width
 @pytest.mark.parametrize("kind", ["none", "uniform", "ragged"])
 @pytest.mark.parametrize("operations", ["reorder", "select", "reorder select crop"])
 def test_after_any_operations_extend_equals_recomputation(mechanism: Mechanism, kind: str, operations: str) -> None:
@@ -197,8 +214,7 @@ def test_bytes_are_as_predicted_and_nothing_grows_beside_them(mechanism: Mechani
     assert longer == 2 * 1200 * per_token  # a prefix is stored once, whatever the beam
 
     def held(cache: Cache) -> int:
-        tensors = [t for value in vars(cache).values() for t in (value if isinstance(value, list | tuple) else [value])]
-        storages = [t.untyped_storage() for t in tensors if isinstance(t, Tensor)]
+        storages = [t.untyped_storage() for t in tree_leaves(vars(cache)) if isinstance(t, Tensor)]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     for dtype in (None, torch.float64, torch.bfloat16):

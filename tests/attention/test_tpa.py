@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnlab.attention import MHA, TPA, Attention, Cache, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
 from attnlab.attention.ops import naive
-from attnlab.attention.tpa import FactorCache, Segment
+from attnlab.attention.tpa import FactorCache
 from tests.attention.mechanisms import Mechanism, error, extend_by
 
 NAMES = ["tpa", "tpa_kvonly", "tpa_noncontextual_a", "tpa_noncontextual_b", "tpa_shared_b"]
@@ -174,14 +174,14 @@ def ways(attention: TPA, cache: Cache, x: Tensor, monkeypatch: pytest.MonkeyPatc
 def test_both_ways_are_exact_over_many_tiles(name: str, new: int, monkeypatch: pytest.MonkeyPatch) -> None:
     attention, prefix, x = Mechanism(name).build(), random(2, 7, 32), random(6, 12, 32)
     assert isinstance(attention, TPA)
-    monkeypatch.setattr("attnlab.attention.tpa.TILE", 4)
+    monkeypatch.setattr("attnlab.attention.tpa.contextual.TILE", 4)
     cache, lengths = attention.new_cache(6, 12, 7, prefix_batch=2), torch.tensor([7, 3])
     attention.read_prefix(prefix, lengths, cache)
     attention.extend(x[:, :9], cache)
     monkeypatch.undo()
     three, two = lengths.repeat_interleave(3), prefix.repeat_interleave(3, 0)
     want = attention(x, two, prefix_lengths=three)[:, 9 : 9 + new]
-    monkeypatch.setattr("attnlab.attention.tpa.TILE", 4)
+    monkeypatch.setattr("attnlab.attention.tpa.contextual.TILE", 4)
     for got in ways(attention, cache, x[:, 9 : 9 + new], monkeypatch):
         assert error(got, want) < 1e-12
 
@@ -209,29 +209,24 @@ def test_logits_far_apart_in_a_step(dtype: torch.dtype, gap: float) -> None:
     tpa = TPA(32, 4, 8, rank=2, q_rank=2).to(dtype).eval()
     for sign in (1, -1):
         cache = tpa.new_cache(1, 2051)
+        assert isinstance(cache, FactorCache)
         for buffer in cache.buffers():
             buffer.normal_()
         x = torch.randn(1, 1, 32).to(dtype)
         f = tpa._factors(cache.angles(2049, 2050), *tpa._compact(x))
         q, _ = tpa._dense(f)
         held = cache.text
-        assert held.key_head is not None and held.key_token is not None and held.value_token is not None
-        held.key_head[..., 0] = 0
-        held.key_head[0, 0, :, 0] = sign * gap  # K_0 = gap a (x) b, with b along the first head's query
-        held.key_token[0, 0, 0] = (q[0, 0, 0] / (q[0, 0, 0].float().square().sum() * tpa.scale)).to(dtype)
+        held["key_head"][..., 0] = 0
+        held["key_head"][0, 0, :, 0] = sign * gap  # K_0 = gap a (x) b, with b along the first head's query
+        held["key_token"][0, 0, 0] = (q[0, 0, 0] / (q[0, 0, 0].float().square().sum() * tpa.scale)).to(dtype)
         cache.length = 2049
         assert tpa.in_factor_space(1, 1, 2050, 0)
-        read = tpa._step(f, 1, [segment_of(cache)])
+        read = tpa._step(f, 1, [cache.text_segment(2049)])
         assert read.isfinite().all()
         if sign > 0:
-            assert held.value_head is not None
-            heads, tokens = held.value_head[0, :, 0, 0].double(), held.value_token[0, :, 0].double()
+            heads, tokens = held["value_head"][0, :, 0, 0].double(), held["value_token"][0, :, 0].double()
             assert error(read[0, 0, 0], heads @ tokens / 2) < (1e-5 if dtype == torch.float32 else 0.03)
         assert tpa.extend(x, cache).isfinite().all()
-
-
-def segment_of(cache: FactorCache) -> Segment:
-    return Segment(cache.text.span(0, 2049), 2049, cache.angles)
 
 
 @pytest.mark.parametrize(

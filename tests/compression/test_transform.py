@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from attnlab.compression import MLPSVD, CPSlimAtt, GlobalSVD, IrrAtt, Method, TruncAtt, compress, outline, transform
+from attnlab.compression.methods.base import Sizes
 from attnlab.errors import ConfigError
 from attnlab.pretrained.timm import read_heads
 from tests.compression.models import NAMES, images, vit
@@ -162,6 +163,15 @@ def test_half_where_no_rank_is_given() -> None:
     reports = compress(vit(), TruncAtt())
     assert reports[0]["ranks"] == [4, 4, 4]
     assert sum(compress(vit(), IrrAtt(sweeps=3))[0]["ranks"]) == 12
+
+
+@pytest.mark.parametrize("method", [TruncAtt(), GlobalSVD(), CPSlimAtt(sweeps=2), IrrAtt(sweeps=2)])
+def test_half_of_heads_of_width_one_is_one_column_each(method: Method) -> None:
+    """Half of H columns would be fewer than one for each head, the least that is allowed."""
+    model = vit(embed_dim=3, num_heads=3)
+    rank, _ = method.ranks(Sizes(dim=3, heads=3, width=1, out_dim=3, scale=1.0))
+    assert rank == (1 if method.per_head else 3)
+    assert len(compress(model, method)) == 2
 
 
 def test_a_compressed_model_is_not_compressed_again() -> None:

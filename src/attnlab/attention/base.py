@@ -1,6 +1,15 @@
-"""What every attention mechanism answers: a parallel form, a cached form that equals it, and what the cache costs.
+"""The interface of every attention mechanism: a parallel form, a cached form that equals it, and the cost of the cache.
 
-Shapes: B rows (hypotheses), T new positions, S prefix length, N prefixes, d model width, H heads, D head width.
+Notation, here and in every mechanism:
+
+    B   rows (sentences, or hypotheses of beam search)     H   query heads
+    T   positions of the text in the parallel form         G   key-value heads
+    n   new positions in one call of `extend`              D   width of a head
+    S   positions of a prefix                              d   width of the model
+    N   prefixes; B / N rows share each (the beam)         R   rank, r  latent width, s  stride
+
+A prefix is a sequence of extra keys and values that stands before the text, such as the output of an encoder.
+Every text position sees all of it.
 """
 
 from abc import ABC, abstractmethod
@@ -10,14 +19,22 @@ from torch import Tensor, nn
 
 
 class Cache(ABC):
-    """Keys and values of `batch` rows, in buffers that are allocated once.
+    """Keys and values of B rows, in buffers that are allocated once.
 
     Rows are grouped by prefix: rows `n * beam ... (n + 1) * beam - 1` read prefix `n`, which is stored once.
-    `length` counts the text positions held, the same for every row; prefixes may have different lengths.
+
+    Attributes:
+        length: text positions held, the same for every row. Prefixes may differ in length.
+        beam: rows that share one prefix.
+        capacity: text positions that there is room for.
+        prefix_capacity: prefix positions that there is room for.
+        has_prefix: whether `Attention.read_prefix` was called.
     """
 
-    length: int
-    beam: int
+    length: int = 0
+    beam: int = 1
+    capacity: int
+    prefix_capacity: int = 0
     has_prefix: bool = False
 
     @abstractmethod
@@ -31,15 +48,18 @@ class Cache(ABC):
 
     @abstractmethod
     def reorder(self, rows: Tensor) -> None:
-        """Row i continues what row `rows[i]` holds, (B,) int64.  Prefixes stay: both must read the same one."""
+        """Row i continues what row `rows[i]` holds, (B,) int64. Prefixes stay: both rows must read the same one."""
 
     @abstractmethod
     def select(self, prefixes: Tensor) -> None:
-        """Keep these prefixes, (N',) int64, and their rows; the rest is dropped."""
+        """Keep these prefixes, (N',) int64, and their rows; drop the others."""
 
     @abstractmethod
     def crop(self, length: int) -> None:
-        """Forget the text positions from `length` on.  ValueError where the mechanism cannot go back there."""
+        """Forget the text positions from `length` on.
+
+        ValueError: `length` is negative or above the present one, or the mechanism cannot return to it.
+        """
 
     def _check_crop(self, length: int) -> None:
         if not 0 <= length <= self.length:
@@ -47,16 +67,26 @@ class Cache(ABC):
 
 
 class Attention(nn.Module, ABC):
-    """Causal self-attention with an optional prefix of extra keys and values, which every position sees whole.
+    """Causal self-attention with an optional prefix.
 
-    Output dtype = input dtype; softmax statistics are float32 or wider.
+    A mechanism implements `_forward`, `_store_prefix`, `_extend` and the counts, and names its `cache_type`. This class
+    handles what is the same for all: empty inputs (an empty text gives an empty tensor, an empty prefix is no prefix),
+    room in the cache, and its length. The output has the dtype of the input; statistics of a softmax are float32 or
+    wider.
+
+    Attributes:
+        d_model: width d of inputs and outputs.
+        max_positions: the longest text that the mechanism takes; None: any length.
+        reads_prefix: False if it was built without weights for a prefix and refuses one (ValueError).
+        cache_type: the class of its caches, called with (attention, batch, capacity, prefix_capacity, beam, like);
+            `like` is an empty tensor of the cache's dtype and device.
     """
 
     d_model: int
-    max_positions: int | None = None  # the longest text it takes; None: any
-    reads_prefix: bool = True  # false: built without weights for a prefix, and one is refused with a ValueError
+    max_positions: int | None = None
+    reads_prefix: bool = True
+    cache_type: type[Cache]
 
-    @abstractmethod
     def forward(
         self,
         x: Tensor,
@@ -65,13 +95,23 @@ class Attention(nn.Module, ABC):
         lengths: Tensor | None = None,
         prefix_lengths: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, d), (B, S, d) -> (B, T, d).
+        """All positions of a text in parallel.
 
-        `lengths` and `prefix_lengths`, (B,), mark right padding; a row gets what it would get alone and unpadded.
-        What stands at padded output positions is unspecified.
+        Args:
+            x: text, (B, T, d).
+            prefix: (B, S, d), or None.
+            lengths: (B,) int64: the text of row b ends after `lengths[b]` positions, and padding follows.
+            prefix_lengths: the same of the prefixes.
+
+        Returns:
+            (B, T, d). A row gets what it gets alone and unpadded; values at padded positions are unspecified.
         """
+        if not x.numel():
+            return x.clone()
+        if prefix is None or not prefix.shape[1]:
+            prefix = prefix_lengths = None
+        return self._forward(x, prefix, lengths, prefix_lengths)
 
-    @abstractmethod
     def new_cache(
         self,
         batch: int,
@@ -82,15 +122,70 @@ class Attention(nn.Module, ABC):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Cache:
-        """Buffers for `batch` rows of `capacity` positions and `prefix_batch` prefixes (default: one per row)."""
+        """An empty cache.
 
-    @abstractmethod
+        Args:
+            batch: rows B.
+            capacity: text positions of each row.
+            prefix_capacity: positions of each prefix.
+            prefix_batch: prefixes N, which must divide B; None: one per row.
+            dtype, device: of the buffers; None: those of the weights.
+
+        ValueError: `prefix_batch` does not divide `batch`.
+        """
+        like = next(self.parameters()).new_empty(0, dtype=dtype, device=device)
+        build: type = self.cache_type
+        cache: Cache = build(self, batch, capacity, prefix_capacity, rows_per_prefix(batch, prefix_batch), like)
+        return cache
+
+    @torch.no_grad()
     def read_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
-        """Store a prefix, (N, S, d), as keys and values.  Once per cache, before any text."""
+        """Store a prefix, (N, S, d), with lengths (N,) or None, as keys and values.
+
+        ValueError: a prefix was read before, there is text in the cache, or the prefix is longer than its capacity.
+        """
+        size = prefix.shape[1]
+        if cache.length or cache.has_prefix:
+            raise ValueError("a prefix is read once per cache, before any text")
+        _check_room(cache, size, cache.prefix_capacity)
+        cache.has_prefix = True
+        if prefix_lengths is not None and not bool((prefix_lengths != size).any()):
+            prefix_lengths = None
+        if prefix.numel():
+            self._store_prefix(prefix, prefix_lengths, cache)
+
+    @torch.no_grad()
+    def extend(self, x: Tensor, cache: Cache) -> Tensor:
+        """The next positions of each row, (B, n, d) -> (B, n, d): prefill, a chunk of it, or one decoding step.
+
+        ValueError: the cache has no room for n positions more.
+        """
+        new = x.shape[1]
+        _check_room(cache, new, cache.capacity)
+        out = self._extend(x, cache) if x.numel() else x.clone()
+        cache.length += new
+        return out
+
+    def visible(self, position: int) -> range:
+        """The text positions that text position `position` sees; by default, itself and all before.
+
+        A mechanism that does not read all of its past overrides this, and the tests hold it to what it declares.
+        """
+        return range(position + 1)
 
     @abstractmethod
-    def extend(self, x: Tensor, cache: Cache) -> Tensor:
-        """(B, n, d), n >= 1 -> (B, n, d): prefill, chunked prefill and a decoding step are this one method."""
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
+    ) -> Tensor:
+        """`forward`, of tensors that are not empty."""
+
+    @abstractmethod
+    def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
+        """`read_prefix`, of a prefix that is not empty and fits; lengths are None unless they differ from S."""
+
+    @abstractmethod
+    def _extend(self, x: Tensor, cache: Cache) -> Tensor:
+        """`extend`, of tensors that are not empty and fit; `cache.length` is that before x, and is updated after."""
 
     @property
     @abstractmethod
@@ -101,36 +196,30 @@ class Attention(nn.Module, ABC):
     def cache_elements(
         self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
     ) -> int:
-        """Exactly what `new_cache` with the same arguments allocates, in elements."""
+        """Elements that `new_cache` with the same arguments allocates, exactly."""
 
     @abstractmethod
     def multiply_adds(self, context: int) -> int:
         """Multiply-adds of one cached decoding step of one row at `context` positions, projections included."""
 
 
-def check_room(cache: Cache, new: int, capacity: int) -> None:
+def _check_room(cache: Cache, new: int, capacity: int) -> None:
     if cache.length + new > capacity:
         raise ValueError(f"the cache has room for {capacity} positions; {cache.length} are held and {new} were given")
 
 
-def begin_prefix(cache: Cache, size: int, capacity: int) -> None:
-    """A prefix of `size` positions comes, once per cache and before any text."""
-    if cache.length or cache.has_prefix:
-        raise ValueError("a prefix is read once per cache, before any text")
-    check_room(cache, size, capacity)
-    cache.has_prefix = True
-
-
 def rows_per_prefix(batch: int, prefix_batch: int | None) -> int:
-    """The beam: how many rows share one prefix."""
+    """The beam: rows that share one prefix. ValueError: `prefix_batch` does not divide `batch`."""
     prefixes = batch if prefix_batch is None else prefix_batch
-    if prefixes < 1 or batch % prefixes:
-        raise ValueError(f"{batch} rows cannot be shared out evenly over {prefixes} prefixes")
+    if batch == prefixes == 0:
+        return 1
+    if prefixes < 1 or batch < 1 or batch % prefixes:
+        raise ValueError(f"{batch} rows cannot be divided evenly among {prefixes} prefixes")
     return batch // prefixes
 
 
 def rows_of(prefixes: Tensor, beam: int) -> Tensor:
-    """(N',) prefix numbers -> (N' * beam,) numbers of their rows."""
+    """The rows that read these prefixes: (N',) -> (N' * beam,)."""
     return (prefixes[:, None] * beam + torch.arange(beam, device=prefixes.device)).flatten()
 
 

@@ -1,67 +1,42 @@
 """Multi-head attention and its forms with fewer key-value heads."""
 
+from collections.abc import Sequence
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Attention, Cache, begin_prefix, check_room, length_mask, rows_of, rows_per_prefix
+from .base import Cache, length_mask
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, merged_attention
-from .ops.rope import rotary_table, rotate
+from .ops.rope import Llama3Scaling, rotate
+from .positional import Angles, Layout, PositionalAttention, PositionalCache
+
+Projection = Literal["query", "key", "value", "out"]
 
 
-class MHACache(Cache):
-    """Rotated keys and values: text (B, G, capacity, D), prefixes (N, G, prefix_capacity, D)."""
+class MHA(PositionalAttention):
+    """Multi-head, grouped-query and multi-query attention with rotary positions.
 
-    def __init__(
-        self, attention: "MHA", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
-    ) -> None:
-        heads, width = attention.num_kv_heads, attention.head_dim
-        self.length, self.beam, self.capacity = 0, beam, capacity
-        self.key, self.value = (like.new_zeros(batch, heads, capacity, width) for _ in "kv")
-        self.prefix_key, self.prefix_value = (
-            like.new_zeros(batch // beam, heads, prefix_capacity, width) for _ in "kv"
-        )
-        self.prefix_size = 0
-        self.prefix_lengths: Tensor | None = None  # set where prefixes differ in length
-        self.prefix_mask: Tensor | None = None
-        positions = prefix_capacity + capacity
-        self.cos, self.sin = rotary_table(width, attention.rope_theta, positions, like.dtype, like.device)
+    softmax(q k^T / sqrt(D)) v per head; query head h reads key-value head floor(h G / H).
+    G = H is multi-head, 1 < G < H grouped-query, G = 1 multi-query attention. MTLA paper, section 3; the biases are
+    those of its released code. Cache: 2 G D elements per token.
 
-    def buffers(self) -> list[Tensor]:
-        return [self.key, self.value, self.prefix_key, self.prefix_value]
+    Args:
+        d_model: width d of inputs and outputs.
+        num_heads: query heads H.
+        num_kv_heads: key-value heads G, which must divide H; None: H.
+        head_dim: width D of a head, even; None: d / H.
+        bias: whether the projections have biases: all, none, or those named (Qwen2: [query, key, value]).
+        qk_norm: RMS norms of each head's queries and keys, before they are rotated, with one weight vector of width D
+            for all queries and one for all keys (Qwen3).
+        dropout: of attention weights, in training.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: scaling of the rotary frequencies for long texts, such as `Llama3Scaling`.
+        norm_eps: epsilon of the RMS norms.
 
-    def reorder(self, rows: Tensor) -> None:
-        self.key[:, :, : self.length] = self.key[rows, :, : self.length]
-        self.value[:, :, : self.length] = self.value[rows, :, : self.length]
-
-    def select(self, prefixes: Tensor) -> None:
-        rows = rows_of(prefixes, self.beam)
-        self.key, self.value = self.key[rows], self.value[rows]
-        self.prefix_key, self.prefix_value = self.prefix_key[prefixes], self.prefix_value[prefixes]
-        if self.prefix_lengths is not None and self.prefix_mask is not None:
-            self.prefix_lengths, self.prefix_mask = self.prefix_lengths[prefixes], self.prefix_mask[prefixes]
-
-    def crop(self, length: int) -> None:
-        self._check_crop(length)
-        self.length = length
-
-    def angles(self, new: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of the next `new` positions, (B or 1, 1, new, D/2)."""
-        start = self.length
-        if self.prefix_lengths is None:
-            span = slice(self.prefix_size + start, self.prefix_size + start + new)
-            return self.cos[None, None, span], self.sin[None, None, span]
-        lengths = self.prefix_lengths.repeat_interleave(self.beam)
-        positions = (lengths + start)[:, None, None] + torch.arange(new, device=lengths.device)
-        return self.cos[positions], self.sin[positions]
-
-
-class MHA(Attention):
-    """softmax(q k^T / sqrt(D)) v with rotary queries and keys; query head h reads key-value head floor(h G / H).
-
-    G = H is multi-head, 1 < G < H grouped-query, G = 1 multi-query attention.  MTLA paper, section 3; the biases
-    are those of its released code.  Cache: 2 G D elements per token.
+    ValueError: sizes do not fit each other, or `bias` names something else than a projection.
     """
 
     def __init__(
@@ -71,9 +46,12 @@ class MHA(Attention):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         *,
-        bias: bool = True,
+        bias: bool | Sequence[Projection] = True,
+        qk_norm: bool = False,
         dropout: float = 0.0,
         rope_theta: float = 10000.0,
+        rope_scaling: Llama3Scaling | None = None,
+        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -82,15 +60,41 @@ class MHA(Attention):
         head_dim = d_model // num_heads if head_dim is None else head_dim
         if head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary pairs, not {head_dim}")
-        self.d_model, self.num_heads, self.num_kv_heads, self.head_dim = d_model, num_heads, num_kv_heads, head_dim
-        self.dropout, self.rope_theta, self.scale = dropout, rope_theta, head_dim**-0.5
-        self.query = nn.Linear(d_model, num_heads * head_dim, bias=bias)
-        self.key = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
-        self.value = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
-        self.out = nn.Linear(num_heads * head_dim, d_model, bias=bias)
+        projections = get_args(Projection)
+        biased = (projections if bias else ()) if isinstance(bias, bool) else tuple(bias)
+        if unknown := set(biased) - set(projections):
+            raise ValueError(f"bias={list(biased)}: {unknown.pop()} is not one of {', '.join(projections)}")
+        self.d_model, self.num_heads, self.num_kv_heads = d_model, num_heads, num_kv_heads
+        self.head_dim = self.turned = head_dim
+        self.dropout, self.scale = dropout, head_dim**-0.5
+        self.rope_theta, self.rope_scaling = rope_theta, rope_scaling
+        self.query = nn.Linear(d_model, num_heads * head_dim, bias="query" in biased)
+        self.key = nn.Linear(d_model, num_kv_heads * head_dim, bias="key" in biased)
+        self.value = nn.Linear(d_model, num_kv_heads * head_dim, bias="value" in biased)
+        self.out = nn.Linear(num_heads * head_dim, d_model, bias="out" in biased)
+        self.query_norm, self.key_norm = (
+            nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else nn.Identity() for _ in ("query", "key")
+        )
+
+    def layout(self) -> Layout:
+        shape = self.num_kv_heads, None, self.head_dim
+        return {"key": shape, "value": shape}
+
+    def _queries(self, x: Tensor, angles: Angles) -> Tensor:
+        """(B, T, d) -> (B, H, T, D), rotated."""
+        return self._rotated(self.query_norm(self._heads(x, self.query)), angles)
+
+    def _kept(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:
+        """Keys, rotated, and values: (B, T, d) -> (B, G, T, D) each."""
+        key = self.key_norm(self._heads(x, self.key))
+        return {"key": self._rotated(key, angles), "value": self._heads(x, self.value)}
 
     def _heads(self, x: Tensor, linear: nn.Linear) -> Tensor:
         return linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _rotated(self, x_bhtd: Tensor, angles: Angles) -> Tensor:
+        cos, sin = angles
+        return rotate(x_bhtd, cos.unsqueeze(1), sin.unsqueeze(1))
 
     def _pack(self, key: Tensor, value: Tensor) -> Tensor:
         """(B, G, S, D) each -> [value | key] for every query head, (B, S, H, 2 D)."""
@@ -101,111 +105,55 @@ class MHA(Attention):
     def _join(self, out_bhtd: Tensor) -> Tensor:
         return self.out(out_bhtd.transpose(1, 2).flatten(2))
 
-    def forward(
-        self,
-        x: Tensor,
-        prefix: Tensor | None = None,
-        *,
-        lengths: Tensor | None = None,
-        prefix_lengths: Tensor | None = None,
+    @property
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
-        q, k, v = (self._heads(x, linear) for linear in (self.query, self.key, self.value))
-        steps, start = x.shape[1], 0 if prefix is None else prefix.shape[1]
-        cos, sin = rotary_table(self.head_dim, self.rope_theta, start + steps, x.dtype, x.device)
+        angles, before = self._angles(x, prefix, prefix_lengths)
+        q, (k, v) = self._queries(x, angles), self._kept(x, angles).values()
         if prefix is None:
-            at = (cos, sin)
-        elif prefix_lengths is None:
-            at = (cos[start:], sin[start:])
-        else:
-            positions = prefix_lengths[:, None, None] + torch.arange(steps, device=x.device)
-            at = (cos[positions], sin[positions])
-        q, k = rotate(q, *at), rotate(k, *at)
-        dropout = self.dropout if self.training else 0.0
-        if prefix is None or not start:
             out = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=self.num_kv_heads < self.num_heads
+                q, k, v, is_causal=True, dropout_p=self._dropout, enable_gqa=self.num_kv_heads < self.num_heads
             )
             return self._join(out)
-        kp, vp = self._heads(prefix, self.key), self._heads(prefix, self.value)
-        kp = rotate(kp, cos[:start], sin[:start])
-        mask = None if prefix_lengths is None else length_mask(prefix_lengths, start)
-        return self._attend(q, self._pack(k, v), [Past(self._pack(kp, vp), mask)], dropout)
+        mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
+        past = Past(self._pack(**self._kept(prefix, before)), mask)
+        return self._attend(q, self._pack(k, v), [past], self._dropout)
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """(B, S, d), (B,) -> (B, S, d): every position sees all of its row."""
-        cos, sin = rotary_table(self.head_dim, self.rope_theta, x.shape[1], x.dtype, x.device)
-        q, k, v = (self._heads(x, linear) for linear in (self.query, self.key, self.value))
+        angles, _ = self._angles(x, None, None)
         mask = length_mask(lengths, x.shape[1])[:, None, None]
-        dropout = self.dropout if self.training else 0.0
-        grouped = self.num_kv_heads < self.num_heads
         out = F.scaled_dot_product_attention(
-            rotate(q, cos, sin), rotate(k, cos, sin), v, mask, dropout, enable_gqa=grouped
-        )
+            self._queries(x, angles), *self._kept(x, angles).values(), mask, self._dropout,
+            enable_gqa=self.num_kv_heads < self.num_heads,
+        )  # fmt: skip
         return self._join(out)
 
     def _attend(self, q_bhtd: Tensor, packed: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
         out = merged_attention(q_bhtd.transpose(1, 2), packed, self.head_dim, self.scale, past=past, dropout=dropout)
         return self.out(out.flatten(2))
 
-    def new_cache(
-        self,
-        batch: int,
-        capacity: int,
-        prefix_capacity: int = 0,
-        *,
-        prefix_batch: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> MHACache:
-        like = self.out.weight.new_empty(0, dtype=dtype, device=device)
-        return MHACache(self, batch, capacity, prefix_capacity, rows_per_prefix(batch, prefix_batch), like)
-
-    @torch.no_grad()
-    def read_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
-        assert isinstance(cache, MHACache)
-        size = prefix.shape[1]
-        begin_prefix(cache, size, cache.prefix_key.shape[2])
-        cache.prefix_key[:, :, :size] = rotate(self._heads(prefix, self.key), cache.cos[:size], cache.sin[:size])
-        cache.prefix_value[:, :, :size] = self._heads(prefix, self.value)
-        cache.prefix_size = size
-        if prefix_lengths is not None and bool((prefix_lengths != size).any()):
-            cache.prefix_lengths, cache.prefix_mask = prefix_lengths, length_mask(prefix_lengths, size)
-
-    @torch.no_grad()
-    def extend(self, x: Tensor, cache: Cache) -> Tensor:
-        assert isinstance(cache, MHACache)
+    def _extend(self, x: Tensor, cache: Cache) -> Tensor:
+        assert isinstance(cache, PositionalCache)
         new, start, size = x.shape[1], cache.length, cache.prefix_size
-        check_room(cache, new, cache.capacity)
-        q, k, v = (self._heads(x, linear) for linear in (self.query, self.key, self.value))
-        at = cache.angles(new)
-        q, k = rotate(q, *at), rotate(k, *at)
-        cache.key[:, :, start : start + new] = k
-        cache.value[:, :, start : start + new] = v
-        cache.length = start + new
+        angles = cache.angles(start, start + new)
+        q, kept = self._queries(x, angles), self._kept(x, angles)
+        cache.write(cache.text, start, kept)
+        prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         if new == 1:
-            seen = slice(0, start + 1)
-            out = attend_cached(
-                q, cache.key[:, :, seen], cache.value[:, :, seen], self.scale,
-                cache.prefix_key[:, :, :size], cache.prefix_value[:, :, :size], cache.prefix_mask,
-            )  # fmt: skip
+            key, value = (buffer[:, :, : start + 1] for buffer in cache.text.values())
+            out = attend_cached(q, key, value, self.scale, prefix["key"], prefix["value"], cache.prefix_mask)
             return self._join(out.to(q.dtype))
         past = []
         if start:
-            past.append(Past(self._pack(cache.key[:, :, :start], cache.value[:, :, :start])))
+            past.append(Past(self._pack(**{name: buffer[:, :, :start] for name, buffer in cache.text.items()})))
         if size:
-            prefix = self._pack(cache.prefix_key[:, :, :size], cache.prefix_value[:, :, :size])
-            past.append(Past(prefix, cache.prefix_mask))
-        return self._attend(q, self._pack(k, v), past)
-
-    @property
-    def cache_elements_per_token(self) -> float:
-        return 2.0 * self.num_kv_heads * self.head_dim
-
-    def cache_elements(
-        self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
-    ) -> int:
-        prefixes = batch // rows_per_prefix(batch, prefix_batch)
-        return 2 * self.num_kv_heads * self.head_dim * (batch * capacity + prefixes * prefix_capacity)
+            past.append(Past(self._pack(**prefix), cache.prefix_mask))
+        return self._attend(q, self._pack(**kept), past)
 
     def multiply_adds(self, context: int) -> int:
         projections = 2 * self.d_model * (self.num_heads + self.num_kv_heads) * self.head_dim

@@ -1,24 +1,24 @@
 """Multi-head temporal latent attention: MLA whose latents are merged along time."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Cache, begin_prefix, check_room, length_mask, rows_per_prefix
+from .base import Cache, length_mask
 from .mla import MLA, LatentCache
 from .ops.partial_softmax import Past, expanded_attention
+from .ops.tables import kept
+from .positional import Angles
 
 
-@lru_cache(maxsize=16)
+@kept(16)
 def _sinusoid(length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """pe(k), (length, width): sin and cos of k * 10000^(-2m/width) in turn."""
-    with torch.inference_mode(False), torch.no_grad():  # kept across calls, so it must stay usable in training
-        frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-        angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
-        return torch.stack((angles.sin(), angles.cos()), -1).flatten(1).to(device, dtype)
+    frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
+    angles = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * frequencies
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1).to(device, dtype)
 
 
 def _take(x: Tensor, places: Tensor) -> Tensor:
@@ -44,8 +44,12 @@ class MTLACache(LatentCache):
         self.gate_slot = attention.slot_gates(positions // self.stride + 1).detach().to(like.dtype)  # fc_c(pe), once
 
     def used_slots(self) -> int:
+        return self.slots_up_to(self.length)
+
+    def slots_up_to(self, length: int) -> int:
+        """Text slots that `length` positions take, in the row that takes most."""
         offset = self.offset if isinstance(self.offset, int) else self.stride - 1
-        return -(-(offset + self.length) // self.stride)
+        return -(-(offset + length) // self.stride)
 
     def select(self, prefixes: Tensor) -> None:
         super().select(prefixes)
@@ -64,8 +68,8 @@ class MTLACache(LatentCache):
 
     def row_offset(self) -> Tensor:
         """offset of each row, (B,)."""
-        offset = torch.as_tensor(self.offset, device=self.text.device).reshape(-1)
-        return offset.expand(self.prefix.shape[0]).repeat_interleave(self.beam)
+        offset = torch.as_tensor(self.offset, device=self.up_key.device).reshape(-1)
+        return offset.expand(self.prefix["slots"].shape[0]).repeat_interleave(self.beam)
 
     def first_slot(self) -> int | Tensor:
         """Number of the slot that text slot 0 is: an int, or (B,)."""
@@ -96,6 +100,8 @@ class MTLA(MLA):
     In parallel, the queries at one place r of their chunk (i mod s = r) form a causal problem of size T/s whose
     diagonal is the query's own running sum: s stock causal kernels over T/s slots, merged with that diagonal.
     """
+
+    cache_type = MTLACache
 
     def __init__(
         self,
@@ -148,11 +154,11 @@ class MTLA(MLA):
         newest = (torch.arange(1, slots + 1, device=lengths.device) * s).minimum(lengths[:, None]).clamp(min=1) - 1
         return self._expand(merged, _take(rotary, newest)), length_mask(-(-lengths // s), slots)
 
-    def _read(self, prefix: Tensor, lengths: Tensor | None, cos: Tensor, sin: Tensor) -> _Prefix:
+    def _read(self, prefix: Tensor, lengths: Tensor | None, angles: Angles) -> _Prefix:
         """Merge a prefix (B, S, d) of these lengths."""
         s, size = self.stride, prefix.shape[1]
         finished = size // s
-        latent, rotary = self._latents(prefix, cos, sin)
+        latent, rotary = self._latents(prefix, angles)
         rotary = rotary[:, s - 1 :: s]
         if lengths is not None:
             latent = latent * length_mask(lengths, size).unsqueeze(-1)
@@ -214,77 +220,49 @@ class MTLA(MLA):
             return _take(out, back), _take(sums, back)
         return out[:, offset : offset + steps], sums[:, offset : offset + steps]
 
-    def forward(
-        self,
-        x: Tensor,
-        prefix: Tensor | None = None,
-        *,
-        lengths: Tensor | None = None,
-        prefix_lengths: Tensor | None = None,
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
-        cos, sin, *before = self._angles(x, prefix, prefix_lengths)
-        q = self._queries(x, cos, sin)
-        latent, rotary = self._latents(x, cos, sin)
+        angles, before = self._angles(x, prefix, prefix_lengths)
+        q = self._queries(x, angles)
+        latent, rotary = self._latents(x, angles)
         offset: int | Tensor = 0
         first: int | Tensor = 0
         bound, carry, past = 0, None, []
-        if prefix is not None and prefix.shape[1]:
-            read = self._read(prefix, prefix_lengths, *before)
+        if prefix is not None:
+            read = self._read(prefix, prefix_lengths, before)
             offset, first, carry, bound = read.offset, read.first_slot, read.carry, prefix.shape[1] // self.stride
             if bound:
                 past.append(Past(self._expand(read.latent, read.rotary), read.mask))
         dropout = self.dropout if self.training else 0.0
         return self.out(self._segment(q, latent, rotary, offset, first, bound, carry, past, dropout)[0].flatten(2))
 
-    def new_cache(
-        self,
-        batch: int,
-        capacity: int,
-        prefix_capacity: int = 0,
-        *,
-        prefix_batch: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> MTLACache:
-        like = self.out.weight.new_empty(0, dtype=dtype, device=device)
-        return MTLACache(self, batch, capacity, prefix_capacity, rows_per_prefix(batch, prefix_batch), like)
-
-    @torch.no_grad()
-    def read_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
+    def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         assert isinstance(cache, MTLACache)
         size = prefix.shape[1]
-        begin_prefix(cache, size, cache.prefix_capacity)
-        if prefix_lengths is not None and not bool((prefix_lengths != size).any()):
-            prefix_lengths = None
-        read = self._read(prefix, prefix_lengths, cache.cos[None, :size], cache.sin[None, :size])
-        slots = read.latent.shape[1]
-        cache.prefix[:, :slots, : self.latent_dim] = read.latent
-        cache.prefix[:, :slots, self.latent_dim :] = read.rotary
-        cache.prefix_size, cache.prefix_slots, cache.prefix_lengths = size, slots, prefix_lengths
+        read = self._read(prefix, prefix_lengths, cache.prefix_angles(0, size))
+        cache.write(cache.prefix, 0, {"slots": torch.cat((read.latent, read.rotary), -1)})
+        cache.prefix_size, cache.prefix_slots, cache.prefix_lengths = size, read.latent.shape[1], prefix_lengths
         cache.offset, cache.prefix_mask = read.offset, read.mask
         if read.carry is not None:
-            cache.text[:, 0, : self.latent_dim] = read.carry.repeat_interleave(cache.beam, 0)
+            cache.text["slots"][:, 0, : self.latent_dim] = read.carry.repeat_interleave(cache.beam, 0)
 
-    @torch.no_grad()
-    def extend(self, x: Tensor, cache: Cache) -> Tensor:
+    def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, MTLACache)
-        new, s, r = x.shape[1], self.stride, self.latent_dim
-        check_room(cache, new, cache.capacity)
-        cos, sin = cache.angles(new)
-        q = self._queries(x, cos, sin)
-        latent, rotary = self._latents(x, cos, sin)
-        start = cache.length
-        cache.length = start + new
+        new, start, s, r = x.shape[1], cache.length, self.stride, self.latent_dim
+        text, angles = cache.text["slots"], cache.angles(start, start + new)
+        q = self._queries(x, angles)
+        latent, rotary = self._latents(x, angles)
         if new == 1:
             mask = self._write(latent[:, 0], rotary[:, 0], start, cache)
-            return self._step(q, cache, cache.used_slots(), cache.prefix_slots, mask)
+            return self._step(q, cache, cache.slots_up_to(start + 1), cache.prefix_slots, mask)
         begin = cache.row_offset() + start
         base = begin // s  # text slot that the first new position stands in
         rows = torch.arange(len(begin), device=begin.device)[:, None]
-        carry = cache.text[rows[:, 0], base.clamp(max=cache.text.shape[1] - 1), :r] * (begin % s != 0).unsqueeze(-1)
+        carry = text[rows[:, 0], base.clamp(max=text.shape[1] - 1), :r] * (begin % s != 0).unsqueeze(-1)
         past = []
         if cache.prefix_slots:
-            past.append(self._stored(cache.prefix[:, : cache.prefix_slots], q.dtype, cache.prefix_mask))
+            past.append(self._stored(cache.prefix["slots"][:, : cache.prefix_slots], q.dtype, cache.prefix_mask))
         if isinstance(cache.offset, int):
             offset: int | Tensor = (cache.offset + start) % s
             before, held = (cache.offset + start) // s, None
@@ -292,21 +270,21 @@ class MTLA(MLA):
             offset, before = begin % s, (s - 1 + start) // s
             held = length_mask(base, before)
         if before:
-            past.append(self._stored(cache.text[:, :before], q.dtype, held))
+            past.append(self._stored(text[:, :before], q.dtype, held))
         first, bound = cache.first_slot(), cache.prefix_size // s + before
         first = first + (before if isinstance(first, int) else base)
         out, sums = self._segment(q, latent, rotary, offset, first, bound, carry, past)
         # Each touched slot keeps the newest sum and rotary key that fell into it.
         chunks = torch.arange(-(-(s - 1 + new) // s), device=begin.device)
         ends = (chunks * s + s - 1 - (begin % s)[:, None]).clamp(max=new - 1)
-        cache.text[rows, base[:, None] + (ends + (begin % s)[:, None]) // s] = torch.cat(
+        text[rows, base[:, None] + (ends + (begin % s)[:, None]) // s] = torch.cat(
             (_take(sums, ends), _take(rotary.to(sums.dtype), ends)), -1
-        ).to(cache.text.dtype)
+        ).to(text.dtype)
         return self.out(out.flatten(2))
 
     def _write(self, latent: Tensor, rotary: Tensor, start: int, cache: MTLACache) -> Tensor | None:
         """Merge one position, (B, r) and (B, d_r), into its row's slot.  Which slots a row sees, if rows differ."""
-        s, r = self.stride, self.latent_dim
+        s, r, text = self.stride, self.latent_dim, cache.text["slots"]
         first = cache.first_slot()
         if isinstance(cache.offset, int) and isinstance(first, int):
             number, place = (cache.offset + start) // s, (cache.offset + start) % s
@@ -314,21 +292,21 @@ class MTLA(MLA):
             gates = cache.gate_slot[first + number : first + number + 1]
             gated = (self._gate(latent, gates) * latent).unsqueeze(1)
             if place:
-                cache.text[:, slot, :r] += gated
+                text[:, slot, :r] += gated
             else:
-                cache.text[:, slot, :r] = gated
-            cache.text[:, slot, r:] = rotary.unsqueeze(1)
+                text[:, slot, :r] = gated
+            text[:, slot, r:] = rotary.unsqueeze(1)
             return None
         at = cache.row_offset() + start
         slots, rows = at // s, torch.arange(len(at), device=at.device)
         gated = self._gate(latent, cache.gate_slot[first + slots]) * latent
-        held = cache.text[rows, slots, :r] * (at % s != 0).unsqueeze(-1)
-        cache.text[rows, slots] = torch.cat((held + gated, rotary.to(gated.dtype)), -1).to(cache.text.dtype)
-        return length_mask(slots + 1, cache.used_slots())
+        held = text[rows, slots, :r] * (at % s != 0).unsqueeze(-1)
+        text[rows, slots] = torch.cat((held + gated, rotary.to(gated.dtype)), -1).to(text.dtype)
+        return length_mask(slots + 1, cache.slots_up_to(start + 1))
 
     @property
     def cache_elements_per_token(self) -> float:
-        return (self.latent_dim + self.rope_dim) / self.stride
+        return self.elements_per_slot / self.stride
 
     def multiply_adds(self, context: int) -> int:
         slots = self.gate_slot.weight.numel()  # made once, when the cache is

@@ -2,6 +2,8 @@ import pytest
 import torch
 
 from attnlab.compression.decompositions import (
+    BlockTerms,
+    Slices,
     btd,
     cp_als,
     cp_epc,
@@ -43,6 +45,18 @@ def test_an_exact_start_stays() -> None:
     tensor = products(1)[0]
     found = btd(tensor, [4, 4, 4])
     assert found.error < 1e-14 and len(found.history) == 1
+
+
+@pytest.mark.parametrize("rank", [1, 3, 4])
+def test_one_head_is_a_truncated_svd(rank: int) -> None:
+    """There are no other terms to subtract, and the best term is the truncated SVD."""
+    tensor = Slices(torch.randn(1, 7, 4), torch.randn(1, 6, 4))
+    best = truncated_svd(tensor, rank)
+    noisy = BlockTerms([t + 0.1 for t in best.left], [t - 0.1 for t in best.right], best.fusion, [], 0.0)
+    for start in ([rank], noisy):
+        found = btd(tensor, start, sweeps=100, tolerance=0)
+        assert found.ranks == [rank] and found.fusion.tolist() == [[1.0]]
+        assert found.error == pytest.approx(best.error, rel=1e-6, abs=1e-12)
 
 
 def test_algorithm_1_by_hand() -> None:

@@ -1,13 +1,13 @@
 """Attention straight from the equations: one row, one query, one head at a time, no shortcut.  Slow on purpose.
 
 `attend(module, x, prefix)`: the module for its weights, x (T, d) of one row, its prefix (S, d) or None -> (T, d).
-Every mechanism registers its formula here, written from the paper, not from the fast code.
+Every mechanism has its formula here, written from the paper, not from the fast code. A formula belongs to exactly the
+classes that it is registered for: a subclass computes something else, and needs its own.
 """
 
 import math
 from collections.abc import Callable
-from functools import singledispatch
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from .. import (
     MTLA,
     TPA,
     AbsoluteMultiLinear,
+    Attention,
     MLAQueryLatent,
     RelativeMultiLinear,
     SummedMultiLinear,
@@ -57,12 +58,37 @@ def _circle(x: Tensor, position: int, theta: float) -> tuple[Tensor, Tensor]:
     return tuple(torch.tensor([f(a) for a in angles], dtype=x.dtype) for f in (math.cos, math.sin))  # type: ignore[return-value]
 
 
-@singledispatch
-def attend(a: nn.Module, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    raise NotImplementedError(f"write the formula of {type(a).__name__} in tests/reference/naive.py")
+Formula = Callable[..., Tensor]
+F = TypeVar("F", bound=Formula)
+FORMULAS: dict[type[Attention], Formula] = {}
 
 
-@attend.register
+def formula(*mechanisms: type[Attention]) -> Callable[[F], F]:
+    """Decorator: this is the naive form of these classes, and of none that inherits from them."""
+
+    def register(function: F) -> F:
+        FORMULAS.update(dict.fromkeys(mechanisms, function))
+        return function
+
+    return register
+
+
+def attend(a: Attention, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """The naive form of `a`: x (T, d), prefix (S, d) or None -> (T, d).
+
+    `turn`: the rotary convention. LookupError: the class of `a` has no formula of its own.
+    """
+    kind = type(a)
+    if kind not in FORMULAS:
+        inherited = [base.__name__ for base in kind.__mro__ if base in FORMULAS]
+        hint = f" (that of {inherited[0]} is not inherited)" if inherited else ""
+        raise LookupError(f"{kind.__name__} has no naive form{hint}: write its formula in attention/ops/naive.py")
+    if isinstance(a, MultiLinear):
+        return FORMULAS[kind](a, x, prefix)
+    return FORMULAS[kind](a, x, prefix, turn)
+
+
+@formula(MHA)
 def mha(a: MHA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     joint = x if prefix is None else torch.cat((prefix, x))
     q = [turn(a.query(v).view(a.num_heads, a.head_dim), i, a.rope_theta) for i, v in enumerate(joint)]
@@ -80,14 +106,14 @@ def mha(a: MHA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split
     return torch.stack(rows)
 
 
-@attend.register
+@formula(MLA)
 def mla(a: MLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     """Absorbed logits over the latents of every position up to the query's (spec 1.3)."""
     c, kp = _latents(a, x, prefix, turn)
     return _read_latents(a, x, prefix, turn, c, kp, [list(range(i + 1)) for i in range(len(c))])
 
 
-@attend.register
+@formula(MLAQueryLatent)
 def mla_query_latent(a: MLAQueryLatent, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     """Keys and values of every head in full; both latents through RMS norms (T6's specification, 1.4)."""
 
@@ -116,7 +142,7 @@ def mla_query_latent(a: MLAQueryLatent, x: Tensor, prefix: Tensor | None = None,
     return torch.stack(rows)
 
 
-@attend.register
+@formula(MTLA)
 def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     """MLA over running sums of gated latents, of the finished chunks and of the query's own (spec 1.4)."""
     s = a.stride
@@ -132,7 +158,7 @@ def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_spl
     return _read_latents(a, x, prefix, turn, m, kp, visible)
 
 
-@attend.register
+@formula(RelativeMultiLinear)
 def relative(a: RelativeMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
     """Slices A_i.. of block-term tensors over lags, flattened and read out (spec, tensorized 1.5)."""
     q, k, v = _factors(a, x)
@@ -148,7 +174,7 @@ def relative(a: RelativeMultiLinear, x: Tensor, prefix: Tensor | None = None) ->
     return torch.stack(rows)
 
 
-@attend.register
+@formula(AbsoluteMultiLinear)
 def absolute(a: AbsoluteMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
     q, k, v = _factors(a, x)
     rows = []
@@ -163,7 +189,7 @@ def absolute(a: AbsoluteMultiLinear, x: Tensor, prefix: Tensor | None = None) ->
     return torch.stack(rows)
 
 
-@attend.register
+@formula(SummedMultiLinear)
 def summed(a: SummedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
     """Decaying sums of keys and of values, each written out."""
     q, k, v = _factors(a, x)
@@ -178,7 +204,7 @@ def summed(a: SummedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Ten
     return torch.stack(rows)
 
 
-@attend.register
+@formula(TiedMultiLinear)
 def tied(a: TiedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
     """A mean over the prefix's pairs and the text's up to the query."""
     joint = x if prefix is None else torch.cat((prefix, x))
@@ -239,7 +265,7 @@ def _read_latents(
     return torch.stack(rows)
 
 
-@attend.register
+@formula(TPA, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB)
 def tpa(a: TPA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     """Q, K and V of each position as sums of outer products (TPA paper, eq. 3.1 to 3.5, and its section 3.5)."""
     joint = x if prefix is None else torch.cat((prefix, x))

@@ -49,7 +49,6 @@ def merged_attention(
 
     T must be a multiple of stride.  With stride 1 that is plain causal attention.
     """
-    _refuse_nothing(q)
     past = [Past(p.packed.to(q.dtype), p.mask) for p in past or []]
     packed = packed.to(q.dtype)
     if q.shape[1] % stride:
@@ -72,7 +71,6 @@ def expanded_attention(
     dropout: float = 0.0,
 ) -> Tensor:
     """`merged_attention` over `expand(latent, rotary, up)`, which is not kept for backward but made again."""
-    _refuse_nothing(q)
     latent, rotary, up = (t.to(q.dtype) for t in (latent, rotary, up))
     if not torch.is_grad_enabled() or not available(q, dropout):
         packed = expand(latent, rotary, up)
@@ -106,15 +104,9 @@ def rebuilt_attention(
 
 def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, past: Iterable[Past]) -> Tensor:
     """Causal `merged_attention` whose pasts are made one at a time, as they are read.  No gradients."""
-    _refuse_nothing(q)
     if available(q, 0.0):
         return Run(value_dim, scale, 1, 0.0).forward(q, packed.to(q.dtype), past)[0]
     return _plain(q, packed, value_dim, scale, 1, list(past), 0.0)
-
-
-def _refuse_nothing(q: Tensor) -> None:
-    if q.shape[0] == 0 or q.shape[1] == 0:
-        raise ValueError(f"attention over nothing: {q.shape[0]} rows of {q.shape[1]} positions")  # kernels would crash
 
 
 def _plain(
@@ -212,7 +204,6 @@ class _Rebuilt(torch.autograd.Function):
     def forward(ctx: Any, build: Build, num_heads: int, run: "Run", count: int, *flat: Tensor | None) -> Tensor:
         tensors, past = flat[:count], _pairs(flat[count:])
         q, packed = _exactly(build, slice(0, num_heads), tensors)
-        _refuse_nothing(q)
         out, kept = run.forward(q, packed, past)
         ctx.save_for_backward(*flat, out, *kept.flat())
         ctx.build, ctx.num_heads, ctx.run, ctx.counts = build, num_heads, run, (count, len(flat))

@@ -11,7 +11,6 @@ step counter is an integer (theirs, in the activations' dtype, sticks at 256 in 
 Shapes: B rows, N queries, S prefix positions, K = S + N keys, H heads.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from .. import (
     TPAKVOnly,
 )
 from ..base import rows_of, rows_per_prefix
+from .tables import kept
 
 
 def of(attention: Attention) -> "Published":
@@ -51,8 +51,8 @@ def of(attention: Attention) -> "Published":
 class PublishedCache(Cache):
     """Tensors that grow by concatenation; every row holds its own copy of the prefix."""
 
-    def __init__(self, batch: int, beam: int) -> None:
-        self.batch, self.beam, self.length = batch, beam, 0
+    def __init__(self, batch: int, beam: int, capacity: int, prefix_capacity: int) -> None:
+        self.batch, self.beam, self.capacity, self.prefix_capacity = batch, beam, capacity, prefix_capacity
         self.tensors: dict[str, Tensor] = {}
         self.prefix: Tensor | None = None  # until the first step has turned it into keys
         self.steps: Tensor | None = None  # (B,) positions read, prefix included
@@ -85,13 +85,8 @@ class Published(Attention):
         super().__init__()
         self.ours, self.d_model = ours, ours.d_model
 
-    def forward(
-        self,
-        x: Tensor,
-        prefix: Tensor | None = None,
-        *,
-        lengths: Tensor | None = None,
-        prefix_lengths: Tensor | None = None,
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
         _equally_long(lengths, x)
         if prefix is None:
@@ -119,16 +114,15 @@ class Published(Attention):
     ) -> PublishedCache:
         if dtype not in (None, self.ours.out.weight.dtype):
             raise ValueError(f"the published cache has the weights' dtype, not {dtype}")
-        return PublishedCache(batch, rows_per_prefix(batch, prefix_batch))
+        return PublishedCache(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity)
 
-    def read_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
+    def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         """Copy the prefix to every row; the first step makes its keys."""
         assert isinstance(cache, PublishedCache)
         _equally_long(prefix_lengths, prefix)
         cache.prefix = prefix.repeat_interleave(cache.beam, 0)
 
-    @torch.no_grad()
-    def extend(self, x: Tensor, cache: Cache) -> Tensor:
+    def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, PublishedCache)
         if x.shape[1] != 1:
             raise ValueError("the published step takes one token a call")
@@ -137,9 +131,7 @@ class Published(Attention):
             cache.steps = torch.zeros(cache.batch, dtype=torch.long, device=x.device)
         cache.prefix = None
         cache.steps = cache.steps + new.shape[1]
-        out = self.step(x, new, cache)
-        cache.length += 1
-        return out
+        return self.step(x, new, cache)
 
     @property
     def cache_elements_per_token(self) -> float:
@@ -285,8 +277,8 @@ class FactorBuffers(PublishedCache):
     No model was released that fills a cache step by step: nothing is charged for growing it.
     """
 
-    def __init__(self, batch: int, beam: int, buffers: dict[str, Tensor]) -> None:
-        super().__init__(batch, beam)
+    def __init__(self, batch: int, beam: int, capacity: int, prefix_capacity: int, buffers: dict[str, Tensor]) -> None:
+        super().__init__(batch, beam, capacity, prefix_capacity)
         self.tensors, self.prefix_size = buffers, 0
 
     @property
@@ -365,7 +357,7 @@ class PublishedTPA(Published):
             "value_token": a.head_dim,
         }
         buffers = {name: like.new_zeros(batch, positions, width, a.rank) for name, width in widths.items()}
-        return FactorBuffers(batch, rows_per_prefix(batch, prefix_batch), buffers)
+        return FactorBuffers(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity, buffers)
 
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
         assert isinstance(cache, FactorBuffers)
@@ -398,13 +390,8 @@ class PublishedMultiLinear(Published):
     the release computes a second tensor of that size per core.  A prefix, which it does not know, is read as ours is.
     """
 
-    def forward(
-        self,
-        x: Tensor,
-        prefix: Tensor | None = None,
-        *,
-        lengths: Tensor | None = None,
-        prefix_lengths: Tensor | None = None,
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
         _equally_long(lengths, x)
         a, steps = self.ours, x.shape[1]
@@ -416,7 +403,7 @@ class PublishedMultiLinear(Published):
         out = F.linear(read, self._weight(steps))
         if isinstance(a, AbsoluteMultiLinear):
             out = out * (a.window / torch.arange(1, steps + 1, device=x.device, dtype=x.dtype))[:, None]
-        if prefix is None or not prefix.shape[1]:
+        if prefix is None:
             return out
         _equally_long(prefix_lengths, prefix)
         _, k, v = a.qkv(prefix).split(a.rank, -1)
@@ -484,11 +471,10 @@ def _turn(x: Tensor, first: int, theta: float) -> Tensor:
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1).to(x.dtype)
 
 
-@lru_cache(maxsize=1)  # the release's decoder keeps this one
+@kept(1)  # the release's decoder keeps this one
 def _causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[zeros(S) | causal(N)], additive, (N, K)."""
-    with torch.inference_mode(False):
-        return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu(keys - queries + 1)
+    return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu(keys - queries + 1)
 
 
 def _chunk_mask(size: int, stride: int) -> Tensor:

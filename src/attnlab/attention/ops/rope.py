@@ -1,34 +1,85 @@
-"""Rotary position embedding, in one convention for the whole house: half-split pairs with Llama's sign.
+"""Rotary position embedding, in one convention for the whole package: half-split pairs with Llama's sign.
 
 Component m of the first half turns with component m of the second half by position * theta^(-2m/D):
     (u, v) -> (u cos - v sin, v cos + u sin).
-The MTLA code pairs neighbours (2m, 2m+1) instead: with its rotated components permuted by
-`adjacent_to_half_split` it is this model.  T6 turns the other way: swapping the halves gives that.
+The MTLA code pairs neighbours (2m, 2m+1) instead: with its rotated components permuted by `adjacent_to_half_split` it
+is this model. T6 turns in the opposite direction: swapping the two halves gives that.
 """
 
-from functools import lru_cache
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .tables import kept
 
-@lru_cache(maxsize=64)
-def _table(dim: int, theta: float, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    # Kept across calls, so it must stay usable in training even if inference asked first.
-    with torch.inference_mode(False), torch.no_grad():
-        frequencies = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-        angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
-        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Rotary frequencies of Llama 3.1, stretched for texts longer than those of pretraining.
+
+    With w the wavelength of a frequency f and L = `original_max_position_embeddings`: f stays where w < L /
+    `high_freq_factor`, becomes f / `factor` where w > L / `low_freq_factor`, and is interpolated linearly in L / w
+    between. The names and the formula are those of Llama's released configuration (`rope_type: llama3`).
+
+    Args:
+        factor: divisor of low frequencies, at least 1.
+        low_freq_factor: number of turns within L positions below which a frequency is low.
+        high_freq_factor: number of turns above which a frequency is kept; more than `low_freq_factor`.
+        original_max_position_embeddings: L, positions in pretraining.
+
+    ValueError: a value is out of these bounds.
+    """
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.factor < 1 or self.original_max_position_embeddings < 1:
+            raise ValueError(
+                f"factor={self.factor}, original_max_position_embeddings={self.original_max_position_embeddings}: "
+                "expected at least 1"
+            )
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor={self.low_freq_factor}, high_freq_factor={self.high_freq_factor}: "
+                "expected 0 < low_freq_factor < high_freq_factor"
+            )
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """Frequencies in radians per position, (D/2,) -> (D/2,)."""
+        turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)  # L / w
+        share = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return torch.lerp(frequencies / self.factor, frequencies, share.clamp(0, 1))
+
+
+@kept(64)
+def _table(
+    dim: int, theta: float, length: int, dtype: torch.dtype, device: torch.device, scaling: Llama3Scaling | None
+) -> tuple[Tensor, Tensor]:
+    frequencies = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
+    if scaling is not None:
+        frequencies = scaling(frequencies)
+    angles = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * frequencies
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 def rotary_table(
-    dim: int, theta: float, length: int, dtype: torch.dtype, device: torch.device
+    dim: int,
+    theta: float,
+    length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    scaling: Llama3Scaling | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions 0 ... length-1, each (length, dim/2), in float32 or wider."""
+    """cos and sin of positions 0 ... length-1, each (length, dim/2), in float32 or wider. ValueError: `dim` is odd."""
     if dim % 2:
         raise ValueError(f"rotary embedding turns pairs: the width must be even, not {dim}")
     rounded = 1 << max(length - 1, 1).bit_length()  # few distinct sizes to keep
-    cos, sin = _table(dim, theta, rounded, torch.promote_types(dtype, torch.float32), device)
+    cos, sin = _table(dim, theta, rounded, torch.promote_types(dtype, torch.float32), device, scaling)
     return cos[:length], sin[:length]
 
 

@@ -46,7 +46,7 @@ class Fit:
 class Method(ABC):
     """A way to compress the query-key tensor of attention layers; values and outputs, and on request MLPs, by SVD.
 
-    rank: of the query-key tensor; null: half of what is exact. vo_rank: of each head's value-output matrix; null: half
+    rank: of the query-key tensor; null: half of what is exact, at least one for each head. vo_rank: of each head's value-output matrix; null: half
     the head's width. mlp_rank: of both matrices of an MLP; null: MLPs stay as they are. ValueError: a rank below 1.
     """
 
@@ -67,7 +67,7 @@ class Method(ABC):
         """Query-key and value-output rank in use. ConfigError: out of bounds for a layer of these sizes."""
         heads, width = sizes.heads, sizes.width
         least, most = (1, width) if self.per_head else (heads, heads * width)
-        rank = (most + 1) // 2 if self.rank is None else self.rank
+        rank = max(least, (most + 1) // 2) if self.rank is None else self.rank
         what = f"of a head, whose width is {width}" if self.per_head else f"of all {heads} heads of width {width}"
         if not least <= rank <= most:
             raise ConfigError(f"rank={rank}: {path} takes {least} to {most}, the query-key rank {what}")

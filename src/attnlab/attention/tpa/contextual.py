@@ -1,139 +1,21 @@
 """Tensor product attention: queries, keys and values as short sums of head factor (x) token factor."""
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Attention, Cache, begin_prefix, check_room, length_mask, rows_of, rows_per_prefix
-from .ops.partial_softmax import Past, rebuilt_attention, tiled_attention
-from .ops.rope import rotary_table, rotate
-
-TILE = 2048  # cached positions at a time: of their products with a query, or of their keys and values, built again
-
-Angles = tuple[Tensor, Tensor]  # cos and sin of positions, (B or 1, positions, pairs)
-Span = Callable[[int, int], Angles]  # those of the positions first ... last - 1
-Init = Literal["paper_merged", "paper_per_rank", "released"]
-Nonlinearity = Literal["none", "sigmoid", "softmax"]
+from ..base import Cache, length_mask
+from ..ops.partial_softmax import Past, rebuilt_attention, tiled_attention
+from ..ops.rope import rotate
+from ..positional import Angles, Layout, PositionalAttention
+from .cache import TILE, FactorCache, Held, Segment
+from .factors import Block, Factors, Init, Nonlinearity
 
 
-class Factors(NamedTuple):
-    """Of T positions, B and T 1 where all share them; ranks of queries, then of keys, then of values."""
-
-    head: Tensor  # (B, T, ranks, h)
-    token: Tensor  # (B, T, ranks, w), those of queries and keys rotated
-    query: Tensor | None = None  # (B, T, h, D) where queries are not factorised and have no ranks
-
-
-class Held(NamedTuple):
-    """Cached factors: heads (B, R, h, positions), tokens (B, R, positions, w).  None: not cached.
-
-    Positions lie as a step reads them: along the rows of its matrix products.
-    """
-
-    key_head: Tensor | None
-    key_token: Tensor | None
-    value_head: Tensor | None
-    value_token: Tensor | None
-
-    def map(self, head: Callable[[Tensor], Tensor], token: Callable[[Tensor], Tensor] | None = None) -> "Held":
-        functions = (head, token or head) * 2
-        return Held(*(None if t is None else function(t) for function, t in zip(functions, self, strict=True)))
-
-    def span(self, first: int, last: int) -> "Held":
-        return self.map(lambda head: head[..., first:last], lambda token: token[:, :, first:last])
-
-    def tensors(self) -> list[Tensor]:
-        return [t for t in self if t is not None]
-
-
-class FactorCache(Cache):
-    """Factors of `batch` rows' text, `capacity` positions, and of prefixes, `prefix_capacity` positions."""
-
-    def __init__(
-        self, attention: "TPA", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
-    ) -> None:
-        self.length, self.beam, self.capacity, self.prefix_capacity = 0, beam, capacity, prefix_capacity
-        self.text = attention.held(batch, capacity, like)
-        self.prefix = attention.held(batch // beam, prefix_capacity, like)
-        self.prefix_size = 0
-        self.prefix_lengths: Tensor | None = None  # set where prefixes differ in length
-        self.prefix_mask: Tensor | None = None
-        positions = prefix_capacity + capacity
-        self.cos, self.sin = rotary_table(attention.turned, attention.rope_theta, positions, like.dtype, like.device)
-
-    def buffers(self) -> list[Tensor]:
-        return [*self.text.tensors(), *self.prefix.tensors()]
-
-    def reorder(self, rows: Tensor) -> None:
-        for used in self.text.span(0, self.length).tensors():
-            used.copy_(used[rows])
-
-    def select(self, prefixes: Tensor) -> None:
-        rows = rows_of(prefixes, self.beam)
-        self.text, self.prefix = self.text.map(lambda t: t[rows]), self.prefix.map(lambda t: t[prefixes])
-        if self.prefix_lengths is not None and self.prefix_mask is not None:
-            self.prefix_lengths, self.prefix_mask = self.prefix_lengths[prefixes], self.prefix_mask[prefixes]
-
-    def crop(self, length: int) -> None:
-        self._check_crop(length)
-        self.length = length
-
-    def angles(self, first: int, last: int) -> Angles:
-        """Of text positions."""
-        if self.prefix_lengths is None:
-            span = slice(self.prefix_size + first, self.prefix_size + last)
-            return self.cos[None, span], self.sin[None, span]
-        lengths = self.prefix_lengths.repeat_interleave(self.beam)
-        positions = lengths[:, None] + torch.arange(first, last, device=lengths.device)
-        return self.cos[positions], self.sin[positions]
-
-    def prefix_angles(self, first: int, last: int) -> Angles:
-        return self.cos[None, first:last], self.sin[None, first:last]
-
-
-class Segment(NamedTuple):
-    """Cached positions that rows read: each its own text, or the prefix that it shares with others."""
-
-    held: Held
-    size: int
-    angles: Span
-    mask: Tensor | None = None  # (N, size) bool: which positions exist
-
-    def tiles(self, size: int) -> Iterator["Segment"]:
-        for first in range(0, self.size, size):
-            last = min(first + size, self.size)
-            mask = None if self.mask is None else self.mask[:, first:last]
-            yield Segment(self.held.span(first, last), last - first, partial(self._shifted, first), mask)
-
-    def _shifted(self, by: int, first: int, last: int) -> Angles:
-        return self.angles(by + first, by + last)
-
-
-class Block(NamedTuple):
-    """A part of the factor projection: `ranks` factors of a width, all of queries, of keys or of values."""
-
-    kind: Literal["head", "token"]
-    ranks: int
-    width: int
-
-    def bound(self, d_model: int, init: Init) -> float:
-        """Of the uniform distribution that its weights are drawn from.
-
-        The paper: Xavier, of one rank's matrix or of all ranks' merged (section 3.1 writes both).  The released code:
-        Xavier of a view with three axes, of which torch takes the last for a receptive field (spec 1.6).
-        """
-        if init == "released":
-            inner, outer = (self.ranks, self.width) if self.kind == "head" else (self.width, self.ranks)
-            return math.sqrt(6 / (inner * (outer + d_model)))
-        return math.sqrt(6 / (d_model + self.width * (self.ranks if init == "paper_merged" else 1)))
-
-
-class TPA(Attention):
+class TPA(PositionalAttention):
     """Tensor product attention (TPA paper, section 3, eq. 3.1 to 3.7).
 
     Q_t = 1/R_Q sum_r a_r (x) T_t b_r,  K_t = 1/R_K sum_r a_r (x) T_t b_r,  V_t = 1/R_V sum_r a_r (x) b_r,  each (h, D),
@@ -147,6 +29,7 @@ class TPA(Attention):
     factors, unless building keys and values takes fewer multiply-adds (long chunks, many hypotheses on one prefix).
     """
 
+    cache_type = FactorCache
     factorised_queries = True
 
     def __init__(
@@ -225,27 +108,17 @@ class TPA(Attention):
         second, third = token.split([ranks * self.turned, ranks * self.third_dim], -1)
         return torch.cat((second.unflatten(-1, (ranks, -1)), third.unflatten(-1, (ranks, -1))), -1)
 
-    def held(self, rows: int, positions: int, like: Tensor) -> Held:
-        """Empty buffers."""
-        head = (rows, self.rank, self.num_heads, positions)
-        token = (rows, self.rank, positions, self.token_dim)
-        return Held(*(like.new_zeros(shape) for shape in (head, token, head, token)))
+    def layout(self) -> Layout:
+        head, token = (self.rank, self.num_heads, None), (self.rank, None, self.token_dim)
+        return {"key_head": head, "key_token": token, "value_head": head, "value_token": token}
 
-    def _stored(self, new: Held) -> Held:
-        """New factors as the cache keeps them."""
-        return new
-
-    def _keys(self, segment: "Segment") -> tuple[Tensor, Tensor]:
+    def _keys(self, segment: Segment) -> tuple[Tensor, Tensor]:
         """Cached head factors (B or 1, R, h, size or 1), and token factors (B or 1, R, size, w), rotated."""
-        held = segment.held
-        assert held.key_head is not None and held.key_token is not None
-        return held.key_head, held.key_token
+        return segment.held["key_head"], segment.held["key_token"]
 
-    def _values(self, segment: "Segment") -> tuple[Tensor, Tensor]:
+    def _values(self, segment: Segment) -> tuple[Tensor, Tensor]:
         """The same of values, nothing rotated; token factors may be (1, R, 1, w)."""
-        held = segment.held
-        assert held.value_head is not None and held.value_token is not None
-        return held.value_head, held.value_token
+        return segment.held["value_head"], segment.held["value_token"]
 
     # From factors to queries, keys and values.
 
@@ -306,24 +179,13 @@ class TPA(Attention):
         """(B, T, h, D) -> (B, T, d)."""
         return self.out(self.norm(out).flatten(2))
 
-    def forward(
-        self,
-        x: Tensor,
-        prefix: Tensor | None = None,
-        *,
-        lengths: Tensor | None = None,
-        prefix_lengths: Tensor | None = None,
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
-        steps, start = x.shape[1], 0 if prefix is None else prefix.shape[1]
-        cos, sin = rotary_table(self.turned, self.rope_theta, start + steps, x.dtype, x.device)
-        angles = cos[None, start:], sin[None, start:]
-        if prefix_lengths is not None:
-            positions = prefix_lengths[:, None] + torch.arange(steps, device=x.device)
-            angles = cos[positions], sin[positions]
+        angles, before = self._angles(x, prefix, prefix_lengths)
         past = []
-        if prefix is not None and start:
-            mask = None if prefix_lengths is None else length_mask(prefix_lengths, start)
-            before = cos[None, :start], sin[None, :start]
+        if prefix is not None:
+            mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
             past.append(Past(self._build(before, slice(None), *self._compact(prefix))[1], mask))
         out = rebuilt_attention(
             partial(self._build, angles), self._compact(x), self.num_heads, self.head_dim, self.scale,
@@ -333,52 +195,30 @@ class TPA(Attention):
 
     # The cache, and what reads it.
 
-    def new_cache(
-        self,
-        batch: int,
-        capacity: int,
-        prefix_capacity: int = 0,
-        *,
-        prefix_batch: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> FactorCache:
-        like = self.out.weight.new_empty(0, dtype=dtype, device=device)
-        return FactorCache(self, batch, capacity, prefix_capacity, rows_per_prefix(batch, prefix_batch), like)
+    def _kept(self, x: Tensor, angles: Angles) -> Held:
+        return self._held(self._factors(angles, *self._compact(x)))
 
-    def _keep(self, f: Factors, held: Held, first: int, size: int) -> None:
-        """Write new factors of keys and values into the cache, from position `first` on."""
+    def _held(self, f: Factors) -> Held:
+        """Factors of keys and values as the cache keeps them."""
         head, token = f.head.split(self._counts, -2), f.token.split(self._counts, -2)
-        new = Held(head[1], token[1], head[2], token[2]).map(lambda t: t.movedim(1, -1), lambda t: t.transpose(1, 2))
-        for buffer, values in zip(held.span(first, first + size), self._stored(new), strict=True):
-            if buffer is not None and values is not None:
-                buffer.copy_(values)
+        every = {"key_head": head[1], "key_token": token[1], "value_head": head[2], "value_token": token[2]}
+        return {
+            name: every[name].movedim(1, -1) if name.endswith("head") else every[name].transpose(1, 2)
+            for name in self.layout()
+        }
 
-    @torch.no_grad()
-    def read_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
-        assert isinstance(cache, FactorCache)
-        size = prefix.shape[1]
-        begin_prefix(cache, size, cache.prefix_capacity)
-        self._keep(self._factors(cache.prefix_angles(0, size), *self._compact(prefix)), cache.prefix, 0, size)
-        cache.prefix_size = size
-        if prefix_lengths is not None and bool((prefix_lengths != size).any()):
-            cache.prefix_lengths, cache.prefix_mask = prefix_lengths, length_mask(prefix_lengths, size)
-
-    @torch.no_grad()
-    def extend(self, x: Tensor, cache: Cache) -> Tensor:
+    def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, FactorCache)
         new, start, size = x.shape[1], cache.length, cache.prefix_size
-        check_room(cache, new, cache.capacity)
         f = self._factors(cache.angles(start, start + new), *self._compact(x))
-        self._keep(f, cache.text, start, new)
-        cache.length = start + new
-        prefixes = Segment(cache.prefix.span(0, size), size, cache.prefix_angles, cache.prefix_mask)
+        cache.write(cache.text, start, self._held(f))
+        prefixes = cache.prefix_segment()
         if self.in_factor_space(new, cache.beam, start + new, size):
-            text = Segment(cache.text.span(0, start + new), start + new, cache.angles)
+            text = cache.text_segment(start + new)
             return self._finish(self._step(f, len(x), [prefixes, text] if size else [text]))
-        before = Segment(cache.text.span(0, start), start, cache.angles)
         q, packed = self._dense(f)
-        past = (self._rebuild(tile, q) for segment in (before, prefixes) for tile in segment.tiles(TILE))
+        segments = cache.text_segment(start), prefixes
+        past = (self._rebuild(tile, q) for segment in segments for tile in segment.tiles(TILE))
         return self._finish(tiled_attention(q, packed, self.head_dim, self.scale, past))
 
     def in_factor_space(self, new: int, beam: int, text: int, prefix: int) -> bool:
@@ -413,12 +253,13 @@ class TPA(Attention):
 
     def _step(self, f: Factors, batch: int, segments: list[Segment]) -> Tensor:
         """Outputs (B, n, h, D) of each row's newest n positions, which are the last of the last segment."""
-        dtype = segments[-1].held.tensors()[0].dtype
+        dtype = segments[-1].like.dtype
         head, token = f.head[..., : self.q_rank, :].to(dtype), self._whole(f.token[..., : self.q_rank, :].to(dtype))
         query: tuple[Tensor, ...] = (head.mT * self.scale, token)
         if not self._on_query_factors:
             query = ((head.mT @ token if f.query is None else f.query.to(dtype)) * self.scale,)
         new = max(t.shape[1] for t in query)
+        query = tuple(t.expand(-1, new, -1, -1) for t in query)  # learned factors have one position
         tiles = [tile for segment in segments for tile in _tiles(segment)]
         logits = torch.cat([self._logits(query, batch, tile) for tile in tiles], -1)
         if new > 1:
@@ -433,7 +274,7 @@ class TPA(Attention):
 
     def _logits(self, query: tuple[Tensor, ...], batch: int, tile: Segment) -> Tensor:
         """(B, n, h, size): head factors (B or 1, n, h, R_Q) and token factors (B or 1, n, R_Q, D), or (B, n, h, D)."""
-        rows = len(tile.held.tensors()[0])
+        rows = len(tile.like)
         head, token = self._keys(tile)
         parts = [_fold(t, batch, rows) for t in query]
         count = parts[-1].shape[1]
@@ -450,7 +291,7 @@ class TPA(Attention):
 
     def _read(self, p: Tensor, tile: Segment) -> Tensor:
         """Weights (B, n, h, size) -> (B, n, h, D), R_V times the output."""
-        batch, rows = len(p), len(tile.held.tensors()[0])
+        batch, rows = len(p), len(tile.like)
         head, token = self._values(tile)
         p = _fold(p, batch, rows)
         weights = p.unsqueeze(1) * head.unsqueeze(2)  # (N, R, beam n, h, size)
@@ -465,16 +306,6 @@ class TPA(Attention):
         )
         matrices = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         return matrices + built + context * sum(self._step_costs())
-
-    @property
-    def cache_elements_per_token(self) -> float:
-        return float(sum(t.numel() for t in self.held(1, 1, torch.empty(0, device="meta")).tensors()))
-
-    def cache_elements(
-        self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
-    ) -> int:
-        prefixes = batch // rows_per_prefix(batch, prefix_batch)
-        return int(self.cache_elements_per_token) * (batch * capacity + prefixes * prefix_capacity)
 
 
 def _tiles(segment: Segment) -> Iterator[Segment]:
@@ -522,134 +353,3 @@ class TPAKVOnly(TPA):
 
     def _split(self, y: Tensor, *more: Tensor) -> Factors:
         return super()._split(y)._replace(query=more[0].unflatten(-1, (self.num_heads, -1)))
-
-
-class TPANonContextualA(TPA):
-    """TPA with learned head factors, a_r in R^h (section 3.4).  Cache: (R_K + R_V) D elements per token.
-
-    MHA is this with R = h and a_i = h e_i, MQA with R = 1 and a = (1, ..., 1), GQA with R = G and a_g = G on group g.
-    """
-
-    def _head_blocks(self) -> list[Block]:
-        return []
-
-    def _learn(self, init: Init) -> None:
-        self.head_factors = _learned(super()._head_blocks(), self.d_model, init)
-
-    def _compact(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.factors(x), self.head_factors
-
-    def _split(self, y: Tensor, *more: Tensor) -> Factors:
-        return Factors(more[0].to(y.dtype)[None, None], self._tokens(y))
-
-    def held(self, rows: int, positions: int, like: Tensor) -> Held:
-        return super().held(rows, positions, like)._replace(key_head=None, value_head=None)
-
-    def _heads_of(self, rank: int, like: Tensor) -> Tensor:
-        """R head factors from number `rank` on, (1, R, h, 1)."""
-        return self._activate(self.head_factors[rank : rank + self.rank]).to(like.dtype)[None, :, :, None]
-
-    def _keys(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        token = segment.held.key_token
-        assert token is not None
-        return self._heads_of(self.q_rank, token), token
-
-    def _values(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        token = segment.held.value_token
-        assert token is not None
-        return self._heads_of(self.q_rank + self.rank, token), token
-
-
-class TPANonContextualB(TPA):
-    """TPA with learned token factors, b_r in R^D, rotated by position (section 3.5).  Cache: (R_K + R_V) h elements."""
-
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        rank: int = 2,
-        q_rank: int = 6,
-        *,
-        nonlinearity: Nonlinearity = "none",
-        output_norm: bool = False,
-        init: Init = "paper_merged",
-        dropout: float = 0.0,
-        rope_theta: float = 10000.0,
-    ) -> None:
-        super().__init__(
-            d_model, num_heads, head_dim, rank, q_rank, nonlinearity=nonlinearity, output_norm=output_norm, init=init,
-            dropout=dropout, rope_theta=rope_theta,
-        )  # fmt: skip
-
-    def _token_blocks(self) -> list[Block]:
-        return []
-
-    def _learn(self, init: Init) -> None:
-        self.token_factors = _learned(super()._token_blocks(), self.d_model, init)
-
-    def _compact(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.factors(x), self.token_factors
-
-    def _split(self, y: Tensor, *more: Tensor) -> Factors:
-        return Factors(y.unflatten(-1, (self.ranks, -1)), more[0].to(y.dtype)[None, None])
-
-    def held(self, rows: int, positions: int, like: Tensor) -> Held:
-        return super().held(rows, positions, like)._replace(key_token=None, value_token=None)
-
-    def _keys(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        head = segment.held.key_head
-        assert head is not None
-        token = self.token_factors[None, None, self.q_rank : self.q_rank + self.rank].to(head.dtype)
-        return head, self._rotate(token, segment.angles(0, segment.size), self.rank).transpose(1, 2)
-
-    def _values(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        head = segment.held.value_head
-        assert head is not None
-        return head, self.token_factors[None, self.q_rank + self.rank :, None].to(head.dtype)
-
-    def _step_costs(self) -> tuple[int, int]:
-        return super()._step_costs()[0], 0
-
-    def multiply_adds(self, context: int) -> int:
-        return super().multiply_adds(context) + self.rank * self.num_heads * self.head_dim
-
-
-class TPASharedB(TPA):
-    """TPA whose keys and values share their token factors, before these are rotated for the keys (section 3.5).
-
-    Cache: (R_K + R_V) h + R D elements per token: the unrotated factor, which a step rotates as it reads it.
-    """
-
-    def _token_blocks(self) -> list[Block]:
-        blocks = super()._token_blocks()
-        return [block for i, block in enumerate(blocks) if i % 3 < 2]  # of queries and of keys
-
-    def _split(self, y: Tensor, *more: Tensor) -> Factors:
-        head, token = super()._split(y)[:2]
-        return Factors(head, torch.cat((token, token[..., self.q_rank :, :]), -2))
-
-    def held(self, rows: int, positions: int, like: Tensor) -> Held:
-        return super().held(rows, positions, like)._replace(value_token=None)
-
-    def _stored(self, new: Held) -> Held:
-        return new._replace(key_token=new.value_token)
-
-    def _keys(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        head, token = super()._keys(segment)
-        angles = segment.angles(0, segment.size)
-        return head, self._rotate(token.transpose(1, 2), angles, self.rank).transpose(1, 2)
-
-    def _values(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        head, token = segment.held.value_head, segment.held.key_token
-        assert head is not None and token is not None
-        return head, token
-
-
-def _learned(blocks: list[Block], d_model: int, init: Init) -> nn.Parameter:
-    """(ranks, width) factors with the spread that projected ones have where x has variance one."""
-    factors = nn.Parameter(torch.empty(sum(block.ranks for block in blocks), blocks[0].width))
-    for part, block in zip(factors.detach().split([block.ranks for block in blocks]), blocks, strict=True):
-        bound = block.bound(d_model, init) * math.sqrt(d_model)
-        nn.init.uniform_(part, -bound, bound)
-    return factors

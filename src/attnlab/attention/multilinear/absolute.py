@@ -1,0 +1,133 @@
+"""Multi-linear attention with weights for each pair of places in a window."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..base import Cache
+from .base import Windowed
+from .cache import SlotCache, StateCache
+
+
+class AbsoluteMultiLinear(Windowed):
+    """Each pair of places (j, m) of a window of N positions has its own weights: the published layer, made causal.
+
+    Row i sums (i+1)^2 terms and is scaled by N/(i+1), so that all rows have the variance of A.  A text of more than
+    `window` positions is refused.  Parameters 3dR + hR + C N^2 d.
+
+    In parallel, naive: the slices A_i.. and their product with W, T^3 (R + d) multiply-adds.  Or a scan over
+    B_i[:,r] = sum_{j,m<=i} W[:,j,m] k_jr v_mr, y_i = B_i (g . q_i): T^2 d R.  The first where T (R + d) < d R.
+    """
+
+    cache_type = SlotCache
+
+    @property
+    def max_positions(self) -> int:  # type: ignore[override]
+        return self.window
+
+    def scans(self, steps: int) -> bool:
+        """Whether the scan is the cheaper way for so many positions."""
+        return steps * (self.rank + self.d_model) >= self.rank * self.d_model
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None, size: int | Tensor) -> Tensor:
+        steps = k.shape[1]
+        self._check_room(steps)
+        # Inside of blocks of R/5 rows the scan adds about a fifth of the rest; fewer than four cost too many calls.
+        block = max(4, self.rank // 5) if self.scans(steps) else steps
+        return self._blocks(q, k, v, block) + self._read_prefix(q, prefix)
+
+    def _blocks(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
+        """Queries (B, T, C, R) of the last T of K positions; k, v (B, K, R).  One block (K) where T < K.
+
+        The rows of a block read the pairs of all earlier blocks through B, and the pairs with a place in their own, an
+        L-shaped strip of the (j, m) plane, through their slices.  The strip's products k_j v_m serve both.
+        """
+        size, steps = k.shape[1], q.shape[1]
+        weight = self.out.weight.unflatten(1, (self.num_readouts, self.window, self.window)).transpose(0, 1)
+        weights: tuple[Tensor, ...] = _Strips.apply(weight, size, block)  # (C, d, P) each
+        place = torch.arange(size, device=k.device)
+        keys, values = k.mT, v.mT  # (B, R, K)
+        sums: Tensor | None = None  # B of each read-out, (C, B, R, d)
+        rows = []
+        for start, strip_weight in zip(range(0, size, block), weights, strict=True):
+            end = min(start + block, size)
+            strip = _strip(start, end)
+            pairs = torch.cat([(keys[:, :, j, None] * values[:, :, None, m]).flatten(2) for j, m in strip], -1)
+            newest = torch.cat([torch.maximum(place[j, None], place[m]).flatten() for j, m in strip])
+            first = max(start, size - steps)
+            queries = q[:, first - size + steps : end - size + steps].transpose(1, 2)  # (B, C, rows, R)
+            slices = (queries @ pairs.unsqueeze(1)) * (newest <= place[first:end, None])  # (B, C, rows, P)
+            both = slices.transpose(0, 1)
+            if end < size:
+                both = torch.cat((both, pairs.expand(self.num_readouts, *pairs.shape)), 2)
+            read = (both.flatten(1, 2) @ strip_weight.mT).unflatten(1, both.shape[1:3])  # (C, B, rows [+ R], d)
+            out = read[:, :, : end - first].sum(0)
+            if sums is not None:
+                out = out + (queries @ sums.transpose(0, 1).to(queries.dtype)).sum(1)
+            rows.append(out)
+            if end < size:
+                more = read[:, :, end - first :].to(torch.promote_types(read.dtype, torch.float32))
+                sums = more if sums is None else sums + more
+        return torch.cat(rows, 1) * self._row_scale(size - steps, size, k)
+
+    def _row_scale(self, first: int, end: int, like: Tensor) -> Tensor:
+        return self.window / torch.arange(first + 1, end + 1, device=like.device)[:, None].to(like.dtype)
+
+    def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
+        end = cache.length + k.shape[1]
+        cache.text[:, cache.length : end] = torch.cat((k, v), -1)
+        if k.shape[1] > 1:
+            keys, values = cache.text[:, :end].to(k.dtype).split(self.rank, -1)
+            return self._blocks(q, keys, values, end) + self._read_prefix(q, cache.prefix)
+        keys, values = cache.text.to(k.dtype).unsqueeze(1).split(self.rank, -1)  # (B, 1, N, R); zero where not read
+        slices = (q[:, 0].unsqueeze(2) * keys) @ values.mT  # (B, C, N, N)
+        read = self.out(slices.flatten(1)).unsqueeze(1) * self._row_scale(cache.length, end, k)
+        return read + self._read_prefix(q, cache.prefix)
+
+    def _check_room(self, size: int) -> None:
+        if size > self.window:
+            raise ValueError(
+                f"a text of {size} positions is longer than the window of {self.window} that this attention has "
+                "weights for: cut the text, build a wider one, or take the relative form, which has no end"
+            )
+
+    def new_cache(
+        self,
+        batch: int,
+        capacity: int,
+        prefix_capacity: int = 0,
+        *,
+        prefix_batch: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Cache:
+        self._check_room(capacity)
+        return super().new_cache(
+            batch, capacity, prefix_capacity, prefix_batch=prefix_batch, dtype=dtype, device=device
+        )
+
+
+def _strip(start: int, end: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+    """The pairs (j, m) whose later place is one of start ... end-1, as two rectangles."""
+    return (slice(start, end), slice(0, end)), (slice(0, start), slice(start, end))
+
+
+class _Strips(torch.autograd.Function):
+    """W (C, d, N, N) -> its strips, (C, d, P) each.  As one function, because autograd fills N x N zeros per slice."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, size: int, block: int) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.bounds = weight.shape, [(s, min(s + block, size)) for s in range(0, size, block)]
+        return tuple(torch.cat([weight[..., j, m].flatten(2) for j, m in _strip(*b)], 2) for b in ctx.bounds)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        whole = grads[0].new_zeros(ctx.shape)
+        for bounds, grad in zip(ctx.bounds, grads, strict=True):
+            places = [whole[..., j, m] for j, m in _strip(*bounds)]
+            for place, part in zip(places, grad.split([p[0, 0].numel() for p in places], 2), strict=True):
+                place.copy_(part.unflatten(2, place.shape[2:]) if part.numel() else place)
+        return whole, None, None

@@ -1,0 +1,175 @@
+"""What the causal multi-linear forms share: projection, cores, read-outs, prefix and cache."""
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from ..base import Attention, Cache, length_mask, rows_per_prefix
+from .cache import StateCache
+
+
+class MultiLinear(Attention):
+    """What the causal forms share: one projection x -> [q | k | v] without bias, the cores, the prefix."""
+
+    cache_type: type[StateCache] = StateCache
+
+    def __init__(
+        self, d_model: int, rank: int, num_cores: int, shared_readout: bool, reads_prefix: bool, value_dim: int
+    ) -> None:
+        super().__init__()
+        for name, size in (("rank", rank), ("num_cores", num_cores), ("value_dim", value_dim)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, not {size}")
+        self.d_model, self.rank, self.num_cores, self.value_dim = d_model, rank, num_cores, value_dim
+        self.num_readouts, self.reads_prefix = 1 if shared_readout else num_cores, reads_prefix
+        self.qkv, self.cores = projection(d_model, rank, value_dim), core_vectors(num_cores, rank)
+
+    @property
+    @abstractmethod
+    def state_shape(self) -> tuple[int, ...]:
+        """Of what is cached for each row, whatever its length."""
+
+    @property
+    def prefix_shape(self) -> tuple[int, int]:
+        return (self.rank, self.value_dim) if self.reads_prefix else (0, 0)
+
+    @abstractmethod
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None, size: int | Tensor) -> Tensor:
+        """All positions of a text in parallel, (B, T, d).
+
+        q (B, T, C, R), times the cores; k (B, T, R); v (B, T, V); the mean P of a prefix, (N, R, V), and how many
+        positions it is of, an int or (N,).
+        """
+
+    @abstractmethod
+    def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
+        """The same after what `cache` holds, whose text is brought up to date.  Its `length` is still the old one."""
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).split([self.rank, self.rank, self.value_dim], -1)
+        cores = self.cores.mean(0, keepdim=True) if self.num_readouts < self.num_cores else self.cores
+        return q.unsqueeze(-2) * cores, k, v
+
+    def _prefix(self, prefix: Tensor, lengths: Tensor | None) -> Tensor:
+        if not self.reads_prefix:
+            raise ValueError(
+                f"{type(self).__name__} was built without a read-out for a prefix, and was given one: "
+                "build it with reads_prefix=True (attention.reads_prefix=true)"
+            )
+        _, k, v = self.qkv(prefix).split([self.rank, self.rank, self.value_dim], -1)
+        return mean_pairs(k, v, lengths)
+
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
+    ) -> Tensor:
+        if prefix is None:
+            return self._attend(*self._project(x), None, 0)
+        size = prefix.shape[1] if prefix_lengths is None else prefix_lengths
+        return self._attend(*self._project(x), self._prefix(prefix, prefix_lengths), size)
+
+    def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
+        assert isinstance(cache, StateCache)
+        cache.prefix.copy_(self._prefix(prefix, prefix_lengths))
+        cache.prefix_size = prefix.shape[1] if prefix_lengths is None else prefix_lengths
+
+    def _extend(self, x: Tensor, cache: Cache) -> Tensor:
+        assert isinstance(cache, StateCache)
+        return self._continue(*self._project(x), cache)
+
+    @property
+    def cache_elements_per_token(self) -> float:
+        return 0.0
+
+    def cache_elements(
+        self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
+    ) -> int:
+        prefixes = batch // rows_per_prefix(batch, prefix_batch)
+        return batch * math.prod(self.state_shape) + prefixes * math.prod(self.prefix_shape)
+
+
+class WithPrefixReadout(MultiLinear):
+    """The forms whose text is not read as pairs, and which therefore read a prefix with weights of its own, W_P."""
+
+    def __init__(
+        self, d_model: int, rank: int, num_cores: int, shared_readout: bool, reads_prefix: bool, slots: int, std: float
+    ) -> None:
+        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, rank)
+        self.out = readout(self.num_readouts, slots, d_model, std)
+        self.prefix_out = readout(self.num_readouts, rank, d_model, rank**-0.5) if reads_prefix else None
+
+    def _read_prefix(self, q: Tensor, mean: Tensor | None) -> Tensor | float:
+        """W_P (g . q_i) P for every position, (B, T, d)."""
+        if self.prefix_out is None or mean is None:
+            return 0.0
+        return self.prefix_out(through(q, mean.to(q.dtype)).flatten(2))
+
+    def multiply_adds(self, context: int) -> int:
+        """The state has one size: `context` changes nothing.  With `reads_prefix` the reading of P is counted in."""
+        matrices = self.qkv.weight.numel() + self.out.weight.numel()
+        if self.prefix_out is not None:
+            matrices += self.prefix_out.weight.numel() + self.num_readouts * self.rank**2
+        return matrices + self._slice_multiply_adds()
+
+    def _slice_multiply_adds(self) -> int:
+        """Of the slices A_i.. of one position."""
+        return 0
+
+
+class Windowed(WithPrefixReadout):
+    """The forms with weights for each pair in a window of n places, of which keys and values are cached."""
+
+    def __init__(
+        self,
+        d_model: int,
+        rank: int = 40,
+        window: int = 32,
+        num_cores: int = 1,
+        *,
+        shared_readout: bool = True,
+        reads_prefix: bool = False,
+    ) -> None:
+        if window < 1:
+            raise ValueError(f"window must be at least 1, not {window}")
+        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, window**2, 1 / window)
+        self.window = window
+
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        return self.window, 2 * self.rank
+
+    def _slice_multiply_adds(self) -> int:
+        return self.num_readouts * self.window**2 * self.rank
+
+
+def projection(d_model: int, rank: int, value_dim: int) -> nn.Linear:
+    linear = nn.Linear(d_model, 2 * rank + value_dim, bias=False)
+    nn.init.normal_(linear.weight, std=d_model**-0.5)
+    return linear
+
+
+def core_vectors(count: int, rank: int) -> nn.Parameter:
+    """Uniform, as in eq. 6, and such that A_ijm has variance 1 if q, k and v have."""
+    return nn.Parameter(nn.init.uniform_(torch.empty(count, rank), 0.0, (3 / rank) ** 0.5))
+
+
+def readout(count: int, slots: int, d_model: int, std: float) -> nn.Linear:
+    """W_O of `count` cores side by side, together of the variance that `std` gives one."""
+    linear = nn.Linear(count * slots, d_model, bias=False)
+    nn.init.normal_(linear.weight, std=std * count**-0.5)
+    return linear
+
+
+def mean_pairs(k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+    """1/S sum_{s<S} k_s v_s^T: (N, S, R), (N, S, V), lengths (N,) or None -> (N, R, V); zero where S = 0."""
+    if lengths is None:
+        return (k / k.shape[1]).mT @ v
+    padding = ~length_mask(lengths, k.shape[1]).unsqueeze(-1)
+    k = k.masked_fill(padding, 0.0) / lengths.clamp(min=1)[:, None, None].to(k.dtype)
+    return k.mT @ v.masked_fill(padding, 0.0)
+
+
+def through(q: Tensor, mean: Tensor) -> Tensor:
+    """(B, T, C, R), (N, R, V) -> (B, T, C, V): the rows of a prefix are one matrix product."""
+    return (q.reshape(len(mean), -1, q.shape[-1]) @ mean).view(*q.shape[:-1], -1)

@@ -1,0 +1,25 @@
+"""The encoder form of multi-linear attention."""
+
+from torch import Tensor, nn
+
+from .base import core_vectors, mean_pairs, projection, readout, through
+
+
+class MultiLinearEncoder(nn.Module):
+    """The tied form for an encoder: every position reads all real ones, and each core has its own read-out.
+
+    y_i = sum_c W_c 1/L sum_{j<L} (sum_r g^c_r q_ir k_jr) v_j, with L a row's length.  Parameters 2dR + d d_v (1 + h) +
+    hR; T R d_v (1 + h) multiply-adds and projections.  The published one weights tokens by features and does not mask
+    padding; concatenation would need N^2 d weights for a fixed N.
+    """
+
+    def __init__(self, d_model: int, rank: int = 64, value_dim: int | None = None, num_cores: int = 1) -> None:
+        super().__init__()
+        self.rank, self.value_dim = rank, rank if value_dim is None else value_dim
+        self.qkv, self.cores = projection(d_model, rank, self.value_dim), core_vectors(num_cores, rank)
+        self.out = readout(num_cores, self.value_dim, d_model, self.value_dim**-0.5)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(B, T, d), (B,) -> (B, T, d).  Right padding changes nothing; what stands in its rows is unspecified."""
+        q, k, v = self.qkv(x).split([self.rank, self.rank, self.value_dim], -1)
+        return self.out(through(q.unsqueeze(-2) * self.cores, mean_pairs(k, v, lengths)).flatten(2))

@@ -1,0 +1,89 @@
+"""Multi-linear attention that pairs each key with the value beside it: linear attention."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .base import MultiLinear, mean_pairs, readout, through
+from .cache import StateCache
+
+
+class TiedMultiLinear(MultiLinear):
+    """Keys are paired with the values beside them: y_i = W 1/(i+1) sum_{j<=i} (sum_r g_r q_ir k_jr) v_j.
+
+    The sum over j that the paper's Corollary 1 means (its proof's X_im): linear attention without a feature map, (Q
+    diag(g) K^T) V under a causal mask.  A prefix of S positions comes first, and the divisor is then S+i+1.
+    It knows no order but that of its rows.  Parameters 2dR + hR + d d_v (1 + C); T C R (d_v + chunk) and projections.
+    """
+
+    chunk = 64  # positions whose products are formed pair by pair; the ones before are a sum
+
+    def __init__(
+        self,
+        d_model: int,
+        rank: int = 40,
+        value_dim: int | None = None,
+        num_cores: int = 1,
+        *,
+        shared_readout: bool = True,
+        reads_prefix: bool = False,
+    ) -> None:
+        value_dim = rank if value_dim is None else value_dim
+        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, value_dim)
+        self.out = readout(self.num_readouts, value_dim, d_model, value_dim**-0.5)
+
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        return self.rank, self.value_dim
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None, size: int | Tensor) -> Tensor:
+        return self._read(q, k, v, None if prefix is None else self._total(prefix, size, len(q)), 0, size)[0]
+
+    def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
+        held = cache.text.to(torch.promote_types(k.dtype, torch.float32)) * cache.length
+        prefix = self._total(cache.prefix, cache.prefix_size, len(q)) if self.reads_prefix else 0.0
+        out, total = self._read(q, k, v, held + prefix, cache.length, cache.prefix_size)
+        cache.text.copy_((total - prefix) / (cache.length + k.shape[1]))
+        return out
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(B, T, d), (B,) -> (B, T, d): every position reads all of its row, as `MultiLinearEncoder` does."""
+        q, k, v = self._project(x)
+        return self.out(through(q, mean_pairs(k, v, lengths)).flatten(2))
+
+    def _total(self, mean: Tensor, size: int | Tensor, rows: int) -> Tensor:
+        """The sum behind a prefix's mean, for each of its rows, (B, R, V)."""
+        wide = mean.to(torch.promote_types(mean.dtype, torch.float32))
+        total = wide * (size[:, None, None] if isinstance(size, Tensor) else size)
+        return total.repeat_interleave(rows // len(mean), 0)
+
+    def _read(
+        self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, first: int, prefix_size: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """After `first` positions and a prefix, whose pairs add up to `before`: the rows, and the sum to go on from."""
+        steps, chunk = k.shape[1], min(k.shape[1], self.chunk)
+        wide = torch.promote_types(k.dtype, torch.float32)
+        if extra := -steps % chunk:
+            q = F.pad(q, (0, 0, 0, 0, 0, extra))
+            k, v = (F.pad(t, (0, 0, 0, extra)) for t in (k, v))
+        q, k, v = (t.unflatten(1, (-1, chunk)) for t in (q, k, v))  # (B, chunks, chunk, ...)
+        totals = (k.mT @ v).to(wide).cumsum(1)
+        if before is not None:
+            totals = totals + before.unsqueeze(1)
+        start = torch.zeros_like(totals[:, :1]) if before is None else before.unsqueeze(1)
+        earlier = torch.cat((start, totals[:, :-1]), 1)
+        queries = q.transpose(2, 3).flatten(2, 3)  # (B, chunks, C chunk, R)
+        own = (queries @ k.mT).unflatten(2, (-1, chunk)).tril().flatten(2, 3) @ v
+        read = (own + queries @ earlier.to(queries.dtype)).unflatten(2, (-1, chunk)).transpose(2, 3)
+        read = read.flatten(3).flatten(1, 2)[:, :steps]  # (B, T, C V)
+        count = torch.arange(first + 1, first + steps + 1, device=k.device)
+        if isinstance(prefix_size, Tensor):
+            count = count + prefix_size.repeat_interleave(len(q) // len(prefix_size))[:, None]
+        else:
+            count = count + prefix_size
+        return self.out(read / count.unsqueeze(-1).to(read.dtype)), totals[:, -1]
+
+    def multiply_adds(self, context: int) -> int:
+        """The state has one size: `context` changes nothing."""
+        pairs = (self.num_readouts + 1) * self.rank * self.value_dim + self.num_readouts * (self.rank + self.value_dim)
+        return self.qkv.weight.numel() + pairs + self.out.weight.numel()

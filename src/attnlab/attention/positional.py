@@ -1,0 +1,148 @@
+"""What mechanisms share that cache something for every position, and rotate queries and keys by position."""
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from .base import Attention, Cache, length_mask, rows_of, rows_per_prefix
+from .ops.rope import Llama3Scaling, rotary_table
+
+Angles = tuple[Tensor, Tensor]  # cos and sin of positions, (B or 1, positions, pairs)
+Layout = dict[str, tuple[int | None, ...]]  # shape of a row in each buffer; None: the axis on which slots lie
+
+
+class PositionalCache(Cache):
+    """Buffers of which one axis counts slots; a slot is a position, or several that a mechanism has merged.
+
+    Attributes:
+        text: buffers (B, ...) by name, `prefix`: the same of prefixes, (N, ...).
+        prefix_size: positions of the longest prefix.
+        prefix_lengths: (N,) where prefixes differ in length, else None.
+        prefix_mask: (N, slots) bool then: the slots that exist.
+        cos, sin: rotary tables of all positions of prefix and text.
+    """
+
+    def __init__(
+        self, attention: "PositionalAttention", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
+    ) -> None:
+        self.beam, self.capacity, self.prefix_capacity = beam, capacity, prefix_capacity
+        layout = attention.layout()
+        self.axes = {name: 1 + shape.index(None) for name, shape in layout.items()}
+
+        def allocate(rows: int, slots: int) -> dict[str, Tensor]:
+            shapes = {name: [slots if size is None else size for size in shape] for name, shape in layout.items()}
+            return {name: like.new_zeros(rows, *shape) for name, shape in shapes.items()}
+
+        text_slots, prefix_slots = attention.slots(capacity, prefix_capacity)
+        self.text, self.prefix = allocate(batch, text_slots), allocate(batch // beam, prefix_slots)
+        self.prefix_size = 0
+        self.prefix_lengths: Tensor | None = None
+        self.prefix_mask: Tensor | None = None
+        self.cos, self.sin = attention.rotary_table(prefix_capacity + capacity, like)
+
+    def buffers(self) -> list[Tensor]:
+        return [*self.text.values(), *self.prefix.values()]
+
+    def used_slots(self) -> int:
+        """Text slots that hold something."""
+        return self.length
+
+    def reorder(self, rows: Tensor) -> None:
+        for name, buffer in self.text.items():
+            used = buffer.narrow(self.axes[name], 0, self.used_slots())
+            used.copy_(used[rows])
+
+    def select(self, prefixes: Tensor) -> None:
+        rows = rows_of(prefixes, self.beam)
+        self.text = {name: buffer[rows] for name, buffer in self.text.items()}
+        self.prefix = {name: buffer[prefixes] for name, buffer in self.prefix.items()}
+        if self.prefix_lengths is not None and self.prefix_mask is not None:
+            self.prefix_lengths, self.prefix_mask = self.prefix_lengths[prefixes], self.prefix_mask[prefixes]
+
+    def crop(self, length: int) -> None:
+        self._check_crop(length)
+        self.length = length
+
+    def write(self, buffers: dict[str, Tensor], first: int, new: dict[str, Tensor]) -> None:
+        """Write into `text` or `prefix`, from slot `first` on."""
+        for name, values in new.items():
+            axis = self.axes[name]
+            buffers[name].narrow(axis, first, values.shape[axis]).copy_(values)
+
+    def angles(self, first: int, last: int) -> Angles:
+        """Of text positions first ... last - 1."""
+        if self.prefix_lengths is None:
+            span = slice(self.prefix_size + first, self.prefix_size + last)
+            return self.cos[None, span], self.sin[None, span]
+        lengths = self.prefix_lengths.repeat_interleave(self.beam)
+        positions = lengths[:, None] + torch.arange(first, last, device=lengths.device)
+        return self.cos[positions], self.sin[positions]
+
+    def prefix_angles(self, first: int, last: int) -> Angles:
+        """Of prefix positions first ... last - 1."""
+        return self.cos[None, first:last], self.sin[None, first:last]
+
+
+class PositionalAttention(Attention):
+    """Attention whose cache has a slot for each position (or each group of merged ones), and rotary positions.
+
+    Attributes:
+        turned: components of a head (or of what stands for it) that are rotated.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: scaling of these frequencies, or None.
+    """
+
+    cache_type: type[PositionalCache] = PositionalCache
+    turned: int
+    rope_theta: float
+    rope_scaling: Llama3Scaling | None = None
+
+    @abstractmethod
+    def layout(self) -> Layout:
+        """The buffers of the cache: what is kept of one row."""
+
+    @abstractmethod
+    def _kept(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:
+        """What the cache keeps of x (B, T, d), by the names of `layout`."""
+
+    def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
+        """Slots that so many text and prefix positions take."""
+        return capacity, prefix_capacity
+
+    def rotary_table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions 0 ... length-1, (length, turned / 2) each, on the device of `like`."""
+        return rotary_table(self.turned, self.rope_theta, length, like.dtype, like.device, self.rope_scaling)
+
+    def _angles(self, x: Tensor, prefix: Tensor | None, prefix_lengths: Tensor | None) -> tuple[Angles, Angles]:
+        """Of the text's positions, and of the prefix's."""
+        steps, start = x.shape[1], 0 if prefix is None else prefix.shape[1]
+        cos, sin = self.rotary_table(start + steps, x)
+        before = cos[None, :start], sin[None, :start]
+        if prefix_lengths is None:
+            return (cos[None, start:], sin[None, start:]), before
+        positions = prefix_lengths[:, None] + torch.arange(steps, device=x.device)
+        return (cos[positions], sin[positions]), before
+
+    def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
+        assert isinstance(cache, PositionalCache)
+        size = prefix.shape[1]
+        cache.write(cache.prefix, 0, self._kept(prefix, cache.prefix_angles(0, size)))
+        cache.prefix_size, cache.prefix_lengths = size, prefix_lengths
+        cache.prefix_mask = None if prefix_lengths is None else length_mask(prefix_lengths, size)
+
+    @property
+    def elements_per_slot(self) -> int:
+        return sum(math.prod(size for size in shape if size is not None) for shape in self.layout().values())
+
+    @property
+    def cache_elements_per_token(self) -> float:
+        return float(self.elements_per_slot)
+
+    def cache_elements(
+        self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
+    ) -> int:
+        slots, prefix_slots = self.slots(capacity, prefix_capacity)
+        prefixes = batch // rows_per_prefix(batch, prefix_batch)
+        return self.elements_per_slot * (batch * slots + prefixes * prefix_slots)

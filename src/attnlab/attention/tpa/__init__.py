@@ -1,0 +1,8 @@
+"""Tensor product attention (TPA paper): contextual factors, learned ones, and shared ones."""
+
+from .cache import FactorCache
+from .contextual import TPA, TPAKVOnly
+from .noncontextual import TPANonContextualA, TPANonContextualB
+from .shared import TPASharedB
+
+__all__ = ["FactorCache", "TPA", "TPAKVOnly", "TPANonContextualA", "TPANonContextualB", "TPASharedB"]

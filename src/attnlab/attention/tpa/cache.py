@@ -1,0 +1,61 @@
+"""The cache of tensor product attention: factors of keys and values, laid out as a step reads them."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..positional import Angles, PositionalCache
+
+TILE = 2048  # cached positions at a time: of their products with a query, or of their keys and values, built again
+
+Span = Callable[[int, int], Angles]  # those of the positions first ... last - 1
+Held = dict[str, Tensor]  # key_head, value_head (B, R, h, positions), key_token, value_token (B, R, positions, w)
+
+
+class FactorCache(PositionalCache):
+    """Factors of keys and values, where they differ from position to position.
+
+    Positions lie as a step reads them: along the rows of its matrix products.
+    """
+
+    def text_segment(self, size: int) -> "Segment":
+        """The first positions of each row's text."""
+        return Segment(span(self.text, 0, size), size, self.angles)
+
+    def prefix_segment(self) -> "Segment":
+        """The prefixes, each of which the rows of its beam share."""
+        size = self.prefix_size
+        return Segment(span(self.prefix, 0, size), size, self.prefix_angles, self.prefix_mask)
+
+
+class Segment(NamedTuple):
+    """Cached positions that rows read: each its own text, or the prefix that it shares with others."""
+
+    held: Held
+    size: int
+    angles: Span
+    mask: Tensor | None = None  # (N, size) bool: which positions exist
+
+    @property
+    def like(self) -> Tensor:
+        """One of the buffers, for its rows and dtype."""
+        return next(iter(self.held.values()))
+
+    def tiles(self, size: int) -> Iterator["Segment"]:
+        for first in range(0, self.size, size):
+            last = min(first + size, self.size)
+            mask = None if self.mask is None else self.mask[:, first:last]
+            yield Segment(span(self.held, first, last), last - first, partial(self._shifted, first), mask)
+
+    def _shifted(self, by: int, first: int, last: int) -> Angles:
+        return self.angles(by + first, by + last)
+
+
+def span(held: Held, first: int, last: int) -> Held:
+    """The positions first ... last - 1."""
+    return {
+        name: factor[..., first:last] if name.endswith("head") else factor[:, :, first:last]
+        for name, factor in held.items()
+    }

@@ -1,0 +1,46 @@
+"""Factors of tensor products: how many there are, and how wide their initial values are spread."""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Init = Literal["paper_merged", "paper_per_rank", "released"]
+Nonlinearity = Literal["none", "sigmoid", "softmax"]
+
+
+class Factors(NamedTuple):
+    """Of T positions, B and T 1 where all share them; ranks of queries, then of keys, then of values."""
+
+    head: Tensor  # (B, T, ranks, h)
+    token: Tensor  # (B, T, ranks, w), those of queries and keys rotated
+    query: Tensor | None = None  # (B, T, h, D) where queries are not factorised and have no ranks
+
+
+class Block(NamedTuple):
+    """A part of the factor projection: `ranks` factors of a width, all of queries, of keys or of values."""
+
+    kind: Literal["head", "token"]
+    ranks: int
+    width: int
+
+    def bound(self, d_model: int, init: Init) -> float:
+        """Of the uniform distribution that its weights are drawn from.
+
+        The paper: Xavier, of one rank's matrix or of all ranks' merged (section 3.1 writes both).  The released code:
+        Xavier of a view with three axes, of which torch takes the last for a receptive field (spec 1.6).
+        """
+        if init == "released":
+            inner, outer = (self.ranks, self.width) if self.kind == "head" else (self.width, self.ranks)
+            return math.sqrt(6 / (inner * (outer + d_model)))
+        return math.sqrt(6 / (d_model + self.width * (self.ranks if init == "paper_merged" else 1)))
+
+
+def learned_factors(blocks: list[Block], d_model: int, init: Init) -> nn.Parameter:
+    """(ranks, width) factors with the spread that projected ones have where x has variance one."""
+    factors = nn.Parameter(torch.empty(sum(block.ranks for block in blocks), blocks[0].width))
+    for part, block in zip(factors.detach().split([block.ranks for block in blocks]), blocks, strict=True):
+        bound = block.bound(d_model, init) * math.sqrt(d_model)
+        nn.init.uniform_(part, -bound, bound)
+    return factors
