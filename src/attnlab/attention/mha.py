@@ -127,10 +127,10 @@ class MHA(PositionalAttention):
         """(B, S, d), (B,) -> (B, S, d): every position sees all of its row."""
         angles, _ = self._angles(x, None, None)
         mask = length_mask(lengths, x.shape[1])[:, None, None]
+        key, value = self._kept(x, angles).values()
         out = F.scaled_dot_product_attention(
-            self._queries(x, angles), *self._kept(x, angles).values(), mask, self._dropout,
-            enable_gqa=self.num_kv_heads < self.num_heads,
-        )  # fmt: skip
+            self._queries(x, angles), key, value, mask, self._dropout, enable_gqa=self.num_kv_heads < self.num_heads
+        )
         return self._join(out)
 
     def _attend(self, q_bhtd: Tensor, packed: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:

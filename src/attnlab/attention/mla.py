@@ -35,7 +35,7 @@ class MLA(PositionalAttention):
     Cache: r + d_r elements per token.
     """
 
-    cache_type = LatentCache
+    cache_type: type[LatentCache] = LatentCache
 
     def __init__(
         self,

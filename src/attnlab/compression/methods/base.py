@@ -46,8 +46,9 @@ class Fit:
 class Method(ABC):
     """A way to compress the query-key tensor of attention layers; values and outputs, and on request MLPs, by SVD.
 
-    rank: of the query-key tensor; null: half of what is exact, at least one for each head. vo_rank: of each head's value-output matrix; null: half
-    the head's width. mlp_rank: of both matrices of an MLP; null: MLPs stay as they are. ValueError: a rank below 1.
+    rank: of the query-key tensor; null: half of what is exact, at least one for each head. vo_rank: of each head's
+    value-output matrix; null: half the head's width. mlp_rank: of both matrices of an MLP; null: MLPs stay as they
+    are. ValueError: a rank below 1.
     """
 
     per_head = False  # whether `rank` counts for each head, or for all together
