@@ -220,7 +220,7 @@ def test_a_prefix_without_a_readout_is_refused(form: str) -> None:
         attention(x, x)
     with pytest.raises(ValueError, match="reads_prefix=True"):
         attention.read_prefix(x, None, attention.new_cache(2, 3, 3))
-    assert not attention.new_cache(2, 3, 3).prefix.numel()
+    assert not attention.new_cache(2, 3, 3).buffers()[1].numel()
 
 
 @pytest.mark.parametrize(

@@ -78,12 +78,10 @@ def btd(
         for h in range(len(left)):
             rest = [k for k in range(len(left)) if k != h]
             # The empty slices are for a single head, which leaves no others.
-            others = [torch.cat([side[h][:, :0], *(side[k] for k in rest)], -1) for side in (left, right)]
+            a, b = (torch.cat([side[h][:, :0], *(side[k] for k in rest)], -1) for side in (left, right))
             repeats = torch.tensor([left[k].shape[-1] for k in rest], dtype=torch.int64, device=fusion.device)
             columns = fusion[:, rest].repeat_interleave(repeats, -1)
-            left[h], right[h], fusion[:, h] = _fit_term(
-                tensor, (*others, columns), fusion[:, h], left[h].shape[-1], inner
-            )
+            left[h], right[h], fusion[:, h] = _fit_term(tensor, (a, b, columns), fusion[:, h], left[h].shape[-1], inner)
         terms = BlockTerms(left, right, fusion, history, 0.0)
         history.append(float(tensor.error(*terms.columns())))
         if watch:
