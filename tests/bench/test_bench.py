@@ -266,24 +266,25 @@ def test_a_reference_of_another_size() -> None:
     assert (mha.cfg.attention.num_heads, mha.cfg.attention.num_kv_heads, mha.cfg.attention.head_dim) == (2, 2, 16)
 
 
-SIZES = {"mtla": (512, 8, 64), "tpa": (768, 34, 64)}
-OVERLAYS = [("mtla", "training"), ("mtla", "decoding"), ("mtla", "beam"), ("tpa", "training"), ("tpa", "decoding")]
+SIZES = {"mtla": (512, 8, 64), "t6": (768, 34, 64)}
+OVERLAYS = [("mtla", "training"), ("mtla", "decoding"), ("mtla", "beam"), ("t6", "training"), ("t6", "decoding")]
 
 
-@pytest.mark.parametrize("name", [f"{paper}_bench_{what}" for paper, what in OVERLAYS])
+@pytest.mark.parametrize("name", [f"{paper}/bench_{what}" for paper, what in OVERLAYS])
 def test_overlays(name: str) -> None:
-    paper, _, what = name.split("_")
+    paper, what = name.split("/bench_")
+    other = "mla" if paper == "mtla" else "tpa"
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", [f"experiment={name}", "attention=mla"], return_hydra_config=True)
+        cfg = compose("config", [f"experiment={name}", f"attention={other}"], return_hydra_config=True)
         cfg = freeze(cfg, cfg.hydra.runtime.choices)
     settings: Settings = instantiate(cfg.bench)
     node = cfg.attention
     assert cfg.mode == "bench" and (node.d_model, node.num_heads, node.head_dim) == SIZES[paper]
     assert {shape.what for shape in shapes(settings)} == {what}
-    assert lineup(cfg, settings)[0].name == "mla"
+    assert lineup(cfg, settings)[0].name == other
 
 
-@pytest.mark.parametrize("name", ["tpa_bench_training", "tpa_bench_decoding"])
+@pytest.mark.parametrize("name", ["t6/bench_training", "t6/bench_decoding"])
 def test_products_are_measured_against_as_many_parameters(name: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", [f"experiment={name}"], return_hydra_config=True)
@@ -293,7 +294,7 @@ def test_products_are_measured_against_as_many_parameters(name: str) -> None:
     assert [sum(p.numel() for p in attention.parameters()) for attention in found] == [2_423_808, 2_359_296, 2_423_808]
 
 
-@pytest.mark.parametrize("name", ["multilinear_bench", "multilinear_bench_relative"])
+@pytest.mark.parametrize("name", ["tensorized/bench_absolute", "tensorized/bench_relative"])
 def test_overlays_of_multilinear_attention(name: str) -> None:
     """Its ratios are against the published tensor, which a small shape is found equal to."""
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -5,45 +5,38 @@ from typing import Any
 
 import pytest
 
-from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.modes import describe
 
 LAYERS = {"small": 12, "medium": 24, "large": 36, "xl": 48}
-PUBLISHED = {  # heads, attention parameters of a layer, cache elements per token and layer, total
-    "small_mha": (12, 2_359_296, 1536, 123_568_128),
-    "small_mqa": (23, 2_359_296, 128, 123_568_128),
-    "small_gqa": (22, 2_359_296, 256, 123_568_128),
-    "small_tpa_kvonly": (22, 2_426_880, 344, 124_379_136),
-    "small_tpa": (34, 2_423_808, 392, 124_342_272),
-    "medium_mha": (16, 4_194_304, 2048, 353_452_032),
-    "medium_mqa": (31, 4_194_304, 128, 353_452_032),
-    "medium_gqa": (30, 4_194_304, 256, 353_452_032),
-    "medium_tpa_kvonly": (29, 4_182_016, 372, 353_157_120),
-    "medium_tpa": (47, 4_216_832, 444, 353_992_704),
-    "large_mha": (20, 6_553_600, 2560, 772_131_840),
-    "large_mqa": (39, 6_553_600, 128, 772_131_840),
-    "large_gqa": (38, 6_553_600, 256, 772_131_840),
-    "large_tpa_kvonly": (37, 6_579_200, 404, 773_053_440),
-    "large_tpa": (61, 6_597_120, 500, 773_698_560),
-    "xl_mha": (25, 10_240_000, 3200, 1_554_892_800),
-    "xl_mqa": (49, 10_240_000, 128, 1_554_892_800),
-    "xl_gqa": (48, 10_240_000, 256, 1_554_892_800),
-    "xl_tpa_kvonly": (47, 10_336_000, 444, 1_559_500_800),
-    "xl_tpa": (78, 10_259_200, 568, 1_555_814_400),
-}
-MLA = {  # the T6 system's own, with a query latent
-    "small_mla": (13, 2_319_104, 288, 123_085_824),
-    "small_mla_printed": (12, 2_188_032, 288, 121_512_960),
-    "medium_mla": (23, 4_211_456, 288, 353_863_680),
-    "medium_mla_printed": (23, 6_882_816, 544, 417_976_320),
-    "large_mla": (34, 6_595_328, 288, 773_634_048),
-    "large_mla_printed": (34, 10_364_416, 544, 909_321_216),
-    "xl_mla": (49, 10_312_448, 288, 1_558_370_304),
+PUBLISHED = {  # size and mechanism: heads, attention parameters of a layer, cache elements per token and layer, total
+    "small mha": (12, 2_359_296, 1536, 123_568_128),
+    "small mqa": (23, 2_359_296, 128, 123_568_128),
+    "small gqa": (22, 2_359_296, 256, 123_568_128),
+    "small tpa_kvonly": (22, 2_426_880, 344, 124_379_136),
+    "small tpa": (34, 2_423_808, 392, 124_342_272),
+    "medium mha": (16, 4_194_304, 2048, 353_452_032),
+    "medium mqa": (31, 4_194_304, 128, 353_452_032),
+    "medium gqa": (30, 4_194_304, 256, 353_452_032),
+    "medium tpa_kvonly": (29, 4_182_016, 372, 353_157_120),
+    "medium tpa": (47, 4_216_832, 444, 353_992_704),
+    "large mha": (20, 6_553_600, 2560, 772_131_840),
+    "large mqa": (39, 6_553_600, 128, 772_131_840),
+    "large gqa": (38, 6_553_600, 256, 772_131_840),
+    "large tpa_kvonly": (37, 6_579_200, 404, 773_053_440),
+    "large tpa": (61, 6_597_120, 500, 773_698_560),
+    "xl mha": (25, 10_240_000, 3200, 1_554_892_800),
+    "xl mqa": (49, 10_240_000, 128, 1_554_892_800),
+    "xl gqa": (48, 10_240_000, 256, 1_554_892_800),
+    "xl tpa_kvonly": (47, 10_336_000, 444, 1_559_500_800),
+    "xl tpa": (78, 10_259_200, 568, 1_555_814_400),
+    "small mla_t6": (13, 2_319_104, 288, 123_085_824),
+    "medium mla_t6": (23, 4_211_456, 288, 353_863_680),
+    "large mla_t6": (34, 6_595_328, 288, 773_634_048),
+    "xl mla_t6": (49, 10_312_448, 288, 1_558_370_304),
 }
 WIDTHS = {"small": 768, "medium": 1024, "large": 1280, "xl": 1600}
-TPA_HEADS = {size: PUBLISHED[f"{size}_tpa"][0] for size in WIDTHS}
-MHA_HEADS = {size: PUBLISHED[f"{size}_mha"][0] for size in WIDTHS}
+HEADS = {name: numbers[0] for name, numbers in PUBLISHED.items()}
 
 
 def tpa(size: str, heads: int) -> tuple[int, int, int]:
@@ -52,28 +45,34 @@ def tpa(size: str, heads: int) -> tuple[int, int, int]:
     return heads, d * 10 * (heads + 64) + d * heads * 64, 4 * (heads + 64)
 
 
-OTHERS = {  # not the paper's: nearest to MHA's budget, and as many heads as the other has
-    "small_tpa_nearest": tpa("small", 33),
-    "small_tpa_kvonly_nearest": (21, 4 * 768 * (21 + 64) + 2 * 768 * 21 * 64, 4 * (21 + 64)),
-    **{f"{size}_mha_heads_of_tpa": (h, 4 * WIDTHS[size] * h * 64, 2 * h * 64) for size, h in TPA_HEADS.items()},
-    **{f"{size}_tpa_heads_of_mha": tpa(size, h) for size, h in MHA_HEADS.items()},
+def row(name: str, heads: int | None = None) -> str:
+    """The command line of a size and a mechanism; `heads`: other than the published count."""
+    size, attention = name.split()
+    return f"task=fineweb_edu scale=paper_{size} attention={attention}" + (
+        f" task.attention_heads={heads}" * bool(heads)
+    )
+
+
+OTHERS = {  # the latents and heads that the tables print, heads nearest to MHA's budget, as many heads as the other has
+    row("small mla_t6", 12): (12, 2_188_032, 288, 121_512_960),
+    "experiment=t6/mla_printed scale=paper_medium": (23, 6_882_816, 544, 417_976_320),
+    "experiment=t6/mla_printed scale=paper_large": (34, 10_364_416, 544, 909_321_216),
+    row("small tpa", 33): tpa("small", 33),
+    row("small tpa_kvonly", 21): (21, 4 * 768 * (21 + 64) + 2 * 768 * 21 * 64, 4 * (21 + 64)),
+    **{row(f"{size} mha", h := HEADS[f"{size} tpa"]): (h, 4 * WIDTHS[size] * h * 64, 2 * h * 64) for size in WIDTHS},
+    **{row(f"{size} tpa", h := HEADS[f"{size} mha"]): tpa(size, h) for size in WIDTHS},
 }
-FOUND = sorted(path.stem.removeprefix("t6_") for path in (CONF / "experiment").glob("t6_*.yaml"))
-CONFIGURATIONS = [name for name in FOUND if name.split("_")[0] in LAYERS]
+ROWS = {row(name): numbers for name, numbers in PUBLISHED.items()} | OTHERS
 
 
-def test_every_configuration_has_its_overlay() -> None:
-    assert set(CONFIGURATIONS) == {*PUBLISHED, *MLA, *OTHERS}
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_configuration(name: str) -> None:
-    cfg = compose(f"experiment=t6_{name}")
-    size = name.split("_")[0]
-    heads, of_a_layer, cache, *total = (PUBLISHED | MLA | OTHERS)[name]
+@pytest.mark.parametrize("line", ROWS)
+def test_row(line: str) -> None:
+    cfg = compose(*line.split())
+    heads, of_a_layer, cache, *total = ROWS[line]
     record: dict[str, Any] = {"kv_cache": {}}
     describe.run(cfg, record, Path())
-    assert (cfg.choices.task, cfg.scale, cfg.task.attention_heads) == ("fineweb_edu", f"paper_{size}", heads)
+    size = cfg.scale.removeprefix("paper_")
+    assert (cfg.choices.task, cfg.task.attention_heads, cfg.attention.num_heads) == ("fineweb_edu", heads, heads)
     assert record["parameters"]["attention"] == LAYERS[size] * of_a_layer
     assert record["kv_cache"]["elements_per_token_per_layer"] == cache
     d = WIDTHS[size]
@@ -82,12 +81,17 @@ def test_configuration(name: str) -> None:
     assert total in ([], [expected])
 
 
+def test_a_mechanism_that_was_not_published_has_the_heads_of_mha() -> None:
+    cfg = compose("task=fineweb_edu", "scale=paper_xl", "attention=tpa_shared_b")
+    assert cfg.attention.num_heads == cfg.task.attention_heads == HEADS["xl mha"]
+
+
 @pytest.mark.parametrize(
     ("size", "batch", "lr", "least"),
     [("small", 24, 6e-4, 3e-5), ("medium", 20, 6e-4, 3e-5), ("large", 15, 2e-4, 1e-5), ("xl", 6, 1e-4, 1e-5)],
 )
 def test_the_recipe_of_the_released_configurations(size: str, batch: int, lr: float, least: float) -> None:
-    cfg = compose(f"experiment=t6_{size}_mha")
+    cfg = compose("task=fineweb_edu", f"scale=paper_{size}", "attention=mha")
     task = cfg.task
     assert (task.data.window, task.data.batch_size, task.data.batch_size * task.train.accumulate) == (1024, batch, 480)
     assert (task.train.max_steps, task.schedule.warmup_steps, task.train.clip) == (100_000, 2000, 1.0)
@@ -100,7 +104,8 @@ def test_one_budget_on_wikitext2() -> None:
     totals = {}
     for name in ("mha", "gqa", "mla", "mtla", "tpa", "multilinear"):
         record: dict[str, Any] = {"kv_cache": {}}
-        cfg = compose(f"experiment=wikitext2_{name}")
+        more = ["rank=48", "attention.window=25"] if name == "multilinear" else []
+        cfg = compose("task=wikitext2", "scale=comparison", f"attention={name}", *more)
         describe.run(cfg, record, Path())
         totals[name] = record["parameters"]["total"]
         assert (cfg.task.train.max_steps, cfg.task.data.window, cfg.choices.attention) == (800, 256, name)

@@ -234,13 +234,18 @@ def test_a_second_core_is_a_vector_a_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [("ptb", "ptb"), ("ptb_core2", "ptb, two cores"), ("wikitext103", "wikitext103"), ("lm1b", "lm1b")]
-    + [("wikitext103_core2", "wikitext103, two cores")],
+    ("row", "size"),
+    [
+        ("task=ptb scale=paper attention=multilinear", "ptb"),
+        ("task=ptb scale=paper attention=multilinear attention.num_cores=2", "ptb, two cores"),
+        ("task=wikitext103 scale=paper attention=multilinear", "wikitext103"),
+        ("task=lm1b scale=paper attention=multilinear", "lm1b"),
+        ("experiment=tensorized/wikitext103_core2", "wikitext103, two cores"),
+    ],
 )
-def test_overlays_have_those_sizes(name: str, size: str) -> None:
+def test_rows_have_those_sizes(row: str, size: str) -> None:
     record: dict[str, Any] = {"kv_cache": {}}
-    cfg = compose(f"experiment=tensorized_{name}")
+    cfg = compose(*row.split())
     describe.run(cfg, record, Path())
     assert record["parameters"]["total"] == PAPER[size][0].closed_form
     assert cfg.task.data.window == cfg.task.model.max_length and not cfg.attention.reads_prefix

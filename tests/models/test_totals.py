@@ -78,7 +78,7 @@ def test_totals_of_the_other_tasks(task: str, name: str) -> None:
 
 def test_wide_features_bring_a_linear_layer_and_a_norm() -> None:
     """1024 -> 80 and LayerNorm(80), as the paper's trained front end has them."""
-    total = described("experiment=mtla_table3_mtla")["total"]
+    total = described("experiment=mtla/table3", "attention=mtla")["total"]
     assert total == OTHERS["ami", "mtla"] + 82_000 + 160
 
 

@@ -1,5 +1,6 @@
 import copy
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ Run = Callable[..., Path]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Writes a finished run directory of an experiment below tmp_path/runs; returns the record's path.
+    """Writes a finished run directory of a table's row (its overrides) below tmp_path/runs; returns the record's path.
 
     `overrides`: of the command line; everything else replaces values in the record, `__` standing for a dot.
     """
 
-    def make(name: str, experiment: str, *overrides: str, **values: Any) -> Path:
-        pretrained = [] if experiment.startswith("irratt") else ["task.encoder_checkpoint=asr"]
-        arguments = [f"experiment={experiment}", *pretrained, *overrides]
+    def make(name: str, row: str, *overrides: str, **values: Any) -> Path:
+        pretrained = ["task.encoder_checkpoint=asr"] if "mustc" in row else []
+        arguments = [*shlex.split(row), *pretrained, *overrides]
         cfg = compose(*arguments)
         record = copy.deepcopy(records.new(cfg, " ".join(arguments)))
         record |= {"status": "finished", "corpus": MUSTC}

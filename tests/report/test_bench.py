@@ -38,7 +38,7 @@ DECODING = {
 def bench(run: Run, name: str, rows: list[dict[str, Any]]) -> Path:
     protocol = {"device": "cpu", "rounds": 5, "time": "a long explanation that would fill the whole line of a table"}
     content = {"protocol": protocol, "checks": {}, "rows": rows}
-    return run(name, "mtla_bench_training", bench=content, corpus="none: random inputs")
+    return run(name, "experiment=mtla/bench_training", bench=content, corpus="none: random inputs")
 
 
 def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_no_plot_without_training(tmp_path: Path, run: Run) -> None:
 
 
 def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run("a", "mtla_table1_mha")
+    path = run("a", "task=mustc scale=paper attention=mha")
     assert main(["--bench", str(path)]) == 1
     assert "no finished record of mode=bench" in capsys.readouterr().err
     path.write_text(json.dumps({}))

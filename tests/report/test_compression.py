@@ -27,10 +27,10 @@ def about(ranks: list[int], before: float, after: float | str, left: float) -> d
 
 
 def test_table_and_plots(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    first = run("a", "irratt_table1_small_irratt192", compression=about([5, 3], 60.0, 75.0, 50.0))
-    run("b", "irratt_table1_small_irratt96", compression=about([3, 3], 40.0, "not run", 30.0))
-    run("c", "irratt_table1_small_truncatt16", compression=about([4, 4], 55.0, 70.0, 49.0))
-    run("d", "irratt_table1_small_original")
+    first = run("a", "task=imagenet scale=paper compress=irratt rank=192", compression=about([5, 3], 60.0, 75.0, 50.0))
+    run("b", "task=imagenet scale=paper compress=irratt rank=96", compression=about([3, 3], 40.0, "not run", 30.0))
+    run("c", "task=imagenet scale=paper compress=truncatt rank=16", compression=about([4, 4], 55.0, 70.0, 49.0))
+    run("d", "task=imagenet scale=paper")
     model = timm.create_model("deit_small_patch16_224", **VIT)
     compress(model, IrrAtt(rank=8, vo_rank=4), None)
     folder.save(model, first.parent / "compressed", "deit_small_patch16_224", VIT)
@@ -60,6 +60,6 @@ def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path) -> None:
 
 
 def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run("a", "irratt_table1_small_original")
+    path = run("a", "task=imagenet scale=paper")
     assert main(["--compressed", str(path)]) == 1
     assert "no finished record of a compressed model" in capsys.readouterr().err

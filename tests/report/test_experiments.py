@@ -5,60 +5,79 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import DictConfig
 
 from attnlab.bench import Settings
-from attnlab.config.build import CONF, instantiate
+from attnlab.config.build import CONF, instantiate, leaves
 from attnlab.config.check import compose
 from attnlab.modes import describe
 from attnlab.report.paper import Row, Spec, read_spec
 
 ROOT = CONF.parent
 SPECS = sorted((ROOT / "experiments").glob("*/*.yaml"))
-OVERLAYS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-ROWS = {row.experiment: row for path in SPECS for row in read_spec(path).rows if row.experiment}
+OVERLAYS = sorted(
+    p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in (CONF / "experiment").rglob("*.yaml")
+)
+ROWS = [(path, row) for path in SPECS for row in read_spec(path).rows if row.command]
 COMPUTED = {
     "attention": "attention_percent",
     "flops": "multiply_adds_percent",
     "parameters": "parameters_percent",
 }  # columns that mode=describe fills
-TOTALS = {"mtla_asr_pretraining": 77_690_112 - 2 * 3000 * 512}  # MHA's, with 5,000 pieces
+TOTALS = {"mtla/asr_pretraining": 77_690_112 - 2 * 3000 * 512}  # MHA's, with 5,000 pieces
 
 
 def described(cfg: DictConfig) -> dict[str, Any]:
     record: dict[str, Any] = {"kv_cache": {}}
     describe.run(cfg, record, Path())
+    assert record["parameters"]["total"] == record["parameters"]["trainable"] > 0
     return record
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_overlay(name: str) -> None:
+    """It composes, is checked, builds on meta, and its comment says its command."""
     cfg = compose(f"experiment={name}")
-    assert f"experiment={name}" in (CONF / "experiment" / f"{name}.yaml").read_text()  # its command
+    assert cfg.choices.experiment == name
+    assert f"experiment={name} " in (CONF / "experiment" / f"{name}.yaml").read_text().replace("\n", " ")
     assert isinstance(instantiate(cfg.bench), Settings)
-    record = described(cfg)
-    assert record["parameters"]["total"] == record["parameters"]["trainable"] > 0
-    if name in TOTALS:
-        assert record["parameters"]["total"] == TOTALS[name]
-    if "_table" not in name:
-        return
-    assert name in ROWS, f"{name}: no specification in experiments/ has such a row"
-    assert record["parameters"]["total"] == ROWS[name].parameters
-    assert record["kv_cache"].get("elements_per_token_per_layer", 0) == ROWS[name].cache
-    if name.startswith("tensorized_table3"):
-        assert ROWS[name].computed == {"parameters": round(record["parameters"]["total"] / 1e6, 1)}
+    total = described(cfg)["parameters"]["total"]
+    assert total == TOTALS.get(name, total)
+
+
+def test_an_overlay_is_more_than_options_and_heads() -> None:
+    """What `task attention scale` and a head count say, a command line says."""
+    for name in OVERLAYS:
+        own = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())
+        own.pop("defaults", None)
+        keys = {key for key, _ in leaves(own)}
+        assert keys - {"task.attention_heads", "stride", "rank"}, name
+
+
+@pytest.mark.parametrize(("path", "row"), ROWS, ids=lambda part: part.stem if isinstance(part, Path) else part.label)
+def test_row(path: Path, row: Row) -> None:
+    """What the specification says of a row is what its command line gives."""
+    record = described(compose(*shlex.split(row.command)))
+    assert record["parameters"]["total"] == row.parameters
     if "compression" in record:
         found = record["compression"]["remaining"]
-        for key, value in ROWS[name].computed.items():
+        for key, value in row.computed.items():
             assert round(found[COMPUTED[key]], 3) == value
+        return
+    assert record["kv_cache"].get("elements_per_token_per_layer", 0) == row.cache
+    if path.parent.name == "tensorized":
+        assert row.computed == {"parameters": round(record["parameters"]["total"] / 1e6, 1)}
 
 
 @pytest.mark.parametrize(
-    "name", sorted(n for n in OVERLAYS if n.startswith(("mtla_table1", "mtla_table5", "mtla_asr")))
+    "line",
+    [row.command for path, row in ROWS if path.parent.name == "mtla" and path.stem in ("table1", "table5")]
+    + ["experiment=mtla/asr_pretraining"],
 )
-def test_the_recipe_of_speech_translation(name: str) -> None:
-    cfg = compose(f"experiment={name}")
-    task, asr = cfg.task, name == "mtla_asr_pretraining"
+def test_the_recipe_of_speech_translation(line: str) -> None:
+    cfg = compose(*shlex.split(line))
+    task, asr = cfg.task, "asr" in line
     assert (cfg.choices.task, cfg.scale, cfg.mode) == ("mustc", "paper", "train")
     assert (task.target, task.data.vocab_size) == (("transcript", 5000) if asr else ("translation", 8000))
     assert (task.optimizer.lr, task.schedule.warmup_steps) == (1e-3 if asr else 2e-3, 10_000)
@@ -97,10 +116,9 @@ def test_specification(path: Path) -> None:
             str(float(number)).rstrip("0") == number.rstrip("0") or number.isdigit()
             for number in row.published.values()
         )
-        if row.experiment:
-            command = spec.command.format(experiment=row.experiment)
-            assert compose(*shlex.split(command)[3:]).choices.experiment == row.experiment
-            _ratios_are_the_published_ones(spec, row)
+        _ratios_are_the_published_ones(spec, row)
+    first = next(row for row in spec.rows if row.command)
+    assert compose(*shlex.split(spec.command.format(row=first.command))[3:])
     if spec.before.startswith("python -m src.run"):
         assert compose(*shlex.split(spec.before)[3:])
 

@@ -40,16 +40,18 @@ def test_nothing_measured(tmp_path: Path) -> None:
     assert cell(grid, "ESPnet-ST", "BLEU, ours") == "–"
     ours = [grid.rows[i][j] for i in range(1, 6) for j, header in enumerate(grid.headers) if header.endswith("ours")]
     assert ours == 25 * ["not run"]
-    assert notes(grid, "not run: MTLA, s = 4: `python -m src.run experiment=mtla_table1_mtla4 data_root=")
+    assert notes(
+        grid, "not run: MTLA, s = 4: `python -m src.run task=mustc scale=paper attention=mtla stride=4 data_root="
+    )
     assert notes(grid, "weakness") and notes(grid, "whole process")
 
 
 def test_one_run_each(tmp_path: Path, run: Run) -> None:
-    run("a", "mtla_table1_mha", inference__seconds=120.0, inference__mean_memory_mib=900.0)
+    run("a", "task=mustc scale=paper attention=mha", inference__seconds=120.0, inference__mean_memory_mib=900.0)
     elsewhere = MUSTC.replace("/some/where", "another place")
     run(
         "b",
-        "mtla_table1_mtla2",
+        "task=mustc scale=paper attention=mtla stride=2",
         corpus=elsewhere,
         inference__seconds=60.0,
         inference__mean_memory_mib=300.0,
@@ -68,9 +70,9 @@ def test_one_run_each(tmp_path: Path, run: Run) -> None:
 
 
 def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
-    run("new", "mtla_table1_mla", started="2026-03-01", quality={"bleu": 21.0})
-    run("old", "mtla_table1_mla", started="2026-01-01", quality={"bleu": 1.0})
-    run("other", "mtla_table1_mla", "seed=2", started="2026-02-01", quality={"bleu": 22.0})
+    run("new", "task=mustc scale=paper attention=mla", started="2026-03-01", quality={"bleu": 21.0})
+    run("old", "task=mustc scale=paper attention=mla", started="2026-01-01", quality={"bleu": 1.0})
+    run("other", "task=mustc scale=paper attention=mla", "seed=2", started="2026-02-01", quality={"bleu": 22.0})
     grid = table(tmp_path)
     assert cell(grid, "MLA", "BLEU, ours") == "21.50 (21.00–22.00, 2 seeds)"
     assert len(notes(grid, "R1 MLA") + notes(grid, "R2 MLA")) == 2
@@ -95,7 +97,7 @@ def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
     ],
 )
 def test_what_never_stands_for_a_row(tmp_path: Path, run: Run, values: dict[str, object]) -> None:
-    run("a", "mtla_table1_mtla2", **values)
+    run("a", "task=mustc scale=paper attention=mtla stride=2", **values)
     grid = table(tmp_path)
     assert cell(grid, "MTLA, s = 2", "BLEU, ours") == "not run"
     left = notes(grid, "Left out: 1 scored record(s) of ")
@@ -104,19 +106,25 @@ def test_what_never_stands_for_a_row(tmp_path: Path, run: Run, values: dict[str,
 
 
 def test_another_recipe_is_marked_and_yields_to_the_exact_one(tmp_path: Path, run: Run) -> None:
-    run("short", "mtla_table1_mha", "task.train.max_steps=10", started="2026-02-01", quality={"bleu": 3.0})
+    run(
+        "short",
+        "task=mustc scale=paper attention=mha",
+        "task.train.max_steps=10",
+        started="2026-02-01",
+        quality={"bleu": 3.0},
+    )
     grid = table(tmp_path)
     assert cell(grid, "MHA", "BLEU, ours") == "3.00"
     assert notes(grid, "NOT the row's recipe: task.train.max_steps=10 instead of 100000")
-    run("exact", "mtla_table1_mha", "task.data.num_workers=4", started="2026-01-01")
+    run("exact", "task=mustc scale=paper attention=mha", "task.data.num_workers=4", started="2026-01-01")
     assert cell(table(tmp_path), "MHA", "BLEU, ours") == "20.00"
     assert not notes(table(tmp_path), "NOT")
 
 
 def test_a_recipe_that_cannot_be_known_is_marked(tmp_path: Path, run: Run) -> None:
-    run("a", "mtla_table1_mha", "task.encoder_checkpoint=null")
-    run("b", "mtla_table1_mla").with_name("config.yaml").unlink()
-    run("c", "mtla_table1_mtla2", mode="test")
+    run("a", "task=mustc scale=paper attention=mha", "task.encoder_checkpoint=null")
+    run("b", "task=mustc scale=paper attention=mla").with_name("config.yaml").unlink()
+    run("c", "task=mustc scale=paper attention=mtla stride=2", mode="test")
     grid = table(tmp_path)
     assert [bool(notes(grid, word)) for word in ("did not start from", "recipe is unknown", "mode=test")] == 3 * [True]
 
@@ -125,13 +133,13 @@ def test_a_recipe_that_cannot_be_known_is_marked(tmp_path: Path, run: Run) -> No
     "change", [{"inference__beam": 5}, {"inference__protocol": "x"}, {"environment__device": "gpu"}]
 )
 def test_no_ratio_across_protocols(tmp_path: Path, run: Run, change: dict[str, object]) -> None:
-    run("a", "mtla_table1_mha")
-    run("b", "mtla_table1_mla", **change)
+    run("a", "task=mustc scale=paper attention=mha")
+    run("b", "task=mustc scale=paper attention=mla", **change)
     assert cell(table(tmp_path), "MLA", "Speed-up, ours") == "protocols differ"
 
 
 def test_files(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run("a", "mtla_table1_mha")
+    run("a", "task=mustc scale=paper attention=mha")
     spec = tmp_path / "table1.yaml"
     spec.write_text(SPEC.read_text())
     assert main([str(spec), "--records", str(tmp_path / "runs")]) == 0
@@ -144,7 +152,7 @@ def test_files(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> 
     lines = (tmp_path / "table1.md").read_text(encoding="utf-8").splitlines()
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
     latex = (tmp_path / "table1.tex").read_text(encoding="utf-8")
-    assert r"\texttt{python -m src.run experiment=mtla\_table1\_mla" in latex
+    assert r"\texttt{python -m src.run task=mustc scale=paper attention=mla" in latex
     assert not re.search(r"(?<!\\)[_#%$]", latex)
 
 
@@ -168,7 +176,7 @@ def test_broken_specifications(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_broken_records_are_named_and_skipped(
     tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = run("good", "mtla_table1_mha").read_text()
+    whole = run("good", "task=mustc scale=paper attention=mha").read_text()
     other = json.loads(whole) | {"schema": 2}
     for name, content in {
         "cut": whole[:200].encode(), "empty": b"", "list": b"[]", "bytes": b"\xff\xfe\x00",

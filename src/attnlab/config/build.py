@@ -1,7 +1,14 @@
 """From YAML to one fixed configuration, and from a node of it to an object.
 
-Resolvers for the files in conf/: `${or:a,b}` is a unless a is null, `${mul:a,b}`, `${div:a,b}` (which must be exact),
-`${min:a,b}`, and `${pick:k,{a: 1, b: 2}}`, which is what stands beside k.
+Resolvers for the files in conf/:
+
+    ${or:a,b,...}             the first value that is not null; null if all are
+    ${mul:a,b}  ${min:a,b}
+    ${div:a,b}                must be exact
+    ${pick:k,{a: 1, b: 2},3}  the value of k in the mapping, or the third argument, if there is one
+    ${choice:group}           the name of the option chosen in a group
+    ${path:a}                 `~` expanded
+
 Knows Hydra and OmegaConf only: the command line is checked with it before anything heavy is imported.
 """
 
@@ -14,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -35,14 +43,23 @@ def _divide(a: int, b: int) -> int:
     return a // b
 
 
+def _choice(group: str, *, _root_: DictConfig) -> str | None:
+    """The option chosen in a group: in a frozen configuration, in a composed one, or without its Hydra node."""
+    if "choices" in _root_:
+        return _root_.choices[group]
+    hydra = _root_.hydra if "hydra" in _root_ else HydraConfig.get()
+    return hydra.runtime.choices[group]
+
+
 def register_resolvers() -> None:
     """Make the resolvers known; doing it again changes nothing."""
     resolvers: dict[str, Callable[..., Any]] = {
-        "or": lambda a, b: b if a is None else a,
+        "or": lambda *values: next((value for value in values if value is not None), None),
         "mul": lambda a, b: a * b,
         "div": _divide,
         "min": min,
-        "pick": lambda key, table: table[key],
+        "pick": lambda key, table, *default: table.get(key, *default) if default else table[key],
+        "choice": _choice,
         "path": lambda path: None if path is None else str(Path(path).expanduser()),
     }
     for name, function in resolvers.items():

@@ -65,8 +65,12 @@ class Composer:
         )
 
     def options(self, group: str) -> list[str]:
-        """The names of a group's files."""
-        return sorted({file.stem for folder in self.directories for file in (folder / group).glob("*.yaml")})
+        """The names of a group's files, `folder/name` for those in folders; base/ holds what other files build on."""
+        folders = [directory / group for directory in self.directories]
+        names = {
+            file.relative_to(folder).with_suffix("").as_posix() for folder in folders for file in folder.rglob("*.yaml")
+        }
+        return sorted(name for name in names if not name.startswith("base/"))
 
     def text(self, group: str, option: str) -> str:
         """A group file as it is written, with the files of its group that it builds on."""
@@ -96,8 +100,10 @@ class Composer:
         try:
             return _composed(newest, *self.search, *overrides)
         except MissingConfigException as error:
-            group, _, name = (error.missing_cfg_file or "").rpartition("/")
-            options = error.options or []
+            group, _, name = (error.missing_cfg_file or "").partition("/")
+            options = self.options(group) if group in self.groups else error.options or []
+            if group == "hydra":
+                group, _, name = (error.missing_cfg_file or "").rpartition("/")
             if group == "recipe" and not any(text.startswith("recipe=") for text in overrides):
                 task = next((task for task in self.options("task") if name.startswith(f"{task}_")), name)
                 scales = [option.removeprefix(f"{task}_") for option in options if option.startswith(f"{task}_")]

@@ -8,6 +8,7 @@ are marked with what they differ in.
 
 import io
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,14 +59,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """`experiment`: the overlay in conf/experiment; empty for a number that the paper quotes from elsewhere.
+    """`command`: the row's overrides on the command line; empty for a number that the paper quotes from elsewhere.
 
     `computed`: what the configuration alone gives, as `facts` do; tests hold both to mode=describe.
     """
 
     label: str
     published: Mapping[str, str]
-    experiment: str = ""
+    command: str = ""
     note: str = ""
     parameters: int = 0
     cache: float = 0  # elements per token and layer
@@ -136,7 +137,7 @@ def paper_table(spec: Spec, records: Sequence[Found]) -> Grid:
     grid.notes += [f"{marks[name]} {text.strip()}" for name, text in spec.notes.items()]
 
     scored, usable = _scored(records, spec)
-    chosen = {row.label: _choose(row, usable, spec) for row in spec.rows if row.experiment}
+    chosen = {row.label: _choose(row, usable, spec) for row in spec.rows if row.command}
     names = {f.path: f"R{i}" for i, f in enumerate((f for fs in chosen.values() for f, _ in fs), 1)}
     baseline = [found for found, _ in chosen[spec.baseline]]
     for row in spec.rows:
@@ -150,14 +151,14 @@ def paper_table(spec: Spec, records: Sequence[Found]) -> Grid:
         for column in spec.columns:
             if spec.published(column):
                 cells.append(row.published.get(column.key, "–"))
-            cells.append(_ours(column, row, mine, baseline, names) if row.experiment else "–")
+            cells.append(_ours(column, row, mine, baseline, names) if row.command else "–")
         grid.rows.append(cells)
     grid.notes += [_describe(names[f.path], row, f, wrong) for row, fs in chosen.items() for f, wrong in fs]
     grid.notes += _left_out(scored, usable, spec)
-    missing = [row for row in spec.rows if row.experiment and not chosen[row.label]]
+    missing = [row for row in spec.rows if row.command and not chosen[row.label]]
     if missing and spec.before:
         grid.notes.append(f"{NOT_RUN}: first, for every row, `{spec.before}`")
-    grid.notes += [f"{NOT_RUN}: {row.label}: `{spec.command.format(experiment=row.experiment)}`" for row in missing]
+    grid.notes += [f"{NOT_RUN}: {row.label}: `{spec.command.format(row=row.command)}`" for row in missing]
     return grid
 
 
@@ -170,7 +171,7 @@ def scatter(spec: Spec, records: Sequence[Found]) -> bytes | None:
     _, usable = _scored(records, spec)
     points = []
     for row in spec.rows:
-        mine = [found for found, _ in _choose(row, usable, spec)] if row.experiment else []
+        mine = [found for found, _ in _choose(row, usable, spec)] if row.command else []
         pairs = [(found.number(spec.plot.x), found.number(spec.plot.y)) for found in mine]
         known = [(x, y) for x, y in pairs if x is not None and y is not None]
         if known:
@@ -206,7 +207,7 @@ def _choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found,
     """The newest record of each seed with what it differs in; only exact ones, if there are any."""
     if not records:
         return []
-    cfg = compose(f"experiment={row.experiment}")
+    cfg = compose(*shlex.split(row.command))
     keys = {name: cfg.choices[name] for name in ("task", "attention", "compress", "scale")}
     keys |= {"stride": cfg.stride, "rank": cfg.rank}
     quality = next(column.value for column in spec.columns if column.value.startswith("quality."))
@@ -220,7 +221,7 @@ def _choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found,
 
 
 def differences(found: Found, cfg: DictConfig, pretrained: bool) -> list[str]:
-    """In what a run was not the experiment whose configuration is `cfg`; one text each."""
+    """In what a run was not the row whose configuration is `cfg`; one text each."""
     try:
         own = OmegaConf.load(found.path.with_name("config.yaml"))
         mine = dict(leaves(OmegaConf.to_container(own, resolve=True)))

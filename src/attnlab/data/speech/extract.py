@@ -1,7 +1,7 @@
 """Store features of a pretrained speech model for every utterance of a corpus, as Kaldi-style directories.
 
     python -m attnlab.data.speech.extract --root AMI --output WAVLM_FEATURES
-    python -m attnlab experiment=mtla_table3_mtla data_root=WAVLM_FEATURES
+    python -m attnlab experiment=mtla/table3 attention=mtla stride=2 data_root=WAVLM_FEATURES
 
 Needs the extra `hf` and the model's weights (microsoft/wavlm-large unless another is named).  <output>/<split>/ gets
 text, feats.scp and feats/<id>.npy, float16; what is there already is not computed again.
