@@ -5,28 +5,34 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers.attention import Attention
 
 from attnlab.bench import Settings
 from attnlab.bench.vision import PerHead, layers, measure, uneven
-from attnlab.compression import CPSlimAtt, IrrAtt, Method, TruncAtt
+from attnlab.compression.methods.cp_slimatt import CPSlimAtt
+from attnlab.compression.methods.irratt import IrrAtt
+from attnlab.compression.methods.query_key import QueryKeyMethod
+from attnlab.compression.methods.truncatt import TruncAtt
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.modes import bench
+from attnlab.pretrained import family_of
 from attnlab.runs.record import new
+from tests.compression.models import vit
 
 METHODS = [TruncAtt(4, 4), IrrAtt(12, 4), IrrAtt(12, 4, fusion="identity"), CPSlimAtt(12, 4)]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{type(m).__name__} {getattr(m, 'fusion', '')}")
-def test_the_loop_is_the_layer(method: Method) -> None:
-    found = layers(Attention(24, 3, qkv_bias=True), method)
+def test_the_loop_is_the_layer(method: QueryKeyMethod) -> None:
+    model = vit()
+    layer = family_of(model).layers(model)[0]
+    found = layers(model, layer, method)
     ours = found["compressed"].double()
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     if "loop" in found:
         torch.testing.assert_close(PerHead(ours)(x), ours(x), rtol=1e-12, atol=1e-12)  # type: ignore[arg-type]
     settings = Settings("training", batch=2, rounds=2, warmup=0)
-    row = measure(Attention(24, 3, qkv_bias=True), method, 7, settings, torch.device("cpu"), lambda: None)
+    row = measure(model, layer, method, 7, settings, torch.device("cpu"), lambda: None)
     assert row["loop_difference"] < 1e-12
     assert [pair["against"] for pair in row["ratios"]] == list(found)[1:]
     for pair in row["ratios"]:

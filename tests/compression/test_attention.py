@@ -4,16 +4,18 @@ from itertools import combinations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attnlab.compression.modules.attention import FactoredAttention, LowRankLinear, SlimAttention, from_layout
+from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
+from attnlab.compression.modules.base import build, describe
+from attnlab.compression.modules.linear import LowRankLinear
 from attnlab.compression.modules.packing import CALL, buckets
 
 RANKS = [7, 5, 4, 1]
 VALUES = [3, 5, 2, 4]
 
 
-def random(module: nn.Module) -> nn.Module:
+def random(module: CompressedAttention) -> CompressedAttention:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
@@ -105,16 +107,16 @@ def test_dropout_only_in_training() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_a_layout_builds_the_module_again(name: str) -> None:
     module = random(MODULES[name]())
-    again = from_layout(module.layout()).double()  # type: ignore[operator]
+    again = build(describe(module)).double()
     again.load_state_dict(module.state_dict())
     x = torch.randn(2, 7, 10, dtype=torch.float64)
     assert torch.equal(module(x), again(x))
-    assert again.layout() == module.layout()  # type: ignore[operator]
+    assert again.layout() == module.layout()
 
 
 def test_a_linear_layer_as_two() -> None:
     pair = LowRankLinear(6, 2, 5)
-    again = from_layout(pair.layout())
+    again = build(describe(pair))
     again.load_state_dict(pair.state_dict())
     x = torch.randn(3, 6)
     assert torch.equal(pair(x), again(x))

@@ -10,8 +10,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnlab.compression import MLPSVD, CPSlimAtt, GlobalSVD, IrrAtt, TruncAtt, compress, outline
+from attnlab.compression import compress, outline
 from attnlab.compression.counting import multiply_adds, parameters
+from attnlab.compression.methods.cp_slimatt import CPSlimAtt
+from attnlab.compression.methods.global_svd import GlobalSVD
+from attnlab.compression.methods.irratt import IrrAtt
+from attnlab.compression.methods.mlp_svd import MLPSVD
+from attnlab.compression.methods.truncatt import TruncAtt
 from tests.compression.models import images, vit
 
 

@@ -12,11 +12,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 
-from attnlab.compression import SlimAttention, load
+from attnlab.compression import load
+from attnlab.compression.modules.attention import SlimAttention
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
-from attnlab.models.vision import VisionTransformer
 from attnlab.modes import describe, test, train
+from attnlab.pretrained.timm import VisionTransformer
 from attnlab.runs.record import new, problems
 
 TINY = [

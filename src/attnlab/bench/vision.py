@@ -3,18 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before timm)
-
 import torch
-from timm.layers.attention import Attention
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.bench.settings import Settings, rounded, summary
 from attnlab.bench.workloads import timed
-from attnlab.compression import FactoredAttention, Method, SlimAttention
-from attnlab.compression.counting import attention_multiply_adds
-from attnlab.compression.transform import sizes_of
+from attnlab.compression.methods.query_key import QueryKeyMethod, Sizes
+from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention
+from attnlab.pretrained import Layer
 
 EXACT = 1e-10  # relative difference in float64, above which no ratio is reported
 
@@ -62,18 +59,18 @@ class _Forward:
         return None
 
 
-def layers(dense: Attention, method: Method) -> dict[str, nn.Module]:
+def layers(model: nn.Module, layer: Layer, method: QueryKeyMethod) -> dict[str, nn.Module]:
     """The compressed layer with random weights first, then what it is measured against.
 
     Heads of methods that share a total rank are given ranks that rise evenly from a third of the mean to five thirds.
     """
-    sizes = sizes_of(dense)
+    sizes = Sizes.of(layer)
     ours: nn.Module = method.outline(sizes)
     if isinstance(ours, FactoredAttention) and not method.per_head:
         ranks = uneven(ours.rank, sizes.heads)
         fused = ours.fusion is not None
         ours = FactoredAttention(sizes.dim, ranks, ours.value_ranks, sizes.scale, fused=fused, **sizes.rest)
-    found = {"compressed": ours, "dense": dense}
+    found = {"compressed": ours, "dense": model.get_submodule(layer.attention or "")}
     return found | ({"loop": PerHead(ours)} if isinstance(ours, FactoredAttention) else {})
 
 
@@ -87,18 +84,24 @@ def uneven(total: int, heads: int) -> list[int]:
 
 
 def measure(
-    dense: Attention, method: Method, tokens: int, settings: Settings, device: torch.device, advance: Callable[[], None]
+    model: nn.Module,
+    layer: Layer,
+    method: QueryKeyMethod,
+    tokens: int,
+    settings: Settings,
+    device: torch.device,
+    advance: Callable[[], None],
 ) -> dict[str, Any]:
     """A row as mode=bench has them: medians over rounds in which the variants take turns, ratios pair by pair."""
-    found = {name: layer.eval().to(device) for name, layer in layers(dense, method).items()}
+    found = {name: module.eval().to(device) for name, module in layers(model, layer, method).items()}
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(settings.batch, tokens, dense.qkv.in_features, generator=generator)
+    x = torch.randn(settings.batch, tokens, Sizes.of(layer).dim, generator=generator)
     exact = difference(found, x[:2].to(device))
     dtype = getattr(torch, settings.dtype)
     works = {}
-    for name, layer in found.items():
-        layer = PerHead(found["compressed"].to(dtype)) if name == "loop" else layer.to(dtype)  # type: ignore[arg-type]
-        works[name] = _Forward(layer, x.to(device, dtype))
+    for name, module in found.items():
+        module = PerHead(found["compressed"].to(dtype)) if name == "loop" else module.to(dtype)  # type: ignore[arg-type]
+        works[name] = _Forward(module, x.to(device, dtype))
     times: dict[str, list[dict[str, float]]] = {name: [] for name in works}
     for number in range(settings.warmup + settings.rounds):
         for name in list(works)[:: -1 if number % 2 else 1]:
@@ -123,14 +126,13 @@ def measure(
                 pair[key] = summary([theirs[key] / mine[key] for theirs, mine in turns])
         ratios.append(pair)
     ours = found["compressed"]
-    assert isinstance(ours, FactoredAttention | SlimAttention)
-    adds = {name: attention_multiply_adds(found[name], tokens) for name in ("compressed", "dense")}
+    assert isinstance(ours, CompressedAttention)
     return {
         "what": "forward",
         "batch": settings.batch,
         "tokens": tokens,
         "ranks": ours.ranks if isinstance(ours, FactoredAttention) else ours.rank,
-        "multiply_adds_percent": round(100 * adds["compressed"] / adds["dense"], 2),
+        "multiply_adds_percent": round(100 * ours.multiply_adds(tokens) / layer.attention_multiply_adds(tokens), 2),
         "loop_difference": exact,
         "variants": variants,
         "ratios": ratios,

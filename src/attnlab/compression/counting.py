@@ -1,62 +1,69 @@
-"""Multiply-adds and parameters, in the convention of IrrAtt's table 1.
+"""Multiply-adds, in the convention of IrrAtt's table 1, and what remains of a compressed model.
 
 Matrix products of linear layers, convolutions and attention, and five per element of a LayerNorm; no biases, softmax,
-GELU or residual sums. A rank counts as it is, not as what kernels fill it up to.
+GELU or residual sums. A rank counts as it is, not as the width to which kernels fill it up.
+
+An attention layer of N tokens, H heads, F features, head width D: dense 4 N F D H + 2 H N^2 D; factored 2 N F (R + P) +
+N^2 (R + P), with a fusion H^2 N^2 more; CP SlimAtt 2 N F (R + P) + N^2 (H R + P). R, P: sums of the query-key and
+value-output ranks over the heads.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before timm)
-
 import torch
-from timm.layers.attention import Attention
 from torch import Tensor, nn
 
-from attnlab.compression.modules.attention import FactoredAttention, SlimAttention
+from attnlab.compression.modules.base import Replacement
+from attnlab.models.build import count_parameters
+from attnlab.pretrained import Family, family_of
 
 PER_NORM = 5  # per element of a LayerNorm: the convention of fvcore, which gives the widely quoted totals
 
 
-def attention_multiply_adds(layer: nn.Module, tokens: int) -> int:
-    """Of one attention layer with its projections: N tokens, H heads, F features.
+def attention_modules(model: nn.Module, family: Family | None = None) -> dict[str, nn.Module]:
+    """The attention modules of a model, dense or compressed, by path."""
+    layers = (family or family_of(model)).layers(model)
+    return {path: model.get_submodule(path) for layer in layers if (path := layer.attention) is not None}
 
-    Dense: 4 N F D H + 2 H N^2 D. Factored: 2 N F (R + P) + N^2 (R + P), and H^2 N^2 with a fusion. CP: 2 N F (R + P) +
-    N^2 (H R + P). R, P: sums of query-key and value-output ranks over heads.
+
+def multiply_adds(
+    model: nn.Module, size: tuple[int, ...] = (3, 224, 224), *, family: Family | None = None
+) -> dict[str, int]:
+    """`total` for one input, and the part of `attention` in it.
+
+    Args:
+        model: may be on the meta device. Runs once, without gradients, in eval mode.
+        size: shape of one input: (channels, height, width) of an image.
+        family: of the model; None: the first known one that it belongs to.
     """
-    if isinstance(layer, Attention):
-        rank = value_rank = layer.attn_dim
-        products = rank
-    elif isinstance(layer, SlimAttention):
-        rank, value_rank = layer.rank, layer.value_rank
-        products = layer.num_heads * rank
-    elif isinstance(layer, FactoredAttention):
-        rank, value_rank = layer.rank, layer.value_rank
-        products = rank + (layer.num_heads**2 if layer.fusion is not None else 0)
-    else:
-        raise TypeError(f"no rule to count {type(layer).__name__}")
-    inputs, outputs = layer.qkv.in_features, layer.proj.out_features
-    projections = tokens * (inputs * (2 * rank + value_rank) + value_rank * outputs)
-    return projections + tokens**2 * (products + value_rank)
-
-
-def multiply_adds(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) -> dict[str, int]:
-    """`total` of one image, and `attention`'s part in it. The model may be on the meta device."""
+    layers = {layer.attention: layer for layer in (family or family_of(model)).layers(model)}
+    attentions = {
+        id(module): layers[path]
+        for path, module in attention_modules(model, family).items()
+        if isinstance(module, Replacement) or "q" in layers[path].projections
+    }
+    within = {id(part) for module in model.modules() if id(module) in attentions for part in module.modules()}
+    replaced = [module for module in model.modules() if isinstance(module, Replacement)]
+    inside = {id(part) for module in replaced for part in module.modules() if part is not module}
     counts = {"attention": 0, "rest": 0}
-    inside = {id(m) for a in model.modules() if _is_attention(a) for m in a.modules() if m is not a}
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if _is_attention(module):
-            counts["attention"] += attention_multiply_adds(module, inputs[0].shape[1])
+        found = 0
+        if isinstance(module, Replacement):
+            found = module.multiply_adds(inputs[0].shape[:-1].numel())
+        elif id(module) in attentions:
+            found = attentions[id(module)].products(inputs[0].shape[1])
         elif isinstance(module, nn.Linear):
-            counts["rest"] += output.numel() * module.in_features
+            found = output.numel() * module.in_features
         elif isinstance(module, nn.Conv2d):
-            counts["rest"] += output.numel() * module.weight[0].numel()
+            found = output.numel() * module.weight[0].numel()
         elif isinstance(module, nn.LayerNorm):
-            counts["rest"] += PER_NORM * output.numel()
+            found = PER_NORM * output.numel()
+        counts["attention" if id(module) in within else "rest"] += found
 
-    hooks = [m.register_forward_hook(hook) for m in model.modules() if id(m) not in inside]
+    hooks = [module.register_forward_hook(hook) for module in model.modules() if id(module) not in inside]
     training = model.training
     weight = next(model.parameters())
     try:
@@ -69,17 +76,12 @@ def multiply_adds(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) 
     return {"total": counts["attention"] + counts["rest"], "attention": counts["attention"]}
 
 
-def parameters(model: nn.Module) -> dict[str, int]:
-    """Total, in attention layers, and trained."""
-    inside = [p for m in model.modules() if _is_attention(m) for p in m.parameters()]
-    return {
-        "total": sum(p.numel() for p in model.parameters()),
-        "attention": sum(p.numel() for p in inside),
-        "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
-    }
+def parameters(model: nn.Module, family: Family | None = None) -> dict[str, int]:
+    """Total, in attention modules, and trained."""
+    return count_parameters(model, attention_modules(model, family).values())
 
 
-def ratios(dense: nn.Module, compressed: nn.Module, size: tuple[int, int, int]) -> dict[str, Any]:
+def ratios(dense: nn.Module, compressed: nn.Module, size: tuple[int, ...]) -> dict[str, Any]:
     """What remains of a model, in percent: the three columns of table 1, and the numbers behind them."""
     was, now = multiply_adds(dense, size), multiply_adds(compressed, size)
     had, has = parameters(dense)["total"], parameters(compressed)["total"]
@@ -94,7 +96,3 @@ def ratios(dense: nn.Module, compressed: nn.Module, size: tuple[int, int, int]) 
         "parameters": has,
         "parameters_dense": had,
     }
-
-
-def _is_attention(module: nn.Module) -> bool:
-    return isinstance(module, Attention | FactoredAttention | SlimAttention)

@@ -1,6 +1,8 @@
 """A compressed model on disk: a folder with its weights (safetensors) and a manifest (JSON) that says how to build it.
 
-Weights are named by their content and written first, the manifest last: a folder is always whole.
+The manifest names the family of the model and, for each module that compression has put in place, its kind and sizes.
+Reading a folder builds classes of these two lists and no others, and runs no code from it. Weights are named by their
+content and written first, the manifest last: a folder is always complete.
 """
 
 from __future__ import annotations
@@ -10,18 +12,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before timm)
-
-import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from attnlab.compression.modules.attention import FactoredAttention, LowRankLinear, SlimAttention, from_layout
-from attnlab.compression.transform import replace
-from attnlab.errors import DataError
+from attnlab.compression.modules.base import build, describe
+from attnlab.compression.transform import install, replacements
+from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained import families, family_of
 from attnlab.runs.files import write_bytes
 
 FORMAT = 1
@@ -31,20 +31,25 @@ MANIFEST = "manifest.json"
 def save(
     model: nn.Module, folder: Path, name: str, options: dict[str, Any], notes: dict[str, Any] | None = None
 ) -> None:
-    """`name` and `options`: what timm.create_model made the model with. `notes`: plain values, kept as they are.
+    """Write a model into a folder.
 
-    DataError: the folder cannot be written; an earlier model in it then stays.
+    Args:
+        model: compressed or dense, on any device.
+        folder: made if missing; an earlier model in it is replaced when the new one is complete.
+        name: what the family made the dense model with.
+        options: the same.
+        notes: plain values, kept as they are.
+
+    Raises:
+        WriteError: the folder cannot be written; an earlier model in it then stays.
     """
-    modules = {
-        path: module.layout()
-        for path, module in model.named_modules()
-        if isinstance(module, FactoredAttention | SlimAttention | LowRankLinear)
-    }
+    modules = {path: describe(module) for path, module in replacements(model).items()}
     data = save_tensors({key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()})
     digest = hashlib.sha256(data).hexdigest()
     weights = f"weights-{digest[:12]}.safetensors"
     manifest = {
         "format": FORMAT,
+        "family": family_of(model).name,
         "model": name,
         "options": options,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
@@ -63,7 +68,8 @@ def save(
 def load(folder: str | Path) -> nn.Module:
     """The model in a folder, its ranks and weights as they were saved, in eval mode on the CPU.
 
-    DataError: not such a folder, damaged, or of another format.
+    Raises:
+        DataError: no such folder, a damaged one, or one of another format.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -77,7 +83,7 @@ def load(folder: str | Path) -> nn.Module:
         model.to(getattr(torch, manifest["dtype"])).load_state_dict(weights)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (SafetensorError, ConfigError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{folder}: manifest and weights do not make a model: {reason}") from error
     return model.eval()
@@ -86,14 +92,13 @@ def load(folder: str | Path) -> nn.Module:
 def shape(manifest: dict[str, Any]) -> nn.Module:
     """The model of a manifest on the meta device: sizes without weights."""
     with torch.device("meta"):
-        model: nn.Module = timm.create_model(manifest["model"], **manifest["options"])
-        for path, layout in manifest["modules"].items():
-            replace(model, path, from_layout(layout))
+        model = families()[manifest.get("family", "timm")].create(manifest["model"], manifest["options"])
+        install(model, {path: build(layout) for path, layout in manifest["modules"].items()})
     return model
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """DataError: there is none, or it is not one of this format."""
+    """The manifest of a folder. DataError: there is none, or it is not of this format."""
     path = folder / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
@@ -109,4 +114,5 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def is_folder(path: Path) -> bool:
+    """Whether a folder has a compressed model."""
     return (path / MANIFEST).is_file()

@@ -1,7 +1,7 @@
-"""Compressing a timm vision transformer in place, layer by layer.
+"""Compressing a model in place, and turning a compressed one back into a dense one.
 
-What is decomposed is stored under the content of its weights and the method's settings: an interrupted compression
-goes on from the layers that are finished, and the same one twice computes nothing.
+Finished units are stored under the content of the weights they read and the method's settings: an interrupted
+compression continues after the last finished unit, and the same one twice computes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,169 +20,264 @@ from rich.console import Console
 from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from timm.layers import Mlp
 from torch import Tensor, nn
 
-from attnlab.compression.methods.base import Method, Sizes
-from attnlab.compression.modules.attention import FactoredAttention, LowRankLinear, SlimAttention, from_layout
+from attnlab.compression.methods.base import Change, Method, Place, Unit
+from attnlab.compression.modules.base import Replacement, build, describe
+from attnlab.compression.modules.linear import Fused
 from attnlab.errors import ConfigError
-from attnlab.pretrained.timm import read_heads, refuse
+from attnlab.pretrained import Family, Layer, Projection, family_of, replace
 from attnlab.runs.files import write_bytes
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # to be raised when the same weights and settings give other factors
+VERSION = 2  # to be raised when the same weights and settings give other factors
+ROUNDING = 1e-6  # relative error above which a dense form is not called exact
 
 
-def compress(model: nn.Module, method: Method, store: Path | None = None) -> list[dict[str, Any]]:
-    """Replace every attention layer, and with an `mlp_rank` both matrices of every MLP; in the weights' own type.
+def compress(
+    model: nn.Module, method: Method, store: Path | None = None, *, family: Family | None = None
+) -> list[dict[str, Any]]:
+    """Compress a model in place, in its own type.
 
-    Returns a report for each layer: its path, ranks, relative errors of its query-key and value-output tensors, error
-    history, seconds. `store`: a folder for finished layers; None: nothing is stored.
-    ConfigError: nothing to compress, a layer whose weights do not say what it computes, a rank out of bounds; then the
-    model is as it was.
+    Args:
+        model: what is compressed.
+        method: how.
+        store: folder for finished units; None: nothing is stored.
+        family: where the model's matrices lie; None: the first known family that the model belongs to.
+
+    Returns:
+        A report for each unit: path, what the method says (ranks, relative errors, history of errors), seconds, and
+        `stored` if it was read from the store.
+
+    Raises:
+        ConfigError: nothing to compress, a layer whose weights do not determine what it computes, a rank out of
+            bounds; the model is then unchanged.
     """
-    check(model, method)
-    layers = dict(attention_layers(model)) if method.compresses_attention else {}
+    layers = (family or family_of(model)).layers(model)
+    units = method.units(model, layers)
     reports: list[dict[str, Any]] = []
+    placed: dict[str, Replacement] = {}
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("compressing", total=len(layers))
-        for path, layer in layers.items():
+        task = bar.add_task("compressing", total=len(units))
+        for unit in units:
 
-            def watch(what: str, done: int, most: int, path: str = path) -> None:
+            def watch(what: str, done: int, most: int, path: str = unit.path) -> None:
                 bar.update(task, description=f"{path}: {what} {done} of {most}")
 
-            module, report = _stored(layer, path, method, store, watch)
-            replace(model, path, module.train(layer.training))
-            reports.append({"path": path, **report})
+            file = store / f"{_key(model, unit)}.safetensors" if store else None
+            stored = _read(file, unit) if file else None
+            began = time.perf_counter()
+            change = stored or unit.fit(watch)
+            report = dict(change.report)
+            report |= {"stored": True} if stored else {"seconds": round(time.perf_counter() - began, 3)}
+            placed |= _apply(model, layers, change)
+            if file and not stored:  # now in the model's type
+                _write(file, change, report)
+            reports.append({"path": unit.path, **report})
             bar.advance(task)
-            log.info(
-                "%s: ranks %s, error %.4f, %.1f s", path, report["ranks"], report.get("qk_error", 0), report["seconds"]
-            )
-    if method.mlp_rank is not None:
-        reports += [_compress_mlp(model, path, mlp, method) for path, mlp in mlps(model)]
+            log.info("%s: %s", unit.path, _summary(report))
+    _bind(model, placed)
     return reports
 
 
-def outline(model: nn.Module, method: Method) -> None:
+def outline(model: nn.Module, method: Method, *, family: Family | None = None) -> None:
     """Give a model the modules that `compress` would, without their weights: for counting. ConfigErrors as there."""
-    check(model, method)
-    for path, layer in attention_layers(model) if method.compresses_attention else ():
-        if isinstance(layer, SlimAttention):
-            heads = layer.num_heads
-            sizes = Sizes(layer.qkv.in_features, heads, layer.rank // heads, layer.proj.out_features, layer.scale)
-            replace(model, path, method.outline(sizes))
-            continue
-        replace(model, path, method.outline(sizes_of(layer)))
-    if method.mlp_rank is not None:
-        for path, mlp in mlps(model):
-            for name in ("fc1", "fc2"):
-                linear = getattr(mlp, name)
-                rank = method.mlp_shape(linear.in_features, linear.out_features, f"{path}.{name}")
-                bias = linear.bias is not None
-                setattr(mlp, name, LowRankLinear(linear.in_features, rank, linear.out_features, bias=bias))
+    layers = (family or family_of(model)).layers(model)
+    placed: dict[str, Replacement] = {}
+    for unit in method.units(model, layers):
+        placed |= _apply(model, layers, unit.outline())
+    _bind(model, placed)
 
 
-def check(model: nn.Module, method: Method) -> None:
-    """ConfigError: what would keep `compress` from finishing."""
-    layers = dict(attention_layers(model)) if method.compresses_attention else {}
-    if not layers and method.compresses_attention:
-        raise ConfigError(f"{type(model).__name__} has no attention with a qkv projection: nothing to compress")
-    for path, layer in layers.items():
-        if isinstance(layer, FactoredAttention):
-            raise ConfigError(f"{path} is compressed already; start from an uncompressed model")
-        if isinstance(layer, SlimAttention):
-            continue
-        refuse(layer, path)
-        method.ranks(sizes_of(layer), path)
-    if method.mlp_rank is not None:
-        for path, mlp in mlps(model):
-            for name in ("fc1", "fc2"):
-                linear = getattr(mlp, name)
-                method.mlp_shape(linear.in_features, linear.out_features, f"{path}.{name}")
+def install(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
+    """Put modules at their paths, and then let each find what it shares with others."""
+    for path, module in modules.items():
+        replace(model, path, module)
+    _bind(model, modules)
 
 
-def attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module `attn` of a block, or with a qkv projection, by its path."""
-    for path, module in list(model.named_modules()):
-        if path.rpartition(".")[2] == "attn" or hasattr(module, "qkv"):
-            yield path, module
+def replacements(model: nn.Module) -> dict[str, Replacement]:
+    """The modules that compression has put into a model, by path; those inside another one are left out."""
+    found: dict[str, Replacement] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Replacement) and not any(path.startswith(f"{outer}.") for outer in found):
+            found[path] = module
+    return found
 
 
-def mlps(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every plain MLP. ConfigError: one that is compressed, or gated."""
-    found = [(path, module) for path, module in model.named_modules() if path.rpartition(".")[2] == "mlp"]
-    for path, module in found:
-        plain = type(module) is Mlp and isinstance(module.norm, nn.Identity)
-        if not plain or not all(isinstance(fc, nn.Linear) for fc in (module.fc1, module.fc2)):
-            raise ConfigError(f"{path}: {type(module).__name__} is not a plain MLP; leave compress.mlp_rank out")
-        yield path, module
-    if not found:
-        raise ConfigError(f"{type(model).__name__} has no MLP; leave compress.mlp_rank out")
+def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True, family: Family | None = None) -> nn.Module:
+    """Fill a model of the original architecture with weights that compute what the compressed one does.
+
+    Args:
+        model: the compressed model.
+        dense: one of the architecture that it was made from; its weights are overwritten.
+        exact: refuse what cannot be written exactly; False: take the nearest, and log a warning with the error.
+        family: of `dense`; None: the first known family that it belongs to.
+
+    Returns:
+        `dense`.
+
+    Raises:
+        ConfigError: a head whose effective query-key matrix has a higher rank than a dense head is wide (a free
+            fusion, CP SlimAtt), and `exact`; or a module in place of what `dense` does not have.
+    """
+    layers = (family or family_of(dense)).layers(dense)
+    places = {projection.path: projection for layer in layers for projection in layer.projections.values()}
+    attentions = {layer.attention: layer for layer in layers}
+    placed = replacements(model)
+    for path, module in placed.items():
+        matrices, error = module.dense()
+        if error > ROUNDING and exact:
+            raise ConfigError(
+                f"{path}: its heads mix to a higher rank than a dense head has (relative error {error:.2g}); "
+                "exact=False takes the nearest"
+            )
+        if error > ROUNDING:
+            log.warning("%s: not exact, relative error %.2g", path, error)
+        for name, (weight, bias) in matrices.items():
+            if name:
+                attentions[path].projections[name].write(dense, weight, bias)
+            else:
+                place = places[path]
+                shape = (weight.shape[0], weight.shape[1])
+                Projection(path, shape, transposed=place.transposed, bias=place.bias).write(dense, weight, bias)
+    kept = {
+        key: value
+        for key, value in model.state_dict().items()
+        if not any(key.startswith(f"{path}.") for path in placed)
+    }
+    if unknown := kept.keys() - dense.state_dict().keys():
+        raise ConfigError(f"{type(dense).__name__} has no {min(unknown)}: it is of another architecture")
+    dense.load_state_dict(kept, strict=False)
+    return dense
 
 
-def sizes_of(layer: Any) -> Sizes:
-    return Sizes(
-        layer.qkv.in_features,
-        layer.num_heads,
-        layer.head_dim,
-        layer.proj.out_features,
-        layer.scale,
-        layer.attn_drop.p,
-        layer.proj_drop.p,
-    )
+def _apply(model: nn.Module, layers: list[Layer], change: Change) -> dict[str, Replacement]:
+    """Put in place what a unit made, and return the new modules by path."""
+    found = dict(change.modules)
+    by_layer = {layer.path: layer.projections for layer in layers}
+    fused: dict[str, dict[Place, Replacement]] = {}
+    for place, new in change.projections.items():
+        projection = by_layer[place[0]][place[1]]
+        if isinstance(new, Tensor):
+            projection.write(model, new)
+        elif projection.rows is None:
+            found[projection.path] = new
+        else:
+            fused.setdefault(projection.path, {})[place] = new
+    for path, parts in fused.items():
+        mine = {
+            (layer.path, name): projection
+            for layer in layers
+            for name, projection in layer.projections.items()
+            if projection.path == path
+        }
+        found[path] = Fused(
+            [parts[place] if place in parts else _slice(model, projection) for place, projection in mine.items()],
+            [list(projection.rows or ()) for projection in mine.values()],
+        )
+    for path, module in found.items():
+        like, training = _like(model, path)
+        if not like.is_meta:
+            module.to(like.device, like.dtype)
+        replace(model, path, module.train(training))
+    return found
 
 
-def replace(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)
+def _slice(model: nn.Module, projection: Projection) -> nn.Linear:
+    """A projection that stays dense beside others of its module that do not."""
+    bias, weight = projection.read_bias(model), projection.read(model)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device=weight.device)
+    linear.to(weight.dtype).load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+    return linear
 
 
-def _stored(
-    layer: nn.Module, path: str, method: Method, store: Path | None, watch: Any
-) -> tuple[FactoredAttention | SlimAttention, dict[str, Any]]:
-    """A layer's fit, from the store if it is there."""
-    file = store / f"{_key(layer, method)}.safetensors" if store else None
-    weight: Tensor = next(layer.parameters())
-    if file and file.is_file():
+def _like(model: nn.Module, path: str) -> tuple[Tensor, bool]:
+    """The first parameter of what lies at a path, or above it where nothing does; and whether that is in training."""
+    while True:
         try:
-            with safe_open(file, "pt") as content:
-                about = json.loads(content.metadata()["about"])
-                module = from_layout(about["layout"]).to(weight.device, weight.dtype)
-                module.load_state_dict({name: content.get_tensor(name) for name in content.keys()})  # noqa: SIM118
-            assert isinstance(module, FactoredAttention | SlimAttention)
-            return module, {**about["report"], "stored": True}
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            log.warning("%s: damaged (%s); decomposing %s again", file, " ".join(str(error).split()), path)
-    began = time.perf_counter()
-    fit = (
-        method.refit(layer)
-        if isinstance(layer, SlimAttention)
-        else method.fit(read_heads(layer, path), sizes_of(layer), watch)
-    )
-    module = fit.module.to(weight.device, weight.dtype)
-    report = {**fit.report, "seconds": round(time.perf_counter() - began, 3)}
-    if file:
-        about = {"layout": module.layout(), "report": report}
-        tensors = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
-        write_bytes(file, save(tensors, metadata={"about": json.dumps(about)}))
-    return module, report
+            module = model.get_submodule(path)
+            return next(module.parameters()), module.training
+        except (AttributeError, StopIteration):
+            path = path.rpartition(".")[0]
 
 
-def _key(layer: nn.Module, method: Method) -> str:
-    settings = json.dumps([VERSION, method.settings(), str(next(layer.parameters()).dtype)], sort_keys=True)
-    key = hashlib.sha256(settings.encode())
-    key.update(json.dumps(sorted((k, v) for k, v in vars(layer).items() if isinstance(v, int | float))).encode())
-    for name, value in sorted(layer.state_dict().items()):
-        key.update(f"{name} {tuple(value.shape)}\n".encode())
-        key.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+def _bind(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
+    for path, module in modules.items():
+        module.bind(model, path)
+
+
+def _summary(report: Mapping[str, Any]) -> str:
+    """The short values of a report."""
+    parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in report.items()]
+    return ", ".join(part for part in parts if len(part) < 80)
+
+
+# --- the store of finished units --------------------------------------------------------------------------------
+
+
+def _key(model: nn.Module, unit: Unit) -> str:
+    """What two units share that have the same result: settings, and the content and plain values of what they read."""
+    settings: list[Any] = [VERSION, dict(unit.settings)]
+    key = hashlib.sha256()
+    for path in unit.reads:
+        module = model.get_submodule(path)
+        settings.append(
+            sorted(
+                (name, value)
+                for name, value in vars(module).items()
+                if isinstance(value, int | float) and name != "training"
+            )
+        )
+        for name, value in sorted(module.state_dict().items()):
+            key.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+            key.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    key.update(json.dumps(settings, sort_keys=True).encode())
     return key.hexdigest()[:32]
 
 
-def _compress_mlp(model: nn.Module, path: str, mlp: nn.Module, method: Method) -> dict[str, Any]:
-    began, errors = time.perf_counter(), {}
-    for name in ("fc1", "fc2"):
-        linear = getattr(mlp, name)
-        pair, errors[f"{name}_error"] = method.fit_linear(linear, f"{path}.{name}")
-        setattr(mlp, name, pair.to(linear.weight.device, linear.weight.dtype).train(linear.training))
-    return {"path": path, "ranks": method.mlp_rank, **errors, "seconds": round(time.perf_counter() - began, 3)}
+def _read(file: Path, unit: Unit) -> Change | None:
+    """A stored change; None: there is none, or it is damaged, which is logged."""
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, "pt") as content:
+            about = json.loads(content.metadata()["about"])
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+        modules = {path: _restore(layout, tensors, f"m{i}.") for i, (path, layout) in enumerate(about["modules"])}
+        projections = {
+            (layer, name): tensors[f"p{i}"] if layout is None else _restore(layout, tensors, f"p{i}.")
+            for i, (layer, name, layout) in enumerate(about["projections"])
+        }
+        return Change(modules, projections, about["report"])
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        log.warning("%s: damaged (%s); computing %s again", file, " ".join(str(error).split()), unit.path)
+        return None
+
+
+def _restore(layout: dict[str, Any], tensors: Mapping[str, Tensor], prefix: str) -> Replacement:
+    module = build(layout)
+    weights = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    first = next(iter(weights.values()), None)
+    if first is not None:
+        module.to(first.dtype)
+    module.load_state_dict(weights)
+    return module
+
+
+def _write(file: Path, change: Change, report: Mapping[str, Any]) -> None:
+    tensors: dict[str, Tensor] = {}
+    modules, projections = [], []
+    for i, (path, module) in enumerate(change.modules.items()):
+        modules.append((path, describe(module)))
+        tensors |= {f"m{i}.{name}": value for name, value in module.state_dict().items()}
+    for i, ((layer, name), new) in enumerate(change.projections.items()):
+        projections.append((layer, name, None if isinstance(new, Tensor) else describe(new)))
+        if isinstance(new, Tensor):
+            tensors[f"p{i}"] = new
+        else:
+            tensors |= {f"p{i}.{key}": value for key, value in new.state_dict().items()}
+    about = {"modules": modules, "projections": projections, "report": dict(report)}
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write_bytes(file, save(plain, metadata={"about": json.dumps(about)}))

@@ -1,6 +1,6 @@
 """From a composed config to the things it names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -59,9 +59,16 @@ def cache_shape(bench: DictConfig) -> CacheShape:
     return CacheShape(bench.batch, bench.beam, bench.prefix, text, getattr(torch, bench.dtype))
 
 
-def count_parameters(model: nn.Module) -> dict[str, int]:
-    """Total, those inside attention mechanisms, and those that are trained; shared ones once."""
-    inside = {id(p): p for m in model.modules() if isinstance(m, Attention) for p in m.parameters()}
+def count_parameters(model: nn.Module, attentions: Iterable[nn.Module] | None = None) -> dict[str, int]:
+    """Total, those inside attention, and those that are trained; shared ones once.
+
+    Args:
+        model: any module.
+        attentions: what counts as attention; None: every Attention.
+    """
+    if attentions is None:
+        attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    inside = {id(p): p for module in attentions for p in module.parameters()}
     return {
         "total": sum(p.numel() for p in model.parameters()),
         "attention": sum(p.numel() for p in inside.values()),

@@ -1,78 +1,171 @@
-"""What timm's attention computes, as two tensors of head matrices: reading them, and writing them back."""
+"""Vision transformers of timm."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 
-import torch
+import timm
+from timm.layers import Mlp
 from timm.layers.attention import Attention
-from torch import Tensor, nn
+from torch import nn
 
-from attnlab.compression.decompositions import Slices
-from attnlab.errors import ConfigError
+from attnlab.config.nearest import nearest
+from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained import weights
+from attnlab.pretrained.base import Family, Layer, Projection
+
+BETWEEN = {"q_norm": "a norm of queries", "k_norm": "a norm of keys", "norm": "a norm of head outputs"}
+
+
+class Timm(Family):
+    """Models whose blocks have timm's `Attention` (one `qkv` projection, rows q | k | v, each by head) and `Mlp`.
+
+    A layer is the module that has an `attn` or an `mlp`. Other attention is listed, and refused with the reason.
+    """
+
+    name = "timm"
+
+    def matches(self, model: nn.Module) -> bool:
+        return type(model).__module__.startswith("timm.")
+
+    def layers(self, model: nn.Module) -> list[Layer]:
+        found: dict[str, dict[str, Any]] = {}
+        for path, module in model.named_modules():
+            parent, _, name = path.rpartition(".")
+            if name == "attn" or hasattr(module, "qkv"):
+                part = _attention(path, module)
+            elif name == "mlp":
+                part = _mlp(path, module)
+            else:
+                continue
+            layer = found.setdefault(parent, {"projections": {}, "refusals": {}})
+            for key in ("projections", "refusals"):
+                layer[key] |= part.pop(key, {})
+            layer |= part
+        return [Layer(path, **layer) for path, layer in found.items()]
+
+    def create(self, name: str, options: dict[str, Any]) -> nn.Module:
+        if not timm.is_model(name.partition(".")[0]):
+            near = nearest(name, timm.list_models(["vit_*", "deit*"]))
+            raise ConfigError(f"task.model.name={name}: timm has no such model{near}")
+        try:
+            model: nn.Module = timm.create_model(name, pretrained=False, **options)
+        except (TypeError, AssertionError, ValueError, ZeroDivisionError) as error:
+            raise ConfigError(
+                f"task.model: {name} refuses its sizes: {weights.first_line(error)}; task=imagenet is made for timm's "
+                "VisionTransformer models (vit_*, deit*), whose attention has one qkv projection"
+            ) from error
+        return model
+
+    def load(self, model: nn.Module, source: str) -> None:
+        if path := weights.find(source):
+            weights.fill(model, path, weights.read(path))
+            return
+        try:
+            theirs = timm.create_model(source, pretrained=True)
+        except Exception as error:  # timm, huggingface_hub and the network each have classes of their own
+            raise DataError(
+                f"model={source}: neither a local file nor available from timm's hub ({weights.first_line(error)}); "
+                "download it on a machine with a network, and give the file"
+            ) from error
+        weights.fill(model, Path(source), dict(theirs.state_dict()))
 
 
 @dataclass(frozen=True)
-class Heads:
-    """An attention layer's weights by head, in float64, its biases moved to where the algebra has room for them.
+class VisionTransformer:
+    """A timm model by name; sizes that are None are those that the name stands for.
 
-    query: (H, F + 1, D), the last row its bias: the homogeneous coordinate. key: (H, F, D), without its bias, which
-    adds the same number to all logits of a query. value: (H, F, D), output: (H, F', D), without the value's bias,
-    which the rows of attention, summing to 1, carry into `bias` (F').
+    Args:
+        name: as timm knows it, "deit_small_patch16_224".
+        checkpoint: a weight file, a run's directory, a compressed model's folder, or a name of timm's hub; None:
+            random weights.
+        img_size: side of the square input, in pixels.
+        patch_size: side of a patch, in pixels.
+        embed_dim: width of the model.
+        depth: number of blocks.
+        num_heads: heads of each block.
+        num_classes: outputs of the classifier.
+        drop_path_rate: rate of stochastic depth in the last block; it rises linearly from 0 in the first.
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    output: Tensor
-    bias: Tensor
-    scale: float
+    name: str
+    checkpoint: str | None = None
+    img_size: int | None = None
+    patch_size: int | None = None
+    embed_dim: int | None = None
+    depth: int | None = None
+    num_heads: int | None = None
+    num_classes: int | None = None
+    drop_path_rate: float = 0.0
 
-    @property
-    def qk(self) -> Slices:
-        """Y^QK: X' Y_h X are head h's logits, where X' has a column of ones (IrrAtt, section 2.3)."""
-        return Slices(self.query, self.key)
+    def options(self, num_classes: int | None = None) -> dict[str, Any]:
+        """The keyword arguments of timm.create_model; `num_classes`: what the data has."""
+        sizes = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
+        found = {name: value for name in sizes if (value := getattr(self, name)) is not None}
+        if num_classes is not None and found.setdefault("num_classes", num_classes) != num_classes:
+            raise ConfigError(f"task.model.num_classes={self.num_classes}: the data has {num_classes} classes")
+        return found | {"drop_path_rate": self.drop_path_rate}
 
-    @property
-    def vo(self) -> Slices:
-        """Y^VO: what head h adds to the output, before attention weighs it."""
-        return Slices(self.value, self.output)
-
-
-def read_heads(attention: nn.Module, path: str) -> Heads:
-    """ConfigError, naming `path`: not plain attention, or something stands between its projections and products."""
-    refuse(attention, path)
-    assert isinstance(attention, Attention)
-    heads, width, dim = attention.num_heads, attention.head_dim, attention.qkv.in_features
-    weight = attention.qkv.weight.detach().double().view(3, heads, width, dim).mT  # (3, H, F, D)
-    bias = weight.new_zeros(3, heads, width)
-    if attention.qkv.bias is not None:
-        bias = attention.qkv.bias.detach().double().view(3, heads, width)
-    output = attention.proj.weight.detach().double().view(-1, heads, width).transpose(0, 1)
-    folded = torch.einsum("hod,hd->o", output, bias[2])
-    if attention.proj.bias is not None:
-        folded = folded + attention.proj.bias.detach().double()
-    query = torch.cat([weight[0], bias[0].unsqueeze(1)], 1)
-    return Heads(query, weight[1], weight[2], output, folded, attention.scale)
+    def create(self, num_classes: int | None = None) -> nn.Module:
+        """With random weights. ConfigError: timm has no such model, or refuses the sizes."""
+        return Timm().create(self.name, self.options(num_classes))
 
 
-def refuse(attention: nn.Module, path: str) -> None:
-    """ConfigError if the products of weight matrices do not say all that `attention` computes."""
-    name = type(attention).__name__
-    if not hasattr(attention, "qkv"):
-        raise ConfigError(f"{path}: {name} has no qkv projection; only timm's plain attention can be compressed")
-    between = {"q_norm": "a norm of queries", "k_norm": "a norm of keys", "norm": "a norm of head outputs"}
-    for part, what in between.items():
-        if not isinstance(getattr(attention, part, None) or nn.Identity(), nn.Identity):
-            raise ConfigError(
-                f"{path}: {name} has {what} ({part}): its weights do not multiply, so low rank is inexact"
-            )
-    if getattr(attention, "gate", None) is not None:
-        raise ConfigError(f"{path}: {name} has a gate on head outputs: values and output weights do not multiply")
-    if type(attention) is not Attention:
-        raise ConfigError(
-            f"{path}: {name} is not timm's plain attention (rotary or relative positions, windows, ...): "
+def _attention(path: str, module: nn.Module) -> dict[str, Any]:
+    """What a Layer says of an attention module."""
+    kind = type(module).__name__
+    if not hasattr(module, "qkv"):
+        reason = f"{path}: {kind} has no qkv projection; only timm's plain attention can be compressed"
+        return {"attention": path, "refusals": {"attention": reason}}
+    if not isinstance(module, Attention) or type(module) is not Attention:
+        reason = (
+            f"{path}: {kind} is not timm's plain attention (rotary or relative positions, windows, ...): "
             "what stands between its projections and products is not in its weights"
         )
+        return {"attention": path, "refusals": {"attention": reason}}
+    width, dim = module.attn_dim, module.qkv.in_features
+    bias, out_bias = (getattr(linear, "bias", None) is not None for linear in (module.qkv, module.proj))
+    heads = module.num_heads
+    projections = {
+        name: Projection(f"{path}.qkv", (width, dim), "out", heads, range(i * width, (i + 1) * width), bias=bias)
+        for i, name in enumerate("qkv")
+    }
+    shape = (module.proj.out_features, width)
+    projections["o"] = Projection(f"{path}.proj", shape, "in", heads, bias=out_bias)
+    refusals = {}
+    if not all(isinstance(linear, nn.Linear) for linear in (module.qkv, module.proj)):
+        refusals["attention"] = f"{path} is compressed already; start from an uncompressed model"
+    between = [
+        f"{path}: {kind} has {what} ({part}): its weights do not multiply, so low rank is inexact"
+        for part, what in BETWEEN.items()
+        if not isinstance(getattr(module, part, None) or nn.Identity(), nn.Identity)
+    ]
+    if getattr(module, "gate", None) is not None:
+        between.append(f"{path}: {kind} has a gate on head outputs: values and output weights do not multiply")
+    if between:
+        refusals["products"] = between[0]
+    return {
+        "attention": path,
+        "projections": projections,
+        "scale": module.scale,
+        "dropout": (module.attn_drop.p, module.proj_drop.p),
+        "refusals": refusals,
+    }
+
+
+def _mlp(path: str, module: nn.Module) -> dict[str, Any]:
+    """What a Layer says of an MLP."""
+    plain = isinstance(module, Mlp) and type(module) is Mlp and isinstance(module.norm, nn.Identity)
+    matrices = {name: getattr(module, name) for name in ("fc1", "fc2")} if plain else {}
+    if not plain or not all(isinstance(linear, nn.Linear) for linear in matrices.values()):
+        reason = f"{path}: {type(module).__name__} is not a plain MLP; leave compress.mlp_rank out"
+        return {"mlp": path, "refusals": {"mlp": reason}}
+    projections = {
+        name: Projection(f"{path}.{name}", (linear.out_features, linear.in_features), bias=linear.bias is not None)
+        for name, linear in matrices.items()
+    }
+    return {"mlp": path, "projections": projections}

@@ -1,0 +1,1 @@
+"""Ways to compress a model: one file each, found by its file in conf/compress."""

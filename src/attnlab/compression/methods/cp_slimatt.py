@@ -7,17 +7,26 @@ from typing import Literal
 import torch
 
 from attnlab.compression.decompositions import CP, cp_als, cp_epc
-from attnlab.compression.methods.base import Fit, Method, Sizes, Watch, fill, values
+from attnlab.compression.methods.base import Watch, check_at_least
+from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, fill, values
 from attnlab.compression.modules.attention import SlimAttention
-from attnlab.pretrained.timm import Heads
 
 
-class CPSlimAtt(Method):
+class CPSlimAtt(QueryKeyMethod):
     """CP decomposition of the query-key tensor, then the error-preserving correction.
 
-    rank: columns for all heads together. objective: what the correction makes small, "none" for no correction;
-    fusion_penalty: weight in training of what keeps heads from sharing columns (eq. 7), so that a fine-tuned model can
-    become an IrrAtt one: `compress=irratt task.model.checkpoint=<its folder>`.
+    Args:
+        rank: columns for all heads together; None: half of what is exact.
+        vo_rank: of each head's value-output matrix; None: half the head's width.
+        mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
+        objective: what the correction makes small; "none": no correction.
+        sweeps: of the decomposition and of the correction, at most.
+        tolerance: relative change of the error at which the decomposition stops; ten times that for the correction.
+        fusion_penalty: weight in training of what keeps heads from sharing columns (eq. 7), so that a fine-tuned model
+            can become an IrrAtt one: `compress=irratt model=<its folder>`.
+
+    Raises:
+        ValueError: a rank below 1, or a negative number of sweeps or penalty.
     """
 
     def __init__(
@@ -31,8 +40,7 @@ class CPSlimAtt(Method):
         fusion_penalty: float = 0.0,
     ) -> None:
         super().__init__(rank, vo_rank, mlp_rank)
-        if sweeps < 0 or fusion_penalty < 0:
-            raise ValueError(f"sweeps={sweeps}, fusion_penalty={fusion_penalty}: expected at least 0")
+        check_at_least(0, sweeps=sweeps, fusion_penalty=fusion_penalty)
         self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
         self.fusion_penalty = fusion_penalty
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from attnlab.compression.decompositions import global_svd
-from attnlab.compression.methods.base import Fit, Method, Sizes, Watch, even, factored, values
+from attnlab.compression.methods.base import Watch
+from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, even, factored, values
 from attnlab.compression.modules.attention import FactoredAttention
-from attnlab.pretrained.timm import Heads
 
 
-class GlobalSVD(Method):
-    """`rank`: of all heads together, from one each to the full width.
+class GlobalSVD(QueryKeyMethod):
+    """The arguments are those of QueryKeyMethod; `rank` is that of all heads together, one each to the full width.
 
     The papers lack this baseline: by Eckart and Young no other ranks of this total, whatever finds them, leave a
     smaller error while the fusion is the identity; it takes one sort.

@@ -8,19 +8,32 @@ from typing import Literal
 import torch
 
 from attnlab.compression.decompositions import BlockTerms, btd, fusion_ranks, global_svd, terms_from_cp, truncated_svd
-from attnlab.compression.methods.base import Fit, Method, Sizes, Watch, even, factored, values
+from attnlab.compression.methods.base import Unit, Watch, check_at_least
 from attnlab.compression.methods.cp_slimatt import decompose
-from attnlab.compression.modules.attention import FactoredAttention, SlimAttention
-from attnlab.pretrained.timm import Heads
+from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, even, factored, values
+from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
 
 
-class IrrAtt(Method):
+class IrrAtt(QueryKeyMethod):
     """BTD-(L, L, 1) of the query-key tensor; each head gets a rank of its own.
 
-    rank: of all heads together. start: where ranks and first terms come from: "cp" (algorithms 1 and 3) or "global"
-    (the largest singular values, which need no CP decomposition). fusion: "free", an H x H matrix that mixes the heads'
-    logits, as table 1 counts it; "identity", heads apart, which fused kernels run: each head is fitted anew at its
-    rank. objective, sweeps, tolerance: of the decompositions.
+    A model compressed by CP SlimAtt is continued (algorithm 1 on its trained layers): ranks are then those that
+    training has left, `rank` has no effect, and values and outputs stay.
+
+    Args:
+        rank: of all heads together; None: half of what is exact.
+        vo_rank: of each head's value-output matrix; None: half the head's width.
+        mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
+        start: where ranks and first terms come from: "cp" (algorithms 1 and 3), or "global" (the largest singular
+            values, which need no CP decomposition).
+        fusion: "free", an H x H matrix that mixes the heads' logits, as table 1 counts it; "identity", heads apart,
+            which fused kernels run: each head is fitted again at its rank.
+        objective: what the error-preserving correction of the CP decomposition makes small; "none": no correction.
+        sweeps: of each decomposition, at most.
+        tolerance: relative change of the error at which a decomposition stops.
+
+    Raises:
+        ValueError: a rank below 1, or a negative number of sweeps.
     """
 
     def __init__(
@@ -35,17 +48,17 @@ class IrrAtt(Method):
         tolerance: float = 1e-4,
     ) -> None:
         super().__init__(rank, vo_rank, mlp_rank)
-        if sweeps < 0:
-            raise ValueError(f"sweeps={sweeps}: expected at least 0")
+        check_at_least(0, sweeps=sweeps)
         self.start, self.fusion = start, fusion
         self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
 
     def outline(self, sizes: Sizes) -> FactoredAttention:
         rank, vo_rank = self.ranks(sizes)
+        return self._module(even(rank, sizes.heads), [vo_rank] * sizes.heads, sizes)
+
+    def _module(self, ranks: list[int], value_ranks: list[int], sizes: Sizes) -> FactoredAttention:
         fused = self.fusion == "free"
-        return FactoredAttention(
-            sizes.dim, even(rank, sizes.heads), [vo_rank] * sizes.heads, sizes.scale, fused=fused, **sizes.rest
-        )
+        return FactoredAttention(sizes.dim, ranks, value_ranks, sizes.scale, fused=fused, **sizes.rest)
 
     def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
         rank, vo_rank = self.ranks(sizes)
@@ -71,12 +84,19 @@ class IrrAtt(Method):
         }
         return Fit(factored(terms, vo, heads.bias, sizes, fused=self.fusion == "free"), report)
 
-    @torch.no_grad()
-    def refit(self, slim: SlimAttention) -> Fit:
-        """Algorithm 1 on a trained layer, best with a fusion penalty: what other heads hold of a column is dropped.
+    def again(self, module: CompressedAttention, path: str) -> Unit:
+        if not isinstance(module, SlimAttention):
+            return super().again(module, path)
+        dropout = module.attn_drop.p, module.proj_drop.p
+        heads, rank, value_ranks = module.num_heads, module.rank, module.value_ranks
+        sizes = Sizes(module.qkv.in_features, heads, 0, module.proj.out_features, module.scale, *dropout)
+        return self.unit(
+            path, lambda: self._module(even(rank, heads), value_ranks, sizes), lambda watch: self.refit(module, sizes)
+        )
 
-        Ranks are those that training has left; `rank` is not asked, values and outputs stay.
-        """
+    @torch.no_grad()
+    def refit(self, slim: SlimAttention, sizes: Sizes) -> Fit:
+        """Algorithm 1 on a trained layer, best with a fusion penalty: what other heads hold of a column is dropped."""
         slim = copy.deepcopy(slim).double()
         query, key, value = slim.qkv.weight.split([slim.rank, slim.rank, slim.value_rank])
         a = torch.cat([query.T, slim.query_bias[None]])
@@ -87,10 +107,6 @@ class IrrAtt(Method):
         terms = BlockTerms([a[:, o] for o in own], [b[:, o] for o in own], torch.eye(len(own)).to(a), [], 0.0)
         split = slim.value_ranks
         vo = BlockTerms(list(value.T.split(split, -1)), list(slim.proj.weight.split(split, -1)), terms.fusion, [], 0.0)
-        sizes = Sizes(
-            slim.qkv.in_features, slim.num_heads, 0, slim.proj.out_features, slim.scale,
-            slim.attn_drop.p, slim.proj_drop.p,
-        )  # fmt: skip
         module = factored(terms, vo, slim.proj.bias, sizes, fused=self.fusion == "free")
         dropped = (slim.fusion - torch.zeros_like(slim.fusion).scatter(0, owner[None], largest[None])).norm()
         return Fit(module, {"ranks": terms.ranks, "fusion_dropped": float(dropped / slim.fusion.norm())})

@@ -1,22 +1,76 @@
-"""Truncated SVD of MLP matrices alone; attention stays as it is (IrrAtt, table 1, "Original" with an MLP rank)."""
+"""Truncated SVD of MLP matrices; attention stays as it is (IrrAtt, table 1, "Original" with an MLP rank)."""
 
 from __future__ import annotations
 
-from attnlab.compression.methods.base import Fit, Method, Sizes, Watch
-from attnlab.compression.modules.attention import FactoredAttention
-from attnlab.pretrained.timm import Heads
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from attnlab.compression.decompositions import low_rank
+from attnlab.compression.methods.base import Change, Method, Unit, Watch, check_at_least
+from attnlab.compression.modules.linear import LowRankLinear
+from attnlab.errors import ConfigError
+from attnlab.pretrained.base import Layer, Projection
 
 
 class MLPSVD(Method):
-    """mlp_rank: of both matrices."""
+    """Each matrix of every MLP as a product of two.
 
-    compresses_attention = False
+    Args:
+        mlp_rank: the rank of each matrix, at least 1 and at most its smaller side.
+    """
 
     def __init__(self, mlp_rank: int) -> None:
-        super().__init__(None, None, mlp_rank)
+        check_at_least(1, mlp_rank=mlp_rank)
+        self.mlp_rank = mlp_rank
 
-    def outline(self, sizes: Sizes) -> FactoredAttention:
-        raise NotImplementedError("attention stays as it is")
+    def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
+        return mlp_units(model, layers, self.mlp_rank)
 
-    def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
-        raise NotImplementedError("attention stays as it is")
+    def rank_of(self, report: Mapping[str, Any]) -> int | None:
+        return int(report["ranks"])
+
+
+def mlp_units(model: nn.Module, layers: Sequence[Layer], rank: int) -> list[Unit]:
+    """A unit for each MLP of the model. ConfigError: none, one whose matrices are unknown, or a rank out of bounds."""
+    units = []
+    for layer in layers:
+        if layer.mlp is None:
+            continue
+        if reason := layer.refusals.get("mlp"):
+            raise ConfigError(reason)
+        for matrix in (layer.projections[name] for name in layer.matrices):
+            out_dim, dim = matrix.shape
+            if rank > min(dim, out_dim):
+                most = min(dim, out_dim)
+                raise ConfigError(f"compress.mlp_rank={rank}: {matrix.path} ({dim} x {out_dim}) takes 1 to {most}")
+        paths = [layer.projections[name].path for name in layer.matrices]
+        settings = {"method": MLPSVD.__name__, "rank": rank}
+        units.append(
+            Unit(layer.mlp, paths, settings, partial(_fit, model, layer, rank), partial(_outline, layer, rank))
+        )
+    if not units:
+        raise ConfigError(f"{type(model).__name__} has no MLP; leave compress.mlp_rank out")
+    return units
+
+
+def _pair(matrix: Projection, rank: int) -> LowRankLinear:
+    return LowRankLinear(matrix.shape[1], rank, matrix.shape[0], bias=matrix.bias)
+
+
+def _outline(layer: Layer, rank: int) -> Change:
+    return Change(projections={(layer.path, name): _pair(layer.projections[name], rank) for name in layer.matrices})
+
+
+def _fit(model: nn.Module, layer: Layer, rank: int, watch: Watch) -> Change:
+    pairs, errors = {}, {}
+    for name in layer.matrices:
+        matrix = layer.projections[name]
+        a, b, errors[f"{name}_error"] = low_rank(matrix.read(model), rank)
+        bias = matrix.read_bias(model)
+        pair = _pair(matrix, rank).double()
+        pair.load_state_dict({"0.weight": b, "1.weight": a} | ({} if bias is None else {"1.bias": bias}))
+        pairs[layer.path, name] = pair
+    return Change(projections=pairs, report={"ranks": rank, **errors})

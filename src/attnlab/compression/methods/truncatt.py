@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from attnlab.compression.decompositions import truncated_svd
-from attnlab.compression.methods.base import Fit, Method, Sizes, Watch, factored, values
+from attnlab.compression.methods.base import Watch
+from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, factored, values
 from attnlab.compression.modules.attention import FactoredAttention
-from attnlab.pretrained.timm import Heads
 
 
-class TruncAtt(Method):
-    """`rank`: of each head, 1 to the head's width."""
+class TruncAtt(QueryKeyMethod):
+    """The arguments are those of QueryKeyMethod; `rank` is that of each head, 1 to the head's width."""
 
     per_head = True
 

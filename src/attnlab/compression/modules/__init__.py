@@ -1,0 +1,1 @@
+"""The modules that compression puts in place of a model's own."""

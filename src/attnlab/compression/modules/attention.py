@@ -1,10 +1,8 @@
-"""Compressed attention for timm's vision transformers: drop-in modules that are described by a few numbers.
-
-Each knows its `layout()`: plain values from which `from_layout` builds it again, on any device and without its weights.
-"""
+"""Compressed attention for timm's vision transformers: modules in place of a whole attention module."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +10,53 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.compression.modules.base import Dense, Replacement
+from attnlab.compression.modules.dense import dense_heads
 from attnlab.compression.modules.packing import Bucket, buckets
 
 CACHED = 2**18  # logits that are computed at a time on a CPU: 1 MiB in float32
 
 
-class FactoredAttention(nn.Module):
+class CompressedAttention(Replacement):
+    """What both forms share: R query and key columns, and of each head P_h value and output columns.
+
+    `qkv` has the rows queries | keys | values, `query_bias` (R) is added to the queries, `proj` is (F', P).
+    """
+
+    rank: int
+    value_rank: int
+    value_ranks: list[int]
+    num_heads: int
+    heads: list[int]  # the numbers of the heads in the original layer
+    scale: float
+    qkv: nn.Linear
+    query_bias: nn.Parameter
+    proj: nn.Linear
+
+    @abstractmethod
+    def mixing(self) -> Tensor:
+        """(H, R), float64: the weight of each column in each head's logits."""
+
+    @abstractmethod
+    def products(self) -> int:
+        """Multiplications that give the logits of one pair of tokens in all heads."""
+
+    def multiply_adds(self, tokens: int) -> int:
+        """Projections, and the products of queries and keys and of weights and values."""
+        inputs, outputs = self.qkv.in_features, self.proj.out_features
+        projections = tokens * (inputs * (2 * self.rank + self.value_rank) + self.value_rank * outputs)
+        return projections + tokens**2 * (self.products() + self.value_rank)
+
+    def dense(self) -> tuple[Dense, float]:
+        """q, k, v, o of heads whose width is scale^-2, and the relative error of the query-key tensor."""
+        query, key, value = self.qkv.weight.double().split([self.rank, self.rank, self.value_rank])
+        query = torch.cat([query, self.query_bias.double()[:, None]], -1)
+        values, outputs = value.split(self.value_ranks), self.proj.weight.double().split(self.value_ranks, -1)
+        width = round(self.scale**-2)
+        return dense_heads(query, key, list(values), list(outputs), self.mixing(), self.heads, width, self.proj.bias)
+
+
+class FactoredAttention(CompressedAttention):
     """Attention whose head h has its own query-key rank R_h and value-output rank P_h: TruncAtt, global SVD, IrrAtt.
 
         logits_g = scale * sum_h fusion[g, h] (x A_h + a_h) (x B_h)',     y = sum_g softmax(logits_g) x V_g O_g' + o
@@ -26,7 +65,23 @@ class FactoredAttention(nn.Module):
     Without a fusion (the identity) neighbouring heads of similar ranks are packed to a common width and go through
     scaled_dot_product_attention, one call for each bucket. With one, logits are mixed before the softmax: (B, H, N, N)
     numbers, which no fused kernel does.
+
+    Args:
+        dim: F, the width of the input.
+        ranks: R_h, the largest first.
+        value_ranks: P_h, in the same order.
+        scale: factor of the logits.
+        out_dim: F', the width of the output; None: F.
+        fused: whether there is a fusion, (H, H), trained with the rest (IrrAtt, section 3.1).
+        heads: the numbers of the heads in the original layer; None: 0, 1, ...
+        attn_drop: dropout rate of the attention weights.
+        proj_drop: dropout rate of the output.
+
+    Raises:
+        ValueError: a rank below 1, or ranks in another order.
     """
+
+    kind = "factored"
 
     def __init__(
         self,
@@ -58,7 +113,6 @@ class FactoredAttention(nn.Module):
 
     def layout(self) -> dict[str, Any]:
         return {
-            "kind": "factored",
             "dim": self.qkv.in_features,
             "ranks": self.ranks,
             "value_ranks": self.value_ranks,
@@ -69,6 +123,13 @@ class FactoredAttention(nn.Module):
             "attn_drop": self.attn_drop.p,
             "proj_drop": self.proj_drop.p,
         }
+
+    def mixing(self) -> Tensor:
+        fusion = torch.eye(self.num_heads).to(self.query_bias) if self.fusion is None else self.fusion
+        return fusion.double().repeat_interleave(torch.tensor(self.ranks, device=fusion.device), -1)
+
+    def products(self) -> int:
+        return self.rank + (self.num_heads**2 if self.fusion is not None else 0)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         bias = F.pad(self.query_bias, (0, self.rank + self.value_rank))
@@ -108,13 +169,27 @@ class FactoredAttention(nn.Module):
         return _unpack(_in_parts(attend, qs, ks, vs, whole=attn_mask is not None).transpose(1, 2), self.value_ranks)
 
 
-class SlimAttention(nn.Module):
-    """CP SlimAtt: one query and one key projection of width R for all heads, weighed anew by each (IrrAtt, eq. 4).
+class SlimAttention(CompressedAttention):
+    """CP SlimAtt: one query and one key projection of width R for all heads, weighted by each (IrrAtt, eq. 4).
 
         logits_h = scale * (x S^Q + a) diag(S^H[h]) (x S^K)'
 
     x: (B, N, F) -> (B, N, F'). Values and outputs have a rank of their own in each head, the same in all.
+
+    Args:
+        dim: F, the width of the input.
+        rank: R.
+        value_ranks: P_h, all alike.
+        scale: factor of the logits.
+        out_dim: F', the width of the output; None: F.
+        attn_drop: dropout rate of the attention weights.
+        proj_drop: dropout rate of the output.
+
+    Raises:
+        ValueError: a rank below 1, or value ranks that differ.
     """
+
+    kind = "slim"
 
     def __init__(
         self,
@@ -132,6 +207,7 @@ class SlimAttention(nn.Module):
             raise ValueError(f"rank {rank}, value ranks {list(value_ranks)}: expected at least 1, the latter all alike")
         self.rank, self.value_ranks, self.scale = rank, list(value_ranks), scale
         self.num_heads, self.value_rank = len(value_ranks), sum(value_ranks)
+        self.heads = list(range(self.num_heads))
         self.qkv = nn.Linear(dim, 2 * rank + self.value_rank, bias=False)  # rows: queries | keys | values
         self.query_bias = nn.Parameter(torch.zeros(rank))
         self.fusion = nn.Parameter(torch.ones(self.num_heads, rank))
@@ -140,7 +216,6 @@ class SlimAttention(nn.Module):
 
     def layout(self) -> dict[str, Any]:
         return {
-            "kind": "slim",
             "dim": self.qkv.in_features,
             "rank": self.rank,
             "value_ranks": self.value_ranks,
@@ -149,6 +224,12 @@ class SlimAttention(nn.Module):
             "attn_drop": self.attn_drop.p,
             "proj_drop": self.proj_drop.p,
         }
+
+    def mixing(self) -> Tensor:
+        return self.fusion.double()
+
+    def products(self) -> int:
+        return self.num_heads * self.rank
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         bias = F.pad(self.query_bias, (0, self.rank + self.value_rank))
@@ -163,39 +244,6 @@ class SlimAttention(nn.Module):
         v = v.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         y = _in_parts(attend, q, k, v, whole=attn_mask is not None).transpose(1, 2).flatten(2)
         return self.proj_drop(self.proj(y))
-
-
-class LowRankLinear(nn.Sequential):
-    """A linear layer as two: the first without a bias."""
-
-    def __init__(self, dim: int, rank: int, out_dim: int, *, bias: bool = True) -> None:
-        super().__init__(nn.Linear(dim, rank, bias=False), nn.Linear(rank, out_dim, bias=bias))
-        self.dim, self.rank, self.out_dim = dim, rank, out_dim
-
-    def layout(self) -> dict[str, Any]:
-        last = self[1]
-        assert isinstance(last, nn.Linear)
-        return {
-            "kind": "linear",
-            "dim": self.dim,
-            "rank": self.rank,
-            "out_dim": self.out_dim,
-            "bias": last.bias is not None,
-        }
-
-
-Compressed = FactoredAttention | SlimAttention | LowRankLinear
-KINDS: dict[str, type[FactoredAttention] | type[SlimAttention] | type[LowRankLinear]] = {
-    "factored": FactoredAttention,
-    "slim": SlimAttention,
-    "linear": LowRankLinear,
-}
-
-
-def from_layout(layout: dict[str, Any]) -> Compressed:
-    """The module that a layout describes, its weights at random. KeyError, TypeError, ValueError: not a layout."""
-    arguments = {key: value for key, value in layout.items() if key != "kind"}
-    return KINDS[layout["kind"]](**arguments)
 
 
 def _pack(z: Tensor, ranks: Sequence[int], bucket: Bucket, width: int) -> Tensor:

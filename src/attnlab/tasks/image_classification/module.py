@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from attnlab.compression import SlimAttention
 from attnlab.compression.decompositions import fusion_penalty
+from attnlab.compression.modules.attention import SlimAttention
 from attnlab.training.module import Module
 
 

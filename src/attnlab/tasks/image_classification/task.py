@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.progress import Progress
 from safetensors.torch import save as save_tensors
 from timm.data import Mixup
-from timm.layers.attention import Attention
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from torch import nn
@@ -29,14 +28,15 @@ from attnlab.callbacks.predictions import write_predictions
 from attnlab.callbacks.summary import show
 from attnlab.compression import Method, compress, folder, outline
 from attnlab.compression.counting import multiply_adds, parameters, ratios
-from attnlab.compression.transform import attention_layers
+from attnlab.compression.methods.query_key import QueryKeyMethod
 from attnlab.config.build import instantiate
 from attnlab.data.images.folder import ImageData
 from attnlab.data.samples.images import CLASSES
 from attnlab.errors import ConfigError
 from attnlab.models.build import without_memory
-from attnlab.models.vision import VisionTransformer, fill, load_pretrained, read
-from attnlab.pretrained.timm import refuse
+from attnlab.pretrained import family_of
+from attnlab.pretrained.timm import VisionTransformer
+from attnlab.pretrained.weights import fill, read
 from attnlab.runs.device import busy_cores, device_of
 from attnlab.runs.files import write_bytes
 from attnlab.runs.record import NOT_RUN
@@ -164,7 +164,7 @@ class ImageClassificationTask(Task):
             module.model = folder.load(source).train()
             log.info("compressed model from %s", source)
         elif self.spec.checkpoint:
-            load_pretrained(module.model, self.spec.checkpoint)
+            family_of(module.model).load(module.model, self.spec.checkpoint)
         else:
             self._pretrain(record, data, module.model)
         about: dict[str, Any] = {
@@ -187,9 +187,7 @@ class ImageClassificationTask(Task):
             self._save(directory, data, module)
         self._sizes(record, module.model)
         if record["rank"] is None and self.method and about["layers"]:
-            ranks = about["layers"][0]["ranks"]
-            total = sum(ranks) if isinstance(ranks, list) else ranks
-            record["rank"] = total // len(ranks) if self.method.per_head else total
+            record["rank"] = self.method.rank_of(about["layers"][0])
         if self.cfg.hardware.compile:
             module.model.compile()
 
@@ -204,19 +202,16 @@ class ImageClassificationTask(Task):
 
     def bench(self, record: dict[str, Any], directory: Path, settings: Settings) -> None:
         """One attention layer of the model with random weights, forward, at `bench.batch` images."""
-        if not self.method or not self.method.compresses_attention:
+        if not isinstance(self.method, QueryKeyMethod):
             raise ConfigError("mode=bench of task=imagenet measures compressed attention: give compress=")
         device, model = device_of(self.cfg), self.build()
-        layer = next(module for _, module in attention_layers(model))
-        refuse(layer, "attention")
+        layer = next(layer for layer in family_of(model).layers(model) if layer.attention)
         tokens = self.cfg.task.data.image_size**2 // model.patch_embed.patch_size[0] ** 2  # type: ignore[index, union-attr]
         tokens += model.num_prefix_tokens
         busy = busy_cores()
         with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("attention", total=None)
-            row = vision.measure(
-                cast(Attention, layer), self.method, tokens, settings, device, lambda: bar.advance(task)
-            )
+            row = vision.measure(model, layer, self.method, tokens, settings, device, lambda: bar.advance(task))
         record["corpus"] = "none: random inputs"
         record["bench"] = {
             "protocol": {

@@ -1,0 +1,213 @@
+"""The base of methods that decompose the query-key tensor of attention layers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.compression.decompositions import BlockTerms, Slices, truncated_svd
+from attnlab.compression.methods.base import Change, Method, Unit, Watch, check_at_least, settings_of
+from attnlab.compression.methods.mlp_svd import mlp_units
+from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
+from attnlab.errors import ConfigError
+from attnlab.pretrained.base import ATTENTION, Layer
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of an attention layer: F, H, D, F', the factor of the logits, dropout rates of the weights and of the output."""
+
+    dim: int
+    heads: int
+    width: int
+    out_dim: int
+    scale: float
+    attn_drop: float = 0.0
+    proj_drop: float = 0.0
+
+    @classmethod
+    def of(cls, layer: Layer) -> Sizes:
+        """ConfigError: the products of the layer's weights are not what it computes, or heads share keys."""
+        reason = layer.refusals.get("attention") or layer.refusals.get("products")
+        if reason:
+            raise ConfigError(reason)
+        q, k, o = (layer.projections[name] for name in "qko")
+        if q.heads != k.heads:
+            raise ConfigError(f"{layer.attention}: {q.heads} heads share {k.heads} keys: no query-key tensor of heads")
+        return cls(q.shape[1], q.heads, q.width, o.shape[0], layer.scale, *layer.dropout)
+
+    @property
+    def rest(self) -> dict[str, Any]:
+        """The arguments that every module takes alike."""
+        return {"out_dim": self.out_dim, "attn_drop": self.attn_drop, "proj_drop": self.proj_drop}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """An attention layer's weights by head, in float64, its biases moved to where the algebra has room for them.
+
+    query: (H, F + 1, D), the last row its bias: the homogeneous coordinate. key: (H, F, D), without its bias, which
+    adds the same number to all logits of a query. value: (H, F, D), output: (H, F', D), without the value's bias,
+    which the rows of attention, summing to 1, carry into `bias` (F').
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    bias: Tensor
+    scale: float
+
+    @classmethod
+    def of(cls, model: nn.Module, layer: Layer) -> Heads:
+        """Read a layer's projections."""
+        places = [layer.projections[name] for name in ATTENTION]
+        query, key, value, output = (place.split(place.read(model).double()) for place in places)
+        biases = {name: layer.projections[name].read_bias(model) for name in "qvo"}
+        heads, _, width = query.shape
+        first = query.new_zeros(heads, 1, width) if biases["q"] is None else biases["q"].double().view(heads, 1, width)
+        folded = output.new_zeros(output.shape[1])
+        if (carried := biases["v"]) is not None:
+            folded = torch.einsum("hod,hd->o", output, carried.double().view(heads, -1))
+        if (last := biases["o"]) is not None:
+            folded = folded + last.double()
+        return cls(torch.cat([query, first], 1), key, value, output, folded, layer.scale)
+
+    @property
+    def qk(self) -> Slices:
+        """Y^QK: X' Y_h X are head h's logits, where X' has a column of ones (IrrAtt, section 2.3)."""
+        return Slices(self.query, self.key)
+
+    @property
+    def vo(self) -> Slices:
+        """Y^VO: what head h adds to the output, before attention weighs it."""
+        return Slices(self.value, self.output)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A compressed layer, its weights in float64, and plain values for the report."""
+
+    module: CompressedAttention
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+class QueryKeyMethod(Method):
+    """A low-rank form of the query-key tensor of every layer; values and outputs, and on request MLPs, by SVD.
+
+    Args:
+        rank: of the query-key tensor; None: half of what is exact, at least one for each head.
+        vo_rank: of each head's value-output matrix; None: half the head's width.
+        mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
+
+    Attributes:
+        per_head: whether `rank` counts for each head, or for all heads together.
+
+    Raises:
+        ValueError: a rank below 1.
+    """
+
+    per_head: ClassVar[bool] = False
+
+    def __init__(self, rank: int | None = None, vo_rank: int | None = None, mlp_rank: int | None = None) -> None:
+        check_at_least(1, rank=rank, vo_rank=vo_rank, mlp_rank=mlp_rank)
+        self.rank, self.vo_rank, self.mlp_rank = rank, vo_rank, mlp_rank
+
+    @abstractmethod
+    def outline(self, sizes: Sizes) -> CompressedAttention:
+        """A layer with the size and arithmetic of a fit, ranks shared out evenly; any weights."""
+
+    @abstractmethod
+    def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
+        """Decompose a layer, in float64."""
+
+    def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
+        found = [self._unit(model, layer, layer.attention) for layer in layers if layer.attention is not None]
+        if not found:
+            raise ConfigError(f"{type(model).__name__} has no attention with a qkv projection: nothing to compress")
+        return found + ([] if self.mlp_rank is None else mlp_units(model, layers, self.mlp_rank))
+
+    def _unit(self, model: nn.Module, layer: Layer, path: str) -> Unit:
+        module = model.get_submodule(path)
+        if isinstance(module, CompressedAttention):
+            return self.again(module, path)
+        sizes = Sizes.of(layer)
+        self.ranks(sizes, path)
+        return self.unit(
+            path, lambda: self.outline(sizes), lambda watch: self.fit(Heads.of(model, layer), sizes, watch)
+        )
+
+    def unit(self, path: str, outline: Callable[[], CompressedAttention], fit: Callable[[Watch], Fit]) -> Unit:
+        """The unit of one attention module."""
+
+        def fitted(watch: Watch) -> Change:
+            found = fit(watch)
+            return Change({path: found.module}, report=found.report)
+
+        return Unit(path, [path], settings_of(self, "mlp_rank"), fitted, lambda: Change({path: outline()}))
+
+    def again(self, module: CompressedAttention, path: str) -> Unit:
+        """From a module that is compressed already. ConfigError, except for methods that continue from such a one."""
+        raise ConfigError(f"{path} is compressed already; start from an uncompressed model")
+
+    def ranks(self, sizes: Sizes, path: str = "attention") -> tuple[int, int]:
+        """Query-key and value-output rank in use. ConfigError: out of bounds for a layer of these sizes."""
+        heads, width = sizes.heads, sizes.width
+        least, most = (1, width) if self.per_head else (heads, heads * width)
+        rank = max(least, (most + 1) // 2) if self.rank is None else self.rank
+        what = f"of a head, whose width is {width}" if self.per_head else f"of all {heads} heads of width {width}"
+        if not least <= rank <= most:
+            raise ConfigError(f"rank={rank}: {path} takes {least} to {most}, the query-key rank {what}")
+        vo_rank = (width + 1) // 2 if self.vo_rank is None else self.vo_rank
+        if vo_rank > width:
+            raise ConfigError(f"compress.vo_rank={vo_rank}: {path} takes 1 to {width}, the width of a head")
+        return rank, vo_rank
+
+    def rank_of(self, report: Mapping[str, Any]) -> int | None:
+        ranks = report["ranks"]
+        total = sum(ranks) if isinstance(ranks, list) else int(ranks)
+        return total // len(ranks) if self.per_head else total
+
+
+def values(heads: Heads, rank: int) -> BlockTerms:
+    """The value-output tensor, head by head (TruncAtt, as in all rows of table 1)."""
+    return truncated_svd(heads.vo, rank)
+
+
+def factored(terms: BlockTerms, vo: BlockTerms, bias: Tensor, sizes: Sizes, *, fused: bool) -> FactoredAttention:
+    """The layer of these terms, heads in the order of falling rank."""
+    order = sorted(range(len(terms.ranks)), key=lambda h: -terms.ranks[h])
+    module = FactoredAttention(
+        sizes.dim,
+        [terms.ranks[h] for h in order],
+        [vo.ranks[h] for h in order],
+        sizes.scale,
+        fused=fused,
+        heads=order,
+        **sizes.rest,
+    ).double()
+    left, right = (torch.cat([side[h] for h in order], -1) for side in (terms.left, terms.right))
+    fill(module, left, right, torch.cat([vo.left[h] for h in order], -1), torch.cat([vo.right[h] for h in order], -1))
+    with torch.no_grad():
+        module.proj.bias.copy_(bias)
+        if module.fusion is not None:
+            module.fusion.copy_(terms.fusion[order][:, order])
+    return module
+
+
+@torch.no_grad()
+def fill(module: FactoredAttention | SlimAttention, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
+    """Weights in columns: query (F + 1, R), key (F, R), value (F, P), output (F', P)."""
+    module.qkv.weight.copy_(torch.cat([query[:-1], key, value], -1).T)
+    module.query_bias.copy_(query[-1])
+    module.proj.weight.copy_(output)
+
+
+def even(total: int, heads: int) -> list[int]:
+    """A total shared out as evenly as can be, the larger shares first."""
+    return [total // heads + (h < total % heads) for h in range(heads)]

@@ -1,0 +1,76 @@
+"""What every module that compression puts in place has in common."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+Dense = dict[str, tuple[Tensor, Tensor | None]]  # W (out, in) and bias, by name of the projection
+
+
+class Replacement(nn.Module):
+    """A module in place of one of the model's own, described by plain values.
+
+    One in place of a single matrix has `in_features` and `out_features`, as nn.Linear does.
+
+    Attributes:
+        kind: its name in a saved folder; no two classes share one.
+    """
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def layout(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values: they build the module again, without its weights."""
+
+    @abstractmethod
+    def multiply_adds(self, tokens: int) -> int:
+        """For one sequence of that many tokens."""
+
+    @abstractmethod
+    def dense(self) -> tuple[Dense, float]:
+        """The dense matrices that compute the same, float64, and the relative error where they cannot.
+
+        By name of the projection for a module in place of a whole attention; under "" for one in place of one matrix.
+        """
+
+    def bind(self, model: nn.Module, path: str) -> None:
+        """Called once, when all modules of a model are in place: find there what other modules share with this one.
+
+        Args:
+            model: the whole model.
+            path: where in it this module lies.
+        """
+
+
+def describe(module: Replacement) -> dict[str, Any]:
+    """The kind and the layout of a module: what `build` takes."""
+    return {"kind": module.kind, **module.layout()}
+
+
+def build(layout: dict[str, Any]) -> Replacement:
+    """The module that a layout describes, its weights at random. KeyError, TypeError, ValueError: not a layout.
+
+    Only classes derived from Replacement are called, those of compression/modules and compression/methods among them.
+    """
+    arguments = {key: value for key, value in layout.items() if key != "kind"}
+    return kinds()[layout["kind"]](**arguments)
+
+
+def kinds() -> dict[str, type[Replacement]]:
+    """Every class of modules by its kind."""
+    for package in ("attnlab.compression.modules", "attnlab.compression.methods"):
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            importlib.import_module(f"{package}.{module.name}")
+    found: dict[str, type[Replacement]] = {}
+    classes: list[type[Any]] = [Replacement]
+    while classes:
+        one = classes.pop()
+        classes += one.__subclasses__()
+        if hasattr(one, "kind"):
+            found[one.kind] = one
+    return found
