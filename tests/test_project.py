@@ -3,7 +3,11 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,3 +33,23 @@ def test_make_explains_itself_and_runs_what_it_says() -> None:
     assert "attnlab.report experiments/irratt/table1.yaml" in make("-n", "table-irratt-1")
     assert ".venv/bin/python -m src.run task=mustc attention=mtla stride=2" in make("-n", "demo").splitlines()[-1]
     assert "make check" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_constraints_pin_all_that_is_installed() -> None:
+    """Everything that attnlab[dev] needs, directly or through others. CUDA packages are pinned by torch."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines if line[0] != "#"}
+    todo, seen = [Requirement("attnlab[dev]")], set()
+    while todo:
+        requirement = todo.pop()
+        key = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if key in seen or key[0].startswith(("nvidia-", "cuda-", "triton")):
+            continue
+        seen.add(key)
+        found = distribution(requirement.name)
+        if key[0] != "attnlab":
+            assert pinned.get(key[0]) == found.version.partition("+")[0], requirement
+        for more in map(Requirement, found.requires or []):
+            if any(not more.marker or more.marker.evaluate({"extra": extra}) for extra in requirement.extras or {""}):
+                todo.append(more)
+    assert len(seen) > 80
