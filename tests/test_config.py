@@ -17,7 +17,7 @@ from attnlab.config import build as config
 from attnlab.config.annotation import surely_fits
 from attnlab.config.build import CONF, config_hash, instantiate
 from attnlab.config.check import check, compose
-from attnlab.config.compose import KEYS, Composer
+from attnlab.config.compose import Composer, declared
 from attnlab.config.schema import signature
 from attnlab.errors import ConfigError, DataError
 
@@ -75,26 +75,26 @@ WRONG = {
     "'task.train={clip: 1, foo: 2}'": "task.train.foo: no such key",
     "task.model.encoder.conv_kernels.9=7": "no such key",
     # values
-    "seed=abc": "seed=abc: expected a whole number",
-    "seed=null": "seed=null: expected a whole number",
-    "seed=true": "expected a whole number",
-    "seed=-1": "expected at least 0",
-    "stride=two": "stride=two: expected a whole number or null",
-    "stride=": "expected a whole number or null",
-    "stride=2.5": "expected a whole number or null",
-    "stride=0": "stride=0: expected at least 1",
-    "rank=0": "rank=0: expected at least 1",
-    "task.train.max_steps=many": "task.train.max_steps=many: expected a whole number",
-    "task.train.max_steps=1e3": "expected a whole number",
-    "task.train.clip=null": "expected a number",
-    "task.train.validate_every=often": "expected a whole number or null",
+    "seed=abc": "seed=abc: expected int",
+    "seed=null": "seed=null: expected int",
+    "seed=true": "expected int",
+    "seed=-1": "seed=-1: expected int >= 0 and <= 4294967295",
+    "stride=two": "stride=two: expected int >= 1 or null",
+    "stride=": "expected int >= 1 or null",
+    "stride=2.5": "expected int >= 1 or null",
+    "stride=0": "stride=0: expected int >= 1 or null",
+    "rank=0": "rank=0: expected int >= 1 or null",
+    "task.train.max_steps=many": "task.train.max_steps=many: expected int",
+    "task.train.max_steps=1e3": "expected int",
+    "task.train.clip=null": "expected float",
+    "task.train.validate_every=often": "expected int >= 1 or null",
     "'task.train.clip={a: 1}'": "task.train.clip is a single value",
     "task.model=null": "expected a group of keys",
     "task.target=transcrip": "expected translation or transcript or null; nearest: transcript",
     "task.model.encoder.conv_kernels=5": "expected a list",
-    "task.model.encoder.conv_kernels=[5,a]": "each a whole number",
-    "task.optimizer.lr=high": "task.optimizer.lr=high: expected a number",
-    "task.optimizer.lr=nan": "expected a number",
+    "task.model.encoder.conv_kernels=[5,a]": "each int",
+    "task.optimizer.lr=high": "task.optimizer.lr=high: expected float",
+    "task.optimizer.lr=nan": "expected float",
     "task.optimizer.betas=[0.9]": "expected a list of 2",
     "task.model._target_=attnlab.models.SpeechToTxt": "no such class; nearest: attnlab.models.SpeechToText",
     "hardware.precision=16": "expected 32-true or",
@@ -102,20 +102,48 @@ WRONG = {
     "data_root=5": "expected a path",
     "task.model.d_model=145": "attention.head_dim = ${task.attention_head_dim}: 145 is not a multiple of 4",
     "seed='${foo}'": "seed = ${foo}: Interpolation key 'foo' not found",
-    "seed='${rank}'": "seed=null: expected a whole number",
+    "seed='${rank}'": "seed=null: expected int",
+    "task.train.max_steps=-5": "task.train.max_steps=-5: expected int >= 1 or -1",
+    "task.train.max_minutes=inf": "task.train.max_minutes=inf: expected float > 0 or null",
+    "task.train.max_minutes=0": "expected float > 0 or null",
+    "task.train.validate_every=-3": "expected int >= 1 or null",
+    "task.train.validate_every_epochs=0": "expected int >= 1",
+    "task.train.log_every=-1": "expected int >= 1",
+    "task.train.clip=-1": "task.train.clip=-1: expected float >= 0",
+    "task.train.first_token_weight=-2": "expected float >= 0",
+    "task.train.ctc_weight=inf": "expected float >= 0",
+    "task.attention_heads=0": "task.attention_heads=0: expected int >= 1",
+    "task.attention_dropout=1": "expected float >= 0 and < 1",
+    "task.optimizer.lr=-1": "task.optimizer.lr=-1: expected float >= 0",
+    "task.optimizer.betas=[0.9,1.5]": "each float >= 0 and < 1",
+    "hardware.devices=0": "hardware.devices=0: expected int >= 1 or auto or a list, each int >= 0, not empty",
+    "hardware.devices=-1": "expected int >= 1",
+    "hardware.devices=[]": "not empty",
+    "hardware.devices=[0,0]": "hardware.devices=[0, 0]: expected each device once",
+    "hardware.num_nodes=0": "expected int >= 1",
+    "seed=4294967296": "expected int >= 0 and <= 4294967295",
+    "task.decode.min_len=70": "task.decode.min_len=70: expected at most task.decode.max_len_b=60",
+    "task.model.encoder.num_heads=3": "expected a divisor of task.model.d_model=128",
+    "task=imagenet task.label_smoothing=3": "expected float >= 0 and < 1",
+    "task=imagenet task.mixup.mixup_alpha=-1": "task.mixup.mixup_alpha=-1: expected float >= 0",
+    "task=imagenet task.data.image_size=33": "expected a multiple of task.model.patch_size=8",
+    "task=imagenet task.ema_decay=2": "task.ema_decay=2: expected float >= 0 and < 1",
+    # old keys
+    "bench.prompt=3": "bench.prompt was renamed: write bench.prefix",
+    "task.attention_prompt=true": "task.attention_prompt was renamed: write task.attention_prefix",
     # knobs
     "attention=mha stride=2": "attention=mha has no stride; with one: attention=mtla",
     "attention=gqa rank=2": "attention=gqa has no rank; with one: attention=mla, attention=mla_t6",
     "stride=2 attention.stride=4": "has no effect",
     # modes
-    "mode=trian": "mode=trian: expected train or test or bench or describe or generate or evaluate; nearest: train",
+    "mode=trian": "mode=trian: no such mode; nearest: train",
     "mode=test": "mode=test needs checkpoint=",
     "mode=test checkpoint=/nowhere": "checkpoint=/nowhere: no such file or directory",
     "checkpoint=/": "checkpoint= is read by mode=test and mode=generate and mode=evaluate, not by mode=train",
     "prompt=a": "prompt= is read by mode=generate, not by mode=train",
     "mode=generate task=wikitext2": "mode=generate needs checkpoint=",
-    "mode=generate": "mode=generate: task=mustc has train, test, describe, bench",
-    "mode=generate task=wikitext2 prompt=5": "prompt=5: expected text or null",
+    "mode=generate": "mode=generate: task=mustc has no such mode; it has train, test, describe, bench",
+    "mode=generate task=wikitext2 prompt=5": "prompt=5: expected str or null",
     "mode=evaluate task=ptb": "mode=evaluate needs checkpoint=",
     "mode=describe resume=/": "resume= is read by mode=train",
     "resume=/nowhere": "no such file or directory",
@@ -210,17 +238,18 @@ def test_a_multirun_is_checked_job_by_job() -> None:
     assert jobs == [("mha", 1), ("mha", 2), ("mla", 1), ("mla", 2), ("mqa", 1), ("mqa", 2)]
 
 
-def test_no_key_takes_just_anything() -> None:
-    """Every value that is null by default and stands beside no class has its type in KEYS, and KEYS names real keys."""
-    cfg = compose()
-    plain = config.written(cfg)
-    for path, value in config.leaves({key: node for key, node in plain.items() if key != "choices"}):
-        parent = OmegaConf.select(cfg, path.rpartition(".")[0]) if "." in path else cfg
-        if value is None and not (isinstance(parent, DictConfig) and "_target_" in parent):
-            assert path in KEYS, path
-    for key in KEYS:
-        parent, _, name = key.rpartition(".")
-        assert name in (OmegaConf.select(cfg, parent) if parent else cfg), key
+TASKS = [name for name in options("task") if f"{name}_sample" in options("recipe")]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_key_takes_just_anything(task: str) -> None:
+    """Every value that is null by default has its type in a class or a schema."""
+    cfg = compose(f"task={task}")
+    for path, value in config.leaves({key: node for key, node in config.written(cfg).items() if key != "choices"}):
+        parent, _, name = path.rpartition(".")
+        node = config.written(OmegaConf.select(cfg, parent)) if parent else config.written(cfg)
+        if value is None:
+            assert declared(node, parent, name), path
 
 
 def test_values_in_the_files_are_of_the_types_their_classes_declare() -> None:
@@ -263,7 +292,7 @@ def test_a_mechanism_from_an_own_directory(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"num_kv_head": 2}, "attention.num_kv_head: MHA has no parameter 'num_kv_head'; nearest: num_kv_heads"),
-        ({"num_kv_heads": "two"}, "attention.num_kv_heads=two: expected a whole number"),
+        ({"num_kv_heads": "two"}, "attention.num_kv_heads=two: expected int"),
         ({"num_kv_heads": "???"}, "attention.num_kv_heads has no default"),
         ({"_target_": "attnlab.attention.MHAA"}, "no such class; nearest: attnlab.attention.MHA"),
         ({"_target_": "torch.nn.Linearr"}, "attention._target_=torch.nn.Linearr: no such class"),
@@ -295,6 +324,25 @@ def test_an_overlay_declares_nothing(tmp_path: Path, group: str) -> None:
     assert "nearest: task.train.max_steps" in message
     fine = own(tmp_path, f"{group}/mine", "# @package _global_\ntask:\n  optimizer:\n    eps: 1.0e-9\n")
     assert check([fine, f"{group}=mine"]).jobs[0].task.optimizer.eps == 1e-9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mode: 3", "experiment=mine: mode=3: expected str"),
+        ("seed: one", "experiment=mine: seed=one: expected int"),
+        ("task:\n  train:\n    clip: high", "experiment=mine: task.train.clip=high: expected float >= 0"),
+        ("task:\n  name: 5", "experiment=mine: task.name=5: expected str"),
+        ("task:\n  model:\n    encoder: 3", "task.model.encoder"),
+    ],
+)
+def test_values_in_an_overlay_are_checked_as_on_the_command_line(tmp_path: Path, text: str, message: str) -> None:
+    assert message in error(own(tmp_path, "experiment/mine", f"# @package _global_\n{text}\n"), "experiment=mine")
+
+
+def test_a_key_that_no_hardware_has(tmp_path: Path) -> None:
+    flag = own(tmp_path, "hardware/mine", "defaults: [cpu]\ndevcies: 2\n")
+    assert "hardware.devcies: Hardware has no parameter 'devcies'; nearest: devices" in error(flag, "hardware=mine")
 
 
 def test_a_scale_that_a_task_has_not(tmp_path: Path) -> None:

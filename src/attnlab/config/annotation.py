@@ -1,7 +1,10 @@
 """Whether a value from YAML may stand where a Python annotation does, and how to say so to a person.
 
-Annotations are read as syntax (`ast`), so nothing has to be imported. What is not understood is let through: the class
+Annotations are read as syntax (`ast`), so nothing has to be imported. What is not understood is accepted: the class
 itself still checks it.
+
+Bounds are written as annotated-types writes them, `Annotated[int, Ge(1)]`: Ge, Gt, Le, Lt, and MinLen for texts and
+lists. They are known by name, so a package that must not depend on annotated-types may define its own.
 """
 
 import ast
@@ -9,9 +12,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_SCALARS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "Path": "a path"}
+_SCALARS = ("int", "float", "bool", "str")
 _LISTS = {"list", "List", "tuple", "Tuple", "Sequence", "Iterable", "Collection", "set", "frozenset"}
 _MAPPINGS = {"dict", "Dict", "Mapping"}
+_BOUNDS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
 
 
 def parse(annotation: str) -> ast.expr:
@@ -37,19 +41,44 @@ def fits(annotation: ast.expr, value: Any) -> bool:
     return any(_fits(part, value) for part in _alternatives(annotation))
 
 
-def words(annotation: ast.expr) -> str:
-    """An annotation for a person: `int | None` is "a whole number or null"."""
-    return " or ".join(dict.fromkeys(_words(part) for part in _alternatives(annotation)))
-
-
 def surely_fits(annotation: ast.expr, value: Any) -> bool:
     """Whether it fits an alternative that is understood."""
     return any(_is_clear(part) and _fits(part, value) for part in _alternatives(annotation))
 
 
+def within(annotation: ast.expr, value: Any) -> bool:
+    """Whether a Python value lies within the bounds of an annotation; of types only those with bounds are checked."""
+    parts = list(_alternatives(annotation))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        limits = [part for part in parts if name_of(part) == "Annotated"]
+        return not limits or any(_fits(part, value) for part in parts)
+    if not isinstance(value, list | tuple):
+        return True
+    for part in parts:
+        inner = _parts(part)[0] if name_of(part) == "Annotated" else part
+        if name_of(inner) in _LISTS and _parts(inner):
+            return _holds(part, value) and all(within(_parts(inner)[0], item) for item in value)
+    return True
+
+
+def words(annotation: ast.expr) -> str:
+    """An annotation for a person: `Annotated[int, Ge(1)] | None` is "int >= 1 or null"."""
+    return " or ".join(dict.fromkeys(_words(part) for part in _alternatives(annotation)))
+
+
 def literals(annotation: ast.expr) -> list[Any]:
     """The values that its `Literal`s list."""
     return [value for part in _alternatives(annotation) if name_of(part) == "Literal" for value in _values(part)]
+
+
+def name_of(expression: ast.expr) -> str:
+    """The last part of a name, whatever is subscripted or called: `list` for list[int]."""
+    match expression:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=value) | ast.Call(func=value):
+            return name_of(value)
+    return ""
 
 
 def _alternatives(annotation: ast.expr) -> Iterator[ast.expr]:
@@ -66,18 +95,17 @@ def _alternatives(annotation: ast.expr) -> Iterator[ast.expr]:
             yield from _alternatives(_parts(annotation)[0])
             yield ast.Constant(None)
         case ast.Subscript() if name_of(annotation) == "Annotated":
-            yield from _alternatives(_parts(annotation)[0])
+            first, *metadata = _parts(annotation)
+            bounds = [mark for mark in metadata if name_of(mark) in (*_BOUNDS, "MinLen")]
+            for part in _alternatives(first):
+                none = isinstance(part, ast.Constant) and part.value is None
+                yield part if none or not bounds else _annotated(part, bounds)
         case _:
             yield annotation
 
 
-def name_of(expression: ast.expr) -> str:
-    match expression:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case ast.Subscript(value=value) | ast.Call(func=value):
-            return name_of(value)
-    return ""
+def _annotated(part: ast.expr, bounds: list[ast.expr]) -> ast.expr:
+    return ast.Subscript(ast.Name("Annotated"), ast.Tuple([part, *bounds], ast.Load()), ast.Load())
 
 
 def _parts(annotation: ast.expr) -> list[ast.expr]:
@@ -90,14 +118,16 @@ def _parts(annotation: ast.expr) -> list[ast.expr]:
 
 
 def _is_clear(annotation: ast.expr) -> bool:
+    if name_of(annotation) == "Annotated":
+        return _is_clear(_parts(annotation)[0])
     if name_of(annotation) in _LISTS:
         return all(_is_clear(inner) for part in _parts(annotation) for inner in _alternatives(part))
-    known = isinstance(annotation, ast.Constant) or name_of(annotation) in (*_SCALARS, *_MAPPINGS, "Literal")
+    known = isinstance(annotation, ast.Constant) or name_of(annotation) in (*_SCALARS, "Path", *_MAPPINGS, "Literal")
     return known or name_of(annotation) in ("Any", "object")
 
 
 def _values(annotation: ast.expr) -> list[Any]:
-    return [part.value for part in _parts(annotation) if isinstance(part, ast.Constant)]
+    return [ast.literal_eval(part) for part in _parts(annotation)]
 
 
 def _fits(annotation: ast.expr, value: Any) -> bool:
@@ -107,13 +137,15 @@ def _fits(annotation: ast.expr, value: Any) -> bool:
     if name in ("Any", "object"):
         return True
     if name == "Literal":
-        return value in _values(annotation)
+        return any(type(value) is type(item) and value == item for item in _values(annotation))
     if value is None:
         return False
+    if name == "Annotated":
+        return _fits(_parts(annotation)[0], value) and _holds(annotation, value)
     if name == "int":
         return isinstance(value, int) and not isinstance(value, bool)
     if name == "float":
-        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if name == "bool":
         return isinstance(value, bool)
     if name in ("str", "Path"):
@@ -123,6 +155,25 @@ def _fits(annotation: ast.expr, value: Any) -> bool:
     if name in _LISTS:
         return isinstance(value, Sequence) and not isinstance(value, str) and _elements_fit(annotation, value)
     return True
+
+
+def _holds(annotation: ast.expr, value: Any) -> bool:
+    """Whether a value of the right type lies within the bounds of an `Annotated`; others have none."""
+    for kind, bound in _bounds(annotation):
+        if kind == "MinLen":
+            within = len(value) >= bound
+        else:
+            within = {"Ge": value >= bound, "Gt": value > bound, "Le": value <= bound, "Lt": value < bound}[kind]
+        if not within:
+            return False
+    return True
+
+
+def _bounds(annotation: ast.expr) -> list[tuple[str, Any]]:
+    if name_of(annotation) != "Annotated":
+        return []
+    marks = [mark for mark in _parts(annotation)[1:] if isinstance(mark, ast.Call)]
+    return [(name_of(mark), ast.literal_eval([*mark.args, *(k.value for k in mark.keywords)][0])) for mark in marks]
 
 
 def _elements_fit(annotation: ast.expr, values: Sequence[Any]) -> bool:
@@ -140,6 +191,8 @@ def _words(annotation: ast.expr) -> str:
     name = name_of(annotation)
     if isinstance(annotation, ast.Constant) and annotation.value is None:
         return "null"
+    if name == "Annotated":
+        return f"{words(_parts(annotation)[0])}{_limits(annotation)}"
     if name == "Literal":
         return " or ".join(str(value) for value in _values(annotation))
     if name in _LISTS:
@@ -148,4 +201,13 @@ def _words(annotation: ast.expr) -> str:
         return f"a list{count}, each {words(parts[0])}" if parts else "a list"
     if name in _MAPPINGS:
         return "a group of keys"
-    return _SCALARS.get(name, f"a {name}")
+    return "a path" if name == "Path" else name if name in _SCALARS else f"a {name}"
+
+
+def _limits(annotation: ast.expr) -> str:
+    """ " >= 0 and < 1", or ", not empty"."""
+    bounds = _bounds(annotation)
+    numbers = " and ".join(f"{_BOUNDS[kind]} {bound}" for kind, bound in bounds if kind in _BOUNDS)
+    shortest = max([bound for kind, bound in bounds if kind == "MinLen"], default=0)
+    least = "" if not shortest else ", not empty" if shortest == 1 else f", at least {shortest} long"
+    return (f" {numbers}" if numbers else "") + least

@@ -14,35 +14,15 @@ from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from attnlab.config import build as config
-from attnlab.config.compose import KEYS, Composer, one_line, require, require_key
+from attnlab.config.compose import Composer, declared, one_line, require
 from attnlab.config.nearest import nearest
+from attnlab.config.rules import check_relations
 from attnlab.config.schema import siblings, signature
+from attnlab.config.settings import MODES, OPEN, SCHEMAS, owner, read_by
 from attnlab.errors import ConfigError
-
-READ_BY = {  # the modes that read a key
-    "checkpoint": ("test", "generate", "evaluate"),
-    "resume": ("train",),
-    "prompt": ("generate",),
-}
-AT_LEAST = {  # what would otherwise be noticed in the middle of a run, or after it
-    "task.data.max_frames": 1,
-    "task.decode_max_frames": 1,
-    "task.attention_heads": 1,
-    "task.model.d_model": 1,
-    "task.model.encoder.num_layers": 0,
-    "task.model.decoder.num_layers": 1,
-    "task.train.max_epochs": 1,
-    "task.train.accumulate": 1,
-    "task.train.keep_best": 1,
-    "task.train.ctc_weight": 0,
-    "task.optimizer.lr": 0,
-    "task.decode.beam": 1,
-    "task.decode.max_len_b": 0,
-    "task.decode.min_len": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -90,31 +70,36 @@ def _usage(message: str) -> NoReturn:
 
 def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     """What concerns a composed configuration as a whole; the configuration to run with."""
-    if cfg.mode not in cfg.task.modes:
-        raise ConfigError(f"mode={cfg.mode}: task={cfg.hydra.runtime.choices.task} has {', '.join(cfg.task.modes)}")
     missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
     if missing:
         raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
-    for key, modes in READ_BY.items():
-        if cfg[key] is not None and cfg.mode not in modes:
-            raise ConfigError(f"{key}= is read by mode={' and mode='.join(modes)}, not by mode={cfg.mode}")
-        if key != "prompt" and cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
-            raise ConfigError(f"{key}={cfg[key]}: no such file or directory")
-    if cfg.mode in READ_BY["checkpoint"] and cfg.checkpoint is None:
-        raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>")
-    if cfg.data_root == "":
-        raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
+    _check_mode(cfg)
     _check_task(cfg)
     _check_knobs(cfg, composer)
     fixed = config.freeze(cfg, cfg.hydra.runtime.choices)
-    for key in KEYS:
-        require_key(key, config.written(OmegaConf.select(fixed, key)))
-    _check_targets(config.written(fixed), "")
-    for key, least in AT_LEAST.items():
-        value = OmegaConf.select(fixed, key)
-        if isinstance(value, int | float) and value < least:
-            raise ConfigError(f"{key}={value}: expected at least {least}")
+    _check_nodes(config.written(fixed), "")
+    check_relations(fixed)
     return fixed
+
+
+def _check_mode(cfg: DictConfig) -> None:
+    """The mode exists, the task has it, and every key that only some modes read is read."""
+    if cfg.mode not in MODES:
+        raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
+    if cfg.mode not in cfg.task.modes:
+        has = ", ".join(cfg.task.modes)
+        raise ConfigError(f"mode={cfg.mode}: task={cfg.hydra.runtime.choices.task} has no such mode; it has {has}")
+    readers = read_by()
+    for key, modes in readers.items():
+        value = cfg[key]
+        if value is not None and cfg.mode not in modes:
+            raise ConfigError(f"{key}= is read by mode={' and mode='.join(modes)}, not by mode={cfg.mode}")
+        if value is not None and key != "prompt" and not Path(value).expanduser().exists():
+            raise ConfigError(f"{key}={value}: no such file or directory")
+    if cfg.mode in readers["checkpoint"] and cfg.checkpoint is None:
+        raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>")
+    if cfg.data_root == "":
+        raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
 
 
 def _check_task(cfg: DictConfig) -> None:
@@ -143,35 +128,36 @@ def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
         raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
 
 
-def _check_targets(node: object, path: str) -> None:
-    """Every `_target_` exists, and takes the keys beside it with the values they have."""
+def _check_nodes(node: object, path: str) -> None:
+    """Every `_target_` exists, and every node's keys are those of its class or schema, with values that fit."""
     if isinstance(node, list):
         for i, item in enumerate(node):
-            _check_targets(item, f"{path}.{i}")
+            _check_nodes(item, f"{path}.{i}")
     if not isinstance(node, dict):
         return
-    if "_target_" in node:
-        _check_target(node, path)
+    if owner(node, path):
+        _check_node(node, path)
     for key, child in node.items():
-        _check_targets(child, f"{path}.{key}" if path else str(key))
+        _check_nodes(child, f"{path}.{key}" if path else str(key))
 
 
-def _check_target(node: dict[str, object], path: str) -> None:
-    target = node["_target_"]
+def _check_node(node: dict[str, object], path: str) -> None:
+    target = owner(node, path)
     try:
-        found = signature(str(target))
+        found = signature(target)
         if found is None:
-            pkgutil.resolve_name(str(target))  # its source does not tell: compiled, or misspelt
+            pkgutil.resolve_name(target)  # its source does not tell: compiled, or misspelt
     except (LookupError, ImportError, AttributeError, ValueError) as error:
-        hint = nearest(str(target), siblings(str(target)))
+        hint = nearest(target, siblings(target))
         raise ConfigError(f"{path}._target_={target}: no such class{hint}") from error
+    is_open = SCHEMAS.get(path) in OPEN or (found is not None and found.open)
     for key, value in node.items():
         if found is None or key in ("_target_", "_partial_"):
             continue
-        if key not in found.parameters and not found.open:
+        here = f"{path}.{key}" if path else key
+        if key not in found.parameters and not is_open:
             hint = nearest(key, found.parameters)
-            raise ConfigError(f"{path}.{key}: {str(target).rpartition('.')[2]} has no parameter {key!r}{hint}")
-        annotation = found.parameters.get(key)
-        built = isinstance(value, dict) and "_target_" in value
-        if annotation is not None and not built:
-            require(f"{path}.{key}", annotation, value)
+            raise ConfigError(f"{here}: {target.rpartition('.')[2]} has no parameter {key!r}{hint}")
+        if not (isinstance(value, dict) and "_target_" in value):
+            for annotation in declared(node, path, key):
+                require(here, annotation, value)

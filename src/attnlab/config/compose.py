@@ -19,31 +19,11 @@ from attnlab.config import build as config
 from attnlab.config.annotation import annotation_of, fits, literals, parse, surely_fits, words
 from attnlab.config.nearest import matches, nearest
 from attnlab.config.renames import advice
+from attnlab.config.rules import FOREIGN
 from attnlab.config.schema import signature
+from attnlab.config.settings import owner
 from attnlab.errors import ConfigError
 
-# What a key may be whose class or default does not say it all; for every other key they do.
-KEYS = {
-    "mode": "Literal['train', 'test', 'bench', 'describe', 'generate', 'evaluate']",
-    "seed": "int",
-    "stride": "int | None",
-    "rank": "int | None",
-    "data_root": "Path | None",
-    "checkpoint": "Path | None",
-    "prompt": "str | None",
-    "resume": "Path | None",
-    "cache_dir": "Path",
-    "task.target": "Literal['translation', 'transcript'] | None",
-    "task.encoder_checkpoint": "Path | None",
-    "task.train.max_epochs": "int | None",
-    "task.train.max_minutes": "float | None",
-    "task.train.validate_every": "int | None",
-    "hardware.accelerator": "Literal['auto', 'cpu', 'gpu', 'cuda', 'mps']",
-    "hardware.devices": "int | Literal['auto'] | list[int]",
-    "hardware.strategy": "Literal['auto', 'ddp', 'ddp_find_unused_parameters_true', 'fsdp']",
-    "hardware.precision": "Literal['32-true', 'bf16-mixed', '16-mixed', 'bf16-true']",
-}
-LEAST = {"seed": 0, "stride": 1, "rank": 1}
 OVERLAYS = ("recipe", "experiment")  # groups whose files change what other files declare, and declare nothing
 
 
@@ -157,18 +137,32 @@ class Composer:
         overlays = [group for group in OVERLAYS if choices.get(group)]
         others = [group for group in config.GROUPS if choices.get(group) and group not in OVERLAYS]
         without = [f"{group}={choices[group]}" for group in others] + [f"~{group}" for group in overlays]
-        bare, full = config.written(self.compose(without)), config.written(base)
+        names = " or ".join(f"{group}={choices[group]}" for group in overlays)
+        plain = self.compose(without)
+        bare, full = config.written(plain), config.written(base)
         for key in _keys({name: node for name, node in full.items() if name != "hydra"}):
             node, path, rest = _walk(bare, key)
             if rest and not (isinstance(node, dict) and "_target_" in node):
-                names = " or ".join(f"{group}={choices[group]}" for group in overlays)
                 raise ConfigError(f"{names} sets {key}, which is no key{_nearest_key(bare, key)}")
+            value, parent = _walk(full, key)[0], _walk(full, key.rpartition(".")[0])[0]
+            if not rest and not isinstance(value, dict) and value != node and _same_class(bare, parent, key):
+                try:
+                    _check_value(plain, key, value)
+                except ConfigError as error:
+                    raise ConfigError(f"{names}: {error}") from error
 
 
 @lru_cache
 def _composed(newest: int, *overrides: str) -> DictConfig:
     """Composing takes Hydra a tenth of a second. `newest`: the files' time, so that a change of theirs is seen."""
     return compose("config", list(overrides), return_hydra_config=True)
+
+
+def _same_class(bare: dict[str, Any], parent: Any, key: str) -> bool:
+    """Whether the node of a key has the class that it has without overlays, so that defaults tell the types."""
+    before = _walk(bare, key.rpartition(".")[0])[0]
+    nodes = [node for node in (before, parent) if isinstance(node, dict)]
+    return "." not in key or (len(nodes) == 2 and nodes[0].get("_target_") == nodes[1].get("_target_"))
 
 
 def _assigned(override: Override) -> Iterator[tuple[str, Any]]:
@@ -199,6 +193,10 @@ def _walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
 
 def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list[str]) -> None:
     node, path, rest = _walk(plain, key)
+    if rest and (
+        new := advice(key, str(node.get("_target_", "")).rpartition(".")[2] if isinstance(node, dict) else "")
+    ):
+        raise ConfigError(new)
     adding = override.is_add() or override.is_force_add()
     if adding and key.startswith("hydra."):
         return  # Hydra knows its own schema
@@ -267,27 +265,25 @@ def require(key: str, annotation: ast.expr, value: Any) -> None:
         raise ConfigError(f"{key}={'null' if value is None else value}: expected {words(annotation)}{hint}")
 
 
-def require_key(key: str, value: Any) -> None:
-    """ConfigError if a value is not what KEYS and LEAST ask for."""
-    require(key, parse(KEYS[key]), value)
-    if key in LEAST and value is not None and value < LEAST[key]:
-        raise ConfigError(f"{key}={value}: expected at least {LEAST[key]}")
+def declared(node: Any, path: str, name: str) -> list[ast.expr]:
+    """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`."""
+    key = f"{path}.{name}" if path else name
+    own = _parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
+    return [*([own] if own is not None else []), *([parse(FOREIGN[key])] if key in FOREIGN else [])]
 
 
 def _check_value(base: DictConfig, key: str, value: Any) -> None:
-    """A value given on the command line has the type that KEYS, the class's annotation or else the default asks for."""
+    """A value that is set has the type of the key's annotation, or else of the default."""
     if "${" in str(value):
         return  # a reference: what it leads to is checked in the composed configuration
-    if key in KEYS:
-        require_key(key, value)
+    parent, path, rest = (
+        _walk(config.written(base), key.rpartition(".")[0]) if "." in key else (config.written(base), "", [])
+    )
+    annotations = [] if rest else declared(parent, path, key.rpartition(".")[2])
+    for annotation in annotations:
+        require(key, annotation, value)
+    if any(surely_fits(annotation, value) for annotation in annotations):
         return
-    parent, _, rest = _walk(config.written(base), key.rpartition(".")[0]) if "." in key else ({}, "", [])
-    target = parent.get("_target_") if isinstance(parent, dict) and not rest else None
-    declared = _parameters(str(target or "")).get(key.rpartition(".")[2])
-    if declared is not None:
-        require(key, declared, value)
-        if surely_fits(declared, value):
-            return
     try:
         default = annotation_of(config.written(OmegaConf.select(base, key)))
     except OmegaConfBaseException:  # a default that needs another value first

@@ -1,0 +1,38 @@
+"""Bounds of a signature, kept where a class is built without a configuration."""
+
+import functools
+import inspect
+from typing import Any, TypeVar
+
+from attnlab.config.annotation import within, words
+from attnlab.config.schema import signature
+
+Class = TypeVar("Class", bound=type)
+
+
+def bounded(cls: Class) -> Class:
+    """Class decorator: the constructor raises ValueError for an argument outside the bounds of its annotation.
+
+    The bounds are those that the configuration's check reads, such as `Annotated[int, Ge(1)]`, and so is the message.
+    """
+    init = cls.__init__  # type: ignore[misc]
+
+    @functools.cache
+    def parameters() -> Any:
+        found = signature(f"{cls.__module__}.{cls.__qualname__}")
+        return found.parameters if found else {}
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            given = inspect.signature(init).bind(self, *args, **kwargs).arguments
+        except TypeError:
+            given = {}  # the constructor itself says what is wrong
+        for name, value in given.items():
+            annotation = parameters().get(name)
+            if annotation is not None and not within(annotation, value):
+                raise ValueError(f"{name}={value}: expected {words(annotation)}")
+        init(self, *args, **kwargs)
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls

@@ -1,0 +1,142 @@
+"""The keys that no class takes, with types and bounds: of the root, the hardware, the task and its training.
+
+A node with a `_target_` is checked against the signature that it names. The nodes of SCHEMAS have none: there the
+fields of a dataclass say which values a key may have. Nothing instantiates them; they are read as source, as every
+signature is (:mod:`attnlab.config.schema`). What other libraries' arguments may be, and how keys must relate to each
+other, is in :mod:`attnlab.config.rules`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+
+@dataclass(frozen=True)
+class ReadBy:
+    """Marks a root key that only some modes read; in others it is refused."""
+
+    modes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Root:
+    """The keys of conf/config.yaml that are no group. `mode`: a file in modes/ that the task lists in `task.modes`."""
+
+    mode: str
+    seed: Annotated[int, Ge(0), Le(4294967295)]  # numpy's bound
+    stride: Annotated[int, Ge(1)] | None
+    rank: Annotated[int, Ge(1)] | None
+    data_root: Path | None
+    checkpoint: Annotated[Path | None, ReadBy(("test", "generate", "evaluate"))]
+    prompt: Annotated[str | None, ReadBy(("generate",))]
+    resume: Annotated[Path | None, ReadBy(("train",))]
+    cache_dir: Annotated[Path, MinLen(1)]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The arguments of Lightning's Trainer that say where and how fast a run happens, and `compile`: torch.compile."""
+
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"]
+    devices: Annotated[int, Ge(1)] | Literal["auto"] | Annotated[list[Annotated[int, Ge(0)]], MinLen(1)]
+    num_nodes: Annotated[int, Ge(1)]
+    strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"]
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"]
+    compile: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """The keys that several tasks have. A task may have others, which stand in its own file."""
+
+    name: Annotated[str, MinLen(1)]
+    modes: Annotated[list[str], MinLen(1)]
+    target: Literal["translation", "transcript"] | None
+    encoder_checkpoint: Path | None
+    attention_heads: Annotated[int, Ge(1)]
+    attention_head_dim: Annotated[int, Ge(1)]
+    attention_bias: bool
+    attention_dropout: Annotated[float, Ge(0), Lt(1)]
+    attention_prefix: bool
+    attention_rank: Annotated[int, Ge(1)] | None
+    attention_window: Annotated[int, Ge(1)] | None
+    decode_max_frames: Annotated[int, Ge(1)]
+    compressible: bool
+    channels_last: bool
+    label_smoothing: Annotated[float, Ge(0), Lt(1)]
+    ema_decay: Annotated[float, Ge(0), Lt(1)]
+    ema_warmup: bool
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long and how a task trains. -1 updates: until `max_epochs` or `max_minutes`."""
+
+    max_steps: Annotated[int, Ge(1)] | Literal[-1]
+    max_epochs: Annotated[int, Ge(1)] | None
+    max_minutes: Annotated[float, Gt(0)] | None
+    batch: dict[str, Any]
+    accumulate: Annotated[int, Ge(1)]
+    clip: Annotated[float, Ge(0)]
+    label_smoothing: Annotated[float, Ge(0), Lt(1)]
+    ctc_weight: Annotated[float, Ge(0)]
+    first_token_weight: Annotated[float, Ge(0)]
+    validate_every: Annotated[int, Ge(1)] | None
+    validate_every_epochs: Annotated[int, Ge(1)]
+    validate_decode: Annotated[int, Ge(0)] | None
+    keep_best: Annotated[int, Ge(1)]
+    log_every: Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one update sees, on all processes together."""
+
+    tokens: Annotated[int, Ge(1)]
+    images: Annotated[int, Ge(1)]
+    frames: Annotated[int, Ge(1)]
+    bucket: Annotated[int, Ge(1)]
+    split: bool
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Training from scratch, where an image task has no checkpoint."""
+
+    epochs: Annotated[int, Ge(0)]
+    lr: Annotated[float, Ge(0)]
+    weight_decay: Annotated[float, Ge(0)]
+    warmup_epochs: Annotated[int, Ge(0)]
+
+
+SCHEMAS: dict[str, type] = {
+    "": Root,
+    "hardware": Hardware,
+    "task": Task,
+    "task.train": Train,
+    "task.train.batch": Batch,
+    "task.pretrain": Pretraining,
+}
+OPEN = (Root, Task)  # may have keys that are not listed: groups and a task's own
+MODES = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "modes").glob("[!_]*.py")))
+
+
+def read_by() -> dict[str, tuple[str, ...]]:
+    """The root keys that only some modes read, with these modes."""
+    hints = get_type_hints(Root, include_extras=True)
+    return {
+        key: marker.modes
+        for key, hint in hints.items()
+        for marker in getattr(hint, "__metadata__", ())
+        if isinstance(marker, ReadBy)
+    }
+
+
+def owner(node: Mapping[str, Any], path: str) -> str:
+    """The dotted name of what declares a node's keys: its `_target_`, or the schema of its place; empty if neither."""
+    schema = SCHEMAS.get(path)
+    name = f"{schema.__module__}.{schema.__qualname__}" if schema else ""
+    return str(node.get("_target_") or name)
