@@ -13,10 +13,11 @@ from torch import Tensor
 
 from attnlab.attention import MHA, Attention
 from attnlab.attention.ops import published
-from attnlab.bench import compare
-from attnlab.bench.exactness import check, failures
+from attnlab.bench import compare, workloads
+from attnlab.bench.compare import failures
+from attnlab.bench.exactness import check
 from attnlab.bench.memory import peak_mib
-from attnlab.bench.settings import Settings, Shape, shapes, summary
+from attnlab.bench.settings import KINDS, Settings, Shape, summary
 from attnlab.bench.variants import lineup, publish_by
 from attnlab.config.build import CONF, freeze, instantiate
 from attnlab.config.check import compose as check_composed
@@ -126,7 +127,7 @@ def test_the_published_step_of_stride_one_is_caught(tmp_path: Path) -> None:
     assert all("seconds" in pair for pair in training["ratios"])
     mha, broken = decoding["ratios"]
     assert "seconds" in mha
-    assert "published_mtla was not found equal to the published form: steps off by" in broken["not run"]
+    assert "published_mtla was not found equal to its reference: steps off by" in broken["not run"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -184,10 +185,17 @@ def test_a_measuring_process_that_fails_is_no_number() -> None:
     assert found == "not run: the measuring process ended with 1: ValueError: no workload nothing"
 
 
+def test_every_workload_has_its_file() -> None:
+    assert set(KINDS) == set(workloads.NAMES)
+    for what in KINDS:
+        kind = workloads.workload_type(what)
+        assert kind.about and kind.checked
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("bench.what=trainng", "bench: what=trainng: expected training, model, decoding, beam"),
+        ("bench.what=trainng", "bench: what=trainng: expected training, model, decoding, beam, forward"),
         ("bench.what=[beam,speed]", "what=speed"),
         ("bench.batch=0", "batch=0: expected at least 1"),
         ("bench.text=[4,0]", "text="),
@@ -280,7 +288,7 @@ def test_overlays(name: str) -> None:
     settings: Settings = instantiate(cfg.bench)
     node = cfg.attention
     assert cfg.mode == "bench" and (node.d_model, node.num_heads, node.head_dim) == SIZES[paper]
-    assert {shape.what for shape in shapes(settings)} == {what}
+    assert settings.kinds == [what]
     assert lineup(cfg, settings)[0].name == other
 
 

@@ -1,43 +1,63 @@
 """What mode=bench measures for image classification."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from attnlab.bench import Settings
-from attnlab.bench.vision import PerHead, layers, measure, uneven
-from attnlab.compression.methods.cp_slimatt import CPSlimAtt
-from attnlab.compression.methods.irratt import IrrAtt
-from attnlab.compression.methods.query_key import QueryKeyMethod
-from attnlab.compression.methods.truncatt import TruncAtt
+from attnlab.bench.compare import compare
+from attnlab.bench.workloads.forward import LayerVariant, PerHead, uneven
+from attnlab.config.build import instantiate
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.modes import bench
-from attnlab.pretrained import family_of
 from attnlab.runs.record import new
-from tests.compression.models import vit
 
-METHODS = [TruncAtt(4, 4), IrrAtt(12, 4), IrrAtt(12, 4, fusion="identity"), CPSlimAtt(12, 4)]
+FORMS: tuple[Literal["loop"], Literal["compressed"]] = ("loop", "compressed")
+SMALL = ["task.model.embed_dim=24", "task.model.num_heads=3", "task.model.depth=1", "hardware=cpu"]
+METHODS = {
+    "truncatt": ["rank=4", "compress.vo_rank=4"],
+    "irratt": ["rank=12", "compress.vo_rank=4"],
+    "irratt identity": ["rank=12", "compress.vo_rank=4", "compress.fusion=identity"],
+    "cp_slimatt": ["rank=12", "compress.vo_rank=4"],
+}
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{type(m).__name__} {getattr(m, 'fusion', '')}")
-def test_the_loop_is_the_layer(method: QueryKeyMethod) -> None:
-    model = vit()
-    layer = family_of(model).layers(model)[0]
-    found = layers(model, layer, method)
-    ours = found["compressed"].double()
-    x = torch.randn(2, 7, 24, dtype=torch.float64)
-    if "loop" in found:
-        torch.testing.assert_close(PerHead(ours)(x), ours(x), rtol=1e-12, atol=1e-12)  # type: ignore[arg-type]
-    settings = Settings("training", batch=2, rounds=2, warmup=0)
-    row = measure(model, layer, method, 7, settings, torch.device("cpu"), lambda: None)
-    assert row["loop_difference"] < 1e-12
-    assert [pair["against"] for pair in row["ratios"]] == list(found)[1:]
+@pytest.mark.parametrize("name", METHODS)
+def test_the_loop_is_the_layer(name: str) -> None:
+    words = [f"compress={name.split()[0]}", *METHODS[name], "bench.batch=2", "bench.rounds=2", "bench.memory=false"]
+    cfg = compose("task=imagenet", "mode=bench", "bench.what=forward", *SMALL, *words)
+    settings: Settings = instantiate(cfg.bench)
+    checks, (row,) = compare(cfg, settings, torch.device("cpu"), lambda n: None, lambda what, n: None)
+    variants = ["compressed", "dense"] + ["loop"] * (name != "cp_slimatt")
+    assert list(row["variants"]) == variants
+    assert [pair["against"] for pair in row["ratios"]] == variants[1:]
     for pair in row["ratios"]:
         assert 0 < pair["seconds"]["min"] <= pair["seconds"]["median"] <= pair["seconds"]["max"]
     assert row["multiply_adds_percent"] < 100
+    assert row["loop_difference"] < 1e-12
+    assert checks.get("loop", {"output": 0.0})["output"] == row["loop_difference"]
+    if "loop" in variants:
+        loop, ours = (LayerVariant(form, cfg).module(torch.float64, torch.device("cpu")) for form in FORMS)
+        x = torch.randn(2, 7, 24, dtype=torch.float64)
+        torch.testing.assert_close(loop(x), ours(x), rtol=1e-12, atol=1e-12)
+        assert float(ours(x).detach().std()) > 1e-4
+
+
+def test_a_loop_that_is_wrong_gives_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: PerHead, x: torch.Tensor) -> torch.Tensor:
+        return forward(self, x) * 1.01
+
+    forward = PerHead.forward
+    monkeypatch.setattr(PerHead, "forward", wrong)
+    words = ["bench.batch=2", "bench.rounds=1", "bench.memory=false"]
+    cfg = compose("task=imagenet", "mode=bench", "bench.what=forward", "compress=irratt", *SMALL, *words)
+    _, (row,) = compare(cfg, instantiate(cfg.bench), torch.device("cpu"), lambda n: None, lambda what, n: None)
+    dense, loop = row["ratios"]
+    assert "seconds" in dense
+    assert loop["not run"] == "loop was not found equal to its reference: output off by 0.01"
 
 
 def test_uneven_ranks() -> None:
@@ -47,19 +67,14 @@ def test_uneven_ranks() -> None:
 
 
 def test_a_record(tmp_path: Path) -> None:
-    small = [
-        "task.model.embed_dim=24",
-        "task.model.num_heads=3",
-        "task.model.depth=1",
-        "bench.rounds=1",
-        "bench.batch=2",
-    ]
-    cfg = compose("task=imagenet", "mode=bench", "compress=irratt", "hardware=cpu", *small)
+    words = [*SMALL, "bench.rounds=1", "bench.batch=2"]
+    cfg = compose("task=imagenet", "mode=bench", "compress=truncatt", *words)
     record: dict[str, Any] = new(cfg, "test")
     bench.run(cfg, record, tmp_path)
     (row,) = record["bench"]["rows"]
-    assert row["tokens"] == (32 // cfg.task.model.patch_size) ** 2 + 1 and sum(row["ranks"]) == 12
+    assert row["tokens"] == (32 // cfg.task.model.patch_size) ** 2 + 1 and len(row["ranks"]) == 3
+    assert all(variant["peak_memory_mib"] >= 0 for variant in row["variants"].values())
     assert record["compression"]["remaining"]["attention_percent"] > 0
-    cfg = compose("task=imagenet", "mode=bench", "hardware=cpu", *small)
+    cfg = compose("task=imagenet", "mode=bench", *words)
     with pytest.raises(ConfigError, match="give compress="):
         bench.run(cfg, new(cfg, "test"), tmp_path)

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from attnlab.attention import Attention
 from attnlab.bench.settings import rounded
-from attnlab.bench.variants import Publish, Variant
+from attnlab.bench.variants import AttentionVariant, Publish
 
 # Of a tensor's norm.  Wrong formulas are off by 1e-2 and more; half precision cannot tell less.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 TEXT, PREFIX, STEPS, BEAM = 67, 29, 9, 3  # no multiple of a stride, more than one tile of a kernel
 
 
-def check(variant: Variant, publish: Publish, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def check(variant: AttentionVariant, publish: Publish, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Relative errors against the published parallel form: outputs, gradients, and cached steps of moving beams.
 
     LookupError where no published algorithm of the mechanism is kept.
@@ -40,12 +40,6 @@ def check(variant: Variant, publish: Publish, dtype: torch.dtype, device: torch.
         errors["steps"] = max(errors["steps"], _steps(tested, reference, x, prefix, order, variant.copied))
     tolerance = TOLERANCE[dtype]
     return {name: rounded(value, 2) for name, value in errors.items()} | {"tolerance": tolerance}
-
-
-def failures(result: dict[str, Any], what: str) -> list[str]:
-    """The errors that a measurement of this kind rests on and that are too large (or no numbers)."""
-    names = ("output", "gradient") if what in ("training", "model") else ("output", "steps")
-    return [f"{name} off by {result[name]:g}" for name in names if not result[name] <= result["tolerance"]]
 
 
 @torch.no_grad()

@@ -3,10 +3,10 @@
 import gc
 import json
 import os
+import pkgutil
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ import torch
 from omegaconf import OmegaConf
 
 from attnlab.bench.settings import Shape, rounded
-from attnlab.bench.variants import Variant
-from attnlab.bench.workloads import Workload, workload
+from attnlab.bench.workloads import Variant, Workload, workload_type
 from attnlab.config.build import written
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -35,6 +34,7 @@ def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -
     """MiB that a run adds at its highest, or why there is no number."""
     order = {
         "variant": {**vars(variant), "cfg": written(variant.cfg)},
+        "kind": f"{type(variant).__module__}:{type(variant).__qualname__}",
         "shape": asdict(shape),
         "dtype": dtype,
         "device": str(device),
@@ -55,11 +55,10 @@ def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -
 
 
 def shortage(work: Workload, shape: Shape, device: torch.device) -> str | None:
-    """Why a training step cannot run here: T x T tensors that do not fit.  Fused kernels form none."""
-    estimate: Callable[..., int] | None = getattr(work.attentions[0], "quadratic_bytes", None)
-    if shape.what not in ("training", "model") or estimate is None:
+    """Why a training step cannot run here: T x T tensors that do not fit. Fused kernels form none."""
+    needed = work.quadratic_bytes()
+    if needed is None:
         return None
-    needed = estimate(shape.batch, shape.text, shape.prefix, len(work.attentions))
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if needed <= 0.9 * free:
         return None
@@ -68,14 +67,16 @@ def shortage(work: Workload, shape: Shape, device: torch.device) -> str | None:
 
 
 def measure(order: dict[str, Any]) -> float:
-    """What `peak_mib` asked this process for."""
+    """The number that `peak_mib` has started this process for."""
     torch.set_num_threads(order["threads"])
     device, dtype = torch.device(order["device"]), getattr(torch, order["dtype"])
-    variant = Variant(**{**order["variant"], "cfg": OmegaConf.create(order["variant"]["cfg"])})
+    kind = pkgutil.resolve_name(order["kind"])
+    variant = kind(**{**order["variant"], "cfg": OmegaConf.create(order["variant"]["cfg"])})
     shape = Shape(**order["shape"])
+    make = workload_type(shape.what)
     small = replace(shape, batch=1, beam=min(shape.beam, 2), prefix=min(shape.prefix, 16), text=min(shape.text, 16))
-    _run(workload(variant, small, dtype, device))  # libraries, kernels, thread pools
-    work = workload(variant, shape, dtype, device)
+    _run(make(variant, small, dtype, device))  # libraries, kernels, thread pools
+    work = make(variant, shape, dtype, device)
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -1,40 +1,59 @@
-"""What mode=bench is asked to measure."""
+"""The settings of mode=bench, and the shape of one row of its table."""
 
-import itertools
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
+from typing import Literal, get_args
 
-KINDS = ("training", "model", "decoding", "beam")
+What = Literal["training", "model", "decoding", "beam", "forward"]
+KINDS: tuple[str, ...] = get_args(What)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The `bench` node of a configuration.  Widths and heads are those of the task's model.
+    """The `bench` node of a configuration. Widths, heads and layers are those of the task's model.
 
-    training: forward and backward of one attention layer, `batch` x `text` positions after `prefix` prefix positions;
-    model: the same of the task's whole model, loss included;
-    decoding: `steps` cached steps of one attention layer, `batch` rows, each after its own prefix and `context`
-    positions of text, whose cache is filled at random;
-    beam: beam search over the task's decoder, `batch` sentences, `beam` hypotheses of `steps` tokens each;
-    None: training, decoding, and beam where the decoder reads a prefix, else model.
+    Args:
+        what: one workload or several; a file of bench/workloads each. None: the task's own choice.
+            training: forward and backward of one attention layer, `text` positions after `prefix` ones.
+            model: the same of the task's whole model, loss included.
+            decoding: `steps` cached steps of one attention layer, after `prefix` positions and `context` positions of
+            text, whose cache is filled at random.
+            beam: beam search over the task's decoder, `beam` hypotheses of `steps` tokens each.
+            forward: one compressed attention layer of a vision transformer.
+        batch: rows, sentences or images.
+        beam: hypotheses of a sentence.
+        prefix: positions of the encoder's output.
+        text: positions of a training step; several give one row of the table each.
+        context: text positions that are cached before decoding begins; several give one row each.
+        steps: tokens that are decoded.
+        reorder: decoding as it is (false), with the rows in a new order after each step (true), or both.
+        dtype: of weights and inputs.
+        rounds: measured rounds, in which the variants take turns.
+        warmup: rounds before them that are not measured.
+        memory: whether peak memory is measured too, each number in a process of its own.
+        references: names in conf/attention, `published`, or `published_<name>`.
+        overrides: a reference's own values, for instance mha.num_heads=12.
+        published: the function from a module to the published algorithm with the same weights.
+
+    Raises:
+        ValueError: a value is out of its range.
     """
 
-    what: Literal["training", "model", "decoding", "beam"] | list[str] | None = None
+    what: What | list[str] | None = None
     batch: int = 1
     beam: int = 1
     prefix: int = 0
-    text: int | list[int] = 512  # several: one row of the table each
-    context: int | list[int] = 0  # of decoding; several: one row of the table each
+    text: int | list[int] = 512
+    context: int | list[int] = 0
     steps: int = 32
-    reorder: list[bool] = field(default_factory=lambda: [False, True])  # decoding: rows in a new order after each step
+    reorder: list[bool] = field(default_factory=lambda: [False, True])
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
-    rounds: int = 5  # measured, after `warmup` rounds that are not
+    rounds: int = 5
     warmup: int = 1
-    memory: bool = True  # peak memory too, each in a process of its own
-    references: list[str] = field(default_factory=list)  # names in conf/attention, `published`, `published_<name>`
-    overrides: list[str] = field(default_factory=list)  # a reference's own values: mha.num_heads=12
-    published: str = "attnlab.attention.ops.published.of"  # module -> the published algorithm with the same weights
+    memory: bool = True
+    references: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    published: str = "attnlab.attention.ops.published.of"
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -73,44 +92,30 @@ class Settings:
 
 @dataclass(frozen=True)
 class Shape:
-    """One row of the table: the settings with one text length."""
+    """One row of the table.
+
+    Args:
+        what: the workload.
+        batch: rows, sentences or images.
+        beam: hypotheses of a sentence.
+        prefix: positions of the encoder's output.
+        text: positions of each row: of a training step, of an image, or cached steps after the first.
+        reorder: decoding: the rows are put into a new order after each step.
+        context: decoding: text positions that are already cached.
+    """
 
     what: str
     batch: int
     beam: int
     prefix: int
-    text: int  # positions per row: of a training step, or cached steps after the first
-    reorder: bool = False  # decoding: rows are put into a new order after each step
-    context: int = 0  # decoding: positions of text already cached
+    text: int
+    reorder: bool = False
+    context: int = 0
 
     @property
     def tokens(self) -> int:
         """New positions that one measured run computes."""
         return self.batch * self.text * (self.beam if self.what == "beam" else 1)
-
-    def describe(self) -> dict[str, int | bool | str]:
-        """The numbers that matter to this kind of measurement."""
-        found: dict[str, int | bool | str] = {"what": self.what, "batch": self.batch, "prefix": self.prefix}
-        if self.what == "beam":
-            found["beam"] = self.beam
-        found["steps" if self.what in ("decoding", "beam") else "text"] = self.text
-        if self.what == "decoding":
-            found |= {"context": self.context, "reorder": self.reorder}
-        return found
-
-
-def shapes(settings: Settings) -> list[Shape]:
-    """Every row of the table, in the order of `what`."""
-    rows = []
-    for kind in settings.kinds:
-        common = kind, settings.batch, settings.beam, settings.prefix
-        if kind == "decoding":
-            ways = itertools.product(settings.contexts, settings.reorder)
-            rows += [Shape(*common, settings.steps, reorder, context) for context, reorder in ways]
-        else:
-            texts = settings.texts if kind in ("training", "model") else [settings.steps]
-            rows += [Shape(*common, text) for text in texts]
-    return rows
 
 
 def summary(values: list[float]) -> dict[str, float]:

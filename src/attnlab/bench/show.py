@@ -1,4 +1,4 @@
-"""A benchmark on the screen: its progress on stderr, its table on stdout."""
+"""Print a benchmark: its progress to stderr, its table to stdout."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from attnlab.bench.compare import NOT_RUN
+from attnlab.runs.record import NOT_RUN
 
 
 def progress() -> Progress:
@@ -19,7 +19,8 @@ def progress() -> Progress:
 def show(record: dict[str, Any], directory: Path) -> None:
     """The protocol, the checks, and a line for each variant of each row."""
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
-    bench, chosen = record["bench"], record["attention"]
+    bench = record["bench"]
+    chosen = next(iter(bench["rows"][0]["variants"]))
     table = Table(title=f"{chosen} · {_words(bench['protocol'])}")
     for heading in ("shape", "variant"):
         table.add_column(heading, overflow="fold")
@@ -39,7 +40,8 @@ def show(record: dict[str, Any], directory: Path) -> None:
             if NOT_RUN in pair:
                 console.print(f"{row['what']}: no ratio of {pair['of']} against {pair['against']}: {pair[NOT_RUN]}")
     for name, found in bench["checks"].items():
-        console.print(f"check of {name} against the published form: {_words(found)}")
+        if found:
+            console.print(f"check of {name} against its reference: {_words(found)}")
     console.print(f"record: {directory / 'record.json'}", soft_wrap=True)
 
 

@@ -26,7 +26,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Variant:
+class AttentionVariant:
     """One thing that is measured.  The same seed everywhere: a mechanism and its published form share their weights."""
 
     name: str
@@ -72,26 +72,26 @@ class Variant:
         return module
 
 
-def lineup(cfg: DictConfig, settings: Settings) -> list[Variant]:
+def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
     """The chosen mechanism, then the references in the order of the settings, each once.
 
     ConfigError: a reference that is no mechanism.
     """
-    chosen = Variant(cfg.choices.attention, cfg)
+    chosen = AttentionVariant(cfg.choices.attention, cfg)
     found = {chosen.name: chosen}
     for name in settings.references:
         base = name.removeprefix("published").removeprefix("_") or chosen.name
         if base == chosen.name:
             variant = chosen
         else:
-            variant = Variant(base, with_attention(cfg, base, settings.overrides_of(base)))
+            variant = AttentionVariant(base, with_attention(cfg, base, settings.overrides_of(base)))
         if name.startswith("published"):
             variant = replace(variant, name=f"published_{base}", published=settings.published)
         found.setdefault(variant.name, variant)
     return list(found.values())
 
 
-def copied(variant: Variant) -> Variant:
+def copied(variant: AttentionVariant) -> AttentionVariant:
     """The same mechanism, with the prefix stored once per hypothesis."""
     return replace(variant, name=f"{variant.name}_copied", copied=True)
 

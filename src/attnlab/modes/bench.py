@@ -1,5 +1,6 @@
 """mode=bench: time and memory with random weights, against references, in one run."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,73 +9,66 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.bench import Settings
-from attnlab.bench.compare import NOT_RUN, measure
-from attnlab.bench.exactness import check
+from attnlab.bench.compare import compare
 from attnlab.bench.memory import PROTOCOL
-from attnlab.bench.settings import Shape, shapes
 from attnlab.bench.show import progress, show
-from attnlab.bench.variants import Variant, copied, lineup, publish_by
+from attnlab.bench.workloads import workload_type
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
 from attnlab.runs.device import busy_cores, device_of
+from attnlab.runs.record import NOT_RUN
 from attnlab.tasks.base import task_of
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fills `bench` (protocol, checks, a row per shape), and from its rows what the record's sections ask."""
-    settings: Settings = instantiate(cfg.bench)
+    """Fill `bench` (protocol, checks, a row per shape) and, from its rows, the record's sections."""
     task = task_of(cfg)
-    if task.workloads == ("forward",):
-        task.bench(record, directory, settings)
-        return
-    settings = with_kinds(cfg, task.workloads, settings)
-    device, dtype = device_of(cfg), getattr(torch, settings.dtype)
-    publish = publish_by(settings.published)
-    variants = lineup(cfg, settings)
-    chosen = variants[0]
-    rows: list[dict[str, Any]] = []
-    checks: dict[str, dict[str, Any]] = {}
-    record["bench"] = {"protocol": protocol(settings, device), "checks": checks, "rows": rows}
-
-    every = [chosen, copied(chosen), *variants[1:]] if "beam" in settings.kinds else variants
-    for variant in every:
-        try:
-            checks[variant.name] = check(variant, publish, dtype, device)
-        except LookupError as error:
-            checks[variant.name] = {NOT_RUN: str(error)}
-
-    def present(shape: Shape) -> list[Variant]:
-        return [variant for variant in every if shape.what == "beam" or not variant.copied]
-
-    runs = settings.warmup + settings.rounds + settings.memory
+    settings = chosen_workloads(cfg, task.workloads, instantiate(cfg.bench))
+    device = device_of(cfg)
+    found = protocol(settings, device)
     with progress() as bar:
-        line = bar.add_task("", total=runs * sum(len(present(shape)) for shape in shapes(settings)))
-        for shape in shapes(settings):
-            bar.update(line, description=f"{shape.what} {shape.text}")
-            rows.append(measure(present(shape), shape, settings, device, checks, lambda done: bar.advance(line, done)))
+        line = bar.add_task("", total=None)
+        checks, rows = compare(
+            cfg,
+            settings,
+            device,
+            begin=lambda total: bar.update(line, total=total),
+            advance=lambda name, runs: bar.update(line, description=name, advance=runs),
+        )
+    record["bench"] = {"protocol": found, "checks": {name: c for name, c in checks.items() if c}, "rows": rows}
     record["corpus"] = "none: random inputs"
     task.describe(record)
     fill(record, settings)
     show(record, directory)
 
 
-def with_kinds(cfg: DictConfig, workloads: tuple[str, ...], settings: Settings) -> Settings:
-    """`settings` with bench.what filled in.  ConfigError: bench.what names a workload that the task does not have."""
+def chosen_workloads(cfg: DictConfig, workloads: Sequence[str], settings: Settings) -> Settings:
+    """The settings with `what` filled in.
+
+    Args:
+        cfg: the run's configuration.
+        workloads: those of the task, its default ones first.
+        settings: the `bench` node.
+
+    Raises:
+        ConfigError: `bench.what` names a workload that the task does not have, or a prefix is missing.
+    """
     if settings.what is None:
         settings = replace(settings, what=list(workloads[:3]))
-    if missing := set(settings.kinds) - set(workloads):
+    if missing := [what for what in settings.kinds if what not in workloads]:
         raise ConfigError(
-            f"bench.what={missing.pop()} cannot measure the model of task={cfg.choices.task}: "
+            f"bench.what={missing[0]} cannot measure the model of task={cfg.choices.task}: "
             f"give bench.what=[{','.join(workloads)}]"
         )
-    reading = {"beam", "model"} if OmegaConf.select(cfg, "task.model.encoder") else {"beam"}
-    if settings.prefix < 1 and reading & set(settings.kinds):
+    needs = {workload_type(what).reads_prefix for what in settings.kinds}
+    encoder = OmegaConf.select(cfg, "task.model.encoder") is not None
+    if settings.prefix < 1 and ("always" in needs or encoder and "with an encoder" in needs):
         raise ConfigError(f"bench.prefix={settings.prefix}: a whole model reads a prefix of at least 1 position")
     return settings
 
 
 def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
-    """How the numbers came about.  The record's environment says on what."""
+    """How the numbers are measured; the record's environment says where."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": settings.dtype,
@@ -84,29 +78,24 @@ def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
         "warmup": settings.warmup,
         "time": "wall seconds of one run; median, least and most over the rounds, in which the variants take turns; "
         "the device is waited for; cpu_seconds: all threads of the process together",
-        "ratio": "the reference's number by the mechanism's, pair by pair of the same round",
+        "ratio": "the reference's number by that of the first variant, pair by pair of the same round",
         "memory": PROTOCOL[device.type] if settings.memory else NOT_RUN,
-        "training": "one attention layer: forward and backward, gradients of inputs and weights; no dropout; "
-        "keys of `prefix` positions before the text",
-        "model": "the task's model: inputs to loss and back; no dropout, no optimizer; an encoder gives "
-        "`prefix` positions",
-        "decoding": "one attention layer, one token a call, after the prefix, `context` positions "
-        "of text (the cache filled at random) and a first token (prepare_seconds)",
-        "beam": "the task's decoder: the prefix is read, then every hypothesis goes on for `steps` tokens and </s>",
-        "check": "against the published algorithm in float64 with the same weights, relative norms of differences; "
+        **{what: workload_type(what).about for what in settings.kinds},
+        "check": "against a reference with the same weights in float64, relative norms of differences; "
         "steps: cached steps of reordered hypotheses against the parallel form",
     }
 
 
 def fill(record: dict[str, Any], settings: Settings) -> None:
-    """The record's sections, from the last row that has to do with each."""
+    """The record's sections, from the last row that belongs to each."""
     for row in record["bench"]["rows"]:
-        found = row["variants"][record["attention"]]
-        if NOT_RUN in found:
+        section, found = workload_type(row["what"]).section, next(iter(row["variants"].values()))
+        if section is None or NOT_RUN in found:
             continue
         summary = {"seconds": found["seconds"]["median"], "tokens_per_second": found["tokens_per_second"]}
-        if row["what"] in ("training", "model"):
-            record["training"] |= {"steps": 1, **summary, "protocol": f"bench, {row['what']}"}
+        summary["protocol"] = f"bench, {row['what']}"
+        if section == "training":
+            record["training"] |= {"steps": 1, **summary}
             continue
         peak = found["peak_memory_mib"]
         record["inference"] |= {
@@ -115,6 +104,5 @@ def fill(record: dict[str, Any], settings: Settings) -> None:
             "batch": row["batch"],
             "beam": row.get("beam", 1),
             "dtype": settings.dtype,
-            "protocol": f"bench, {row['what']}",
         }
         record["kv_cache"] |= {f"bytes_{key}": value for key, value in found["cache_bytes"].items()}

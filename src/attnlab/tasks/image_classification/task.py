@@ -22,13 +22,11 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from torch import nn
 
-from attnlab.bench import Settings, vision
 from attnlab.callbacks.memory import MemoryMeter
 from attnlab.callbacks.predictions import write_predictions
 from attnlab.callbacks.summary import show
 from attnlab.compression import Method, compress, folder, outline
 from attnlab.compression.counting import multiply_adds, parameters, ratios
-from attnlab.compression.methods.query_key import QueryKeyMethod
 from attnlab.config.build import instantiate
 from attnlab.data.images.folder import ImageData
 from attnlab.data.samples.images import CLASSES
@@ -37,7 +35,7 @@ from attnlab.models.build import without_memory
 from attnlab.pretrained import family_of
 from attnlab.pretrained.timm import VisionTransformer
 from attnlab.pretrained.weights import fill, read
-from attnlab.runs.device import busy_cores, device_of
+from attnlab.runs.device import device_of
 from attnlab.runs.files import write_bytes
 from attnlab.runs.record import NOT_RUN
 from attnlab.tasks.base import Task
@@ -199,38 +197,6 @@ class ImageClassificationTask(Task):
             self.spec.options(len(data.classes)),
             {"compress": self.cfg.choices.compress, "classes": data.classes},
         )
-
-    def bench(self, record: dict[str, Any], directory: Path, settings: Settings) -> None:
-        """One attention layer of the model with random weights, forward, at `bench.batch` images."""
-        if not isinstance(self.method, QueryKeyMethod):
-            raise ConfigError("mode=bench of task=imagenet measures compressed attention: give compress=")
-        device, model = device_of(self.cfg), self.build()
-        layer = next(layer for layer in family_of(model).layers(model) if layer.attention)
-        tokens = self.cfg.task.data.image_size**2 // model.patch_embed.patch_size[0] ** 2  # type: ignore[index, union-attr]
-        tokens += model.num_prefix_tokens
-        busy = busy_cores()
-        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task("attention", total=None)
-            row = vision.measure(model, layer, self.method, tokens, settings, device, lambda: bar.advance(task))
-        record["corpus"] = "none: random inputs"
-        record["bench"] = {
-            "protocol": {
-                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-                "dtype": settings.dtype,
-                "threads": torch.get_num_threads(),
-                "busy_cores_before": busy,
-                "rounds": settings.rounds,
-                "warmup": settings.warmup,
-                "forward": "one attention layer, no gradients, random weights; uneven ranks where heads share a total",
-                "time": "wall seconds; the variants take turns in each round; cpu_seconds: all threads together",
-                "ratio": "the other's seconds by the compressed layer's, pair by pair of the same round",
-            },
-            "checks": {"loop": {"relative difference in float64": row["loop_difference"]}},
-            "rows": [row],
-        }
-        self.describe(record)
-        for pair in row["ratios"]:
-            log.info("%s takes %s times the compressed layer's time", pair["against"], pair.get("seconds", pair))
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         module.forget_average()

@@ -1,0 +1,91 @@
+"""The interface between the measuring loop and what it measures."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from omegaconf import DictConfig
+
+from attnlab.bench.settings import Settings, Shape
+
+
+class Variant(Protocol):
+    """One of the things that are measured side by side: a frozen dataclass that a new process can build again."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def cfg(self) -> DictConfig: ...
+
+
+class Workload(ABC):
+    """One measured run of one variant: `prepare`, whose time is kept apart, then `run`.
+
+    Everything is built by the constructor, which raises LookupError where a variant cannot do the work.
+
+    Args:
+        variant: what runs.
+        shape: the row of the table.
+        dtype: of weights and inputs.
+        device: where it runs.
+
+    Attributes:
+        about: one sentence for the record's protocol.
+        checked: the errors of `check` on which a time of this workload rests.
+        section: the section of the record that the last row fills, if any.
+        reads_prefix: whether a prefix of at least one position is needed where the model has an encoder, always, or
+            never.
+    """
+
+    about: ClassVar[str]
+    checked: ClassVar[tuple[str, ...]]
+    section: ClassVar[Literal["training", "inference"] | None] = None
+    reads_prefix: ClassVar[Literal["always", "with an encoder", "never"]] = "never"
+
+    @abstractmethod
+    def __init__(self, variant: Any, shape: Shape, dtype: torch.dtype, device: torch.device) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Any]:
+        """The variants: the run's own first, then those it is compared with."""
+
+    @classmethod
+    @abstractmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        """The rows of the table."""
+
+    @classmethod
+    @abstractmethod
+    def describe(cls, shape: Shape) -> dict[str, Any]:
+        """The keys of a row that say what was measured, `what` and `batch` excepted."""
+
+    @classmethod
+    @abstractmethod
+    def check(cls, variant: Any, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        """Relative errors against a reference and their `tolerance`; empty where there is nothing to compare with.
+
+        Raises:
+            LookupError: there should be a reference, and none is known.
+        """
+
+    @classmethod
+    def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Further keys of a row, which need no measurement."""
+        return {}
+
+    def prepare(self) -> None:  # noqa: B027
+        """What comes before a run and is not part of its time."""
+
+    @abstractmethod
+    def run(self) -> None: ...
+
+    def cache_bytes(self) -> dict[str, int] | None:
+        """Bytes `measured` after a run and `predicted` from the shape; None where nothing is cached."""
+        return None
+
+    def quadratic_bytes(self) -> int | None:
+        """Bytes of the T x T tensors that a run forms; None where fused kernels form none."""
+        return None

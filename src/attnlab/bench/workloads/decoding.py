@@ -1,0 +1,73 @@
+"""Cached steps of one attention layer."""
+
+import itertools
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from attnlab.attention import Cache
+from attnlab.bench.settings import Settings, Shape
+from attnlab.bench.variants import AttentionVariant
+from attnlab.bench.workloads.attention import AttentionWorkload, random_inputs
+
+
+class Decoding(AttentionWorkload):
+    """Cached steps of an attention layer, after the prefix, the context and a first step, which `prepare` takes.
+
+    Raises:
+        LookupError: there is a context, but the cache has no buffers that could be filled with it.
+    """
+
+    about = (
+        "one attention layer, one token a call, after the prefix, `context` positions of text "
+        "(the cache filled at random) and a first token (prepare_seconds)"
+    )
+    checked = ("output", "steps")
+    section = "inference"
+
+    def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        attention = variant.attention(dtype, device)
+        self.attention, self.attentions, self.shape = attention, [attention], shape
+        self.x = random_inputs(attention, shape.batch, shape.text + 1)
+        self.prefix = random_inputs(attention, shape.batch, shape.prefix)
+        self.rows = torch.arange(shape.batch, device=self.x.device)
+        self.size = (shape.batch, shape.context + shape.text + 1, shape.prefix)
+        if shape.context and not attention.new_cache(1, shape.context).buffers():
+            raise LookupError("its cache grows step by step: it cannot begin with a context")
+        self.cache: Cache | None = None
+
+    @classmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        common = "decoding", settings.batch, settings.beam, settings.prefix, settings.steps
+        ways = itertools.product(settings.contexts, settings.reorder)
+        return [Shape(*common, reorder, context) for context, reorder in ways]
+
+    @classmethod
+    def describe(cls, shape: Shape) -> dict[str, Any]:
+        return {"prefix": shape.prefix, "steps": shape.text, "context": shape.context, "reorder": shape.reorder}
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        self.cache = None  # released before the next one is made
+        self.cache = self.attention.new_cache(*self.size)
+        if self.shape.prefix:
+            self.attention.read_prefix(self.prefix, None, self.cache)
+        if self.shape.context:  # random: a step's time does not depend on the values, and attending would take long
+            for buffer in self.cache.buffers():
+                buffer[...] = torch.randn(buffer.shape[1:], dtype=buffer.dtype, device=buffer.device)
+            self.cache.length = self.shape.context
+        self.attention.extend(self.x[:, :1], self.cache)
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        assert self.cache is not None
+        for t in range(1, self.shape.text + 1):
+            if self.shape.reorder:
+                self.cache.reorder(self.rows)
+            self.attention.extend(self.x[:, t : t + 1], self.cache)
+
+    def cache_bytes(self) -> dict[str, int]:
+        assert self.cache is not None
+        predicted = self.attention.cache_elements(*self.size) * self.x.element_size()
+        return {"measured": self.cache.nbytes, "predicted": predicted}

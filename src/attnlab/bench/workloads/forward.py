@@ -1,0 +1,175 @@
+"""One compressed attention layer of a vision transformer: against the dense one, and against a loop over its heads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import attnlab.torchvision_schemas  # noqa: F401  (before timm)
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.bench.settings import Settings, Shape
+from attnlab.bench.workloads.base import Workload
+from attnlab.compression.methods.query_key import QueryKeyMethod, Sizes
+from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention
+from attnlab.config.build import instantiate
+from attnlab.errors import ConfigError
+from attnlab.models.build import without_memory
+from attnlab.pretrained import Layer, family_of
+
+EXACT = 1e-10  # relative difference in float64 above which no ratio is reported
+
+
+@dataclass(frozen=True)
+class LayerVariant:
+    """One form of the first attention layer of the task's model, with random weights that follow from the seed."""
+
+    name: Literal["compressed", "dense", "loop"]
+    cfg: DictConfig
+
+    def module(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
+        """`compressed` and `loop` share their weights."""
+        torch.manual_seed(self.cfg.seed)
+        model, layer = model_and_layer(self.cfg)
+        found: nn.Module
+        if self.name == "dense":
+            found = model.get_submodule(layer.attention or "")
+        else:
+            found = outlined(layer, method_of(self.cfg))
+            with torch.no_grad():
+                for parameter in found.parameters():
+                    parameter.normal_(std=0.02)  # of the size of trained ones
+        found = found.to(device, dtype).eval()
+        return PerHead(found) if self.name == "loop" else found  # type: ignore[arg-type]
+
+
+class Forward(Workload):
+    """One forward pass of `batch` images, without gradients."""
+
+    about = "one attention layer, no gradients, random weights; uneven ranks where heads share a total"
+    checked = ("output",)
+
+    def __init__(self, variant: LayerVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.module = variant.module(dtype, device)
+        generator = torch.Generator().manual_seed(0)
+        with without_memory():
+            dim = Sizes.of(model_and_layer(variant.cfg)[1]).dim
+        self.x = torch.randn(shape.batch, shape.text, dim, generator=generator).to(device, dtype)
+
+    @classmethod
+    def lineup(cls, cfg: DictConfig, settings: Settings) -> list[LayerVariant]:
+        """ConfigError: `compress` names no method that compresses attention."""
+        with without_memory():
+            ours = outlined(model_and_layer(cfg)[1], method_of(cfg))
+        loop = [LayerVariant("loop", cfg)] if isinstance(ours, FactoredAttention) else []
+        return [LayerVariant("compressed", cfg), LayerVariant("dense", cfg), *loop]
+
+    @classmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        with without_memory():
+            model: Any = model_and_layer(cfg)[0]
+        tokens = cfg.task.data.image_size**2 // model.patch_embed.patch_size[0] ** 2 + model.num_prefix_tokens
+        return [Shape("forward", settings.batch, 1, 0, tokens)]
+
+    @classmethod
+    def describe(cls, shape: Shape) -> dict[str, Any]:
+        return {"tokens": shape.text}
+
+    @classmethod
+    @torch.no_grad()
+    def check(
+        cls, variant: LayerVariant, settings: Settings, dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Any]:
+        """The loop against the layer, in float64. Compressed and dense layer are different functions."""
+        if variant.name != "loop":
+            return {}
+        loop = Forward(variant, cls.shapes(variant.cfg, settings)[0], torch.float64, device)
+        layer = LayerVariant("compressed", variant.cfg).module(torch.float64, device)
+        want = layer(loop.x[:2])
+        return {"output": float((loop.module(loop.x[:2]) - want).norm() / want.norm()), "tolerance": EXACT}
+
+    @classmethod
+    def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Ranks, and the percentage of the dense layer's multiply-adds that is left."""
+        cfg = variants[0].cfg
+        with without_memory():
+            layer = model_and_layer(cfg)[1]
+            ours = outlined(layer, method_of(cfg))
+        share = ours.multiply_adds(shape.text) / layer.attention_multiply_adds(shape.text)
+        return {
+            "ranks": ours.ranks if isinstance(ours, FactoredAttention) else ours.rank,
+            "multiply_adds_percent": round(100 * share, 2),
+            "loop_difference": checks.get("loop", {"output": 0.0})["output"],
+        }
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        self.module(self.x)
+
+
+class PerHead(nn.Module):
+    """The same function, head after head: each its own projections, product, softmax. A fusion mixes in between."""
+
+    def __init__(self, layer: FactoredAttention) -> None:
+        super().__init__()
+        query, key, value = layer.qkv.weight.split([layer.rank, layer.rank, layer.value_rank])
+        self.query, self.key = query.split(layer.ranks), key.split(layer.ranks)
+        self.query_bias = layer.query_bias.split(layer.ranks)
+        self.value, self.output = value.split(layer.value_ranks), layer.proj.weight.split(layer.value_ranks, -1)
+        self.bias, self.fusion, self.scale = layer.proj.bias, layer.fusion, layer.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        sides = zip(self.query, self.query_bias, self.key, strict=True)
+        logits = [F.linear(x, q, b) @ F.linear(x, k).mT * self.scale for q, b, k in sides]
+        if self.fusion is not None:
+            logits = [
+                sum((w * one for w, one in zip(row, logits, strict=True)), x.new_zeros(())) for row in self.fusion
+            ]
+        y: Tensor = self.bias
+        for one, v, o in zip(logits, self.value, self.output, strict=True):
+            y = y + F.linear(one.softmax(-1) @ F.linear(x, v), o)
+        return y
+
+
+def method_of(cfg: DictConfig) -> QueryKeyMethod:
+    """ConfigError: `compress` names no method that compresses attention."""
+    method = instantiate(cfg.compress, path="compress") if cfg.choices.compress != "none" else None
+    if not isinstance(method, QueryKeyMethod):
+        raise ConfigError(
+            f"mode=bench of task={cfg.choices.task} measures compressed attention: give compress= a method that "
+            "compresses it, for instance compress=irratt"
+        )
+    return method
+
+
+def model_and_layer(cfg: DictConfig) -> tuple[nn.Module, Layer]:
+    """The task's model with a head of any size, and its first layer that has attention."""
+    spec = instantiate(cfg.task.model, path="task.model")
+    model = spec.create(None if spec.num_classes is not None else 2)
+    return model, next(layer for layer in family_of(model).layers(model) if layer.attention)
+
+
+def outlined(layer: Layer, method: QueryKeyMethod) -> CompressedAttention:
+    """The compressed layer without weights.
+
+    Heads of methods that share a total rank are given ranks that fall evenly from five thirds of their mean to a third.
+    """
+    sizes = Sizes.of(layer)
+    ours = method.outline(sizes)
+    if isinstance(ours, FactoredAttention) and not method.per_head:
+        ranks = uneven(ours.rank, sizes.heads)
+        fused = ours.fusion is not None
+        ours = FactoredAttention(sizes.dim, ranks, ours.value_ranks, sizes.scale, fused=fused, **sizes.rest)
+    return ours
+
+
+def uneven(total: int, heads: int) -> list[int]:
+    """Falling ranks of a sum, from about five thirds of their mean to a third."""
+    shares = [5 - 4 * h / max(1, heads - 1) for h in range(heads)]
+    ranks = [1 + int((total - heads) * share / sum(shares)) for share in shares]
+    for i in range(total - sum(ranks)):
+        ranks[i] += 1
+    return ranks
