@@ -1,6 +1,5 @@
 """Command lines and configuration files, right and wrong; all in this process, nothing heavy imported."""
 
-import copy
 import shlex
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from omegaconf.errors import ReadonlyConfigError
 
 from attnlab.config import build as config
 from attnlab.config.annotation import surely_fits
-from attnlab.config.build import CONF, config_hash, instantiate
+from attnlab.config.build import CONF, instantiate
 from attnlab.config.check import check, compose
 from attnlab.config.compose import Composer, declared
 from attnlab.config.schema import signature
@@ -373,24 +372,6 @@ def test_resolvers() -> None:
     assert (cfg["or"], cfg.mul, cfg.div) == (6, 12, 2)
     with pytest.raises(ConfigError, match=r"x\.y = \$\{div:7,2\}: 7 is not a multiple of 2"):
         config.resolve(OmegaConf.create({"x": {"y": "${div:7,2}"}}))
-
-
-def test_the_hash_knows_what_shapes_a_result() -> None:
-    cfg = compose("attention=mtla")
-
-    def of(**changes: Any) -> str:
-        changed = copy.deepcopy(cfg)
-        OmegaConf.set_readonly(changed, False)
-        for key, value in changes.items():
-            OmegaConf.update(changed, key.replace("__", "."), value)
-        return config_hash(changed)
-
-    base = config_hash(cfg)
-    assert base == config_hash(compose("stride=2"))
-    assert base == of(mode="describe") == of(bench__batch=9) == of(choices__experiment="x")
-    assert base == of(data_root="x", task__data__root="x", cache_dir="y", task__data__cache_dir="y", resume="z")
-    assert len({base, of(seed=2), of(stride=3), of(task__optimizer__lr=1), of(hardware__precision="64-true")}) == 5
-    assert of(mode="bench") != of(mode="bench", bench__batch=9)
 
 
 # --- from a node to an object -----------------------------------------------------------------------------------

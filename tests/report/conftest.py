@@ -29,6 +29,7 @@ def run(tmp_path: Path) -> Run:
         record = copy.deepcopy(records.new(cfg, " ".join(arguments)))
         record |= {"status": "finished", "corpus": MUSTC}
         record["environment"] |= {"device": "cpu", "threads": 2, "git": "abc"}
+        records.identify(record, "the corpus")
         record["inference"] |= {"batch": 8, "beam": 50, "dtype": "float32", "protocol": "search", "seconds": 100.0}
         record["quality"] = {"bleu": 20.0}
         for key, value in values.items():

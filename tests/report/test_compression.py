@@ -13,6 +13,7 @@ from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.transform import compress
 from attnlab.report import compression
 from attnlab.report.__main__ import main
+from attnlab.runs.store import collect
 from tests.report.conftest import Run
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
@@ -49,14 +50,15 @@ def test_table_and_plots(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path) -> None:
+def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path, run: Run) -> None:
     model = timm.create_model("deit_small_patch16_224", **VIT)
     compress(model, IrrAtt(rank=8, vo_rank=4), None)
     with torch.no_grad():
         model.get_parameter("blocks.1.attn.fusion").copy_(torch.tensor([[1.0, 0.5], [0.25, 2.0]]))
     folder.save(model, tmp_path, "deit_small_patch16_224", VIT)
-    _, second = compression._fusions(tmp_path)
-    assert second.tolist() == [[1.0, 0.5], [0.25, 2.0]]
+    one = collect([run("a", "task=imagenet scale=paper", compression=about([4, 4], 1.0, 2.0, 3.0))])[0]
+    rows = compression.fusions(one, tmp_path).rows
+    assert [row[3] for row in rows if row[0] == "1"] == ["1", "0.5", "0.25", "2"]
 
 
 def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:

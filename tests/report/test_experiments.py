@@ -12,7 +12,7 @@ from attnlab.bench import Settings
 from attnlab.config.build import CONF, instantiate, leaves
 from attnlab.config.check import compose
 from attnlab.modes import describe
-from attnlab.report.paper import Row, Spec, read_spec
+from attnlab.report.spec import Row, Spec, read_spec
 
 ROOT = CONF.parent
 SPECS = sorted((ROOT / "experiments").glob("*/*.yaml"))

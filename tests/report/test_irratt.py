@@ -1,7 +1,8 @@
 """IrrAtt's table 1: every percentage from the configuration of its row, to the printed digit but for one."""
 
 from attnlab.config.build import CONF
-from attnlab.report.paper import paper_table, read_spec
+from attnlab.report.render import table
+from attnlab.report.spec import read_spec
 
 SPEC = read_spec(CONF.parent / "experiments" / "irratt" / "table1.yaml")
 PRINTED_OTHERWISE = ("DeiT-Base, CP SlimAtt and MLP 168", "attention")  # 49.614, printed 49.7
@@ -22,7 +23,7 @@ def test_the_48_percentages() -> None:
 
 
 def test_the_table_has_computed_columns_and_commands_for_the_rest() -> None:
-    grid = paper_table(SPEC, [])
+    grid = table(SPEC, [])
     row = next(row for row in grid.rows if row[0].startswith("DeiT-Small, IrrAtt 192"))
     cells = dict(zip(grid.headers, row, strict=True))
     assert (cells["QK rank"], cells["VO rank"], cells["MLP rank"]) == ("192", "32", "–")

@@ -14,8 +14,6 @@ Knows Hydra and OmegaConf only: the command line is checked with it before anyth
 
 import copy
 import functools
-import hashlib
-import json
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,9 +30,6 @@ GROUPS = ("task", "attention", "compress", "scale", "hardware", "recipe", "bench
 KNOBS = ("stride", "rank")
 KNOB_GROUPS = ("attention", "compress")  # the nodes that may read a knob
 PATHS = ("data_root", "cache_dir", "checkpoint", "resume")
-
-# What config_hash leaves out: where things lie, the mode, and the names of options whose content it reads.
-NOT_HASHED = ("data_root", "root", "cache_dir", "checkpoint", "encoder_checkpoint", "resume", "mode", "choices")
 
 
 def _divide(a: int, b: int) -> int:
@@ -120,23 +115,6 @@ def knob_paths(cfg: DictConfig, knob: str) -> list[str]:
     """Where the unresolved attention and compress nodes read `${stride}` or `${rank}`."""
     nodes = [(group, written(cfg.get(group))) for group in KNOB_GROUPS]
     return [path for group, node in nodes for path, raw in leaves(node, group) if f"${{{knob}}}" in str(raw)]
-
-
-def config_hash(cfg: DictConfig) -> str:
-    """sha256 of what shapes a run's result: the fixed configuration without the keys of NOT_HASHED, at any depth.
-
-    The settings of mode=bench count in that mode only: training, testing and describing one model have one hash.
-    """
-
-    def shaping(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: shaping(item) for key, item in value.items() if key not in NOT_HASHED}
-        return [shaping(item) for item in value] if isinstance(value, list) else value
-
-    plain = shaping(OmegaConf.to_container(cfg, resolve=True))
-    if cfg.mode != "bench":
-        plain.pop("bench", None)
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def instantiate(node: DictConfig, path: str = "", **kwargs: Any) -> Any:

@@ -38,12 +38,19 @@ RENAMES = Renames(
     keys={
         "bench.prompt": "bench.prefix",
         "task.attention_prompt": "task.attention_prefix",
+        "task.flow": "task.kind",
         "AbsoluteMultiLinear.reads_prompt": "AbsoluteMultiLinear.reads_prefix",
         "RelativeMultiLinear.reads_prompt": "RelativeMultiLinear.reads_prefix",
         "SummedMultiLinear.reads_prompt": "SummedMultiLinear.reads_prefix",
         "TiedMultiLinear.reads_prompt": "TiedMultiLinear.reads_prefix",
     },
-    classes={"tests.reference.published.of": "of"},
+    classes={
+        "tests.reference.published.of": "of",
+        "ImageClassificationFlow": "ImageClassificationTask",
+        "LanguageModellingFlow": "LanguageModellingTask",
+        "SequenceToTextFlow": "SequenceToTextTask",
+        "SpokenIntentFlow": "SpokenIntentTask",
+    },
 )
 
 

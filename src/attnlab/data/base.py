@@ -1,5 +1,7 @@
 """The interface between a task's data, the trainer and the record."""
 
+from pathlib import Path
+
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 from lightning import LightningDataModule
@@ -10,11 +12,13 @@ class Data(LightningDataModule):
 
     Attributes:
         corpus: what was read, with sizes; "sample" for an embedded corpus.
+        location: the directory that was read; of an embedded corpus, its place in the cache.
         filtered: the number of training examples left out, by reason.
         resume_at: (epoch, batch) at which a resumed run continues.
     """
 
     corpus: str
+    location: Path
     filtered: dict[str, int]
     resume_at: tuple[int, int] = (0, 0)
 

@@ -216,6 +216,7 @@ class SequenceToTextData(Data):
         text = f"{self.reader.name} at {self.root}: {sizes} {self.reader.unit}"
         log.info("corpus: %s", text)
         self.corpus = "sample" if self.is_sample else text
+        self.location = self.root
         train = found[self.reader.splits[0]]
         labels = sorted({x.label for x in train if x.label})
         self._check_labels(found, set(labels))

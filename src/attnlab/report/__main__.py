@@ -8,7 +8,6 @@ python -m attnlab.report --runs outputs
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.records and not options.specs or options.out and not (options.bench or options.compressed):
         parser.error("--records belongs to SPEC, --out to --bench and --compressed")
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
-    os.environ.setdefault("ATTNLAB_STAMP", "report")  # composing needs one
     try:
         if options.runs:
             overview(collect(options.runs))
@@ -57,16 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
-    from attnlab.report.grid import write
-    from attnlab.report.paper import paper_table, read_spec, scatter
+    """Render specifications beside their files from the records in `places`; the files written."""
+    from attnlab.report.render import write_table
+    from attnlab.report.spec import read_spec
 
     plans = {path: read_spec(path) for path in specs}
     records = collect(places or [OUTPUTS]) if places or OUTPUTS.exists() else []
     files = []
     for path, spec in plans.items():
-        files += paper_table(spec, records).write(path.with_suffix(""), "md", "tex", "csv")
-        if picture := scatter(spec, records):
-            files.append(write(path.with_suffix(".png"), picture))
+        files += write_table(spec, records, path.with_suffix(""))
     return files
 
 

@@ -1,14 +1,17 @@
 """Records of mode=bench as a table, and ratios over the text length as a plot."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnlab.errors import DataError
-from attnlab.report.grid import Grid, write
+from attnlab.report import figure
+from attnlab.report.grid import Grid
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HEADERS = ["Record", "Mechanism", "What", "Shape", "Variant", "ms", "ms least", "ms most", "Tokens/s", "Peak MiB"]
 HEADERS += ["Cache MiB", "Times faster", "faster least", "faster most", "Times less peak memory", "Times less cache"]
@@ -23,8 +26,7 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
     paths = bench_table(benches).write(directory / "bench", "md", "csv")
     sweep = curves(benches)
     if sweep.rows:
-        paths += sweep.write(directory / "training", "csv")
-        paths.append(write(directory / "training.png", plot(sweep)))
+        paths += figure.write(directory / "training", sweep, plot)
     return paths
 
 
@@ -78,12 +80,12 @@ def curves(benches: Sequence[Found]) -> Grid:
     return grid
 
 
-def plot(sweep: Grid) -> bytes:
-    """PNG: time on the left, peak memory on the right, a line per record and reference."""
+def plot(sweep: Grid) -> "Figure":
+    """Time on the left, peak memory on the right, a line per record and reference."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    time, memory = figure.subplots(1, 2)
+    panels = Figure(figsize=(11, 4.2), layout="constrained")
+    time, memory = panels.subplots(1, 2)
     lines: dict[tuple[str, ...], list[list[str]]] = {}
     for row in sweep.rows:
         lines.setdefault(tuple(row[:5]), []).append(row[5:])
@@ -101,6 +103,4 @@ def plot(sweep: Grid) -> bytes:
         axes.minorticks_off()
         axes.axhline(1, color="grey", linewidth=0.8)
     time.legend(fontsize=7)
-    file = io.BytesIO()
-    figure.savefig(file, dpi=150, format="png")
-    return file.getvalue()
+    return panels

@@ -1,13 +1,13 @@
 """Records of compressed models: a table and a plot of top-1 over multiply-adds, ranks of heads, fusion matrices."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from attnlab.errors import DataError
-from attnlab.report.grid import Grid, write
+from attnlab.report import figure
+from attnlab.report.grid import Grid
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
 
@@ -17,28 +17,41 @@ if TYPE_CHECKING:
 HEADERS = ["Record", "Method", "Rank", "Seed", "Columns of a layer", "Relative error", "Attention multiply-adds, %"]
 HEADERS += ["Multiply-adds, %", "Parameters, %", "Top-1 dense", "compressed", "fine-tuned"]
 POINTS = {"compressed": "before fine-tuning", "finetuned": "after fine-tuning"}
-COMPRESSED = "compressed"  # in a run's directory: the model as folder
+DENSE = "dense"
+COMPRESSED = "compressed"  # the folder of a run directory that holds the model
 
 
 def render(records: Sequence[Found], directory: Path) -> list[Path]:
-    """Writes sweep.{md,csv,tex,png}, and of every method with ranks that differ the ranks and the fusion matrices.
+    """Write the table sweep.{md,csv,tex}, and figures with their data as CSV beside them.
 
-    The pictures of one model show the middle one of a method's ranks. DataError: no record has a compressed model.
+    top1: top-1 over multiply-adds. For each method whose heads' ranks differ, ranks_<method>: those of the record in
+    the middle of its ranks. fusion_<method>: the fusion matrices of the same record, where its run directory still
+    has the compressed model.
+
+    Args:
+        records: records of mode=train with compress=.
+        directory: where to write.
+
+    Returns:
+        The paths written.
+
+    Raises:
+        DataError: no record has a compressed model.
     """
     found = [f for f in records if f.record["status"] == "finished" and _layers(f)]
     if not found:
         raise DataError("no finished record of a compressed model among those given")
     paths = sweep_table(found).write(directory / "sweep", "md", "csv", "tex")
-    paths.append(write(directory / "sweep.png", _png(sweep_plot(found))))
+    paths += figure.write(directory / "top1", sweep_points(found), sweep_plot)
     for method in sorted({f.record["compress"] for f in found}):
         mine = sorted((f for f in found if f.record["compress"] == method), key=_total)
         middle = mine[(len(mine) - 1) // 2]
         ranks = [layer["ranks"] for layer in _layers(middle)]
         if any(isinstance(each, list) and len(set(each)) > 1 for each in ranks):
-            paths.append(write(directory / f"ranks_{method}.png", _png(ranks_plot(middle, ranks))))
+            paths += figure.write(directory / f"ranks_{method}", head_ranks(middle), ranks_plot)
         folder = middle.path.parent / COMPRESSED
-        if folder.is_dir() and (fusions := _fusions(folder)):
-            paths.append(write(directory / f"fusion_{method}.png", _png(fusion_plot(middle, fusions))))
+        if folder.is_dir() and (fusion := fusions(middle, folder)).rows:
+            paths += figure.write(directory / f"fusion_{method}", fusion, fusion_plot)
     return paths
 
 
@@ -61,68 +74,110 @@ def sweep_table(found: Sequence[Found]) -> Grid:
     return grid
 
 
-def sweep_plot(found: Sequence[Found]) -> "Figure":
+def sweep_points(found: Sequence[Found]) -> Grid:
+    """The data of :func:`sweep_plot`: the mean over the seeds of each method and each share of multiply-adds."""
+    grid = Grid("Top-1 over multiply-adds", ["point", "method", "multiply-adds, %", "top-1, %"])
+    for point in POINTS:
+        values: dict[tuple[str, float], list[float]] = {}
+        for one in found:
+            about = one.record["compression"]
+            if isinstance(about["quality"][point], dict):
+                place = one.record["compress"], about["remaining"]["multiply_adds_percent"]
+                values.setdefault(place, []).append(about["quality"][point]["top1"])
+        grid.rows += [[point, method, repr(x), repr(mean(values[method, x]))] for method, x in sorted(values)]
+    dense = mean(f.record["compression"]["quality"]["dense"]["top1"] for f in found)
+    grid.rows.append([DENSE, "", "", repr(dense)])
+    return grid
+
+
+def sweep_plot(points: Grid) -> "Figure":
+    """Top-1 before and after fine-tuning over the share of multiply-adds, a line for each method."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    page = Figure(figsize=(11, 4.2), layout="constrained")
+    panels = page.subplots(1, 2, sharey=True)
+    dense = next(float(row[3]) for row in points.rows if row[0] == DENSE)
     for axes, (point, title) in zip(panels, POINTS.items(), strict=True):
-        for method in sorted({f.record["compress"] for f in found}):
-            pairs: dict[float, list[float]] = {}
-            for one in found:
-                about = one.record["compression"]
-                if one.record["compress"] == method and isinstance(about["quality"][point], dict):
-                    x = about["remaining"]["multiply_adds_percent"]
-                    pairs.setdefault(x, []).append(about["quality"][point]["top1"])
-            lines = sorted((x, mean(values)) for x, values in pairs.items())
-            axes.plot(*zip(*lines, strict=True) if lines else ([], []), marker="o", label=method)
-        dense = mean(f.record["compression"]["quality"]["dense"]["top1"] for f in found)
+        rows = [row for row in points.rows if row[0] == point]
+        for method in sorted({row[1] for row in rows}):
+            line = [(float(row[2]), float(row[3])) for row in rows if row[1] == method]
+            axes.plot(*zip(*line, strict=True), marker="o", label=method)
         axes.axhline(dense, color="grey", linewidth=0.8, linestyle="--", label="dense, not fine-tuned")
         axes.set(title=title, xlabel="multiply-adds of the model, % of the dense one's")
         axes.grid(alpha=0.3)
     panels[0].set(ylabel="top-1, %")
     panels[1].legend(fontsize=8)
-    return figure
+    return page
 
 
-def ranks_plot(one: Found, ranks: Sequence[Sequence[int]]) -> "Figure":
+def head_ranks(one: Found) -> Grid:
+    """The data of :func:`ranks_plot`; no rows where the heads of a layer share their columns."""
+    grid = Grid(_title(one), ["layer", "head by rank", "rank"])
+    for layer, about in enumerate(_layers(one)):
+        if isinstance(about["ranks"], list):
+            ranks = sorted(about["ranks"], reverse=True)
+            grid.rows += [[str(layer), str(head), str(rank)] for head, rank in enumerate(ranks)]
+    return grid
+
+
+def ranks_plot(ranks: Grid) -> "Figure":
     """IrrAtt, figure 2: the ranks of each layer's heads."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.2 + 0.9 * len(ranks), 3.4), layout="constrained")
-    axes = figure.subplots()
-    for layer, each in enumerate(ranks):
-        for head, rank in enumerate(sorted(each, reverse=True)):
-            axes.bar(layer + (head - (len(each) - 1) / 2) * 0.8 / len(each), rank, 0.7 / len(each), color=f"C{head}")
-    axes.set_xticks(range(len(ranks)), [str(layer) for layer in range(len(ranks))])
-    axes.set(title=_title(one), xlabel="layer; its heads by rank", ylabel="rank of the head")
+    numbers = [[int(cell) for cell in row] for row in ranks.rows]
+    layers, heads = 1 + max(row[0] for row in numbers), 1 + max(row[1] for row in numbers)
+    page = Figure(figsize=(1.2 + 0.9 * layers, 3.4), layout="constrained")
+    axes = page.subplots()
+    for layer, head, rank in numbers:
+        axes.bar(layer + (head - (heads - 1) / 2) * 0.8 / heads, rank, 0.7 / heads, color=f"C{head}")
+    axes.set_xticks(range(layers), [str(layer) for layer in range(layers)])
+    axes.set(title=ranks.title, xlabel="layer; its heads by rank", ylabel="rank of the head")
     axes.grid(alpha=0.3, axis="y")
-    return figure
+    return page
 
 
-def fusion_plot(one: Found, fusions: Sequence[Any]) -> "Figure":
-    """IrrAtt, figure 3: what each head's logits (rows) take of the terms (columns), absolute values."""
+def fusions(one: Found, folder: Path) -> Grid:
+    """The data of :func:`fusion_plot`, after fine-tuning; no rows where the fusion is the identity.
+
+    Args:
+        one: the record, for the title.
+        folder: its compressed model.
+    """
+    from attnlab.compression import folder as folders
+
+    grid = Grid(_title(one), ["layer", "head", "term", "weight"])
+    layers = [m for _, m in folders.load(folder).named_modules() if getattr(m, "fusion", None) is not None]
+    for i, layer in enumerate(layers):
+        fusion = layer.get_parameter("fusion").detach().float().tolist()
+        grid.rows += [
+            [str(i), str(head), str(term), f"{weight:.6g}"]
+            for head, weights in enumerate(fusion)
+            for term, weight in enumerate(weights)
+        ]
+    return grid
+
+
+def fusion_plot(fusion: Grid) -> "Figure":
+    """IrrAtt, figure 3: the weight of each term (columns) in each head's logits (rows), absolute values."""
+    import numpy as np
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(0.8 + 2.2 * len(fusions), 2.9), layout="constrained")
-    panels = figure.subplots(1, len(fusions), squeeze=False)[0]
-    for layer, (axes, fusion) in enumerate(zip(panels, fusions, strict=True)):
-        shown = abs(fusion) / abs(fusion).max()
+    layers: dict[str, dict[tuple[int, int], float]] = {}
+    for layer, head, term, weight in fusion.rows:
+        layers.setdefault(layer, {})[int(head), int(term)] = abs(float(weight))
+    page = Figure(figsize=(0.8 + 2.2 * len(layers), 2.9), layout="constrained")
+    panels = page.subplots(1, len(layers), squeeze=False)[0]
+    for axes, (layer, weights) in zip(panels, layers.items(), strict=True):
+        shown = np.zeros([1 + max(place[k] for place in weights) for k in (0, 1)])
+        for place, weight in weights.items():
+            shown[place] = weight / max(weights.values())
         image = axes.imshow(shown.clip(1e-4), norm=LogNorm(1e-4, 1), aspect="auto", interpolation="nearest")
         axes.set(title=f"layer {layer}", xlabel="term")
     panels[0].set(ylabel="head")
-    figure.colorbar(image, ax=list(panels), label="of the largest")
-    figure.suptitle(_title(one), fontsize=9)
-    return figure
-
-
-def _fusions(folder: Path) -> list[Any]:
-    """Each compressed layer's fusion as an array, after fine-tuning; none where the fusion is the identity."""
-    from attnlab.compression import folder as folders
-
-    layers = [m for _, m in folders.load(folder).named_modules() if getattr(m, "fusion", None) is not None]
-    return [layer.get_parameter("fusion").detach().float().numpy() for layer in layers]
+    page.colorbar(image, ax=list(panels), label="of the largest")
+    page.suptitle(fusion.title, fontsize=9)
+    return page
 
 
 def _layers(one: Found) -> list[dict[str, Any]]:
@@ -146,9 +201,3 @@ def _title(one: Found) -> str:
 
 def _top1(quality: Any) -> str:
     return f"{quality['top1']:.1f}" if isinstance(quality, dict) else NOT_RUN
-
-
-def _png(figure: "Figure") -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, dpi=150, format="png")
-    return file.getvalue()

@@ -1,10 +1,10 @@
 """The curves of a training run, from the metrics that it wrote."""
 
 import csv
-import io
 from pathlib import Path
 
-from attnlab.report.grid import write
+from attnlab.report import figure
+from attnlab.runs.files import write_bytes
 
 PANELS = {
     "loss": ("loss", "val_loss", "ctc_loss"),
@@ -27,25 +27,21 @@ def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 def plot_curves(directory: Path) -> Path | None:
     """Writes curves.png into a run directory; None where nothing was logged."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     curves = read_curves(directory)
     panels = {title: [n for n in names if n in curves] for title, names in PANELS.items()}
     panels = {title: names for title, names in panels.items() if names}
     if not panels:
         return None
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.5 * len(panels), 3.2), squeeze=False)
+    picture = Figure(figsize=(4.5 * len(panels), 3.2), layout="constrained")
+    axes = picture.subplots(1, len(panels), squeeze=False)
     for axis, (title, names) in zip(axes[0], panels.items(), strict=True):
         for name in names:
             axis.plot(*zip(*curves[name], strict=True), label=name, linewidth=1.2)
         axis.set(title=title, xlabel="update")
         axis.legend(frameon=False)
         axis.grid(alpha=0.3)
-    figure.tight_layout()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    pyplot.close(figure)
-    return write(directory / "curves.png", picture.getvalue())
+    path = directory / "curves.png"
+    write_bytes(path, figure.png(picture))
+    return path

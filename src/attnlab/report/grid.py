@@ -2,14 +2,12 @@
 
 import csv
 import io
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnlab.errors import DataError
+from attnlab.runs.files import write_text
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$"}
 LATEX |= {"–": "--", "—": "---"} | {character: f"\\{character}" for character in "&%$#_{}"}
@@ -17,7 +15,7 @@ LATEX |= {"–": "--", "—": "---"} | {character: f"\\{character}" for characte
 
 @dataclass
 class Grid:
-    """`notes` are sentences below the table; what stands between backquotes in them is code."""
+    """A title, headers, rows of texts, and sentences below the table, in which backquotes mark code."""
 
     title: str
     headers: list[str]
@@ -64,30 +62,19 @@ class Grid:
         return file.getvalue()
 
     def write(self, stem: Path, *kinds: str) -> list[Path]:
-        """Beside each other: stem.md, stem.tex, stem.csv, those that are asked for.  DataError: cannot be written."""
+        """Write stem.md, stem.tex and stem.csv, those of them that `kinds` names; the paths written.
+
+        Raises:
+            WriteError: a file cannot be written.
+        """
         texts = {"md": self.markdown, "tex": self.latex, "csv": self.csv}
-        return [write(stem.with_name(f"{stem.name}.{kind}"), texts[kind]().encode()) for kind in kinds]
+        paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+        for path, kind in zip(paths, kinds, strict=True):
+            write_text(path, texts[kind]())
+        return paths
 
 
 def escape(text: str) -> str:
     """Text for LaTeX; `code` becomes typewriter."""
     plain = "".join(LATEX.get(character, character) for character in text)
     return re.sub(r"`([^`]*)`", r"\\texttt{\1}", plain)
-
-
-def write(path: Path, data: bytes) -> Path:
-    """Replace a file as a whole."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with open(handle, "wb") as file:
-                file.write(data)
-            os.chmod(name, 0o644)  # mkstemp gives 0600
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
-    return path

@@ -36,6 +36,7 @@ LEFT_OUT = (
     "task.data.root",
     "task.data.cache_dir",
     "task.name",
+    "task.modes",
     "task.data.num_workers",
     "task.train.log_every",
     "logger",

@@ -19,6 +19,7 @@ from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError
 from attnlab.runs import record as records
 from attnlab.runs.files import write_bytes
+from attnlab.runs.identity import NOTHING_READ
 from attnlab.runs.signals import Interrupted, interruptible
 
 log = logging.getLogger("attnlab.run")
@@ -70,6 +71,8 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
                 mode.run(cfg, record, directory)
             if received:  # a library has caught the exception
                 raise Interrupted(signal.Signals(received[0]).name)
+            if record["identity"]["corpus"] == records.NOT_RUN:
+                records.identify(record, NOTHING_READ)
             record["status"] = "finished"
             save()
         except BaseException as error:

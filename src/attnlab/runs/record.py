@@ -1,17 +1,17 @@
-"""record.json: everything that tables and plots will know about a run (schema 1).
+"""record.json: everything that tables and plots know about a run (schema 2).
 
-One per run, in its run directory, rewritten atomically. `new` gives the skeleton; the modes fill it. A number that was
-not measured is the text "not run", never 0.
+One per run, in its run directory, written atomically. :func:`new` returns the skeleton and the modes fill it. A number
+that was not measured is NOT_RUN, never 0.
 """
 
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import platform
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -19,11 +19,17 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from attnlab.config.build import config_hash
+from attnlab.errors import AttnlabError
+from attnlab.runs import identity
+from attnlab.runs.files import write_bytes
 
-SCHEMA = 1
+log = logging.getLogger(__name__)
+
+SCHEMA = 2
 NOT_RUN = "not run"
 STATUSES = ("running", "finished", "failed", "interrupted")
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,20 +41,44 @@ SECTIONS = {
     "inference": "seconds tokens_per_second peak_memory_mib mean_memory_mib batch beam dtype protocol",
     "training": "steps seconds tokens_per_second final_loss",
     "environment": "torch python device threads git packages_hash",
+    "config": "",  # resolved: what the run worked with
+    "identity": "recipe run corpus weights",  # see runs/identity.py
 }
-TEXTS = {"signature", "dtype", "protocol", "torch", "python", "device", "git", "packages_hash"}
+TEXTS = {
+    "signature",
+    "dtype",
+    "protocol",
+    "torch",
+    "python",
+    "device",
+    "git",
+    "packages_hash",
+    "recipe",
+    "run",
+    "corpus",
+}
 
 
 def new(cfg: DictConfig, command: str) -> dict[str, Any]:
-    """The record of a run that has just begun. `stride` and `rank` are the values in use; null: no such knob."""
+    """The record of a run that begins: what its configuration says, and NOT_RUN for everything else.
+
+    `stride` and `rank` are the values in use; null: the mechanism has no such option.
+
+    Args:
+        cfg: the resolved configuration.
+        command: the command that repeats the run.
+
+    Raises:
+        ConfigError, DataError: the run has no identity (see :mod:`attnlab.runs.identity`).
+    """
     choices = cfg.choices
-    return {
+    weights = identity.contents(cfg)
+    skeleton: dict[str, Any] = {
         "schema": SCHEMA,
         "status": "running",
         "mode": cfg.mode,
         "command": command,
-        "config_hash": config_hash(cfg),
-        "task": choices.task,
+        "task": cfg.task.name,
         "corpus": NOT_RUN,
         "attention": choices.attention or "none",
         "stride": cfg.stride,
@@ -61,6 +91,22 @@ def new(cfg: DictConfig, command: str) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **{section: dict.fromkeys(keys.split(), NOT_RUN) for section, keys in SECTIONS.items()},
     }
+    skeleton["config"] = OmegaConf.to_container(cfg, resolve=True)
+    skeleton["identity"] |= {"recipe": identity.recipe(cfg, weights), "weights": weights}
+    return skeleton
+
+
+def identify(record: dict[str, Any], corpus: str) -> None:
+    """Complete a record's identity once its corpus is known.
+
+    Args:
+        record: the record, with its environment.
+        corpus: the corpus' fingerprint, or identity.NOTHING_READ.
+    """
+    about, environment = record["identity"], record["environment"]
+    device, threads = environment["device"], environment["threads"]
+    about["corpus"] = corpus
+    about["run"] = identity.run(record["config"], corpus, about["weights"], device, threads)
 
 
 def environment(accelerator: str) -> dict[str, Any]:
@@ -132,12 +178,15 @@ def _plain(value: Any) -> Any:
 def write(record: Mapping[str, Any], directory: Path) -> None:
     """Replace `directory`/record.json: a reader finds the old record or the new one, never half of one.
 
-    On a full disk there is no room for a second file: the new record then goes into the place of the old one.
+    A full disk has no room for a second file: the new record is then written over the old one.
+
+    Raises:
+        WriteError: it cannot be written.
     """
     path = directory / "record.json"
     data = (dumps(record) + "\n").encode()
     try:
-        _replace(path, data)
+        write_bytes(path, data)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.is_file():
             raise
@@ -146,30 +195,39 @@ def write(record: Mapping[str, Any], directory: Path) -> None:
             file.truncate()
 
 
-def _replace(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(prefix=".record-", dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp gives 0600
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
 def read(directory: Path) -> dict[str, Any]:
     """The record of a run directory."""
     return json.loads((directory / "record.json").read_text(encoding="utf-8"))
 
 
+def upgraded(record: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """A record of schema 1 as one of schema 2; any other as it is.
+
+    The configuration is read from `directory`/config.yaml. Where there is none, nothing says what the recipe was:
+    `config` is empty and the identity is NOT_RUN.
+    """
+    if record.get("schema") != 1:
+        return record
+    record = {key: value for key, value in record.items() if key != "config_hash"} | {"schema": SCHEMA}
+    about: dict[str, Any] = {"recipe": NOT_RUN, "run": NOT_RUN, "corpus": NOT_RUN, "weights": {}}
+    config: Any = {}
+    try:
+        config = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"), resolve=True)
+        about["weights"] = identity.contents(config)
+        about["recipe"] = identity.recipe(config, about["weights"])
+    except (OSError, yaml.YAMLError, OmegaConfBaseException, AttnlabError) as error:
+        log.warning("%s: the recipe of this old record is unknown: %s", directory, " ".join(str(error).split()))
+    for row in record.get("bench", {}).get("rows", []):
+        if "prompt" in row:
+            row["prefix"] = row.pop("prompt")
+    return record | {"config": config, "identity": about}
+
+
 def problems(record: Mapping[str, Any]) -> list[str]:
-    """What a record of schema 1 must not be; empty for a good one."""
+    """What is wrong with a record of schema 2, one text each; empty for a good one."""
     found = []
     expected = {"schema": int, "seed": int} | dict.fromkeys(
-        ("status", "mode", "command", "config_hash", "task", "corpus", "attention", "compress", "scale", "started"), str
+        ("status", "mode", "command", "task", "corpus", "attention", "compress", "scale", "started"), str
     )
     for key, kind in expected.items():
         if type(record.get(key)) is not kind:
@@ -188,8 +246,21 @@ def problems(record: Mapping[str, Any]) -> list[str]:
         found += [
             f"{section}.{key}: expected a number or {NOT_RUN!r}, got {value!r}"
             for key, value in values.items()
-            if key in keys.split() and key not in TEXTS and not _is_number(value) and value != NOT_RUN
+            if key in keys.split()
+            and key not in TEXTS
+            and not _is_number(value)
+            and value != NOT_RUN
+            and section != "identity"
         ]
+    about = record.get("identity")
+    if isinstance(about, Mapping):
+        found += [
+            f"identity.{key}: expected str, got {about[key]!r}"
+            for key in ("recipe", "run", "corpus")
+            if key in about and not isinstance(about[key], str)
+        ]
+        if not isinstance(about.get("weights", {}), Mapping):
+            found.append(f"identity.weights: expected a mapping, got {about['weights']!r}")
     return found
 
 

@@ -1,21 +1,26 @@
-"""Finding records.  A broken one is named and skipped: it must not keep the others from being read."""
+"""Finding records. A broken one is named and skipped: it must not keep the others from being read."""
 
 import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from attnlab.errors import DataError
-from attnlab.runs.record import problems
+from attnlab.runs import identity
+from attnlab.runs.record import SCHEMA, problems, upgraded
 
 log = logging.getLogger(__name__)
 
 
+RECORD = {"schema", "status", "mode", "command"}  # any other JSON file lacks one of these
+
+
 @dataclass(frozen=True)
 class Found:
-    """A record and the file it stands in."""
+    """A record and its file."""
 
     path: Path
     record: dict[str, Any]
@@ -29,37 +34,54 @@ class Found:
 
     @property
     def name(self) -> str:
-        """The file, seen from where the command is given."""
+        """The file's path, relative to the working directory if it lies below that."""
         path = self.path.absolute()
         return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else str(self.path)
 
+    @cached_property
+    def canonical(self) -> dict[str, Any]:
+        """The recipe with the keys and classes of today; empty where an old record does not say it."""
+        config = self.record["config"]
+        return identity.canonical(config, self.record["identity"]["weights"]) if config else {}
+
     @property
     def mechanism(self) -> str:
+        """Attention and stride, for people."""
         stride = self.record["stride"]
         return self.record["attention"] + (f" s={stride}" if stride is not None else "")
 
 
 def collect(places: Iterable[Path]) -> list[Found]:
-    """Every good record in these files and folders, the oldest first.  DataError: a place does not exist."""
-    paths: set[Path] = set()
+    """Every record in these files and folders, whatever its file's name, the oldest first.
+
+    In a folder every .json file is looked at; those that are not records are passed over. Raises DataError: a place
+    does not exist.
+    """
+    paths: dict[Path, bool] = {}
     for place in places:
         if not place.exists():
-            raise DataError(f"{place}: no such file or folder; it should hold the record.json files of runs")
-        paths |= set(place.rglob("record.json")) if place.is_dir() else {place}
-    read = [found for path in sorted(paths) if (found := _read(path))]
+            raise DataError(f"{place}: no such file or folder; expected a record of a run, or a folder with records")
+        paths |= {path: path.name == "record.json" for path in place.rglob("*.json")} if place.is_dir() else {}
+        paths |= {place: True} if place.is_file() else {}
+    read = [found for path, expected in sorted(paths.items()) if (found := _read(path, expected))]
     if not read:
         log.warning("no records in %s: a run leaves its record.json in its directory", ", ".join(map(str, places)))
     return sorted(read, key=lambda found: found.record["started"])
 
 
-def _read(path: Path) -> Found | None:
+def _read(path: Path, expected: bool) -> Found | None:
+    """The record in a file; None if it is damaged, or not a record. `expected`: a file that is none is named."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         log.warning("%s: skipped, not readable as JSON: %s", path, " ".join(str(error).split()))
         return None
-    wrong = problems(record) if isinstance(record, dict) else ["a mapping was expected"]
-    if wrong:
-        log.warning("%s: skipped, not a record of schema 1: %s", path, wrong[0])
+    if not isinstance(record, dict) or not record.keys() >= RECORD:
+        if expected:
+            log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(RECORD)))
+        return None
+    record = upgraded(record, path.parent)
+    if wrong := problems(record):
+        log.warning("%s: skipped, not a record of schema %d: %s", path, SCHEMA, wrong[0])
         return None
     return Found(path, record)

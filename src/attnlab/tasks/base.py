@@ -19,6 +19,8 @@ from torch import nn
 from attnlab.attention import Attention
 from attnlab.config.build import instantiate
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
+from attnlab.runs import fingerprint
+from attnlab.runs import record as records
 
 if TYPE_CHECKING:
     from attnlab.training.module import Module
@@ -63,12 +65,14 @@ class Task(ABC):
         """The data, read and ready, and the module that trains on it.
 
         Args:
-            record: gets `corpus` and what `module` knows.
+            record: gets `corpus`, the identity of the run and what `module` knows.
             stage: "test" reads what testing needs; None reads every split.
         """
         data = instantiate(self.cfg.task.data, path="task.data")
         data.setup(stage)
         record["corpus"] = data.corpus
+        if records.first_process():
+            records.identify(record, fingerprint.corpus(data.location, Path(self.cfg.cache_dir)))
         return data, self.module(record, data)
 
     @abstractmethod

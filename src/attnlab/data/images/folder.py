@@ -103,6 +103,7 @@ class ImageData(Data):
         self.classes = list(train)
         sizes = f"train {len(self.sets['train'])}, val {len(self.sets['val'])} images, {len(self.classes)} classes"
         self.corpus = "sample" if self.root is None else f"image folder at {root}: {sizes}"
+        self.location = root
 
     def train_dataloader(self) -> "Batches":
         epoch = self.trainer.current_epoch if self.trainer else 0

@@ -95,6 +95,7 @@ class LanguageModellingData(Data):
         about = f"{self.source.name} at {self.root}: {sizes} {unit}s; vocabulary {self.vocabulary.size}"
         log.info("corpus: %s; %s", about, self.source.held_out)
         self.corpus = "sample" if self.is_sample else about
+        self.location = self.root
         for split, found in files.items():
             if sum(map(len, found)) < 2:
                 raise DataError(f"{self.root}: {split} has fewer than 2 {unit}s")

@@ -10,15 +10,16 @@ import pytest
 from attnlab.config.build import CONF
 from attnlab.report.__main__ import main
 from attnlab.report.grid import Grid
-from attnlab.report.paper import paper_table, read_spec
+from attnlab.report.render import table
+from attnlab.report.spec import read_spec
 from attnlab.runs.store import collect
 from tests.report.conftest import MUSTC, Run
 
 SPEC = CONF.parent / "experiments" / "mtla" / "table1.yaml"
 
 
-def table(tmp_path: Path) -> Grid:
-    return paper_table(read_spec(SPEC), collect([tmp_path / "runs"]))
+def rendered(tmp_path: Path) -> Grid:
+    return table(read_spec(SPEC), collect([tmp_path / "runs"]))
 
 
 def cell(grid: Grid, row: str, column: str) -> str:
@@ -33,7 +34,7 @@ def notes(grid: Grid, word: str) -> list[str]:
 
 
 def test_nothing_measured(tmp_path: Path) -> None:
-    grid = paper_table(read_spec(SPEC), [])
+    grid = table(read_spec(SPEC), [])
     assert cell(grid, "MHA", "BLEU, published") == "23.18"
     assert cell(grid, "MTLA, s = 3", "Speed-up, published") == "5.34"
     assert cell(grid, "ESPnet-ST", "BLEU, published") == "22.9"
@@ -57,7 +58,7 @@ def test_one_run_each(tmp_path: Path, run: Run) -> None:
         inference__mean_memory_mib=300.0,
         quality={"bleu": 23.456},
     )
-    grid = table(tmp_path)
+    grid = rendered(tmp_path)
     assert cell(grid, "MTLA, s = 2", "BLEU, ours") == "23.46"
     assert cell(grid, "MTLA, s = 2", "Time (s), ours") == "60.0"
     assert cell(grid, "MTLA, s = 2", "Speed-up, ours") == "2.00 (R1/R2)"
@@ -73,7 +74,7 @@ def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
     run("new", "task=mustc scale=paper attention=mla", started="2026-03-01", quality={"bleu": 21.0})
     run("old", "task=mustc scale=paper attention=mla", started="2026-01-01", quality={"bleu": 1.0})
     run("other", "task=mustc scale=paper attention=mla", "seed=2", started="2026-02-01", quality={"bleu": 22.0})
-    grid = table(tmp_path)
+    grid = rendered(tmp_path)
     assert cell(grid, "MLA", "BLEU, ours") == "21.50 (21.00–22.00, 2 seeds)"
     assert len(notes(grid, "R1 MLA") + notes(grid, "R2 MLA")) == 2
 
@@ -98,7 +99,7 @@ def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
 )
 def test_what_never_stands_for_a_row(tmp_path: Path, run: Run, values: dict[str, object]) -> None:
     run("a", "task=mustc scale=paper attention=mtla stride=2", **values)
-    grid = table(tmp_path)
+    grid = rendered(tmp_path)
     assert cell(grid, "MTLA, s = 2", "BLEU, ours") == "not run"
     left = notes(grid, "Left out: 1 scored record(s) of ")
     assert len(left) == ("corpus" in values)
@@ -113,19 +114,22 @@ def test_another_recipe_is_marked_and_yields_to_the_exact_one(tmp_path: Path, ru
         started="2026-02-01",
         quality={"bleu": 3.0},
     )
-    grid = table(tmp_path)
+    grid = rendered(tmp_path)
     assert cell(grid, "MHA", "BLEU, ours") == "3.00"
     assert notes(grid, "NOT the row's recipe: task.train.max_steps=10 instead of 100000")
     run("exact", "task=mustc scale=paper attention=mha", "task.data.num_workers=4", started="2026-01-01")
-    assert cell(table(tmp_path), "MHA", "BLEU, ours") == "20.00"
-    assert not notes(table(tmp_path), "NOT")
+    assert cell(rendered(tmp_path), "MHA", "BLEU, ours") == "20.00"
+    assert not notes(rendered(tmp_path), "NOT")
 
 
 def test_a_recipe_that_cannot_be_known_is_marked(tmp_path: Path, run: Run) -> None:
     run("a", "task=mustc scale=paper attention=mha", "task.encoder_checkpoint=null")
-    run("b", "task=mustc scale=paper attention=mla").with_name("config.yaml").unlink()
+    old = run("b", "task=mustc scale=paper attention=mla")
+    record = {key: value for key, value in json.loads(old.read_text()).items() if key not in ("config", "identity")}
+    old.write_text(json.dumps(record | {"schema": 1, "config_hash": "x"}))
+    old.with_name("config.yaml").unlink()
     run("c", "task=mustc scale=paper attention=mtla stride=2", mode="test")
-    grid = table(tmp_path)
+    grid = rendered(tmp_path)
     assert [bool(notes(grid, word)) for word in ("did not start from", "recipe is unknown", "mode=test")] == 3 * [True]
 
 
@@ -135,7 +139,7 @@ def test_a_recipe_that_cannot_be_known_is_marked(tmp_path: Path, run: Run) -> No
 def test_no_ratio_across_protocols(tmp_path: Path, run: Run, change: dict[str, object]) -> None:
     run("a", "task=mustc scale=paper attention=mha")
     run("b", "task=mustc scale=paper attention=mla", **change)
-    assert cell(table(tmp_path), "MLA", "Speed-up, ours") == "protocols differ"
+    assert cell(rendered(tmp_path), "MLA", "Speed-up, ours") == "protocols differ"
 
 
 def test_files(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +181,7 @@ def test_broken_records_are_named_and_skipped(
     tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = run("good", "task=mustc scale=paper attention=mha").read_text()
-    other = json.loads(whole) | {"schema": 2}
+    other = json.loads(whole) | {"schema": 3}
     for name, content in {
         "cut": whole[:200].encode(), "empty": b"", "list": b"[]", "bytes": b"\xff\xfe\x00",
         "other": json.dumps(other).encode(),

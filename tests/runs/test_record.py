@@ -1,5 +1,6 @@
 """record.json: its skeleton, its writing, what a good one is."""
 
+import copy
 import errno
 import json
 import math
@@ -10,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from attnlab.config.check import compose
 from attnlab.runs import record as records
+from attnlab.runs.identity import recipe
 from attnlab.runs.record import NOT_RUN, problems
 
-PROMISED = {  # the keys that tables may count on, schema 1
-    "schema status mode command config_hash task corpus attention stride rank compress scale seed": None,
+PROMISED = {  # the keys that tables may count on, schema 2
+    "schema status mode command config task corpus attention stride rank compress scale seed": None,
     "parameters": "total attention trainable",
     "kv_cache": "elements_per_token_per_layer bytes_predicted bytes_measured",
     "quality": "",
@@ -96,19 +99,62 @@ def test_what_is_not_json_becomes_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"schema": 2}, "schema 2"),
+        ({"schema": 3}, "schema 3"),
         ({"status": "done"}, "status 'done'"),
         ({"seed": "1"}, "seed: expected int"),
         ({"corpus": None}, "corpus: expected str"),
         ({"parameters": {"total": 1}}, "parameters.attention: missing"),
         ({"parameters": {"total": None, "attention": 1, "trainable": 1}}, "parameters.total: expected a number"),
         ({"training": NOT_RUN}, "training: expected a mapping"),
+        ({"config": None}, "config: expected a mapping"),
+        ({"identity": {"recipe": "a", "run": "b", "corpus": "c"}}, "identity.weights: missing"),
+        ({"identity": {"recipe": 1, "run": "b", "corpus": "c", "weights": {}}}, "identity.recipe: expected str"),
         ({"status": "failed"}, "an error belongs to"),
         ({"error": "x"}, "an error belongs to"),
     ],
 )
 def test_a_bad_record_is_recognised(skeleton: dict[str, Any], change: dict[str, Any], problem: str) -> None:
     assert problem in " · ".join(problems(skeleton | change))
+
+
+def test_a_record_has_its_configuration_and_identity(skeleton: dict[str, Any]) -> None:
+    about = copy.deepcopy(skeleton) | {"environment": records.environment("cpu")}
+    assert about["config"]["attention"]["stride"] == 2 and about["identity"]["recipe"] == recipe(about["config"])
+    assert (about["identity"]["run"], about["identity"]["corpus"]) == (NOT_RUN, NOT_RUN)
+    records.identify(about, "sha256:abc")
+    first = about["identity"]["run"]
+    assert len(first) == 64 and problems(about) == []
+    records.identify(about, "sha256:def")
+    assert about["identity"]["run"] != first
+
+
+def test_a_record_says_which_task_ran() -> None:
+    for overlay, name in {
+        "corpora/an4": "an4",
+        "corpora/picovoice": "picovoice",
+        "corpora/scitldr": "scitldr",
+        "corpora/slurp_text": "slurp_text",
+        "corpora/wmt10k": "wmt10k",
+        "t6/bench_decoding": "fineweb_edu",
+        "t6/bench_training": "fineweb_edu",
+        "tensorized/bench_absolute": "wikitext103",
+    }.items():
+        assert records.new(compose(f"experiment={overlay}"), "")["task"] == name
+    assert records.new(compose("task=slurp"), "")["task"] == "slurp"
+
+
+def test_a_record_of_schema_1_is_read_as_one_of_schema_2(tmp_path: Path, skeleton: dict[str, Any]) -> None:
+    cfg = compose("attention=mtla", "seed=3")
+    OmegaConf.save(cfg, tmp_path / "config.yaml")
+    old = {key: value for key, value in skeleton.items() if key not in ("config", "identity")}
+    old |= {"schema": 1, "config_hash": "abc", "bench": {"rows": [{"what": "beam", "prompt": 4}]}}
+    found = records.upgraded(copy.deepcopy(old), tmp_path)
+    assert problems(found) == [] and found["identity"]["recipe"] == recipe(cfg)
+    assert found["bench"]["rows"] == [{"what": "beam", "prefix": 4}] and "config_hash" not in found
+    assert records.upgraded(found, tmp_path) is found
+    (tmp_path / "config.yaml").unlink()
+    unknown = records.upgraded(copy.deepcopy(old), tmp_path)
+    assert problems(unknown) == [] and (unknown["config"], unknown["identity"]["recipe"]) == ({}, NOT_RUN)
 
 
 def test_a_record_without_a_knob_is_recognised(skeleton: dict[str, Any]) -> None:

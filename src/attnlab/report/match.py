@@ -1,0 +1,92 @@
+"""Which records stand for the rows of a table.
+
+A record stands for a row if it is finished, has the row's task, mechanism, knobs and scale, and read the row's corpus.
+The embedded sample corpus, or any other, never stands for a paper's. Records of exactly the row's recipe (see
+:mod:`attnlab.runs.identity`) come before all others, which are marked with what they differ in.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from attnlab.config.build import leaves
+from attnlab.config.check import compose
+from attnlab.report.spec import Row, Spec
+from attnlab.runs.identity import canonical
+from attnlab.runs.store import Found
+
+ENCODER = "task.encoder_checkpoint"  # a row's command names a run that only exists where the row is measured
+PROTOCOL = (
+    "inference.protocol",
+    "inference.batch",
+    "inference.beam",
+    "inference.dtype",
+    "environment.device",
+    "environment.threads",
+    "identity.corpus",
+)
+
+
+def scored(records: Sequence[Found], spec: Spec) -> tuple[list[Found], list[Found]]:
+    """Finished records that have a score; those among them that read the specification's corpus."""
+    found = [f for f in records if f.record["status"] == "finished" and f.record["mode"] in ("train", "test")]
+    return found, [f for f in found if is_corpus(f.record["corpus"], spec.corpus)]
+
+
+def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
+    """Whether a record's `corpus` is the one that a specification names: its name, and its size within the bounds."""
+    size = re.search(r"\btrain (\d+)", text)
+    least, most = wanted["train"]
+    return text.startswith(wanted["name"]) and size is not None and least <= int(size[1]) <= most
+
+
+def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, list[str]]]:
+    """The newest record of each seed with what it differs in; only those of the row's recipe, if there are any.
+
+    Args:
+        row: the row; one without a command has no records.
+        records: scored records that read the specification's corpus, the oldest first.
+        spec: the row's table.
+    """
+    if not records or not row.command:
+        return []
+    cfg = compose(*spec.overrides(row))
+    keys = {"task": cfg.task.name, "compress": cfg.choices.compress, "scale": cfg.choices.scale}
+    keys |= {"attention": cfg.choices.attention or "none", "stride": cfg.stride, "rank": cfg.rank}
+    quality = next(column.value for column in spec.columns if column.value.startswith("quality."))
+    found = [
+        (f, differences(f, cfg))
+        for f in records
+        if all(f.record.get(key) == value for key, value in keys.items()) and f.number(quality) is not None
+    ]
+    exact = [pair for pair in found if not pair[1]]
+    return list({pair[0].record["seed"]: pair for pair in exact or found}.values())
+
+
+def differences(found: Found, cfg: DictConfig) -> list[str]:
+    """In what the recipe of a record differs from that of a configuration; one text for each key."""
+    if not found.canonical:
+        return ["no configuration is known of this old record: its recipe is unknown"]
+    mine, theirs = dict(leaves(found.canonical)), dict(leaves(canonical(cfg)))
+    wrong = []
+    if theirs.get(ENCODER) is not None:
+        started = mine.pop(ENCODER, None)
+        theirs.pop(ENCODER)
+        if started is None:
+            wrong.append("the encoder did not start from recognition")
+    wrong += [
+        f"{key}={mine.get(key, 'unset')} instead of {theirs.get(key, 'unset')}"
+        for key in sorted(mine.keys() | theirs.keys())
+        if mine.get(key, "unset") != theirs.get(key, "unset")
+    ]
+    if found.record["mode"] == "test":
+        wrong.append("scored with mode=test: how the checkpoint was trained is not in this record")
+    return wrong
+
+
+def protocol(found: Found) -> list[Any]:
+    """What two records must share before their times or memory are compared."""
+    plain = dict(leaves(found.record))
+    return [plain.get(key) for key in PROTOCOL]

@@ -1,0 +1,144 @@
+"""A paper's table: the published numbers beside those of our records."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from attnlab.report import figure
+from attnlab.report.grid import Grid
+from attnlab.report.match import choose, protocol, scored
+from attnlab.report.spec import Column, Plot, Row, Spec
+from attnlab.runs.record import NOT_RUN
+from attnlab.runs.store import Found
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
+    """Write the table as Markdown, LaTeX and CSV, and its plot if it has one and any point.
+
+    Args:
+        spec: the table.
+        records: every record there is, the oldest first.
+        stem: the path of the files without suffix.
+    """
+    paths = table(spec, records).write(stem, "md", "tex", "csv")
+    points = plot_points(spec, records)
+    if spec.plot and points.rows:
+        plot = spec.plot
+        paths += figure.write(stem.with_name(f"{stem.name}_points"), points, lambda data: scatter(data, plot))
+    return paths
+
+
+def table(spec: Spec, records: Sequence[Found]) -> Grid:
+    """The table of a specification, filled from the records that stand for its rows."""
+    marks = {name: f"[{'abcdefghijkl'[i]}]" for i, name in enumerate(spec.notes)}
+    grid = Grid(spec.title, ["Model", *spec.facts.values()])
+    for column in spec.columns:
+        mark = f" {marks[column.note]}" if column.note else ""
+        both = spec.published(column)
+        grid.headers += [f"{column.label}{mark}, published", f"{column.label}, ours"] if both else [column.label + mark]
+    grid.notes = [f"Published: {spec.source}." if any(map(spec.published, spec.columns)) else f"{spec.source}."]
+    grid.notes += [f"{marks[name]} {text.strip()}" for name, text in spec.notes.items()]
+
+    every, usable = scored(records, spec)
+    chosen = {row.label: choose(row, usable, spec) for row in spec.rows if row.command}
+    names = {f.path: f"R{i}" for i, f in enumerate((f for fs in chosen.values() for f, _ in fs), 1)}
+    baseline = [found for found, _ in chosen[spec.baseline]]
+    for row in spec.rows:
+        mine = [found for found, _ in chosen.get(row.label, [])]
+        cells = [f"{row.label} {marks[row.note]}" if row.note else row.label]
+        sizes = {
+            "parameters": f"{row.parameters:,}" if row.parameters else "–",
+            "cache": f"{row.cache:g}" if row.cache else "–",
+        }
+        cells += [str({**sizes, **row.facts}.get(key, "–")) for key in spec.facts]
+        for column in spec.columns:
+            if spec.published(column):
+                cells.append(row.published.get(column.key, "–"))
+            cells.append(_ours(column, row, mine, baseline, names) if row.command else "–")
+        grid.rows.append(cells)
+    grid.notes += [_describe(names[f.path], row, f, wrong) for row, fs in chosen.items() for f, wrong in fs]
+    grid.notes += _left_out(every, usable, spec)
+    missing = [row for row in spec.rows if row.command and not chosen[row.label]]
+    if missing and spec.before:
+        grid.notes.append(f"{NOT_RUN}: first, for every row, `{spec.before}`")
+    grid.notes += [f"{NOT_RUN}: {row.label}: `{spec.row_command(row)}`" for row in missing]
+    return grid
+
+
+def plot_points(spec: Spec, records: Sequence[Found]) -> Grid:
+    """The data of the specification's plot: the mean of each row's seeds."""
+    grid = Grid(spec.title, ["row", "x", "y"])
+    if spec.plot is None:
+        return grid
+    _, usable = scored(records, spec)
+    for row in spec.rows:
+        mine = [found for found, _ in choose(row, usable, spec)]
+        pairs = [(found.number(spec.plot.x), found.number(spec.plot.y)) for found in mine]
+        known = [(x, y) for x, y in pairs if x is not None and y is not None]
+        if known:
+            grid.rows.append([row.label, repr(mean(x for x, _ in known)), repr(mean(y for _, y in known))])
+    return grid
+
+
+def scatter(points: Grid, plot: Plot) -> "Figure":
+    """The figure of :func:`plot_points`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for label, x, y in points.rows:
+        axes.plot(float(x), float(y), "o")
+        axes.annotate(label, (float(x), float(y)), textcoords="offset points", xytext=(6, 4), fontsize=8)
+    axes.set(xlabel=plot.x_label, ylabel=plot.y_label, xlim=(0, None))
+    axes.margins(0.15)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def _ours(column: Column, row: Row, mine: Sequence[Found], baseline: Sequence[Found], names: Mapping[Path, str]) -> str:
+    if column.computed:
+        return f"{row.computed[column.key]:.{column.digits}f}" if column.key in row.computed else "–"
+    if column.against:
+        ours, theirs = ([v for f in found if (v := f.number(column.against)) is not None] for found in (mine, baseline))
+        return f"{mean(ours) - mean(theirs):+.{column.digits}f}" if ours and theirs else NOT_RUN
+    if column.ratio:
+        return _ratio(column, mine, baseline, names)
+    values = [value for found in mine if (value := found.number(column.value)) is not None]
+    if not values:
+        return NOT_RUN
+    middle, least, most = (f"{value:.{column.digits}f}" for value in (mean(values), min(values), max(values)))
+    return middle if len(values) == 1 else f"{middle} ({least}–{most}, {len(values)} seeds)"
+
+
+def _ratio(column: Column, mine: Sequence[Found], baseline: Sequence[Found], names: Mapping[Path, str]) -> str:
+    """Of the newest two records that were measured in the same way."""
+    pairs = [
+        (theirs.number(column.ratio), own.number(column.ratio), own, theirs)
+        for own in sorted(mine, key=lambda f: f.record["started"], reverse=True)
+        for theirs in sorted(baseline, key=lambda f: f.record["started"], reverse=True)
+        if protocol(own) == protocol(theirs)
+    ]
+    for above, below, own, theirs in pairs:
+        if above is not None and below:
+            return f"{above / below:.{column.digits}f} ({names[theirs.path]}/{names[own.path]})"
+    return "protocols differ" if mine and baseline and not pairs else NOT_RUN
+
+
+def _describe(name: str, row: str, found: Found, wrong: Sequence[str]) -> str:
+    record, environment = found.record, found.record["environment"]
+    corpus = re.sub(r" at .*(?=: train )", "", record["corpus"])  # without where it lies
+    about = f"seed {record['seed']}; {corpus}; {environment['device']}; git {environment['git']}"
+    differs = f"; NOT the row's recipe: {', '.join(wrong)}" if wrong else ""
+    return f"{name} {row}: `{found.name}`; {about}; {record['inference']['protocol']}{differs}"
+
+
+def _left_out(every: Sequence[Found], usable: Sequence[Found], spec: Spec) -> list[str]:
+    others = [found for found in every if found not in usable]
+    sample = sum(found.record["corpus"] == "sample" for found in others)
+    counts = {"the embedded sample corpus": sample, f"data other than {spec.corpus['name']}": len(others) - sample}
+    return [f"Left out: {count} scored record(s) of {what}." for what, count in counts.items() if count]
