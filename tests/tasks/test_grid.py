@@ -140,7 +140,8 @@ def test_learns_and_decodes(
 
 
 def test_truncated_documents_are_counted_not_dropped(roots: dict[str, Path], cache_dir: Path) -> None:
-    data, _ = task_of(configured("xsum", "mha", roots["xsum"], cache_dir)).prepare({"kv_cache": {}}, None)
+    cfg = configured("xsum", "mha", roots["xsum"], cache_dir)
+    data, _ = task_of(cfg).prepare(new(cfg, "test"), None)
     assert data.filtered["cut to 3 source tokens in train, kept"] == 5
     assert sum(len(batch.ids) for batch in data.train_dataloader()) == 5
     assert max(int(batch.feature_lengths.max()) for batch in data.train_dataloader()) == 3
