@@ -170,8 +170,8 @@ def fusion_plot(fusion: Grid) -> "Figure":
     panels = page.subplots(1, len(layers), squeeze=False)[0]
     for axes, (layer, weights) in zip(panels, layers.items(), strict=True):
         shown = np.zeros([1 + max(place[k] for place in weights) for k in (0, 1)])
-        for place, weight in weights.items():
-            shown[place] = weight / max(weights.values())
+        for place, value in weights.items():
+            shown[place] = value / max(weights.values())
         image = axes.imshow(shown.clip(1e-4), norm=LogNorm(1e-4, 1), aspect="auto", interpolation="nearest")
         axes.set(title=f"layer {layer}", xlabel="term")
     panels[0].set(ylabel="head")
