@@ -1,8 +1,7 @@
-"""Every mechanism in every sequence-to-text task: one training step and a decoded test set, at a tiny size."""
+"""Every mechanism in every sequence-to-text task: a learned batch and a decoded test set, at a tiny size."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -109,18 +108,21 @@ def test_learns_and_decodes(
     assert isinstance(module, SequenceToText) and isinstance(data, SequenceToTextData)
     assert str(roots[task]) in record["corpus"]
     module.train()
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
     monkeypatch.setattr(module, "log", lambda *args, **kwargs: None)  # there is no trainer
-    optimizer: Any = torch.optim.SGD(module.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     losses = []
     batch = next(iter(data.train_dataloader()))
-    for _ in range(2):
+    for _ in range(9):
         loss, _, right, count = module.losses(batch)
-        assert torch.isfinite(loss) and 0 <= right <= count
+        assert 0 <= right <= count
         optimizer.zero_grad()
         (loss / count).backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
-        losses.append(loss.item())
+        losses.append(float(loss.detach() / count))
+    assert losses[-1] < 0.6 * losses[0], losses  # between 0.28 and 0.52 when it learns the batch
     assert all(p.grad is not None for p in module.parameters()), "something learns nothing"
     results = evaluate(
         module,
