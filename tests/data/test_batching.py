@@ -1,7 +1,10 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
-from attnlab.data.batching import FrameBatches
+from attnlab.config.batch import FrameShare, share_frames
+from attnlab.data.batching import FrameBatches, FrameUpdates, filler
 
 LENGTHS = np.random.default_rng(0).integers(20, 800, 1000)
 
@@ -10,9 +13,14 @@ def padded(batch: list[int]) -> int:
     return int(LENGTHS[batch].max()) * len(batch)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_every_utterance_once_within_the_bounds(shuffle: bool) -> None:
-    batches = list(FrameBatches(LENGTHS, 4000, 12, shuffle=shuffle))
+def epoch_of(buckets: int = 1, parts: int = 1, world_size: int = 1, rank: int = 0, **options: Any) -> FrameUpdates:
+    share = FrameShare(buckets, parts, buckets * parts // world_size)
+    return FrameUpdates(options.pop("lengths", LENGTHS), 4000, share, rank=rank, world_size=world_size, **options)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_utterance_once_within_the_bounds(training: bool) -> None:
+    batches = list(epoch_of(max_sentences=12) if training else FrameBatches(LENGTHS, 4000, 12))
     assert sorted(i for batch in batches for i in batch) == list(range(1000))
     assert max(map(padded, batches)) <= 4000
     assert max(map(len, batches)) == 12
@@ -20,12 +28,12 @@ def test_every_utterance_once_within_the_bounds(shuffle: bool) -> None:
 
 
 def test_batches_are_filled() -> None:
-    assert len(FrameBatches(LENGTHS, 4000, shuffle=True)) < 1.15 * LENGTHS.sum() / 4000
+    assert len(epoch_of()) < 1.15 * LENGTHS.sum() / 4000
 
 
 def test_order_is_a_function_of_seed_and_epoch() -> None:
     def order(**options: int) -> list[list[int]]:
-        return list(FrameBatches(LENGTHS, 4000, shuffle=True, **options))
+        return list(epoch_of(**options))
 
     assert order(seed=1, epoch=3) == order(seed=1, epoch=3)
     assert order(seed=1, epoch=3) != order(seed=1, epoch=4)
@@ -36,26 +44,42 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
     assert abs(np.corrcoef(range(len(lengths)), lengths)[0, 1]) < 0.3
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 7])
-def test_ranks_share_an_epoch_evenly(world_size: int) -> None:
-    whole = list(FrameBatches(LENGTHS, 4000, shuffle=True, epoch=2))
+def updates(buckets: int, limit: int, world_size: int, count: int = 1000) -> list[list[int]]:
+    """The sentences of each update over all ranks, sorted; fillers are left out."""
+    share = share_frames(4000 * buckets, 4000, limit, 800, world_size)
     ranks = [
-        list(FrameBatches(LENGTHS, 4000, shuffle=True, epoch=2, rank=r, world_size=world_size))
-        for r in range(world_size)
+        list(FrameUpdates(LENGTHS[:count], 4000, share, epoch=2, rank=rank, world_size=world_size))
+        for rank in range(world_size)
     ]
-    assert {len(batches) for batches in ranks} == {-(-len(whole) // world_size)}
-    together = [batch for step in zip(*ranks, strict=True) for batch in step]
-    assert together[: len(whole)] == whole
-    assert together[len(whole) :] == whole[: len(together) - len(whole)]
+    assert len({len(batches) for batches in ranks}) == 1 and not len(ranks[0]) % share.accumulate
+    assert all(padded([i for i in batch if i >= 0] or [0]) <= limit for batches in ranks for batch in batches)
+    assert all(len(batch) == 1 for batches in ranks for batch in batches if batch[0] < 0)
+    found = []
+    for first in range(0, len(ranks[0]), share.accumulate):
+        mine = [batch for batches in ranks for batch in batches[first : first + share.accumulate]]
+        found.append(sorted(i for batch in mine for i in batch if i >= 0))
+    return found
 
 
-def test_more_ranks_than_batches() -> None:
-    counts = {len(FrameBatches(LENGTHS[:3], 10**6, shuffle=True, rank=r, world_size=4)) for r in range(4)}
-    assert counts == {1}
+@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("count", [1000, 40])
+def test_an_update_does_not_depend_on_processes_or_limit(buckets: int, count: int) -> None:
+    """The last, incomplete one neither."""
+    alone = updates(buckets, 4000, 1, count)
+    assert sorted(i for update in alone for i in update) == list(range(count))
+    assert alone[-1]
+    for world_size, limit in ((1, 1500), (2, 4000), (2, 2100), (3, 4000), (4, 4000), (4, 1000), (7, 4000)):
+        assert updates(buckets, limit, world_size, count) == alone
+
+
+def test_one_process_reads_whole_buckets_in_order() -> None:
+    one, three = list(epoch_of(1)), list(epoch_of(3))
+    assert three[: len(one)] == one  # accumulating does not change the order
+    assert all(batch == [filler(one[-1 - (-len(one) % 3)][0])] or batch[0] < 0 for batch in three[len(one) :])
 
 
 def test_start_skips_the_first_batches_of_a_rank() -> None:
-    whole, rest = (FrameBatches(LENGTHS, 4000, shuffle=True, rank=1, world_size=2, start=start) for start in (0, 5))
+    whole, rest = (epoch_of(2, 4, 2, rank=1, start=start) for start in (0, 5))
     assert list(whole)[5:] == list(rest)
     assert len(rest) == len(whole)  # the trainer counts the batches from before, too
 

@@ -27,7 +27,12 @@ def slurp(tmp_path: Path) -> Path:
 
 
 def make(root: Path, tmp_path: Path, **settings: Any) -> SequenceToTextData:
-    defaults = {"cache_dir": str(tmp_path / "cache"), "vocab_size": 40, "hard_vocab_limit": False, "max_frames": 3000}
+    defaults = {
+        "cache_dir": str(tmp_path / "cache"),
+        "vocab_size": 40,
+        "hard_vocab_limit": False,
+        "update_frames": 3000,
+    }
     return SequenceToTextData(str(root), **{**defaults, **settings})
 
 

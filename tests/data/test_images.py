@@ -1,6 +1,8 @@
 """Image folders: what is read, what is refused, and that an epoch can be resumed in its middle."""
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,14 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
+from attnlab.config.batch import Share, share_images
 from attnlab.data.images import folder as images
-from attnlab.data.images.folder import ImageData
+from attnlab.data.images.folder import ImageData, ImageUpdates
 from attnlab.data.samples.images import CLASSES, LAYOUTS, SHAPES, TEXTURES, draw, sample_images
 from attnlab.errors import ConfigError, DataError
 
 SETTINGS: dict[str, Any] = {
     "image_size": 16,
-    "batch_size": 2,
+    "update_images": 2,
     "eval_batch_size": 3,
     "crop_pct": 1.0,
     "auto_augment": None,
@@ -113,21 +116,58 @@ def test_reading_leaves_the_generators_alone(root: Path, tmp_path: Path) -> None
     assert torch.equal(torch.rand(2), expected)
 
 
+@pytest.mark.parametrize(("world_size", "limit"), [(1, 4), (2, 8), (2, 2), (4, 2)])
+def test_an_update_is_mixed_alike_on_any_number_of_processes(world_size: int, limit: int) -> None:
+    """Its images are the same, and each has the partner with which timm's Mixup mixes it."""
+
+    def pairs(world_size: int, share: Share) -> list[set[frozenset[int]]]:
+        ranks = [
+            list(ImageUpdates(21, share, 1, seed=3, epoch=1, rank=rank, world_size=world_size, start=0))
+            for rank in range(world_size)
+        ]
+        found: list[set[frozenset[int]]] = []
+        for first in range(0, len(ranks[0]), share.accumulate):
+            batches = [batch for mine in ranks for batch in mine[first : first + share.accumulate]]
+            found.append({frozenset(pair) for batch in batches for pair in zip(batch, batch[::-1], strict=True)})
+        return found
+
+    alone = pairs(1, Share(8, 1))
+    assert [len(update) for update in alone] == [4, 4]
+    assert pairs(world_size, share_images(8, limit, world_size, paired=True)) == alone
+
+
+def test_an_epoch_of_repeated_augmentation_sees_each_image_so_often() -> None:
+    updates = ImageUpdates(20, Share(6, 1), 3, seed=3, epoch=1, rank=0, world_size=1, start=0)
+    indices = [i for batch in updates for i in batch]
+    assert len(indices) == 18 and len({i % 20 for i in indices}) == 6
+    assert sorted(Counter(i // 20 for i in indices).items()) == [(0, 6), (1, 6), (2, 6)]
+
+
+def test_a_copy_of_an_image_is_augmented_anew(root: Path, tmp_path: Path) -> None:
+    found = data(root, tmp_path, repeats=2, color_jitter=0.4)
+    found.train_dataloader()
+    images, size = found.sets["train"], len(found.sets["train"])
+    assert images[1][1] == images[1 + size][1]
+    assert not torch.equal(images[1][0], images[1 + size][0])
+
+
 # --- the sample images ------------------------------------------------------------------------------------------
 
 
 def test_fewer_images_than_a_batch_are_refused(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="batch_size=7: the 6 training images make no batch for each of 1 process"):
-        data(root, tmp_path, batch_size=7).train_dataloader()
+    with pytest.raises(
+        ConfigError, match="images=7: the 6 training images are less than one update; expected at most 6"
+    ):
+        data(root, tmp_path, update_images=7).train_dataloader()
 
 
 def test_the_first_of_several_processes_scores_all_images(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(images, "_world", lambda: 2)
     monkeypatch.setattr(images, "create_loader", lambda *_, **settings: asked.append(settings["distributed"]))
     found = data(root, tmp_path)
+    found.trainer = SimpleNamespace(global_rank=0, world_size=2)  # type: ignore[assignment]
     found.test_dataloader()
     found.val_dataloader()
     assert asked == [False, True]

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.data import Batch, FilterBank, FrameBatches, MustC, SpecAugment
+from attnlab.config.batch import share_frames
+from attnlab.data import Batch, FilterBank, MustC, SpecAugment
 from attnlab.data import samples as samples_module
 from attnlab.data.batch import Example, collate
+from attnlab.data.batching import FrameUpdates
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError, DataError
 
@@ -29,7 +31,7 @@ def make(corpus: Path, tmp_path: Path) -> Callable[..., SequenceToTextData]:
     def build(**settings: Any) -> SequenceToTextData:
         defaults = {"root": str(corpus), "cache_dir": str(tmp_path / "cache"), "features": BANK, "vocab_size": 16}
         settings.setdefault("reader", MustC(target=settings.pop("target", "translation")))
-        return SequenceToTextData(**{"max_frames": 3000, **defaults, **settings})
+        return SequenceToTextData(**{"update_frames": 3000, **defaults, **settings})
 
     return build
 
@@ -115,11 +117,12 @@ def test_filters_that_leave_nothing(make: Callable[..., SequenceToTextData]) -> 
 
 
 def test_a_batch_too_small_for_an_utterance(make: Callable[..., SequenceToTextData]) -> None:
-    data = make(max_frames=150)
-    data.setup()
-    with pytest.raises(ConfigError, match=r"max_frames=150 is less than the longest utterance \(198 frames\)"):
-        data.train_dataloader()
-    with pytest.raises(ConfigError, match="max_sentences=0"):
+    for key, settings in {"data.max_frames": {"max_frames": 150}, "train.batch.bucket": {"update_frames": 150}}.items():
+        data = make(**settings)
+        data.setup()
+        with pytest.raises(ConfigError, match=rf"{key}=150 is less than the longest utterance \(198 frames\)"):
+            data.train_dataloader()
+    with pytest.raises(ValueError, match="max_sentences=0"):
         make(max_sentences=0)
 
 
@@ -130,7 +133,7 @@ def test_masks_are_a_function_of_seed_epoch_and_utterance(make: Callable[..., Se
         loader = data.train_dataloader()
         return {id: x[:n] for b in loader for id, x, n in zip(b.ids, b.features, b.feature_lengths, strict=True)}
 
-    first, again, others = features(), features(max_frames=400), features(epoch=1)
+    first, again, others = features(), features(update_frames=400), features(epoch=1)
     assert sorted(first) == sorted(again) == sorted(others)
     assert all(torch.equal(first[id], again[id]) for id in first)  # batched otherwise, masked alike
     assert not all(torch.equal(first[id], others[id]) for id in first)
@@ -145,7 +148,7 @@ def test_ranks_share_training_but_scoring_outside_a_trainer_sees_everything(
     make: Callable[..., SequenceToTextData],
 ) -> None:
     def loaders(rank: int, testing: bool) -> tuple[list[str], list[str], list[str]]:
-        data = make(max_sentences=1)
+        data = make(max_sentences=1, update_frames=6000, bucket_frames=3000)
         attach(data, rank=rank, world_size=2, testing=testing)
         return ids(data.train_dataloader()), ids(data.val_dataloader()), ids(data.test_dataloader())
 
@@ -173,7 +176,7 @@ def test_loaders_leave_the_global_random_state_alone(make: Callable[..., Sequenc
 
 
 def test_workers_give_the_same(make: Callable[..., SequenceToTextData]) -> None:
-    a, b = (make(augment=SpecAugment(), num_workers=n, max_frames=300) for n in (0, 1))
+    a, b = (make(augment=SpecAugment(), num_workers=n, update_frames=300) for n in (0, 1))
     for x, y in zip(a.train_dataloader(), b.train_dataloader(), strict=True):
         assert x.ids == y.ids
         assert torch.equal(x.features, y.features)
@@ -205,7 +208,7 @@ class Recorder(lightning.LightningModule):
 
 
 def test_under_a_trainer_each_epoch_has_its_own_order(make: Callable[..., SequenceToTextData]) -> None:
-    data = make(max_frames=200, augment=SpecAugment(), seed=5)
+    data = make(update_frames=200, augment=SpecAugment(), seed=5)
     data.resume_at = (0, 2)
     module = Recorder()
     trainer = lightning.Trainer(
@@ -221,7 +224,14 @@ def test_under_a_trainer_each_epoch_has_its_own_order(make: Callable[..., Sequen
     trainer.fit(module, datamodule=data)
     utterances = data.split("train")
     for epoch in range(3):
-        order = FrameBatches(utterances.lengths, 200, shuffle=True, seed=5, epoch=epoch, start=2 if epoch == 0 else 0)
+        order = FrameUpdates(
+            utterances.lengths,
+            200,
+            share_frames(200, 200, 200, 3000, 1),
+            seed=5,
+            epoch=epoch,
+            start=2 if epoch == 0 else 0,
+        )
         expected = [[utterances[i].id for i in batch] for batch in order]
         assert [seen for e, seen in module.seen if e == epoch] == expected
     assert module.seen[: len(expected)] != module.seen[-len(expected) :]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnlab.config.batch import Share, share_tokens
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.windows import (
     IGNORE,
@@ -65,22 +66,22 @@ def test_another_epoch_has_other_windows() -> None:
     assert len(starts) > 4
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_processes_share_an_epoch_and_go_on_in_its_middle(world_size: int) -> None:
+@pytest.mark.parametrize(("world_size", "limit"), [(1, 12), (1, 5), (2, 6), (3, 4), (3, 2), (4, 2)])
+def test_an_update_does_not_depend_on_processes_or_limit(world_size: int, limit: int) -> None:
+    share = share_tokens(12 * 8, 8, limit, world_size)
+
     def batches(rank: int, start: int = 0) -> list[list[int]]:
-        found = ShuffledBatches(103, 4, seed=5, epoch=2, rank=rank, world_size=world_size, start=start)
-        assert len(found) == len(list(found)) + start  # the trainer counts the batches from before, too
+        found = ShuffledBatches(103, share, seed=5, epoch=2, rank=rank, world_size=world_size, start=start)
+        assert len(found) == len(list(found)) + start == 8 * share.accumulate  # 8 updates; 7 windows are left out
         return list(found)
 
     every = [batches(rank) for rank in range(world_size)]
-    assert {len(found) for found in every} == {103 // (4 * world_size)}
-    flat = [i for found in every for batch in found for i in batch]
-    assert len(flat) == len(set(flat)) and max(flat) < 103
+    assert all(len(batch) == share.size <= limit for found in every for batch in found)
     for rank in range(world_size):
         assert batches(rank, 3) == every[rank][3:]
     together = [i for group in zip(*every, strict=True) for batch in group for i in batch]
-    alone = [i for batch in ShuffledBatches(103, 4 * world_size, seed=5, epoch=2) for i in batch]
-    assert together == alone  # the number of processes does not change what an update sees
+    alone = [i for batch in ShuffledBatches(103, Share(12, 1), seed=5, epoch=2) for i in batch]
+    assert together == alone and len(set(alone)) == 96 and max(alone) < 103
 
 
 @pytest.mark.parametrize("count", [2, 7, 8, 9, 10, 16, 17, 40])

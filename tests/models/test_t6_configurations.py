@@ -93,7 +93,7 @@ def test_a_mechanism_that_was_not_published_has_the_heads_of_mha() -> None:
 def test_the_recipe_of_the_released_configurations(size: str, batch: int, lr: float, least: float) -> None:
     cfg = compose("task=fineweb_edu", f"scale=paper_{size}", "attention=mha")
     task = cfg.task
-    assert (task.data.window, task.data.batch_size, task.data.batch_size * task.train.accumulate) == (1024, batch, 480)
+    assert (task.data.window, task.data.batch_size, task.train.batch.tokens) == (1024, batch, 480 * 1024)
     assert (task.train.max_steps, task.schedule.warmup_steps, task.train.clip) == (100_000, 2000, 1.0)
     assert (list(task.optimizer.betas), task.optimizer.weight_decay, task.optimizer.eps) == ([0.9, 0.95], 0.1, 1e-8)
     assert task.optimizer.lr == lr and task.optimizer.lr * task.schedule.floor == pytest.approx(least)

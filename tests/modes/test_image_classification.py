@@ -30,7 +30,7 @@ TINY = [
     "task.pretrain.epochs=1",
     "task.data.sample_train=2",
     "task.data.sample_val=1",
-    "task.data.batch_size=12",
+    "task.train.batch.images=12",
     "task.train.max_epochs=2",
 ]
 Start = Callable[..., tuple[DictConfig, dict[str, Any]]]

@@ -81,7 +81,10 @@ def test_the_recipe_of_speech_translation(line: str) -> None:
     assert (cfg.choices.task, cfg.scale, cfg.mode) == ("mustc", "paper", "train")
     assert (task.target, task.data.vocab_size) == (("transcript", 5000) if asr else ("translation", 8000))
     assert (task.optimizer.lr, task.schedule.warmup_steps) == (1e-3 if asr else 2e-3, 10_000)
-    assert (task.train.max_steps, task.data.max_frames * task.train.accumulate) == (100_000, 320_000)
+    assert (task.train.max_steps, dict(task.train.batch)) == (
+        100_000,
+        {"frames": 320_000, "bucket": 40_000, "split": True},
+    )
     assert (task.decode.beam, task.decode_max_frames, task.train.keep_best) == (50, 50_000, 10)
     assert (task.train.label_smoothing, task.train.clip, task.train.ctc_weight) == (0.1, 10.0, 0.0)
 

@@ -234,9 +234,9 @@ def test_a_key_that_is_renamed_keeps_its_identity() -> None:
 
 
 def test_an_option_that_is_added_keeps_identities(mtla: DictConfig) -> None:
-    table = Renames(absent={"MTLA.bias": False, "task.train.batch": None})
+    table = Renames(absent={"MTLA.bias": False, "task.train.added": None})
     before = canonical(mtla, renames=table)
-    added = changed(mtla, attention__bias=False, task__train__batch=None)
+    added = changed(mtla, attention__bias=False, task__train__added=None)
     assert canonical(added, renames=table) == before
     assert canonical(changed(mtla, attention__bias=True), renames=table) != before
     assert canonical(changed(mtla, task__model__bias=False), renames=table) != before  # a parameter of another class

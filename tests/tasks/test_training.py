@@ -54,12 +54,16 @@ def test_testing_a_checkpoint_gives_the_run_s_own_score(start: Start, tmp_path: 
     assert again["quality"] == record["quality"]
 
 
-@pytest.mark.parametrize(("accumulate", "validate_every"), [(1, None), (2, None), (1, 1)])
+@pytest.mark.parametrize(("buckets", "validate_every"), [(1, None), (2, None), (1, 1)])
 def test_resuming_equals_not_stopping(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, validate_every: int | None
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: int, validate_every: int | None
 ) -> None:
     """From the end of an epoch, or (validate_every) from its middle."""
-    settings = [f"task.train.accumulate={accumulate}", "task.model.decoder.dropout=0.3"]
+    settings = [
+        f"task.train.batch.frames={250 * buckets}",
+        "task.train.batch.bucket=250",
+        "task.model.decoder.dropout=0.3",
+    ]
     settings += [f"task.train.validate_every={validate_every}"] if validate_every else []
     seen: dict[str, list[Any]] = {"whole": [], "parts": []}
     name, fails_at = "whole", None
@@ -97,8 +101,8 @@ def test_gradients_are_per_token_of_the_whole_update(
     """One update of all batches accumulated equals one update of a single batch that holds them all."""
     found = {}
     for name, settings in {
-        "accumulated": ["task.data.max_frames=250", "task.train.accumulate=5"],
-        "together": ["task.data.max_frames=100000", "task.train.accumulate=1"],
+        "accumulated": ["task.train.batch.frames=1250", "task.train.batch.bucket=250"],
+        "together": ["task.train.batch.frames=100000"],
     }.items():
         cfg, record = start(
             *settings, "task.train.max_epochs=1", "task.model.decoder.dropout=0", "task.model.encoder.dropout=0",

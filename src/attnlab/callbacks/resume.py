@@ -13,6 +13,9 @@ from attnlab.data.base import Data
 class Resume(Callback):
     """Sets `data.resume_at` from the trainer's progress in the checkpoint that is loaded.
 
+    A checkpoint counts batches of a process.  With another number of processes, the same updates have more or fewer
+    batches: the counts are converted.
+
     Args:
         data: the data that the trainer reads.
     """
@@ -22,5 +25,9 @@ class Resume(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        now = trainer.accumulate_grad_batches
+        before = checkpoint.get("batches_per_update", now)
+        for counts in (progress["total"], progress["current"]):
+            counts.update({name: count * now // before for name, count in counts.items()})
         if not progress["is_last_batch"]:
             self.data.resume_at = checkpoint["epoch"], progress["current"]["completed"]

@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from attnlab.config import build as config
+from attnlab.config.batch import check_batch
 from attnlab.config.compose import Composer, declared, one_line, require
 from attnlab.config.nearest import nearest
 from attnlab.config.rules import check_relations
@@ -79,6 +80,7 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     fixed = config.freeze(cfg, cfg.hydra.runtime.choices)
     _check_nodes(config.written(fixed), "")
     check_relations(fixed)
+    check_batch(fixed)
     return fixed
 
 

@@ -34,6 +34,32 @@ class Renames:
     rewrite: tuple[Callable[[MutableMapping[str, Any]], None], ...] = ()
 
 
+def _global_batch(config: MutableMapping[str, Any]) -> None:
+    """Batches of a process, accumulated batches and devices become what one update sees."""
+    task = config.get("task", {})
+    train, data = task.get("train", {}), task.get("data", {})
+    if "accumulate" not in train:
+        return
+    hardware = config.get("hardware", {})
+    devices, nodes = hardware.get("devices", 1), hardware.get("num_nodes", 1)
+    processes = (devices if isinstance(devices, int) else len(devices) if isinstance(devices, list) else 1) * nodes
+    batches = train.pop("accumulate") * processes
+    if "window" in data:
+        train["batch"] = {"tokens": data["window"] * data["batch_size"] * batches}
+        data["update_tokens"] = train["batch"]["tokens"]
+    elif "image_size" in data:
+        train["batch"] = {"images": data["batch_size"] * batches}
+        data["update_images"] = train["batch"]["images"]
+        if processes == 1:  # repeated augmentation was of effect in distributed training alone
+            data["repeats"] = 0
+    elif "max_frames" in data:
+        encoder = str(task.get("model", {}).get("encoder", {}).get("_target_", ""))
+        whole = encoder.rpartition(".")[2] == "ConformerEncoder"
+        train["batch"] = {"frames": data["max_frames"] * batches, "bucket": data["max_frames"], "split": not whole}
+        data |= {"update_frames": train["batch"]["frames"], "bucket_frames": data["max_frames"]}
+        data["split_buckets"] = not whole
+
+
 RENAMES = Renames(
     keys={
         "bench.prompt": "bench.prefix",
@@ -44,6 +70,10 @@ RENAMES = Renames(
         "SummedMultiLinear.reads_prompt": "SummedMultiLinear.reads_prefix",
         "TiedMultiLinear.reads_prompt": "TiedMultiLinear.reads_prefix",
     },
+    removed={
+        "task.train.accumulate": "it follows from the number of processes; task.train.batch is what one update sees",
+    },
+    rewrite=(_global_batch,),
     classes={
         "tests.reference.published.of": "of",
         "ImageClassificationFlow": "ImageClassificationTask",

@@ -79,7 +79,6 @@ class Train:
     max_epochs: Annotated[int, Ge(1)] | None
     max_minutes: Annotated[float, Gt(0)] | None
     batch: dict[str, Any]
-    accumulate: Annotated[int, Ge(1)]
     clip: Annotated[float, Ge(0)]
     label_smoothing: Annotated[float, Ge(0), Lt(1)]
     ctc_weight: Annotated[float, Ge(0)]
@@ -93,7 +92,11 @@ class Train:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one update sees, on all processes together."""
+    """What one update sees, on all processes together: one of `tokens`, `images` and `frames`.
+
+    `bucket`: frames of a group of sentences of similar length, padding included; `frames` is a multiple of it.
+    `split`: whether a bucket may be divided into several batches; BatchNorm needs false.
+    """
 
     tokens: Annotated[int, Ge(1)]
     images: Annotated[int, Ge(1)]

@@ -1,5 +1,6 @@
 """The interface between a task's data, the trainer and the record."""
 
+from abc import abstractmethod
 from pathlib import Path
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
@@ -22,6 +23,25 @@ class Data(LightningDataModule):
     filtered: dict[str, int]
     resume_at: tuple[int, int] = (0, 0)
 
+    @abstractmethod
+    def batches_per_update(self, processes: int) -> int:
+        """The number of batches that each process accumulates.
+
+        Args:
+            processes: the number of processes that share an update.
+
+        Raises:
+            ConfigError: they cannot share it.
+        """
+
+    def same_batches(self, processes: int) -> bool:
+        """Whether an update is divided into the same batches on any number of processes, as BatchNorm needs it."""
+        return processes * self.batches_per_update(processes) == 1
+
     def first_batch(self, epoch: int) -> int:
         """The first batch of an epoch.  Called repeatedly: the trainer counts batches before it knows its epoch."""
         return self.resume_at[1] if epoch == self.resume_at[0] else 0
+
+    def _ranks(self) -> tuple[int, int]:
+        """Rank and number of processes."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -17,7 +17,10 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Example:
-    """One utterance: features (T, F) or source ids (T,); target ids ending in </s>; CTC's ids without it, or None."""
+    """One utterance: features (T, F) or source ids (T,); target ids ending in </s>; CTC's ids without it, or None.
+
+    filler: it only keeps a process busy and must not count.
+    """
 
     id: str
     features: Array | Ids
@@ -27,6 +30,7 @@ class Example:
     reference: str
     label: str = ""
     others: tuple[str, ...] = ()
+    filler: bool = False
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class Batch:
     targets (B, N) int64 = pieces, </s>, then <pad>; target_lengths (B,) count </s>; ctc_targets (B, M) int64 without
     </s> and without the blank 0, ctc_target_lengths (B,), both None where no CTC labels are made; sources: the
     transcripts or source texts; references: the raw target texts; labels: the classes, empty where there are none;
-    others: further references of each.
+    others: further references of each; filler: the batch only keeps a process busy and must not count.
     """
 
     ids: list[str]
@@ -51,6 +55,7 @@ class Batch:
     references: list[str]
     labels: list[str]
     others: list[tuple[str, ...]]
+    filler: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -82,6 +87,7 @@ def collate(examples: Sequence[Example], pad: int = 1) -> Batch:
         references=[x.reference for x in examples],
         labels=[x.label for x in examples],
         others=[x.others for x in examples],
+        filler=any(x.filler for x in examples),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which utterances form which batch: pure functions of lengths, seed, epoch, rank and world size."""
+"""Which sentences form which update and batch: pure functions of lengths, seed, epoch, rank and world size."""
 
 from collections.abc import Iterator
 
@@ -6,21 +6,92 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-# Training sorts by length times a random factor up to this: batches differ from epoch to epoch, padding stays small.
+from attnlab.config.batch import FrameShare
+
+# Training sorts by length times a random factor up to this: buckets differ from epoch to epoch, padding stays small.
 LENGTH_JITTER = 1.1
 
 Lengths = npt.NDArray[np.int64]
 
 
-class FrameBatches(Sampler[list[int]]):
-    """Batches of indices with at most `max_frames` frames each, padding included (longest length times batch size).
+class FrameUpdates(Sampler[list[int]]):
+    """A process's batches of a training epoch.
 
-    Training (`shuffle`): bucketed by length, batches in random order; every rank gets equally many (the first few
-    batches of the epoch repeat where they do not divide), so that no rank waits for another's gradients.
-    Evaluation: longest first, every utterance exactly once over all ranks; counts per rank may differ by one, and a
-    rank has none only where there are fewer utterances than ranks.
-    An utterance longer than `max_frames` is a batch of its own.  `start` leaves out the first batches of this rank; the
-    length stays that of the whole epoch, for the trainer counts the batches from before, too.
+    An update's sentences are chosen first, from lengths, seed and epoch alone: sentences of similar length form buckets
+    of at most `bucket` frames, the buckets are put into random order, and each `share.buckets` of them are an update.
+    Then each bucket is divided into `share.parts` batches, which are dealt out to the processes.
+
+    Every update has `share.accumulate` batches on every process, the last one of an epoch too.  A process without
+    enough sentences gets fillers: :func:`filler` of an index, whose loss must not count.
+
+    Args:
+        lengths: frames of each sentence, (n,) int64.
+        bucket: frames of a bucket, padding included (the longest length times the number of sentences).  A longer
+            sentence is a bucket of its own.
+        share: how an update is shared.
+        max_sentences: the largest number of sentences in a bucket; None: no limit.
+        seed, epoch: the order is a function of these two.
+        rank, world_size: of the process.
+        start: the number of this process's batches to leave out at the beginning.  The length remains that of the whole
+            epoch, because the trainer counts the batches left out, too.
+    """
+
+    def __init__(
+        self,
+        lengths: Lengths,
+        bucket: int,
+        share: FrameShare,
+        max_sentences: int | None = None,
+        *,
+        seed: int = 1,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+    ) -> None:
+        random = np.random.default_rng([seed, epoch])
+        order = np.argsort(-lengths * random.uniform(1.0, LENGTH_JITTER, len(lengths)), kind="stable")
+        buckets = _cut(lengths, order, bucket, max_sentences)
+        buckets = [buckets[i] for i in random.permutation(len(buckets))]
+        self._updates = [buckets[i : i + share.buckets] for i in range(0, len(buckets), share.buckets)]
+        self._share, self._rank, self._world, self._start = share, rank, world_size, start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first, skipped = divmod(self._start, self._share.accumulate)
+        for update in self._updates[first:]:
+            yield from self._mine(update)[skipped:]
+            skipped = 0
+
+    def __len__(self) -> int:
+        return len(self._updates) * self._share.accumulate
+
+    def _mine(self, update: list[list[int]]) -> list[list[int]]:
+        """This process's batches of an update: a contiguous run, so that BatchNorm's order is that of the ranks."""
+        parts = [
+            part for bucket in update for k in range(self._share.parts) if (part := bucket[k :: self._share.parts])
+        ]
+        each, more = divmod(len(parts), self._world)
+        first = self._rank * each + min(self._rank, more)
+        mine = parts[first : first + each + (self._rank < more)]
+        return mine + [[filler(update[0][0])]] * (self._share.accumulate - len(mine))
+
+
+def filler(index: int) -> int:
+    """Mark an index as one that only keeps a process busy; the same function gives the index back."""
+    return -1 - index
+
+
+class FrameBatches(Sampler[list[int]]):
+    """A process's batches of a held-out split: every sentence exactly once over all processes, the longest first.
+
+    Counts of batches may differ by one between processes; a process has none only where there are fewer sentences than
+    processes.
+
+    Args:
+        lengths: frames of each sentence, (n,) int64.
+        max_frames: the largest number of frames in a batch, padding included.  A longer sentence is a batch of its own.
+        max_sentences: the largest number of sentences in a batch; None: no limit.
+        rank, world_size: of the process.
     """
 
     def __init__(
@@ -29,30 +100,17 @@ class FrameBatches(Sampler[list[int]]):
         max_frames: int,
         max_sentences: int | None = None,
         *,
-        shuffle: bool = False,
-        seed: int = 1,
-        epoch: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        start: int = 0,
     ) -> None:
-        sizes = lengths
-        if shuffle:
-            random = np.random.default_rng([seed, epoch])
-            order = np.argsort(-sizes * random.uniform(1.0, LENGTH_JITTER, len(sizes)), kind="stable")
-            batches = _cut(sizes, order, max_frames, max_sentences)
-            batches = [batches[i] for i in random.permutation(len(batches))]
-            short = -len(batches) % world_size
-            batches += [batches[i % len(batches)] for i in range(short)] if batches else []
-        else:
-            if world_size > 1:  # enough batches that no rank goes without
-                share = max(1, len(sizes) // world_size)
-                max_sentences = min(max_sentences or share, share)
-            batches = _cut(sizes, np.argsort(-sizes, kind="stable"), max_frames, max_sentences)
-        self._batches, self._start = batches[rank::world_size], start
+        if world_size > 1:  # enough batches for every process
+            share = max(1, len(lengths) // world_size)
+            max_sentences = min(max_sentences or share, share)
+        order = np.argsort(-lengths, kind="stable")
+        self._batches = _cut(lengths, order, max_frames, max_sentences)[rank::world_size]
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches[self._start :])
+        return iter(self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)

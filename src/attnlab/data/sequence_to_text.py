@@ -4,15 +4,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Annotated, Protocol, cast
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch.utils.data import DataLoader, Dataset
 
+from attnlab.config.batch import FrameShare, share_frames
+from attnlab.config.bounds import bounded
 from attnlab.data.base import Data
 from attnlab.data.batch import Example, Ids, collate
-from attnlab.data.batching import FrameBatches
+from attnlab.data.batching import FrameBatches, FrameUpdates, filler
 from attnlab.data.cache import open_features
 from attnlab.data.corpus import Reader, Segment, Stored, Utterance
 from attnlab.data.speech.features import Array, FilterBank, SpecAugment
@@ -37,6 +40,7 @@ class Examples(Dataset[Example]):
     """The utterances `chosen` of a split.  With `augment`, masks depend on (seed, epoch, place in the split) alone.
 
     `sizes`: what batches are cut by: the input's length, or the target's where text is read and that is longer.
+    A negative index is a filler (see :func:`attnlab.data.batching.filler`).
     """
 
     utterances: Sequence[Utterance]
@@ -53,37 +57,57 @@ class Examples(Dataset[Example]):
         return len(self.chosen)
 
     def __getitem__(self, index: int) -> Example:
-        i = int(self.chosen[index])
+        fills = index < 0
+        i = int(self.chosen[filler(index) if fills else index])
         features = self.inputs[i]
         if self.augment is not None:
             features = self.augment(cast(Array, features), np.random.default_rng([self.seed, self.epoch, i]))
         x = self.utterances[i]
         ctc = None if self.ctc_targets is None else self.ctc_targets[i]
-        return Example(x.id, features, self.targets[i], ctc, x.source, x.target, x.label, x.others)
+        return Example(x.id, features, self.targets[i], ctc, x.source, x.target, x.label, x.others, fills)
 
     @property
     def lengths(self) -> Ids:
         return self.sizes[self.chosen]
 
 
+@bounded
 class SequenceToTextData(Data):
     """A corpus that `reader` understands, at `root`, or the reader's embedded sample corpus where that is None.
 
-    features: the front end: FilterBank (recordings), StoredFeatures (files of features) or SourceText.
-    max_frames: input frames or pieces of a batch, padding included; max_sentences: a second bound, or None.
-    min_input_frames, max_input_frames, max_target_tokens (</s> counted): training leaves other utterances out and
-    counts them in `filtered`; evaluation leaves out nothing.
-    vocab_size: pieces of the decoder, specials and classes included; of source and target together where text is read.
-    ctc_vocab_size: pieces of the transcript as CTC labels, or None.
-    hard_vocab_limit: a text that allows fewer pieces is refused; without it, such a text gets what it allows.
-    drop_empty: leave out utterances without text rather than refuse the corpus.
-    unknown_labels: accept classes in validation and test that training lacks; no model can find them.
-    speeds: training reads each recording once at each of these speeds.
+    Everything written lies under `cache_dir`.  Order and masks of an epoch are pure functions of (seed, epoch); what an
+    update sees does not depend on the number of processes.  The trainer needs `reload_dataloaders_every_n_epochs=1`
+    and `use_distributed_sampler=False`.
 
-    Everything written lies under `cache_dir`. Order and masks of an epoch are pure functions of (seed, epoch, rank,
-    world size); the trainer needs `reload_dataloaders_every_n_epochs=1` and `use_distributed_sampler=False`.
+    Args:
+        root: the directory of the corpus; None: the embedded sample corpus.
+        cache_dir: the directory for everything that is written.
+        reader: the layout of the corpus.
+        features: the front end: FilterBank (recordings), StoredFeatures (files of features) or SourceText.
+        augment: masks of training inputs, or None.
+        seed: of order and masks.
+        vocab_size: pieces of the decoder, specials and classes included; of source and target together for text.
+        vocab_type: the kind of pieces.
+        ctc_vocab_size: pieces of the transcript as CTC labels, or None.
+        ctc_vocab_type: the kind of these pieces.
+        hard_vocab_limit: refuse a text that allows fewer pieces; False: such a text gets what it allows.
+        update_frames: input frames or pieces of an update, padding included, on all processes together; a multiple of
+            `bucket_frames`.
+        bucket_frames: frames of a group of sentences of similar length, padding included; None: `update_frames`.
+        split_buckets: whether a bucket may be divided into several batches.  BatchNorm needs False: its statistics are
+            then those of a bucket, on any number of processes.
+        max_frames: the largest number of frames in a batch of one process, padding included; None: `bucket_frames`.
+        max_sentences: the largest number of sentences in a bucket, or None.
+        min_input_frames, max_input_frames, max_target_tokens: training leaves other utterances out and counts them in
+            `filtered`; </s> counts as a token.  Evaluation leaves out nothing.
+        drop_empty: leave out utterances without text rather than refuse the corpus.
+        unknown_labels: accept classes in validation and test that training lacks, as errors.
+        speeds: training reads each recording once at each of these speeds; None: as it is.
+        num_workers: processes that read ahead; 0: none.
 
-    Raises ConfigError (settings that do not fit) and DataError (the corpus), before any feature is computed.
+    Raises:
+        ConfigError: settings that do not fit, before any feature is computed.
+        DataError: the corpus, before any feature is computed.
     """
 
     def __init__(
@@ -99,8 +123,11 @@ class SequenceToTextData(Data):
         ctc_vocab_size: int | None = None,
         ctc_vocab_type: Kind = "unigram",
         hard_vocab_limit: bool = True,
-        max_frames: int = 40000,
-        max_sentences: int | None = None,
+        update_frames: Annotated[int, Ge(1)] = 40000,
+        bucket_frames: Annotated[int, Ge(1)] | None = None,
+        split_buckets: bool = True,
+        max_frames: Annotated[int, Ge(1)] | None = None,
+        max_sentences: Annotated[int, Ge(1)] | None = None,
         min_input_frames: int = 5,
         max_input_frames: int = 3000,
         max_target_tokens: int = 1024,
@@ -110,8 +137,8 @@ class SequenceToTextData(Data):
         num_workers: int = 0,
     ) -> None:
         super().__init__()
-        if max_frames < 1 or (max_sentences is not None and max_sentences < 1):
-            raise ConfigError(f"task.data: max_frames={max_frames}, max_sentences={max_sentences}: at least 1 each")
+        bucket_frames = bucket_frames or update_frames
+        max_frames = max_frames or bucket_frames
         if features.kind not in reader.kinds:
             names = " or ".join(FRONT_ENDS[kind] for kind in reader.kinds)
             raise ConfigError(f"task.data.features: {reader.name} gives no {features.kind} inputs; use {names}")
@@ -127,7 +154,8 @@ class SequenceToTextData(Data):
         self.vocab_size, self.vocab_type = vocab_size, vocab_type
         self.ctc_vocab_size, self.ctc_vocab_type = ctc_vocab_size, ctc_vocab_type
         self.hard_vocab_limit = hard_vocab_limit
-        self.max_frames, self.max_sentences = max_frames, max_sentences
+        self.update_frames, self.bucket_frames = update_frames, bucket_frames
+        self.split_buckets, self.max_frames, self.max_sentences = split_buckets, max_frames, max_sentences
         self.min_input_frames, self.max_input_frames = min_input_frames, max_input_frames
         self.max_target_tokens = max_target_tokens
         self.drop_empty, self.unknown_labels = drop_empty, unknown_labels
@@ -156,20 +184,39 @@ class SequenceToTextData(Data):
         for split in wanted:
             self.split(split)
 
+    def _share(self, processes: int) -> FrameShare:
+        longest = self.max_input_frames
+        if self.front.kind == "text":  # which is batched by the longer of source and target
+            longest = max(longest, self.max_target_tokens)
+        limit, split = self.max_frames, self.split_buckets
+        return share_frames(self.update_frames, self.bucket_frames, limit, longest, processes, split)
+
+    def batches_per_update(self, processes: int) -> int:
+        return self._share(processes).accumulate
+
+    def same_batches(self, processes: int) -> bool:
+        return not self.split_buckets
+
     def train_dataloader(self) -> DataLoader[Example]:
         data = self.split(self.reader.splits[0])
-        if (longest := int(data.lengths.max())) > self.max_frames:
-            raise ConfigError(
-                f"task.data.max_frames={self.max_frames} is less than the longest utterance ({longest} frames): "
-                f"raise it, or lower max_input_frames ({self.max_input_frames})"
-            )
+        longest = int(data.lengths.max())
+        for key, most in (("train.batch.bucket", self.bucket_frames), ("data.max_frames", self.max_frames)):
+            if longest > most:
+                raise ConfigError(
+                    f"task.{key}={most} is less than the longest utterance ({longest} frames): raise it, or lower "
+                    f"task.data.max_input_frames ({self.max_input_frames})"
+                )
         epoch = self.trainer.current_epoch if self.trainer else 0
+        rank, world_size = self._ranks()
         data = replace(data, augment=self.augment, seed=self.seed, epoch=epoch)
-        start = self.first_batch(epoch)
-        return self._loader(data, self.max_frames, shuffle=True, seed=self.seed, epoch=epoch, start=start)
+        batches = FrameUpdates(
+            data.lengths, self.bucket_frames, self._share(world_size), self.max_sentences,
+            seed=self.seed, epoch=epoch, rank=rank, world_size=world_size, start=self.first_batch(epoch),
+        )  # fmt: skip
+        return self._loader(data, batches)
 
     def val_dataloader(self) -> DataLoader[Example]:
-        return self._loader(self.split(self.reader.splits[1]), self.max_frames)
+        return self._held_out(self.reader.splits[1], self.max_frames)
 
     def test_dataloader(self, split: str | None = None, max_frames: int | None = None) -> DataLoader[Example]:
         """Of the test split, or another; longest first.
@@ -179,7 +226,7 @@ class SequenceToTextData(Data):
         The ranks share the split inside `trainer.test`; elsewhere the caller gets all of it.
         """
         shared = self.trainer is not None and self.trainer.testing
-        return self._loader(self.split(split or self.reader.splits[2]), max_frames or self.max_frames, shared)
+        return self._held_out(split or self.reader.splits[2], max_frames or self.max_frames, shared)
 
     def split(self, name: str) -> Examples:
         """The utterances of a split, read and prepared when first asked for."""
@@ -190,14 +237,18 @@ class SequenceToTextData(Data):
             self._splits[name] = self._prepare(name, self._utterances[name])
         return self._splits[name]
 
-    def _loader(self, data: Examples, max_frames: int, shared: bool = True, **order: Any) -> DataLoader[Example]:
+    def _held_out(self, split: str, max_frames: int, shared: bool = True) -> DataLoader[Example]:
+        data = self.split(split)
+        rank, world_size = self._ranks() if shared else (0, 1)
+        return self._loader(
+            data, FrameBatches(data.lengths, max_frames, self.max_sentences, rank=rank, world_size=world_size)
+        )
+
+    def _loader(self, data: Examples, batches: FrameUpdates | FrameBatches) -> DataLoader[Example]:
         trainer = self.trainer
-        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer and shared else (0, 1)
         return DataLoader(
             data,
-            batch_sampler=FrameBatches(
-                data.lengths, max_frames, self.max_sentences, rank=rank, world_size=world_size, **order
-            ),
+            batch_sampler=batches,
             collate_fn=collate,
             num_workers=self.num_workers,
             pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",

@@ -91,7 +91,8 @@ class T6(LanguageModel):
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target, (B, T) and (B, T) -> (B, T) float32, in nats."""
-        logits = self(tokens).float()
+        logits = self(tokens)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
 
     @torch.no_grad()

@@ -8,10 +8,11 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 import lightning as L
 from omegaconf import DictConfig
 
+from attnlab.config.batch import check_batch
 from attnlab.report.curves import plot_curves
 from attnlab.tasks.base import task_of
 from attnlab.training.checkpoints import check_identity, read_checkpoint
-from attnlab.training.trainer import fit, last_checkpoint
+from attnlab.training.trainer import fit, last_checkpoint, process_count
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
@@ -19,6 +20,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     task = task_of(cfg)
     resume = last_checkpoint(cfg, directory)
     task.check(directory)
+    check_batch(cfg, process_count(cfg))
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     data, module = task.prepare(record, None)
     if resume:

@@ -38,6 +38,8 @@ LEFT_OUT = (
     "task.name",
     "task.modes",
     "task.data.num_workers",
+    "task.data.batch_size",  # these two limit a batch of one process; task.train.batch is what an update sees
+    "task.data.max_frames",
     "task.train.log_every",
     "logger",
     "baseline",

@@ -16,14 +16,20 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
 from attnlab.errors import TrainingError
+from attnlab.training.batch_norm import RunningStatistics, statistics_kept
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x`, in float32 if it has a lower precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Module(LightningModule):
     """Trains `model` on sums over items (target tokens, images).
 
-    Gradients are those of the loss per item over the whole update: all accumulated batches, all processes.
-    Dropout is a function of (seed, epoch, batch, rank), so that a resumed run goes on as if it had not stopped.
-    `identity` is stored in checkpoints and must match when one is loaded: mechanism, vocabulary.
+    Gradients are those of the loss per item over the whole update: all accumulated batches, all processes.  `loss` in
+    the curves is that loss.  Dropout is a function of (seed, epoch, batch, rank), so that a resumed run continues as if
+    it had not stopped.  `identity` is stored in checkpoints and must match when one is loaded: mechanism, vocabulary.
     """
 
     model: nn.Module
@@ -41,9 +47,10 @@ class Module(LightningModule):
         self.identity = identity
         self._optimizer, self._schedule = optimizer, schedule
         self.seed, self.clip = seed, clip
-        self.tokens_in_update = 0.0
         self.tokens_seen = 0
         self.last_loss = float("nan")
+        self._sums = torch.zeros(3)  # of the update so far: training loss, reported loss, items
+        self._statistics: RunningStatistics | None = None
 
     @abstractmethod
     def losses(self, batch: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -52,6 +59,10 @@ class Module(LightningModule):
     @abstractmethod
     def first_of(self, batch: Any) -> str:
         """Names a batch in an error: its first item."""
+
+    def counts(self, batch: Any) -> bool:
+        """Whether a batch counts; False: it only keeps a process busy while others have more to do."""
+        return True
 
     def configure_model(self) -> None:
         """Under hardware=fsdp: shard each layer, then the rest, over the processes."""
@@ -72,25 +83,34 @@ class Module(LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         torch.manual_seed(hash((self.seed, self.current_epoch, batch_idx, self.global_rank)) % 2**63)
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self._sums = torch.zeros(3, device=self.device)
+            self._statistics = self._statistics or RunningStatistics(self.model)
+            self._statistics.begin_update()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if not self.counts(batch):
+            with statistics_kept(self.model):
+                return 0.0 * self.losses(batch)[0]
         loss, plain, _, count = self.losses(batch)
         if not torch.isfinite(loss):
             where = f", batch {batch_idx} (first: {self.first_of(batch)})"
             raise TrainingError(self._stop(f"the loss became {loss.item()}", where))
-        tokens = int(count)
-        self.tokens_in_update += tokens
-        self.tokens_seen += tokens
-        self.last_loss = plain.item() / tokens
-        self.log("loss", loss.detach() / count, prog_bar=True, batch_size=tokens)
+        self._sums = self._sums + torch.stack([loss.detach(), plain.detach(), count.to(loss)])
+        if self._statistics is not None:
+            self._statistics.add_batch()
         return loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        total = torch.tensor(self.tokens_in_update, device=self.device)
-        total = self.trainer.strategy.reduce(total, reduce_op="sum")
+        sums = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
+        _, plain, items = sums.tolist()
+        self.log("loss", sums[0] / sums[2], prog_bar=True)
+        self.tokens_seen += int(items)
+        self.last_loss = plain / items
+        if self._statistics is not None:
+            self._statistics.end_update()
         # Lightning divided by the batches accumulated, and DDP by the processes.
-        factor = self.trainer.accumulate_grad_batches * self.trainer.world_size / float(total)
-        self.tokens_in_update = 0.0
+        factor = self.trainer.accumulate_grad_batches * self.trainer.world_size / items
         grads = [p.grad for p in self.parameters() if p.grad is not None]
         torch._foreach_mul_(grads, factor)
 
@@ -114,3 +134,4 @@ class Module(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["identity"] = self.identity
+        checkpoint["batches_per_update"] = self.trainer.accumulate_grad_batches

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from omegaconf import DictConfig
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -21,9 +22,11 @@ from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
 from attnlab.callbacks.progress import progress
 from attnlab.callbacks.resume import Resume
 from attnlab.callbacks.signals import KeepSignals
+from attnlab.config.batch import configured_processes
 from attnlab.data.base import Data
-from attnlab.errors import DataError
+from attnlab.errors import ConfigError, DataError
 from attnlab.runs.record import NOT_RUN, first_process
+from attnlab.training.batch_norm import batch_norms
 from attnlab.training.checkpoints import average, load_into, write_weights
 from attnlab.training.module import Module
 
@@ -79,7 +82,17 @@ def fit(
         enable_version_counter=False,
     )
     whole = copy.deepcopy(module.model) if cfg.hardware.strategy == "fsdp" else module.model
-    trainer = build_trainer(cfg, directory, [best, LearningRateMonitor(), Resume(data), *progress()])
+    processes = process_count(cfg)
+    accumulate = data.batches_per_update(processes)
+    if (norms := batch_norms(module.model)) and not data.same_batches(processes):
+        raise ConfigError(
+            f"the model has BatchNorm ({next(iter(norms))}), whose statistics would depend on the number of processes: "
+            "set task.train.batch.split=false where the task has it, or take hardware.devices=1 and a task.data limit "
+            "that holds a whole update"
+        )
+    callbacks = [best, LearningRateMonitor(), Resume(data), *progress()]
+    trainer = build_trainer(cfg, directory, callbacks, processes, accumulate)
+    log.info("each update: %d batches on each of %d processes", accumulate, processes)
     began = time.perf_counter()
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     seconds = time.perf_counter() - began
@@ -111,22 +124,48 @@ def fit(
     }
 
 
-def build_trainer(cfg: DictConfig, directory: Path, callbacks: list[Callback]) -> L.Trainer:
-    """Lightning's Trainer for `cfg.task.train` and `cfg.hardware`, logging to `directory`."""
+def process_count(cfg: DictConfig) -> int:
+    """The number of processes that Lightning starts; with hardware.devices=auto one for each GPU, or one on the CPU."""
+    configured = configured_processes(cfg)
+    if configured is not None:
+        return configured
+    cuda = cfg.hardware.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return (torch.cuda.device_count() if cuda else 1) * int(cfg.hardware.num_nodes)
+
+
+def _strategy(name: str, processes: int) -> Strategy | str:
+    if name == "fsdp":
+        return ModelParallelStrategy(save_distributed_checkpoint=False)
+    if processes == 1 or name not in ("auto", "ddp", "ddp_find_unused_parameters_true"):
+        return name
+    # BatchNorm's running statistics are shared at the end of an update instead
+    return DDPStrategy(broadcast_buffers=False, find_unused_parameters=name == "ddp_find_unused_parameters_true")
+
+
+def build_trainer(
+    cfg: DictConfig, directory: Path, callbacks: list[Callback], processes: int, accumulate: int
+) -> L.Trainer:
+    """Lightning's Trainer for `cfg.task.train` and `cfg.hardware`.
+
+    Args:
+        cfg: the run's configuration.
+        directory: the run directory; gets curves/.
+        callbacks: the trainer's callbacks.
+        processes: the number of processes.
+        accumulate: batches of each process in an update.
+    """
     train, hardware = cfg.task.train, cfg.hardware
     return L.Trainer(
         accelerator=hardware.accelerator,
         devices=hardware.devices,
         num_nodes=hardware.num_nodes,
-        strategy=ModelParallelStrategy(save_distributed_checkpoint=False)
-        if hardware.strategy == "fsdp"
-        else hardware.strategy,
+        strategy=_strategy(hardware.strategy, processes),
         precision=hardware.precision,
         max_steps=train.max_steps,
         max_epochs=train.max_epochs or -1,
         max_time=timedelta(minutes=train.max_minutes) if train.max_minutes else None,
-        accumulate_grad_batches=train.accumulate,
-        val_check_interval=train.validate_every * train.accumulate if train.validate_every else 1.0,
+        accumulate_grad_batches=accumulate,
+        val_check_interval=train.validate_every * accumulate if train.validate_every else 1.0,
         check_val_every_n_epoch=None if train.validate_every else train.validate_every_epochs,
         log_every_n_steps=train.log_every,
         num_sanity_val_steps=0,

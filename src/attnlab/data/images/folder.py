@@ -11,18 +11,21 @@ import random
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from timm.data import ImageDataset, create_loader
 from timm.data.readers import create_reader
 from timm.data.readers.img_extensions import get_img_extensions
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from attnlab.config.batch import Share, share_images
+from attnlab.config.bounds import bounded
 from attnlab.data.base import Data
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
@@ -33,11 +36,31 @@ Batch = tuple[Tensor, Tensor]
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
 
 
+@bounded
 class ImageData(Data):
     """Training and validation images; the latter are the test set too, as everywhere on ImageNet.
 
-    root: an image folder; None: the sample images. batch_size: of each process. repeats: times that an image is seen
-    in an epoch, augmented anew (repeated augmentation; distributed training alone). The others are timm's own settings.
+    Order and augmentation of an epoch are pure functions of (seed, epoch, index): they do not depend on the number of
+    processes.  Images that do not fill an update are left out of an epoch.
+
+    Args:
+        root: an image folder; None: the sample images.
+        cache_dir: the directory for the sample images.
+        seed: of order and augmentation.
+        image_size: pixels of a side.
+        update_images: images of an update, on all processes together.
+        batch_size: the largest number of images in a batch of one process.
+        eval_batch_size: images of a held-out batch.
+        num_workers: processes that read ahead; 0: none.
+        mean, std: of each channel, for normalisation; None: ImageNet's.
+        interpolation, crop_pct: timm's settings of resizing; `crop_pct` for held-out images.
+        no_aug, hflip, color_jitter, auto_augment, random_erase, erase_mode: timm's settings of augmentation.
+        repeats: times that an image is seen in an epoch, each time augmented anew (repeated augmentation); an epoch
+            then sees fewer images.  0: once.
+        sample_train, sample_val: images of each class of the sample corpus.
+
+    Attributes:
+        paired: whether images are mixed in pairs.  Set by the task before training; see :class:`ImageUpdates`.
     """
 
     def __init__(
@@ -45,9 +68,10 @@ class ImageData(Data):
         root: str | None,
         cache_dir: str,
         seed: int,
-        image_size: int = 224,
-        batch_size: int = 64,
-        eval_batch_size: int = 256,
+        image_size: Annotated[int, Ge(1)] = 224,
+        update_images: Annotated[int, Ge(1)] = 64,
+        batch_size: Annotated[int, Ge(1)] = 64,
+        eval_batch_size: Annotated[int, Ge(1)] = 256,
         num_workers: int = 0,
         mean: list[float] | None = None,
         std: list[float] | None = None,
@@ -64,11 +88,10 @@ class ImageData(Data):
         sample_val: int = 40,
     ) -> None:
         super().__init__()
-        if min(batch_size, eval_batch_size, image_size) < 1:
-            raise ValueError("image_size, batch_size and eval_batch_size are at least 1")
         self.root, self.cache_dir, self.seed = root and Path(root), Path(cache_dir).expanduser(), seed
         self.image_size, self.num_workers = image_size, num_workers
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.update_images, self.batch_size, self.eval_batch_size = update_images, batch_size, eval_batch_size
+        self.paired = False
         self.repeats, self.sample_counts = repeats, (sample_train, sample_val)
         self.common: dict[str, Any] = {
             "input_size": (3, image_size, image_size),
@@ -105,34 +128,39 @@ class ImageData(Data):
         self.corpus = "sample" if self.root is None else f"image folder at {root}: {sizes}"
         self.location = root
 
+    def _share(self, processes: int) -> Share:
+        return share_images(self.update_images, self.batch_size, processes, self.paired)
+
+    def batches_per_update(self, processes: int) -> int:
+        return self._share(processes).accumulate
+
     def train_dataloader(self) -> "Batches":
         epoch = self.trainer.current_epoch if self.trainer else 0
+        rank, world_size = self._ranks()
         dataset = self.sets["train"]
-        dataset.epoch, dataset.rank = epoch, _rank()
-        loader = create_loader(
-            dataset,
-            batch_size=self.batch_size,
-            is_training=True,
-            distributed=_world() > 1,
-            num_aug_repeats=self.repeats if _world() > 1 else 0,
-            **self.common,
-            **self.augment,
-        )
-        if not len(loader):
+        dataset.epoch = epoch
+        updates = ImageUpdates(
+            len(dataset), self._share(world_size), max(1, self.repeats),
+            seed=self.seed, epoch=epoch, rank=rank, world_size=world_size, start=self.first_batch(epoch),
+        )  # fmt: skip
+        if not len(updates):
             raise ConfigError(
-                f"task.data.batch_size={self.batch_size}: the {len(dataset)} training images make no batch for each of "
-                f"{_world()} process(es); take a smaller one"
+                f"task.train.batch.images={self.update_images}: the {len(dataset)} training images are less than one "
+                f"update; expected at most {len(dataset)}"
             )
-        sampler: Any = loader.sampler
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        else:
-            sampler.generator = torch.Generator().manual_seed(hash((self.seed, epoch)) % 2**63)
-        first = self.first_batch(epoch)
-        return Batches(_skipping(loader, first) if first else loader)
+        loader = create_loader(dataset, batch_size=1, is_training=True, **self.common, **self.augment)
+        return Batches(
+            DataLoader(
+                dataset,
+                batch_sampler=updates,
+                num_workers=self.num_workers,
+                collate_fn=loader.collate_fn,
+                generator=torch.Generator(),  # its own: making an iterator must not move the global one
+            )
+        )
 
     def val_dataloader(self) -> "Batches":
-        return self._held_out(distributed=_world() > 1)
+        return self._held_out(distributed=self._ranks()[1] > 1)
 
     def test_dataloader(self) -> "Batches":
         """All images in the order of the folder, also where several processes train: the first scores alone."""
@@ -151,18 +179,22 @@ class ImageData(Data):
 
 
 class Images(ImageDataset):
-    """timm's dataset of an image folder, each image augmented as (seed, epoch, rank, index) say."""
+    """timm's dataset of an image folder.  Augmentation is a function of (seed, epoch, copy, image).
+
+    The index of copy c of image i, in an epoch that sees an image several times, is c * (number of images) + i.
+    """
 
     def __init__(self, root: Path, seed: int) -> None:
         logging.getLogger("timm.data.dataset").setLevel(logging.ERROR)  # it tells of skipped images; here none is
         super().__init__(str(root), reader=create_reader("", root=str(root), split=""))
-        self.root, self.seed, self.epoch, self.rank = root, seed, 0, 0
+        self.root, self.seed, self.epoch = root, seed, 0
         self._max_retries = 1
         self.classes: dict[str, int] = self.reader.class_to_idx
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
+        copy, index = divmod(index, len(self))
         state = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        key = zlib.crc32(repr((self.seed, self.epoch, self.rank, index)).encode())
+        key = zlib.crc32(repr((self.seed, self.epoch, copy, index)).encode())
         torch.manual_seed(key)
         random.seed(key)
         np.random.seed(key)
@@ -177,6 +209,49 @@ class Images(ImageDataset):
             random.setstate(state[1])
             np.random.set_state(state[2])
         return image, label
+
+
+class ImageUpdates(Sampler[list[int]]):
+    """A process's batches of a training epoch.
+
+    An update takes the next images of a random order.  Its batches are made of pairs, the i-th image from the front
+    with the i-th from the back: Mixup mixes a batch with its reverse, so that the same images are mixed with each other
+    however the update is divided.
+
+    Args:
+        images: the number of training images.
+        share: how an update is shared: `share.accumulate` batches of `share.size` images on each process.
+        repeats: times that an image follows itself in the order.
+        seed, epoch: the order is a function of these two.
+        rank, world_size: of the process.
+        start: the number of this process's batches to leave out at the beginning.  The length remains that of the whole
+            epoch, because the trainer counts the batches left out, too.
+    """
+
+    def __init__(
+        self, images: int, share: Share, repeats: int, *, seed: int, epoch: int, rank: int, world_size: int, start: int
+    ) -> None:
+        order = torch.randperm(images, generator=torch.Generator().manual_seed(hash((seed, epoch)) % 2**63))
+        if repeats > 1:
+            copies = torch.arange(repeats) * images
+            order = (order[: -(-images // repeats), None] + copies).flatten()
+        self._order, self._share, self._start = order, share, start
+        self._rank, self._world = rank, world_size
+        self._updates = images // (share.size * share.accumulate * world_size)
+
+    def __len__(self) -> int:
+        return self._updates * self._share.accumulate
+
+    def __iter__(self) -> Iterator[list[int]]:
+        size, accumulate = self._share.size, self._share.accumulate
+        images = size * accumulate * self._world
+        for number in range(self._start, len(self)):
+            update, place = divmod(number, accumulate)
+            part = place * self._world + self._rank
+            mine = self._order[update * images : (update + 1) * images]
+            front, back = size - size // 2, size // 2
+            first, last = part * front, images - part * back
+            yield torch.cat([mine[first : first + front], mine[last - back : last]]).tolist()
 
 
 class Batches:
@@ -196,31 +271,6 @@ class Batches:
             raise DataError(last.rpartition("attnlab.errors.DataError: ")[2]) from error
 
 
-class _Rest(Sampler[list[int]]):
-    """The batches of a sampler from `first` on; its length stays, for the trainer counts the others, too."""
-
-    def __init__(self, batches: Any, first: int) -> None:
-        self.batches, self.first = batches, first
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for i, batch in enumerate(self.batches):
-            if i >= self.first:
-                yield batch
-
-
-def _skipping(loader: DataLoader[Batch], first: int) -> DataLoader[Batch]:
-    """The same loader without its first batches, whose images are not even read."""
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=_Rest(loader.batch_sampler, first),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-    )
-
-
 def _place(root: Path, split: str) -> Path:
     """The folder of a split. DataError: missing, or not with one folder of images for each class."""
     if not root.is_dir():
@@ -238,11 +288,3 @@ def _place(root: Path, split: str) -> Path:
         if not any(path.suffix.lower() in kinds for path in folder.rglob("*")):
             raise DataError(f"{folder}: a class folder without images; fill it, or take it away from train and val")
     return place
-
-
-def _world() -> int:
-    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -4,10 +4,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch.utils.data import DataLoader
 
+from attnlab.config.batch import Share, share_tokens
+from attnlab.config.bounds import bounded
 from attnlab.data.base import Data
 from attnlab.data.samples.markov import Source
 from attnlab.data.samples.text import write_text
@@ -24,18 +28,33 @@ VERSION = 1
 BATCH = 512  # texts encoded at a time
 
 
+@bounded
 class LanguageModellingData(Data):
     """A corpus in its published layout, or the embedded sample corpus in that layout where `root` is None.
 
-    vocab_size: of the model.  Words: at most so many.  Byte pairs: exactly, more than the tokenizer's are padding.
-    window: tokens of a training window, side by side from another offset in each epoch, in an order that (seed, epoch)
-    fix.  eval_window (None: window), eval_batch_size (None: batch_size): of disjoint windows of the held-out splits;
-    eval_windows: no more than so many of them, evenly spread.
+    Token ids are stored under `cache_dir` and are memory-mapped.  The trainer needs
+    `reload_dataloaders_every_n_epochs=1` and `use_distributed_sampler=False`.
 
-    Ids lie under `cache_dir` and are memory-mapped.  The trainer needs `reload_dataloaders_every_n_epochs=1` and
-    `use_distributed_sampler=False`.
+    Args:
+        root: the directory of the corpus; None: the embedded sample corpus.
+        cache_dir: the directory for everything that is written.
+        corpus: the layout of the corpus.
+        vocabulary: words or byte pairs.
+        vocab_size: of the model.  Words: the largest number of them.  Byte pairs: the exact number; ids beyond the
+            tokenizer's are padding.
+        window: tokens of a training window.  Windows lie side by side, from another offset in each epoch, in an order
+            that seed and epoch determine.
+        update_tokens: tokens of an update, on all processes together; a multiple of `window`.
+        batch_size: the largest number of windows in a batch of one process.
+        eval_window: tokens of a held-out window, disjoint; None: `window`.
+        eval_batch_size: windows of a held-out batch; None: `batch_size`.
+        eval_windows: the largest number of held-out windows, evenly spread; None: all.
+        seed: of the order of windows.
+        num_workers: processes that read ahead; 0: none.
 
-    Raises ConfigError (settings that do not fit) and DataError (the corpus).
+    Raises:
+        ConfigError: settings that do not fit.
+        DataError: the corpus.
     """
 
     def __init__(
@@ -44,25 +63,21 @@ class LanguageModellingData(Data):
         cache_dir: str,
         corpus: TextCorpus,
         vocabulary: Words | BytePairs,
-        vocab_size: int,
-        window: int,
-        batch_size: int,
-        eval_window: int | None = None,
-        eval_batch_size: int | None = None,
-        eval_windows: int | None = None,
+        vocab_size: Annotated[int, Ge(1)],
+        window: Annotated[int, Ge(1)],
+        update_tokens: Annotated[int, Ge(1)],
+        batch_size: Annotated[int, Ge(1)],
+        eval_window: Annotated[int, Ge(1)] | None = None,
+        eval_batch_size: Annotated[int, Ge(1)] | None = None,
+        eval_windows: Annotated[int, Ge(1)] | None = None,
         seed: int = 1,
         num_workers: int = 0,
     ) -> None:
         super().__init__()
-        least = {"vocab_size": vocab_size, "window": window, "batch_size": batch_size, "eval_window": eval_window}
-        least |= {"eval_batch_size": eval_batch_size, "eval_windows": eval_windows}
-        for name, value in least.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: expected at least 1")
         self.root = None if root is None else Path(root).expanduser()
         self.cache_dir = Path(cache_dir).expanduser()
         self.source, self.settings, self.vocab_size = corpus, vocabulary, vocab_size
-        self.window, self.batch_size = window, batch_size
+        self.window, self.update_tokens, self.batch_size = window, update_tokens, batch_size
         self.eval_window = eval_window or window
         self.eval_batch_size, self.eval_windows = eval_batch_size or batch_size, eval_windows
         self.seed, self.num_workers = seed, num_workers
@@ -132,18 +147,25 @@ class LanguageModellingData(Data):
         file = self.tokens(split)
         return Source().entropy * file.words / len(file)
 
+    def _share(self, processes: int) -> Share:
+        return share_tokens(self.update_tokens, self.window, self.batch_size, processes)
+
+    def batches_per_update(self, processes: int) -> int:
+        return self._share(processes).accumulate
+
     def train_dataloader(self) -> DataLoader[Window]:
         epoch = self.trainer.current_epoch if self.trainer else 0
-        rank, world_size = self._place()
+        rank, world_size = self._ranks()
         windows = TrainingWindows(self._files["train"], self.window, self.seed, epoch)
         start = self.first_batch(epoch)
         order = {"seed": self.seed, "epoch": epoch, "rank": rank, "world_size": world_size, "start": start}
-        batches = ShuffledBatches(len(windows), self.batch_size, **order)
+        batches = ShuffledBatches(len(windows), self._share(world_size), **order)
         if not batches.total:
             size = sum(map(len, self._files["train"]))
             raise ConfigError(
-                f"task.data.batch_size={self.batch_size}: the training text of {size} {self.vocabulary.unit}s makes "
-                f"{len(windows)} windows of {self.window}, fewer than {world_size} process(es) need for a batch each"
+                f"task.train.batch.tokens={self.update_tokens}: the training text of {size} {self.vocabulary.unit}s "
+                f"makes {len(windows)} windows of {self.window}, less than one update; expected at most "
+                f"{len(windows) * self.window} tokens"
             )
         return self._loader(windows, batches)
 
@@ -156,12 +178,9 @@ class LanguageModellingData(Data):
     def held_out(self, split: Split, stride: int | None = None, shared: bool = False) -> DataLoader[Window]:
         """Windows of `eval_window` every `stride` tokens (None: disjoint).  `shared`: dealt out to the processes."""
         windows = EvaluationWindows(self.tokens(split), self.eval_window, stride or self.eval_window, self.eval_windows)
-        rank, world_size = self._place() if shared else (0, 1)
+        rank, world_size = self._ranks() if shared else (0, 1)
         size = min(self.eval_batch_size, -(-len(windows) // world_size))  # no rank goes without
         return self._loader(windows, OrderedBatches(len(windows), size, rank=rank, world_size=world_size))
-
-    def _place(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _loader(
         self, windows: TrainingWindows | EvaluationWindows, batches: ShuffledBatches | OrderedBatches

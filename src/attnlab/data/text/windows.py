@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
+from attnlab.config.batch import Share
 from attnlab.data.text.tokens import Ids, TokenFile
 
 IGNORE = -1  # the target where nothing is to be predicted
@@ -102,16 +103,24 @@ class EvaluationWindows(Dataset[Window]):
 
 
 class ShuffledBatches(Sampler[list[int]]):
-    """This rank's batches of an epoch, in an order that (seed, epoch) fix; windows that fill no batch are left out.
+    """A process's batches of a training epoch, in an order that seed and epoch determine.
 
-    `start` leaves out the first batches: a resumed epoch goes on where it was, at once.  The length stays that of the
-    whole epoch, for the trainer counts the batches from before, too.
+    An update reads the next windows of that order, whatever the number of processes.  Windows that do not fill an
+    update are left out.
+
+    Args:
+        windows: the number of windows of the epoch.
+        share: how an update is shared: `share.accumulate` batches of `share.size` windows on each process.
+        seed, epoch: the order is a function of these two.
+        rank, world_size: of the process.
+        start: the number of this process's batches to leave out at the beginning.  The length remains that of the whole
+            epoch, because the trainer counts the batches left out, too.
     """
 
     def __init__(
         self,
         windows: int,
-        batch_size: int,
+        share: Share,
         *,
         seed: int,
         epoch: int,
@@ -120,13 +129,14 @@ class ShuffledBatches(Sampler[list[int]]):
         start: int = 0,
     ) -> None:
         self._order = Permutation(windows, seed, epoch)
-        self._batch, self._rank, self._world, self._start = batch_size, rank, world_size, start
-        self.total = windows // (batch_size * world_size)
+        self._share, self._rank, self._world, self._start = share, rank, world_size, start
+        self.total = windows // (share.size * share.accumulate * world_size) * share.accumulate
 
     def __iter__(self) -> Iterator[list[int]]:
+        size = self._share.size
         for number in range(self._start, self.total):
-            first = (number * self._world + self._rank) * self._batch
-            yield self._order[np.arange(first, first + self._batch)].tolist()
+            first = (number * self._world + self._rank) * size
+            yield self._order[np.arange(first, first + size)].tolist()
 
     def __len__(self) -> int:
         return self.total

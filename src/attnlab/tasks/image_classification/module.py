@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from attnlab.compression.decompositions import fusion_penalty
 from attnlab.compression.modules.attention import SlimAttention
-from attnlab.training.module import Module
+from attnlab.training.module import Module, at_least_float32
 
 
 class ImageClassification(Module):
@@ -61,7 +61,7 @@ class ImageClassification(Module):
             images = images.contiguous(memory_format=torch.channels_last)
         count = torch.tensor(float(len(labels)), device=labels.device)
         if not self.training:
-            logits = self(images).float()
+            logits = at_least_float32(self(images))
             plain = F.cross_entropy(logits, labels, reduction="sum")
             return plain, plain, (logits.argmax(-1) == labels).sum(), count
         targets = labels
@@ -69,7 +69,7 @@ class ImageClassification(Module):
             if len(images) % 2:  # timm's pairs need an even batch
                 images, targets = torch.cat([images, images[:1]]), torch.cat([labels, labels[:1]])
             images, targets = self.mixup(images, targets)
-        logits = self.model(images).float()
+        logits = at_least_float32(self.model(images))
         loss = self.criterion(logits, targets) * count
         right = (logits[: len(labels)].argmax(-1) == labels).sum()
         if self.penalty:
@@ -82,9 +82,8 @@ class ImageClassification(Module):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        np.random.seed(
-            hash((self.seed, self.current_epoch, batch_idx, self.global_rank)) % 2**32
-        )  # Mixup draws from it
+        update = batch_idx // self.trainer.accumulate_grad_batches
+        np.random.seed(hash((self.seed, self.current_epoch, update, 0)) % 2**32)  # Mixup draws from it: once an update
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self._make_optimizer(self.model)  # not its parameters: timm then leaves biases and norms undecayed

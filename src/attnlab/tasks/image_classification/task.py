@@ -126,6 +126,7 @@ class ImageClassificationTask(Task):
         mixup = None
         if mixing.mixup_alpha or mixing.cutmix_alpha:
             mixup = Mixup(**mixing, label_smoothing=task.label_smoothing, num_classes=len(data.classes))
+        data.paired = mixup is not None
         return ImageClassification(
             model,
             optimizer=instantiate(task.optimizer, path="task.optimizer"),
@@ -297,6 +298,7 @@ class ImageClassificationTask(Task):
             devices=1,
             precision=cfg.hardware.precision,
             max_epochs=pretrain.epochs,
+            accumulate_grad_batches=data.batches_per_update(1),
             logger=False,
             enable_checkpointing=False,
             enable_model_summary=False,

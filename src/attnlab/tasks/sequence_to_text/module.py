@@ -10,7 +10,7 @@ from attnlab.data.batch import Batch
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch, Decodable, Hypothesis
 from attnlab.models import EncoderDecoder, SpeechToText, TextToText
-from attnlab.training.module import Module
+from attnlab.training.module import Module, at_least_float32
 
 Model = SpeechToText | TextToText | EncoderDecoder
 
@@ -46,7 +46,7 @@ class SequenceToText(Module):
         """Sums over the batch: training loss, cross-entropy without smoothing, right tokens, tokens."""
         tokens = torch.cat((torch.full_like(batch.targets[:, :1], Tokenizer.eos), batch.targets[:, :-1]), 1)
         logits, encoded, lengths = self.model(batch.features, batch.feature_lengths, tokens)
-        flat, target = logits.flatten(0, 1).float(), batch.targets.flatten()
+        flat, target = at_least_float32(logits.flatten(0, 1)), batch.targets.flatten()
         loss = F.cross_entropy(
             flat,
             target,
@@ -65,12 +65,12 @@ class SequenceToText(Module):
             self.first_right = (logits[:, 0].argmax(-1) == batch.targets[:, 0]).sum()
         if self.training and self.first_token_weight != 1.0:
             first = F.cross_entropy(
-                logits[:, 0].float(), batch.targets[:, 0], reduction="sum", label_smoothing=self.smoothing
+                at_least_float32(logits[:, 0]), batch.targets[:, 0], reduction="sum", label_smoothing=self.smoothing
             )
             loss = loss + (self.first_token_weight - 1) * first
         if self.ctc_weight and self.training:
             assert self.model.ctc is not None and batch.ctc_targets is not None and batch.ctc_target_lengths is not None
-            logp = self.model.ctc(encoded).float().log_softmax(-1).transpose(0, 1)
+            logp = at_least_float32(self.model.ctc(encoded)).log_softmax(-1).transpose(0, 1)
             ctc = F.ctc_loss(
                 logp,
                 batch.ctc_targets,
@@ -80,7 +80,8 @@ class SequenceToText(Module):
                 reduction="sum",
                 zero_infinity=True,
             )
-            self.log("ctc_loss", ctc.detach() / batch.ctc_target_lengths.sum(), batch_size=len(batch.ids))
+            if not batch.filler:
+                self.log("ctc_loss", ctc.detach() / batch.ctc_target_lengths.sum(), batch_size=len(batch.ids))
             loss = loss + self.ctc_weight * ctc
         return loss, plain, right, real.sum()
 
@@ -89,6 +90,9 @@ class SequenceToText(Module):
         if self.tokenizer.labels:
             where: dict[str, Any] = {"on_epoch": True, "sync_dist": True, "batch_size": len(batch)}
             self.log("val_intent_accuracy", self.first_right / len(batch), **where)
+
+    def counts(self, batch: Batch) -> bool:
+        return not batch.filler
 
     def first_of(self, batch: Batch) -> str:
         return batch.ids[0]

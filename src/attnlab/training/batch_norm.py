@@ -1,0 +1,88 @@
+"""BatchNorm on several processes: the running statistics that one process would have."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The BatchNorm layers of a model that keep running statistics, by name."""
+    found = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    return {name: m for name, m in found.items() if m.track_running_stats and m.momentum is not None}
+
+
+@contextmanager
+def statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Inside, a forward pass leaves the running statistics as they are."""
+    norms = list(batch_norms(model).values())
+    momenta = [norm.momentum for norm in norms]
+    counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum, count in zip(norms, momenta, counts, strict=True):
+            norm.momentum = momentum
+            if count is not None and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.copy_(count)
+
+
+class RunningStatistics:
+    """Makes the running statistics of an update those of one process that reads the batches of all ranks in order.
+
+    A batch with statistics s changes a running value r to (1 - m) r + m s, with the layer's momentum m.  From r_0, the
+    value before an update, and its own n batches, rank k gets (1 - m)^n r_0 + c_k.  The value after all N batches is
+    then (1 - m)^N r_0 + the sum over k of (1 - m)^(batches of later ranks) c_k.
+
+    Args:
+        model: the model; without BatchNorm nothing happens.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._norms = list(batch_norms(model).values())
+        self._before: list[Tensor] = []
+        self._count = 0
+
+    def begin_update(self) -> None:
+        """Before the first batch of an update."""
+        self._before = [value.clone() for norm in self._norms for value in _running(norm)]
+        self._count = 0
+
+    def add_batch(self) -> None:
+        """After each batch that counts."""
+        self._count += 1
+
+    @torch.no_grad()
+    def end_update(self) -> None:
+        """After the last batch of an update.  All ranks must call it."""
+        if not self._norms or not distributed.is_initialized() or distributed.get_world_size() == 1:
+            return
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+        counts = torch.zeros(world, dtype=torch.int64, device=self._before[0].device)
+        counts[rank] = self._count
+        distributed.all_reduce(counts)
+        total, later = int(counts.sum()), int(counts[rank + 1 :].sum())
+        values = [value for norm in self._norms for value in _running(norm)]
+        kept = [1.0 - float(norm.momentum or 0.0) for norm in self._norms for _ in range(2)]
+        own = torch.cat(
+            [
+                (value - keep**self._count * before) * keep**later
+                for value, before, keep in zip(values, self._before, kept, strict=True)
+            ]
+        )
+        distributed.all_reduce(own)
+        pieces = own.split([len(value) for value in values])
+        for value, before, keep, piece in zip(values, self._before, kept, pieces, strict=True):
+            value.copy_(keep**total * before + piece)
+        for norm in self._norms:
+            if norm.num_batches_tracked is not None:
+                norm.num_batches_tracked += total - self._count
+
+
+def _running(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    assert norm.running_mean is not None and norm.running_var is not None
+    return norm.running_mean, norm.running_var

@@ -1,0 +1,152 @@
+"""Four tiny models trained on this process's share of each update: `python -m tests.training.same_run FOLDER`.
+
+The processes of one run are started by the test with torchrun's environment variables.
+"""
+
+import csv
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import lightning as L
+import numpy as np
+import soundfile
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+
+from attnlab.config.check import compose
+from attnlab.data.samples import markov
+from attnlab.pretrained.timm import VisionTransformer
+from attnlab.runs.record import new
+from attnlab.tasks.base import task_of
+from attnlab.training.module import Module
+from attnlab.training.trainer import fit, process_count
+
+UPDATES = 20
+SMALL = ["task.model.d_model=16", "task.attention_heads=2", "task.schedule.warmup_steps=2"]
+SENTENCES = [
+    "task.model.encoder.num_layers=1", "task.model.encoder.ffn_dim=16",
+    "task.model.encoder.dropout=0", "task.model.decoder.num_layers=1", "task.model.decoder.ffn_dim=16",
+    "task.model.decoder.dropout=0", "task.train.keep_best=1",
+]  # fmt: skip
+SPEECH = [
+    "task.model.encoder.num_heads=2", "task.model.encoder.conv_channels=16", "task.model.encoder.conv_kernels=[5]",
+    "task.model.decoder.projector_dim=8",
+    "task.train.batch.frames=1600", "task.train.batch.bucket=400",
+]  # fmt: skip
+LINES: dict[str, list[str]] = {
+    "language model": [
+        "task=wikitext2", "attention=mha", *SMALL, "task.model.num_layers=1", "task.model.max_length=48",
+        "task.data.window=16", "task.train.batch.tokens=128", "task.data.batch_size=4", "task.score.sliding_stride=8",
+    ],
+    "translation": [
+        "task=wmt16", "attention=mha", *SMALL, *SENTENCES, "task.model.decoder.num_heads=2", "task.data.vocab_size=40",
+        "task.train.batch.frames=180", "task.train.batch.bucket=60",
+    ],
+    "speech": ["task=mustc", "attention=mtla", *SMALL, *SENTENCES, *SPEECH],
+    "conformer": [
+        "task=mustc", "attention=mtla", *SMALL, *SENTENCES, *SPEECH, "task.train.batch.split=false",
+    ],
+    "images": [
+        "task=imagenet", "task.model.embed_dim=24", "task.model.depth=2", "task.model.num_heads=3",
+        "task.model.patch_size=16", "task.data.sample_train=4", "task.data.sample_val=1", "task.data.no_aug=false",
+        "task.data.repeats=2", "task.mixup.mixup_alpha=0.8", "task.mixup.cutmix_alpha=1.0", "task.ema_decay=0.5",
+        "task.train.batch.images=16", "task.data.batch_size=8", "task.train.max_epochs=7",
+    ],
+}  # fmt: skip
+
+
+def write_corpora(folder: Path) -> None:
+    """Everything that the processes read, written before they start."""
+    words = random.Random(1)
+    for split, count in {"train": 90, "dev": 8, "test": 8}.items():
+        lengths = [words.randint(1, 12) for _ in range(count)]
+        for language, letters in {"en": "abcdef", "de": "uvwxyz"}.items():
+            lines = [" ".join(words.choices(letters, k=length)) for length in lengths]
+            (folder / "text").mkdir(parents=True, exist_ok=True)
+            (folder / "text" / f"{split}.{language}").write_text("".join(f"{line}\n" for line in lines))
+    tones = np.random.default_rng(1)
+    for split, count in {"train": 44, "dev": 4, "tst-COMMON": 4}.items():
+        place = folder / "speech" / "en-de" / "data" / split
+        (place / "txt").mkdir(parents=True)
+        (place / "wav").mkdir()
+        seconds = tones.uniform(0.4, 1.6, count).round(2)
+        soundfile.write(place / "wav" / "ted_1.wav", tones.normal(0, 0.1, 8000 * (int(seconds.sum()) + 1)), 8000)
+        starts = np.concatenate([[0], np.cumsum(seconds)[:-1]])
+        entries = [
+            f"- {{duration: {length:.2f}, offset: {start:.2f}, speaker_id: spk.1, wav: ted_1.wav}}\n"
+            for start, length in zip(starts, seconds, strict=True)
+        ]
+        (place / "txt" / f"{split}.yaml").write_text("".join(entries))
+        for language, spoken in {"en": ["one", "two", "three"], "de": ["eins", "zwei", "drei"]}.items():
+            texts = [" ".join(words.choices(spoken, k=words.randint(1, 3))) for _ in range(count)]
+            (place / "txt" / f"{split}.{language}").write_text("".join(f"{text}\n" for text in texts))
+    torch.manual_seed(1)
+    model = VisionTransformer("vit_tiny_patch16_224", None, 32, 16, 24, 2, 3).create(12)
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "start.safetensors")
+
+
+def train(name: str, corpora: Path, directory: Path, processes: int) -> dict[str, Any]:
+    """The loss and the items of each update, and a sum over all weights and statistics after the last one."""
+    given = [*LINES[name], f"cache_dir='{corpora}/cache'", "hardware=ddp", "hardware.accelerator=cpu"]
+    given += [f"hardware.devices={processes}", "task.train.log_every=1", f"task.train.max_steps={UPDATES}"]
+    if name == "images":
+        given += [f"task.model.checkpoint='{corpora}/start.safetensors'"]
+    elif name != "language model":
+        given += [f"data_root='{corpora}/{'text' if name == 'translation' else 'speech'}'"]
+    cfg = compose(*given)
+    OmegaConf.set_readonly(cfg, False)
+    OmegaConf.set_struct(cfg, False)
+    cfg.hardware.precision = "64-true"
+    if name == "conformer":
+        encoder = {key: value for key, value in cfg.task.model.encoder.items() if not key.endswith("n_dropout")}
+        cfg.task.model.encoder = encoder | {"_target_": "attnlab.models.ConformerEncoder", "kernel": 3}
+    assert process_count(cfg) == processes
+    task, record = task_of(cfg), new(cfg, "test")
+    task.check(directory)
+    L.seed_everything(1, workers=True, verbose=False)
+    data, module = task.prepare(record, None)
+    task.before_fit(record, directory, data, module)
+    items: list[int] = []
+    fit(cfg, directory, data, Watched.of(module, items), monitor=task.monitor, better=task.better, resume=None)
+    found: dict[str, Any] = {"items": items}
+    if int(os.environ.get("RANK", 0)) == 0:
+        with open(directory / "curves" / "metrics.csv", encoding="utf-8", newline="") as file:
+            found["loss"] = [float(row["loss"]) for row in csv.DictReader(file) if row["loss"]]
+        weights = load_file(directory / "checkpoints" / "averaged.safetensors")
+        found["weights"] = {key: float(value.double().abs().sum()) for key, value in weights.items()}
+        found["batches"] = data.batches_per_update(processes)
+    return found
+
+
+class Watched:
+    """Records the items of each update."""
+
+    @staticmethod
+    def of(module: Module, items: list[int]) -> Module:
+        step = module.on_before_optimizer_step
+
+        def watched(optimizer: Any) -> None:
+            seen = module.tokens_seen
+            step(optimizer)
+            items.append(module.tokens_seen - seen)
+
+        module.on_before_optimizer_step = watched  # type: ignore[method-assign]
+        return module
+
+
+def run(corpora: Path, directory: Path, processes: int) -> None:
+    markov.LINES = {"train": 120, "validation": 10, "test": 10}
+    found = {name: train(name, corpora, directory / name.replace(" ", "-"), processes) for name in LINES}
+    if int(os.environ.get("RANK", 0)) == 0:
+        (directory / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), Path(sys.argv[2]), int(os.environ.get("WORLD_SIZE", 1)))

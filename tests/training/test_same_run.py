@@ -1,0 +1,60 @@
+"""The number of processes changes nothing: the same updates, the same loss curve, the same weights."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.same_run import LINES, UPDATES, write_corpora
+
+
+def start(corpora: Path, directory: Path, processes: int) -> dict[str, Any]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "TORCHELASTIC_RUN_ID": "test"}
+    directory.mkdir()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.training.same_run", str(corpora), str(directory)],
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    ended = [(process, process.communicate(timeout=400)[0]) for process in started]
+    assert all(process.returncode == 0 for process, _ in ended), ended[0][1][-4000:]
+    return json.loads((directory / "found.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpora")
+    write_corpora(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(corpora: Path) -> dict[str, Any]:
+    return start(corpora, corpora / "1", 1)
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_train_as_one(processes: int, alone: dict[str, Any], corpora: Path) -> None:
+    found = start(corpora, corpora / str(processes), processes)
+    for name in LINES:
+        one, several = alone[name], found[name]
+        assert len(one["items"]) == UPDATES and several["items"] == one["items"], name
+        assert several["loss"] == pytest.approx(one["loss"], rel=1e-9, abs=0), name
+        assert several["weights"] == pytest.approx(one["weights"], rel=1e-7, abs=1e-12), name
+        assert one["loss"][-1] != one["loss"][0] and len(one["loss"]) == UPDATES
+        assert one["batches"] > several["batches"] or name == "translation"  # what is shared out really differs
+    assert len(set(alone["translation"]["items"])) > 1 and len(set(alone["images"]["items"])) == 1
