@@ -160,7 +160,7 @@ def test_ranks_out_of_bounds(method: Method, message: str) -> None:
 @pytest.mark.parametrize("make", [TruncAtt, GlobalSVD, CPSlimAtt, IrrAtt])
 def test_ranks_of_zero(make: Any) -> None:
     for name in ("rank", "vo_rank", "mlp_rank"):
-        with pytest.raises(ValueError, match=f"{name}=0: expected at least 1"):
+        with pytest.raises(ValueError, match=f"{name}=0: expected int >= 1"):
             make(**{name: 0})
 
 

@@ -111,7 +111,7 @@ def test_length_limit_follows_the_source() -> None:
 
 
 def test_refuses_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="beam must be at least 1"):
+    with pytest.raises(ValueError, match="beam=0: expected int >= 1"):
         BeamSearch(beam=0)
 
 
@@ -143,5 +143,5 @@ def test_temperature_divides_the_logits() -> None:
     for one, two in zip(found, again, strict=True):
         assert [h.tokens for h in one] == [h.tokens for h in two]
         assert [h.score for h in one] == pytest.approx([h.score for h in two], abs=1e-6)
-    with pytest.raises(ValueError, match="temperature must be above 0"):
+    with pytest.raises(ValueError, match="temperature=0.0: expected float > 0"):
         BeamSearch(temperature=0.0)

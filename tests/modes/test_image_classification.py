@@ -137,7 +137,7 @@ def test_what_is_refused_before_data_is_read(start: Start, tmp_path: Path, monke
     for line, message in {
         "compress=truncatt rank=9": "rank=9: blocks.0.attn takes 1 to 8",
         "compress=irratt rank=2": "rank=2: blocks.0.attn takes 3 to 24",
-        "compress=irratt compress.vo_rank=0": "vo_rank=0: expected at least 1",
+        "compress=irratt compress.vo_rank=0": "vo_rank=0: expected int >= 1 or null",
         "compress=irratt compress.mlp_rank=25": "compress.mlp_rank=25",
         "task.pretrain.epochs=0": "there are no pretrained weights to compress",
         "task.model.name=vit_tinny_patch16_224": "timm has no such model; nearest: vit_tiny_patch16_224",

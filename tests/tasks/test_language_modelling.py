@@ -283,10 +283,10 @@ def test_a_sample_run_learns_more_than_frequencies(start: Start, tmp_path: Path)
         ("task.data.eval_window=25", "task.data.eval_window=25 is longer than task.model.max_length=24"),
         ("task.score.sliding_stride=17", "sliding_stride=17 is more than the window of 16"),
         ("task.sampling.tokens=17", "make 25 positions, more than task.model.max_length=24"),
-        ("task.sampling.top_p=0", "task.sampling: top_p=0: expected more than 0"),
-        ("task.sampling.top_k=0", "task.sampling: top_k=0: expected at least 1"),
+        ("task.sampling.top_p=0", "task.sampling: top_p=0: expected float > 0 and <= 1 or null"),
+        ("task.sampling.top_k=0", "task.sampling: top_k=0: expected int >= 1 or null"),
         ("task.sampling.temperature=-1", "temperature=-1"),
-        ("task.score.continuations=0", "continuations=0: expected at least 1"),
+        ("task.score.continuations=0", "continuations=0: expected int >= 1"),
         ("task.data.batch_size=0", "task.data.batch_size=0: expected at least 1"),
         ("task.train.batch.tokens=80000", "windows of 16, less than one update"),
     ],
@@ -423,5 +423,5 @@ def test_a_trained_run_does_a_task_of_one_s_own(
     with pytest.raises(ConfigError, match="has no task owm"):
         evaluate.run(cfg, record, tmp_path)
     cfg, record = start(*settings, "task.evaluation.tasks=[]")
-    with pytest.raises(ConfigError, match="name at least one task"):
+    with pytest.raises(ConfigError, match="tasks=\\[\\]: expected a list, each str, not empty"):
         evaluate.run(cfg, record, tmp_path)

@@ -2,12 +2,20 @@
 
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from annotated_types import Ge, MinLen
+
+from attnlab.config.bounds import bounded
+
+Length = Annotated[int, Ge(1)]
+Filled = Annotated[int, Ge(0)]
 
 What = Literal["training", "model", "decoding", "beam", "forward"]
 KINDS: tuple[str, ...] = get_args(What)
 
 
+@bounded
 @dataclass(frozen=True)
 class Settings:
     """The `bench` node of a configuration. Widths, heads and layers are those of the task's model.
@@ -40,16 +48,16 @@ class Settings:
     """
 
     what: What | list[str] | None = None
-    batch: int = 1
-    beam: int = 1
-    prefix: int = 0
-    text: int | list[int] = 512
-    context: int | list[int] = 0
-    steps: int = 32
-    reorder: list[bool] = field(default_factory=lambda: [False, True])
+    batch: Annotated[int, Ge(1)] = 1
+    beam: Annotated[int, Ge(1)] = 1
+    prefix: Annotated[int, Ge(0)] = 0
+    text: Length | Annotated[list[Length], MinLen(1)] = 512
+    context: Filled | Annotated[list[Filled], MinLen(1)] = 0
+    steps: Annotated[int, Ge(1)] = 32
+    reorder: Annotated[list[bool], MinLen(1)] = field(default_factory=lambda: [False, True])
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
-    rounds: int = 5
-    warmup: int = 1
+    rounds: Annotated[int, Ge(1)] = 5
+    warmup: Annotated[int, Ge(0)] = 1
     memory: bool = True
     references: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
@@ -59,16 +67,6 @@ class Settings:
         for kind in self.kinds:
             if kind not in KINDS:
                 raise ValueError(f"what={kind}: expected {', '.join(KINDS)}, or a list of these")
-        least = {"batch": 1, "beam": 1, "prefix": 0, "steps": 1, "rounds": 1, "warmup": 0}
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name}={getattr(self, name)}: expected at least {smallest}")
-        if not self.texts or min(self.texts) < 1:
-            raise ValueError(f"text={self.text}: expected at least 1")
-        if not self.contexts or min(self.contexts) < 0:
-            raise ValueError(f"context={self.context}: expected at least 0")
-        if not self.reorder:
-            raise ValueError("reorder=[]: expected true, false or both")
         for override in self.overrides:
             if override.partition(".")[0] not in self.references or "=" not in override:
                 raise ValueError(f"overrides: {override}: expected REFERENCE.KEY=VALUE")

@@ -1,12 +1,14 @@
 """Beam search, and greedy search as its width-1 case.  Knows models only through `Decodable`."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from attnlab.attention import Cache
+from attnlab.config.bounds import bounded
 
 
 class Decodable(Protocol):
@@ -33,6 +35,7 @@ class Hypothesis:
     score: float
 
 
+@bounded
 @dataclass(frozen=True)
 class BeamSearch:
     """The search of the MTLA recipes (spec 3.2).
@@ -43,20 +46,12 @@ class BeamSearch:
     `temperature` divides the logits.
     """
 
-    beam: int = 5
+    beam: Annotated[int, Ge(1)] = 5
     length_penalty: float = 1.0
-    max_len_a: float = 0.0
-    max_len_b: int = 200
-    min_len: int = 1
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.beam < 1:
-            raise ValueError(f"beam must be at least 1, not {self.beam}")
-        if self.max_len_b < 0 or self.max_len_a < 0 or self.min_len < 0:
-            raise ValueError("max_len_a, max_len_b and min_len cannot be negative")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be above 0, not {self.temperature}")
+    max_len_a: Annotated[float, Ge(0)] = 0.0
+    max_len_b: Annotated[int, Ge(0)] = 200
+    min_len: Annotated[int, Ge(0)] = 1
+    temperature: Annotated[float, Gt(0)] = 1.0
 
     @torch.inference_mode()
     def __call__(

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from attnlab.attention import Cache
+from attnlab.config.bounds import bounded
 
 
 class Continuable(Protocol):
@@ -25,6 +27,7 @@ class Continuable(Protocol):
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor: ...
 
 
+@bounded
 @dataclass(frozen=True)
 class Sampling:
     """`tokens` new ones.  Temperature 0 takes the most probable each time.
@@ -33,21 +36,11 @@ class Sampling:
     those that top_k leaves.  The same seed gives the same text.
     """
 
-    tokens: int = 64
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    tokens: Annotated[int, Ge(1)] = 64
+    temperature: Annotated[float, Ge(0)] = 1.0
+    top_k: Annotated[int, Ge(1)] | None = None
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
     seed: int = 1
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"tokens={self.tokens}: expected at least 1")
-        if self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature}: expected at least 0 (0: the most probable token)")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k}: expected at least 1, or null")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: expected more than 0 and at most 1, or null")
 
     @torch.inference_mode()
     def __call__(

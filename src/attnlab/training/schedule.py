@@ -1,10 +1,16 @@
 """Learning-rate schedules that torch does not have."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Le
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+
+from attnlab.config.bounds import bounded
+
+Updates = Annotated[int, Ge(1)]
+Share = Annotated[float, Ge(0), Le(1)]
 
 
 class _OwnSettings(LambdaLR):
@@ -17,11 +23,11 @@ class _OwnSettings(LambdaLR):
             group["lr"], group["initial_lr"] = base * self.lr_lambdas[0](self.last_epoch), base
 
 
+@bounded
 class InverseSquareRoot(_OwnSettings):
     """Linear warm-up to the optimiser's rate over `warmup_steps` updates, then rate * sqrt(warmup_steps / step)."""
 
-    def __init__(self, optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None) -> None:
-        _check(warmup_steps)
+    def __init__(self, optimizer: Optimizer, warmup_steps: Updates, total_steps: int | None = None) -> None:
         self.warmup_steps = warmup_steps
         super().__init__(optimizer, self.factor)
 
@@ -30,6 +36,7 @@ class InverseSquareRoot(_OwnSettings):
         return min(at / self.warmup_steps, (self.warmup_steps / at) ** 0.5)
 
 
+@bounded
 class WarmupCosine(_OwnSettings):
     """Linear warm-up to the optimiser's rate, then half a cosine down to `floor` times it at `total_steps`.
 
@@ -37,9 +44,12 @@ class WarmupCosine(_OwnSettings):
     """
 
     def __init__(
-        self, optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None, floor: float = 0.0
+        self,
+        optimizer: Optimizer,
+        warmup_steps: Updates,
+        total_steps: int | None = None,
+        floor: Share = 0.0,
     ) -> None:
-        _check(warmup_steps)
         if total_steps is None or total_steps <= 0:
             raise ValueError("a cosine schedule needs a run of known length: set task.train.max_steps or max_epochs")
         self.warmup_steps, self.total_steps, self.floor = warmup_steps, total_steps, floor
@@ -51,8 +61,3 @@ class WarmupCosine(_OwnSettings):
             return at / self.warmup_steps
         done = min(1.0, (at - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def _check(warmup_steps: int) -> None:
-    if warmup_steps < 1:
-        raise ValueError(f"warmup_steps must be at least 1, not {warmup_steps}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from attnlab.compression.modules.base import Replacement
 from attnlab.pretrained.base import Layer
 
+Rank = Annotated[int, Ge(1)]
 Watch = Callable[[str, int, int], None]  # what is being computed, sweeps done, sweeps at most
 Place = tuple[str, str]  # path of a layer and name of one of its projections
 
@@ -74,10 +76,3 @@ class Method(ABC):
 def settings_of(method: Method, *without: str) -> dict[str, Any]:
     """The class and the arguments of a method as plain values, except those named."""
     return {"method": type(method).__name__, **{k: v for k, v in vars(method).items() if k not in without}}
-
-
-def check_at_least(least: int, **values: float | None) -> None:
-    """ValueError naming the first value below `least`; None passes."""
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name}={value}: expected at least {least}")

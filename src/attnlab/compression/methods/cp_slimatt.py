@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 
 from attnlab.compression.decompositions import CP, cp_als, cp_epc
-from attnlab.compression.methods.base import Watch, check_at_least
+from attnlab.compression.methods.base import Rank, Watch
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, fill, values
 from attnlab.compression.modules.attention import SlimAttention
+from attnlab.config.bounds import bounded
 
 
+@bounded
 class CPSlimAtt(QueryKeyMethod):
     """CP decomposition of the query-key tensor, then the error-preserving correction.
 
@@ -31,16 +34,15 @@ class CPSlimAtt(QueryKeyMethod):
 
     def __init__(
         self,
-        rank: int | None = None,
-        vo_rank: int | None = None,
-        mlp_rank: int | None = None,
+        rank: Rank | None = None,
+        vo_rank: Rank | None = None,
+        mlp_rank: Rank | None = None,
         objective: Literal["sensitivity", "norm", "none"] = "sensitivity",
-        sweeps: int = 200,
-        tolerance: float = 1e-4,
-        fusion_penalty: float = 0.0,
+        sweeps: Annotated[int, Ge(0)] = 200,
+        tolerance: Annotated[float, Ge(0)] = 1e-4,
+        fusion_penalty: Annotated[float, Ge(0)] = 0.0,
     ) -> None:
         super().__init__(rank, vo_rank, mlp_rank)
-        check_at_least(0, sweeps=sweeps, fusion_penalty=fusion_penalty)
         self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
         self.fusion_penalty = fusion_penalty
 

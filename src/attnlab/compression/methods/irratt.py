@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 
 from attnlab.compression.decompositions import BlockTerms, btd, fusion_ranks, global_svd, terms_from_cp, truncated_svd
-from attnlab.compression.methods.base import Unit, Watch, check_at_least
+from attnlab.compression.methods.base import Rank, Unit, Watch
 from attnlab.compression.methods.cp_slimatt import decompose
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, even, factored, values
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
+from attnlab.config.bounds import bounded
 
 
+@bounded
 class IrrAtt(QueryKeyMethod):
     """BTD-(L, L, 1) of the query-key tensor; each head gets a rank of its own.
 
@@ -38,17 +41,16 @@ class IrrAtt(QueryKeyMethod):
 
     def __init__(
         self,
-        rank: int | None = None,
-        vo_rank: int | None = None,
-        mlp_rank: int | None = None,
+        rank: Rank | None = None,
+        vo_rank: Rank | None = None,
+        mlp_rank: Rank | None = None,
         start: Literal["cp", "global"] = "cp",
         fusion: Literal["free", "identity"] = "free",
         objective: Literal["sensitivity", "norm", "none"] = "sensitivity",
-        sweeps: int = 200,
-        tolerance: float = 1e-4,
+        sweeps: Annotated[int, Ge(0)] = 200,
+        tolerance: Annotated[float, Ge(0)] = 1e-4,
     ) -> None:
         super().__init__(rank, vo_rank, mlp_rank)
-        check_at_least(0, sweeps=sweeps)
         self.start, self.fusion = start, fusion
         self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
 

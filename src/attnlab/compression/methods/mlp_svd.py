@@ -9,12 +9,14 @@ from typing import Any
 from torch import nn
 
 from attnlab.compression.decompositions import low_rank
-from attnlab.compression.methods.base import Change, Method, Unit, Watch, check_at_least
+from attnlab.compression.methods.base import Change, Method, Rank, Unit, Watch
 from attnlab.compression.modules.linear import LowRankLinear
+from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer, Projection
 
 
+@bounded
 class MLPSVD(Method):
     """Each matrix of every MLP as a product of two.
 
@@ -22,8 +24,7 @@ class MLPSVD(Method):
         mlp_rank: the rank of each matrix, at least 1 and at most its smaller side.
     """
 
-    def __init__(self, mlp_rank: int) -> None:
-        check_at_least(1, mlp_rank=mlp_rank)
+    def __init__(self, mlp_rank: Rank) -> None:
         self.mlp_rank = mlp_rank
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.compression.decompositions import BlockTerms, Slices, truncated_svd
-from attnlab.compression.methods.base import Change, Method, Unit, Watch, check_at_least, settings_of
+from attnlab.compression.methods.base import Change, Method, Rank, Unit, Watch, settings_of
 from attnlab.compression.methods.mlp_svd import mlp_units
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
+from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer
 
@@ -97,6 +98,7 @@ class Fit:
     report: dict[str, Any] = field(default_factory=dict)
 
 
+@bounded
 class QueryKeyMethod(Method):
     """A low-rank form of the query-key tensor of every layer; values and outputs, and on request MLPs, by SVD.
 
@@ -114,8 +116,7 @@ class QueryKeyMethod(Method):
 
     per_head: ClassVar[bool] = False
 
-    def __init__(self, rank: int | None = None, vo_rank: int | None = None, mlp_rank: int | None = None) -> None:
-        check_at_least(1, rank=rank, vo_rank=vo_rank, mlp_rank=mlp_rank)
+    def __init__(self, rank: Rank | None = None, vo_rank: Rank | None = None, mlp_rank: Rank | None = None) -> None:
         self.rank, self.vo_rank, self.mlp_rank = rank, vo_rank, mlp_rank
 
     @abstractmethod

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, MinLen
 from torch import Tensor
 
+from attnlab.config.bounds import bounded
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.tasks.language_modelling.module import LanguageModelling
@@ -127,6 +129,7 @@ class TrainedRun(TemplateLM):
         return said
 
 
+@bounded
 @dataclass(frozen=True)
 class Evaluation:
     """Tasks of lm-evaluation-harness, by its names, or of YAML files in `folder`.
@@ -134,19 +137,13 @@ class Evaluation:
     `limit`: examples of each task, for a quick look.  The harness fetches its own tasks' data from the network.
     """
 
-    tasks: list[str] = field(default_factory=list)
-    num_fewshot: int = 0
-    limit: int | None = None
-    batch_size: int = 16
+    tasks: Annotated[list[str], MinLen(1)]
+    num_fewshot: Annotated[int, Ge(0)] = 0
+    limit: Annotated[int, Ge(1)] | None = None
+    batch_size: Annotated[int, Ge(1)] = 16
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.tasks:
-            raise ValueError("tasks=[]: name at least one task of lm-evaluation-harness")
-        for name, least in (("num_fewshot", 0), ("limit", 1), ("batch_size", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}: expected at least {least}")
         if self.folder is not None and not Path(self.folder).expanduser().is_dir():
             raise ValueError(f"folder={self.folder}: no such directory of task files")
 

@@ -5,15 +5,17 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from rich.progress import Progress
 from torch.utils.data import DataLoader
 
 from attnlab.callbacks.memory import MemoryMeter
 from attnlab.callbacks.predictions import write_predictions
 from attnlab.callbacks.speed import now
+from attnlab.config.bounds import bounded
 from attnlab.data.text.language_modelling import LanguageModellingData
 from attnlab.data.text.windows import Window
 from attnlab.decoding import Sampling
@@ -21,6 +23,7 @@ from attnlab.errors import DataError
 from attnlab.tasks.language_modelling.module import LanguageModelling
 
 
+@bounded
 @dataclass(frozen=True)
 class LanguageScore:
     """How a language model is scored.
@@ -31,15 +34,9 @@ class LanguageScore:
     `continuations` places of the test text, each with `prompt_tokens` tokens, are gone on with.
     """
 
-    sliding_stride: int | None = None
-    continuations: int = 8
-    prompt_tokens: int = 16
-
-    def __post_init__(self) -> None:
-        for name in ("sliding_stride", "continuations", "prompt_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: expected at least 1")
+    sliding_stride: Annotated[int, Ge(1)] | None = None
+    continuations: Annotated[int, Ge(1)] = 8
+    prompt_tokens: Annotated[int, Ge(1)] = 16
 
     def __call__(
         self,
