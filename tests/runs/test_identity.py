@@ -44,13 +44,13 @@ def test_two_pretrained_models_are_two_recipes(tmp_path: Path) -> None:
     first.write_bytes(b"one")
     second.write_bytes(b"two")
     settings = (*IMAGES, f"cache_dir={tmp_path / 'cache'}")
-    a, b = (recipe(compose(*settings, f"task.model.checkpoint={path}")) for path in (first, second))
+    a, b = (recipe(compose(*settings, f"model={path}")) for path in (first, second))
     assert a != b
     second.write_bytes(b"one")
-    assert recipe(compose(*settings, f"task.model.checkpoint={second}")) == a  # the content counts, not the path
-    hub = compose(*settings, "task.model.checkpoint=deit_small_patch16_224.fb_in1k")
-    assert canonical(hub)["task"]["model"]["checkpoint"] == "deit_small_patch16_224.fb_in1k"  # as written, not fetched
-    assert recipe(hub) != recipe(compose(*settings, "task.model.checkpoint=deit_small_patch16_224.fb_in22k"))
+    assert recipe(compose(*settings, f"model={second}")) == a  # the content counts, not the path
+    hub = compose(*settings, "model=deit_small_patch16_224.fb_in1k")
+    assert canonical(hub)["task"]["model"]["weights"] == "deit_small_patch16_224.fb_in1k"  # as written, not fetched
+    assert recipe(hub) != recipe(compose(*settings, "model=deit_small_patch16_224.fb_in22k"))
 
 
 def test_the_encoder_that_training_starts_from_counts(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_numbers_are_compared_as_numbers(mtla: DictConfig) -> None:
 def test_a_record_has_the_identity_of_its_configuration(mtla: DictConfig, tmp_path: Path) -> None:
     weights = tmp_path / "x.safetensors"
     weights.write_bytes(b"w")
-    cfg = compose(*IMAGES, f"task.model.checkpoint={weights}", f"cache_dir={tmp_path / 'cache'}")
+    cfg = compose(*IMAGES, f"model={weights}", f"cache_dir={tmp_path / 'cache'}")
     stored = json.loads(json.dumps(OmegaConf.to_container(cfg)))
     contents = identity.contents(cfg)
     weights.unlink()  # the record is read elsewhere

@@ -75,7 +75,7 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     if missing:
         raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
     _check_mode(cfg)
-    _check_task(cfg)
+    _check_task(cfg, composer)
     _check_knobs(cfg, composer)
     fixed = config.freeze(cfg, cfg.hydra.runtime.choices)
     _check_nodes(config.written(fixed), "")
@@ -104,13 +104,22 @@ def _check_mode(cfg: DictConfig) -> None:
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
 
 
-def _check_task(cfg: DictConfig) -> None:
+def _check_task(cfg: DictConfig, composer: Composer) -> None:
     """What the task has no use for is refused, not left unread."""
     choices = cfg.hydra.runtime.choices
     if choices.attention is not None and "attention_heads" not in cfg.task:
         raise ConfigError(f"attention={choices.attention}: task={choices.task} brings its own attention; leave it out")
     if choices.compress != "none" and not cfg.task.get("compressible"):
         raise ConfigError(f"compress={choices.compress}: task={choices.task} has no pretrained model to compress")
+    if cfg.mode == "compress" and choices.compress == "none":
+        methods = ", ".join(name for name in composer.options("compress") if name != "none")
+        raise ConfigError(f"mode=compress needs compress=<method>, one of {methods}")
+    if cfg.model is not None and not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):
+        starting = [name for name in composer.options("task") if "${model}" in composer.text("task", name)]
+        raise ConfigError(
+            f"model={cfg.model}: task={choices.task} trains from random weights; pretrained ones are for "
+            f"task={' and task='.join(starting)}"
+        )
 
 
 def _check_knobs(cfg: DictConfig, composer: Composer) -> None:

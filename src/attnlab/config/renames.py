@@ -60,6 +60,14 @@ def _global_batch(config: MutableMapping[str, Any]) -> None:
         data["split_buckets"] = not whole
 
 
+def _pretrained_weights(plain: MutableMapping[str, Any]) -> None:
+    """`task.model.checkpoint` became `weights`, which only `model=` sets: its old name is refused, not renamed."""
+    task = plain.get("task")
+    model = task.get("model") if isinstance(task, dict) else None
+    if isinstance(model, dict) and "checkpoint" in model:
+        model["weights"] = model.pop("checkpoint")
+
+
 RENAMES = Renames(
     keys={
         "bench.prompt": "bench.prefix",
@@ -72,8 +80,9 @@ RENAMES = Renames(
     },
     removed={
         "task.train.accumulate": "it follows from the number of processes; task.train.batch is what one update sees",
+        "task.model.checkpoint": "write model=..., a local file or folder or a name of the hub",
     },
-    rewrite=(_global_batch,),
+    rewrite=(_global_batch, _pretrained_weights),
     classes={
         "tests.reference.published.of": "of",
         "ImageClassificationFlow": "ImageClassificationTask",

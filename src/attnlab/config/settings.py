@@ -30,6 +30,7 @@ class Root:
     stride: Annotated[int, Ge(1)] | None
     rank: Annotated[int, Ge(1)] | None
     data_root: Path | None
+    model: Annotated[str, MinLen(1)] | None
     checkpoint: Annotated[Path | None, ReadBy(("test", "generate", "evaluate"))]
     prompt: Annotated[str | None, ReadBy(("generate",))]
     resume: Annotated[Path | None, ReadBy(("train",))]

@@ -15,7 +15,7 @@ from torch import nn
 
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import weights
+from attnlab.pretrained import weights as files
 from attnlab.pretrained.base import Family, Layer, Projection
 
 BETWEEN = {"q_norm": "a norm of queries", "k_norm": "a norm of keys", "norm": "a norm of head outputs"}
@@ -56,23 +56,23 @@ class Timm(Family):
             model: nn.Module = timm.create_model(name, pretrained=False, **options)
         except (TypeError, AssertionError, ValueError, ZeroDivisionError) as error:
             raise ConfigError(
-                f"task.model: {name} refuses its sizes: {weights.first_line(error)}; task=imagenet is made for timm's "
+                f"task.model: {name} refuses its sizes: {files.first_line(error)}; task=imagenet is made for timm's "
                 "VisionTransformer models (vit_*, deit*), whose attention has one qkv projection"
             ) from error
         return model
 
     def load(self, model: nn.Module, source: str) -> None:
-        if path := weights.find(source):
-            weights.fill(model, path, weights.read(path))
+        if path := files.find(source):
+            files.fill(model, path, files.read(path))
             return
         try:
             theirs = timm.create_model(source, pretrained=True)
         except Exception as error:  # timm, huggingface_hub and the network each have classes of their own
             raise DataError(
-                f"model={source}: neither a local file nor available from timm's hub ({weights.first_line(error)}); "
+                f"model={source}: neither a local file nor available from timm's hub ({files.first_line(error)}); "
                 "download it on a machine with a network, and give the file"
             ) from error
-        weights.fill(model, Path(source), dict(theirs.state_dict()))
+        files.fill(model, Path(source), dict(theirs.state_dict()))
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class VisionTransformer:
 
     Args:
         name: as timm knows it, "deit_small_patch16_224".
-        checkpoint: a weight file, a run's directory, a compressed model's folder, or a name of timm's hub; None:
+        weights: a weight file, a run's directory, a compressed model's folder, or a name of timm's hub; None:
             random weights.
         img_size: side of the square input, in pixels.
         patch_size: side of a patch, in pixels.
@@ -93,7 +93,7 @@ class VisionTransformer:
     """
 
     name: str
-    checkpoint: str | None = None
+    weights: str | None = None
     img_size: int | None = None
     patch_size: int | None = None
     embed_dim: int | None = None

@@ -143,7 +143,13 @@ def _strategy(name: str, processes: int) -> Strategy | str:
 
 
 def build_trainer(
-    cfg: DictConfig, directory: Path, callbacks: list[Callback], processes: int, accumulate: int
+    cfg: DictConfig,
+    directory: Path,
+    callbacks: list[Callback],
+    processes: int,
+    accumulate: int,
+    *,
+    enable_checkpointing: bool = True,
 ) -> L.Trainer:
     """Lightning's Trainer for `cfg.task.train` and `cfg.hardware`.
 
@@ -153,6 +159,7 @@ def build_trainer(
         callbacks: the trainer's callbacks.
         processes: the number of processes.
         accumulate: batches of each process in an update.
+        enable_checkpointing: False: no checkpoint is saved.
     """
     train, hardware = cfg.task.train, cfg.hardware
     return L.Trainer(
@@ -175,6 +182,7 @@ def build_trainer(
         default_root_dir=directory,
         logger=CSVLogger(directory, name="", version=_next_curves(directory)),
         callbacks=[KeepSignals(), *callbacks],
+        enable_checkpointing=enable_checkpointing,
         enable_model_summary=False,
         enable_progress_bar=sys.stdout.isatty(),
     )

@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import json
 import logging
 import sys
 import time
@@ -11,15 +10,11 @@ from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
-import lightning as L
 import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import Progress
-from safetensors.torch import save as save_tensors
 from timm.data import Mixup
-from timm.optim import create_optimizer_v2
-from timm.scheduler import create_scheduler_v2
 from torch import nn
 
 from attnlab.callbacks.memory import MemoryMeter
@@ -34,12 +29,11 @@ from attnlab.errors import ConfigError
 from attnlab.models.build import without_memory
 from attnlab.pretrained import family_of
 from attnlab.pretrained.timm import VisionTransformer
-from attnlab.pretrained.weights import fill, read
 from attnlab.runs.device import device_of
-from attnlab.runs.files import write_bytes
 from attnlab.runs.record import NOT_RUN
 from attnlab.tasks.base import Task
 from attnlab.tasks.image_classification.module import ImageClassification
+from attnlab.tasks.image_classification.pretraining import pretrain
 
 log = logging.getLogger(__name__)
 
@@ -76,49 +70,39 @@ class ImageClassificationTask(Task):
             dense, model = self.build(), self.build()
             if self.method:
                 outline(model, self.method)
-        record["compression"] = {"remaining": self._remaining(dense, model)}
+        record["compression"] = {"remaining": ratios(dense, model, self._image)}
         self._sizes(record, model)
 
     def check(self, directory: Path) -> None:
         instantiate(self.cfg.task.schedule, path="task.schedule")
         if self.cfg.hardware.strategy == "fsdp":
             raise ConfigError("hardware=fsdp shards what is too large for one device; task=imagenet takes hardware=ddp")
-        if self.spec.checkpoint is None and self.cfg.task.pretrain.epochs < 1:
+        if self.spec.weights is None and self.cfg.task.pretrain.epochs < 1:
             raise ConfigError(
-                "task.model.checkpoint: there are no pretrained weights to compress; give a file, a run or a name of "
-                "timm's hub, or task.pretrain.epochs to train from scratch first"
+                "model: there are no pretrained weights to compress; give a file, a run or a name of timm's hub, or "
+                "task.pretrain.epochs to train from scratch first"
             )
-        if not self._from_folder():
+        if not self._compressed_folder():
             with without_memory():
                 model = self.build()
                 if self.method:
                     outline(model, self.method)
 
-    def _remaining(self, dense: nn.Module, model: nn.Module) -> dict[str, Any]:
+    @property
+    def _image(self) -> tuple[int, int, int]:
+        """The shape of an image."""
         size = self.cfg.task.data.image_size
-        return ratios(dense, model, (3, size, size))
+        return 3, size, size
 
     def _sizes(self, record: dict[str, Any], model: nn.Module) -> None:
-        size = self.cfg.task.data.image_size
         record["parameters"] = parameters(model)
-        record["multiply_adds_per_image"] = multiply_adds(model, (3, size, size))
+        record["multiply_adds_per_image"] = multiply_adds(model, self._image)
 
     # --- with data ----------------------------------------------------------------------------------------------
 
     def module(self, record: dict[str, Any], data: ImageData) -> ImageClassification:
         cfg, task = self.cfg, self.cfg.task
-        source = cfg.checkpoint if cfg.mode == "test" else cfg.resume
-        run = Path(source).expanduser() if source else None
-        layouts = (
-            next((p / COMPRESSED for p in [run, *run.parents] if folder.is_folder(p / COMPRESSED)), None)
-            if run
-            else None
-        )
-        if layouts:
-            with torch.device("cpu"):
-                model = folder.load(layouts).train()
-        else:
-            model = self.spec.create(len(data.classes))
+        model = self._model_of_run() or self.spec.create(len(data.classes))
         if task.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._sizes(record, model)
@@ -149,23 +133,44 @@ class ImageClassificationTask(Task):
             "model": {"name": self.spec.name, **self.spec.options(len(data.classes))},
         }
 
-    def _from_folder(self) -> Path | None:
-        """The compressed model that the checkpoint is, if it is one."""
-        path = Path(self.spec.checkpoint).expanduser() if self.spec.checkpoint else None
-        if path and folder.is_folder(path / COMPRESSED):
-            path = path / COMPRESSED
-        return path if path and folder.is_folder(path) else None
+    def _model_of_run(self) -> nn.Module | None:
+        """The compressed model of the run that is tested or resumed, with the ranks that it was given."""
+        source = self.cfg.checkpoint if self.cfg.mode == "test" else self.cfg.resume
+        run = Path(source).expanduser() if source else None
+        for parent in [run, *run.parents] if run else []:
+            if folder.is_folder(parent / COMPRESSED):
+                return folder.load(parent / COMPRESSED).train()
+        return None
+
+    def _compressed_folder(self) -> Path | None:
+        """The compressed model that `model=` names, if it names one: its folder, or the directory of a run."""
+        path = Path(self.spec.weights).expanduser() if self.spec.weights else None
+        candidates = [path / COMPRESSED, path] if path else []
+        return next((candidate for candidate in candidates if folder.is_folder(candidate)), None)
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Load or pretrain, score, compress, score."""
-        size = self.cfg.task.data.image_size
-        if source := self._from_folder():
+        self.compress(record, directory, data, module)
+        if self.cfg.hardware.compile:
+            module.model.compile()
+
+    def compress(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """Load or pretrain, score, compress, score, and save the compressed folder.
+
+        Args:
+            record: gets `compression`: the method, a report of each layer, what remains, and top-1 and top-5 of the
+                points `dense` and `compressed`; and the sizes of the compressed model.
+            directory: the run's.
+            data: the images.
+            module: its model is replaced.
+        """
+        if source := self._compressed_folder():
             module.model = folder.load(source).train()
             log.info("compressed model from %s", source)
-        elif self.spec.checkpoint:
-            family_of(module.model).load(module.model, self.spec.checkpoint)
+        elif self.spec.weights:
+            family_of(module.model).load(module.model, self.spec.weights)
         else:
-            self._pretrain(record, data, module.model)
+            pretrain(self.cfg, record, directory, data, module)
         about: dict[str, Any] = {
             "method": self.cfg.choices.compress,
             "layers": [],
@@ -177,18 +182,24 @@ class ImageClassificationTask(Task):
         if self.method:
             began = time.perf_counter()
             store = Path(self.cfg.cache_dir).expanduser() / "decompositions"
-            device = device_of(self.cfg)
-            about["layers"] = compress(module.model.to(device), self.method, store)
+            about["layers"] = compress(module.model.to(device_of(self.cfg)), self.method, store)
             module.model.cpu()
             about["seconds"] = round(time.perf_counter() - began, 2)
-            about["remaining"] = ratios(dense, module.model, (3, size, size))
-            about["quality"]["compressed"] = self._evaluate(data, module)[0]
+            about["remaining"] = ratios(dense, module.model, self._image)
             self._save(directory, data, module)
+            if record["rank"] is None and about["layers"]:
+                record["rank"] = self.method.rank_of(about["layers"][0])
         self._sizes(record, module.model)
-        if record["rank"] is None and self.method and about["layers"]:
-            record["rank"] = self.method.rank_of(about["layers"][0])
-        if self.cfg.hardware.compile:
-            module.model.compile()
+        if self.cfg.mode == "compress":
+            self._finish(record, directory, data, module, "compressed")
+        elif self.method:
+            about["quality"]["compressed"] = self._evaluate(data, module)[0]
+
+    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        module.forget_average()
+        if self.method and "compression" in record:
+            self._save(directory, data, module)
+        self._finish(record, directory, data, module, "finetuned")
 
     def _save(self, directory: Path, data: ImageData, module: ImageClassification) -> None:
         folder.save(
@@ -199,19 +210,17 @@ class ImageClassificationTask(Task):
             {"compress": self.cfg.choices.compress, "classes": data.classes},
         )
 
-    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        module.forget_average()
+    def _finish(
+        self, record: dict[str, Any], directory: Path, data: ImageData, module: ImageClassification, point: str
+    ) -> None:
+        """Score the model that the run ends with, write predictions.tsv, and print the record's numbers."""
         quality, rows, cost = self._evaluate(data, module)
         record["quality"] = quality
         record["inference"] |= cost
         if "compression" in record:
-            record["compression"]["quality"]["finetuned"] = quality
-            if self.method:
-                self._save(directory, data, module)
+            record["compression"]["quality"][point] = quality
         write_predictions(directory / "predictions.tsv", rows)
         show(record, directory)
-
-    # --- pieces -------------------------------------------------------------------------------------------------
 
     def _evaluate(
         self, data: ImageData, module: ImageClassification
@@ -257,61 +266,3 @@ class ImageClassificationTask(Task):
             "protocol": f"forward passes over {count} images; {meter.protocol}",
         }
         return quality, rows, cost
-
-    def _pretrain(self, record: dict[str, Any], data: ImageData, model: nn.Module) -> None:
-        """Train from scratch with the run's data; the same settings and images give stored weights."""
-        cfg, task = self.cfg, self.cfg.task
-        names = [data.sets["train"].filename(i) for i in range(len(data.sets["train"]))]
-        key = hashlib.sha256()
-        settings = {
-            "data": {k: v for k, v in OmegaConf.to_container(task.data, resolve=True).items() if k != "cache_dir"},  # type: ignore[union-attr]
-            "pretrain": OmegaConf.to_container(task.pretrain, resolve=True),
-            "model": [self.spec.name, self.spec.options(len(data.classes))],
-            "seed": cfg.seed,
-            "precision": cfg.hardware.precision,
-        }
-        key.update(json.dumps([settings, names], sort_keys=True).encode())
-        path = Path(cfg.cache_dir).expanduser() / "pretrained" / f"{key.hexdigest()[:24]}.safetensors"
-        if path.is_file():
-            fill(model, path, read(path))
-            record["pretraining"] = {"stored": str(path)}
-            return
-        pretrain = task.pretrain
-        log.info("no checkpoint is given: training %s from scratch, %d epochs", self.spec.name, pretrain.epochs)
-        module = ImageClassification(
-            model,
-            optimizer=lambda m: create_optimizer_v2(m, "adamw", lr=pretrain.lr, weight_decay=pretrain.weight_decay),
-            schedule=lambda o, **k: create_scheduler_v2(
-                o,
-                num_epochs=pretrain.epochs,
-                warmup_epochs=pretrain.warmup_epochs,
-                warmup_lr=pretrain.lr / 100,
-                min_lr=pretrain.lr / 100,
-                **k,
-            ),
-            identity={},
-            seed=cfg.seed,
-            label_smoothing=0.1,
-        )
-        trainer = L.Trainer(
-            accelerator=cfg.hardware.accelerator,
-            devices=1,
-            precision=cfg.hardware.precision,
-            max_epochs=pretrain.epochs,
-            accumulate_grad_batches=data.batches_per_update(1),
-            logger=False,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=sys.stdout.isatty(),
-            num_sanity_val_steps=0,
-            limit_val_batches=0,
-            reload_dataloaders_every_n_epochs=1,
-            use_distributed_sampler=False,
-        )
-        began = time.perf_counter()
-        trainer.fit(module, datamodule=data)
-        if trainer.interrupted:
-            raise KeyboardInterrupt
-        record["pretraining"] = {"seconds": round(time.perf_counter() - began, 1), "epochs": pretrain.epochs}
-        model.cpu()
-        write_bytes(path, save_tensors({k: v.contiguous() for k, v in model.state_dict().items()}))

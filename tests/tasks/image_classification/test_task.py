@@ -16,6 +16,7 @@ from attnlab.compression import load
 from attnlab.compression.modules.attention import SlimAttention
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
+from attnlab.modes import compress as compress_mode
 from attnlab.modes import describe, test, train
 from attnlab.pretrained.timm import VisionTransformer
 from attnlab.runs.record import new, problems
@@ -85,6 +86,44 @@ def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_p
     assert record["quality"] == points["finetuned"]
 
 
+def test_mode_compress(start: Start, tmp_path: Path) -> None:
+    """Load, score, compress, score, save: the weights of mode=train before it trains, and no training."""
+    cfg, record = start("mode=compress", "compress=truncatt", "rank=3", "compress.mlp_rank=9")
+    directory = folder(tmp_path)
+    compress_mode.run(cfg, record, directory)
+    assert problems(record | {"status": "finished"}) == []
+    points = record["compression"]["quality"]
+    assert points["finetuned"] == "not run" and record["training"]["steps"] == "not run"
+    assert points["compressed"] == record["quality"] and points["dense"]["images"] == 12
+    assert record["parameters"]["total"] == record["compression"]["remaining"]["parameters"]
+    assert [layer["path"] for layer in record["compression"]["layers"]] == [
+        "blocks.0.attn", "blocks.1.attn", "blocks.0.mlp", "blocks.1.mlp",
+    ]  # fmt: skip
+    assert sorted(path.name for path in directory.iterdir() if path.name != "pretraining") == [
+        "compressed", "predictions.tsv",
+    ]  # fmt: skip
+    model = load(directory / "compressed")
+    assert sum(p.numel() for p in model.parameters()) == record["parameters"]["total"]
+    cfg, record = start("mode=compress", "compress=irratt", "rank=9", f"model='{directory}'")
+    with pytest.raises(ConfigError, match="blocks.0.attn is compressed already"):
+        compress_mode.run(cfg, record, folder(tmp_path, "again"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("task=imagenet mode=compress", "mode=compress needs compress=<method>, one of cp_slimatt, "),
+        ("task=mustc mode=compress", "mode=compress: task=mustc has no such mode; it has train, "),
+        ("task=mustc model=x", "model=x: task=mustc trains from random weights; pretrained ones are for task=imagenet"),
+        ("task=imagenet task.model.checkpoint=x", "task.model.checkpoint was removed: write model=..., a local file"),
+    ],
+)
+def test_what_the_command_line_refuses(line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*line.split())
+    assert message in str(caught.value)
+
+
 def test_a_resumed_run_ends_where_an_unbroken_one_does(start: Start, tmp_path: Path) -> None:
     """With averaged weights and Mixup; stopped in the middle of an epoch."""
     given = ["compress=irratt", "rank=9", "task.ema_decay=0.5", "task.mixup.mixup_alpha=0.8", "task.train.keep_best=1"]
@@ -109,7 +148,7 @@ def test_from_a_constrained_cp_run_to_irratt(start: Start, tmp_path: Path) -> No
     first = folder(tmp_path, "cp")
     train.run(cfg, record, first)
     assert any(isinstance(module, SlimAttention) for module in load(first / "compressed").modules())
-    cfg, record = start("compress=irratt", f"task.model.checkpoint='{first}'", "task.train.max_epochs=1")
+    cfg, record = start("compress=irratt", f"model='{first}'", "task.train.max_epochs=1")
     train.run(cfg, record, folder(tmp_path, "irratt"))
     assert sum(record["compression"]["layers"][0]["ranks"]) == 9
     assert 0 <= record["compression"]["layers"][0]["fusion_dropped"] < 1
@@ -160,7 +199,7 @@ def test_checkpoints_that_do_not_fit(start: Start, tmp_path: Path) -> None:
             torch.save(changed, path)
         else:
             save_file(changed, path)
-        return refused(start, tmp_path, f"task.model.checkpoint='{path}'", kind=DataError)
+        return refused(start, tmp_path, f"model='{path}'", kind=DataError)
 
     assert "the checkpoint lacks cls_token" in error(
         "a.safetensors", {k: v for k, v in weights.items() if k != "cls_token"}
@@ -176,10 +215,10 @@ def test_checkpoints_that_do_not_fit(start: Start, tmp_path: Path) -> None:
     assert "not a readable checkpoint" in error("f.pth", b"abc")
     broken = weights | {"blocks.0.attn.qkv.weight": torch.full_like(weights["blocks.0.attn.qkv.weight"], torch.nan)}
     assert "blocks.0.attn.qkv.weight has values that are not numbers" in error("g.pth", broken)
-    missing = refused(start, tmp_path, "task.model.checkpoint=nowhere/x.pth", kind=DataError)
+    missing = refused(start, tmp_path, "model=nowhere/x.pth", kind=DataError)
     assert "no such checkpoint file" in missing
     torch.save({"state_dict": weights}, tmp_path / "good.pth")
-    cfg, record = start(f"task.model.checkpoint='{tmp_path / 'good.pth'}'", "task.train.max_epochs=1")
+    cfg, record = start(f"model='{tmp_path / 'good.pth'}'", "task.train.max_epochs=1")
     directory = folder(tmp_path, "good")
     train.run(cfg, record, directory)
     assert "pretraining" not in record and OmegaConf.is_config(cfg)

@@ -1,0 +1,20 @@
+"""mode=compress: load pretrained weights, score, compress, score, save the compressed folder; nothing is trained."""
+
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+from lightning import seed_everything
+from omegaconf import DictConfig
+
+from attnlab.tasks.base import task_of
+
+
+def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+    """Fill `compression` with the points `dense` and `compressed`, and `quality` with the latter."""
+    task = task_of(cfg)
+    task.check(directory)
+    seed_everything(cfg.seed, workers=True, verbose=False)
+    data, module = task.prepare(record, None)
+    task.compress(record, directory, data, module)

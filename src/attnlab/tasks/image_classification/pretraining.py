@@ -1,0 +1,111 @@
+"""Training a vision transformer from scratch, where there are no pretrained weights to compress."""
+
+import hashlib
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from safetensors.torch import save
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+
+from attnlab.callbacks.progress import progress
+from attnlab.data.images.folder import ImageData
+from attnlab.pretrained.weights import fill, read
+from attnlab.runs.files import write_bytes
+from attnlab.tasks.image_classification.module import ImageClassification
+from attnlab.training.trainer import build_trainer, process_count
+
+log = logging.getLogger(__name__)
+
+
+def pretrain(
+    cfg: DictConfig, record: dict[str, Any], directory: Path, data: ImageData, module: ImageClassification
+) -> None:
+    """Give a module's model weights that were trained from scratch with the run's images.
+
+    They are stored in the cache directory: the same settings and images train once.
+
+    Args:
+        cfg: the run's configuration; `task.pretrain` has epochs, learning rate, weight decay and warm-up.
+        record: gets `pretraining`: seconds and epochs, or the file that was read.
+        directory: the run's; the curves are written to its folder pretraining/.
+        data: the images.
+        module: its model is trained.
+    """
+    path = Path(cfg.cache_dir).expanduser() / "pretrained" / f"{_key(cfg, data, module)}.safetensors"
+    if path.is_file():
+        fill(module.model, path, read(path))
+        record["pretraining"] = {"stored": str(path)}
+        return
+    settings = cfg.task.pretrain
+    log.info("no weights are given: training %s from scratch, %d epochs", cfg.task.model.name, settings.epochs)
+    scratch = ImageClassification(
+        module.model,
+        optimizer=lambda m: create_optimizer_v2(m, "adamw", lr=settings.lr, weight_decay=settings.weight_decay),
+        schedule=lambda o, **k: create_scheduler_v2(
+            o,
+            num_epochs=settings.epochs,
+            warmup_epochs=settings.warmup_epochs,
+            warmup_lr=settings.lr / 100,
+            min_lr=settings.lr / 100,
+            **k,
+        ),
+        identity={},
+        seed=cfg.seed,
+        label_smoothing=0.1,
+    )
+    processes = process_count(cfg)
+    trainer = build_trainer(
+        _without_validation(cfg),
+        directory / "pretraining",
+        [*progress()],
+        processes,
+        data.batches_per_update(processes),
+        enable_checkpointing=False,
+    )
+    began = time.perf_counter()
+    trainer.fit(scratch, datamodule=data)
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    record["pretraining"] = {"seconds": round(time.perf_counter() - began, 1), "epochs": settings.epochs}
+    module.model.cpu()
+    if trainer.is_global_zero:
+        write_bytes(path, save({name: value.contiguous() for name, value in module.model.state_dict().items()}))
+
+
+def _without_validation(cfg: DictConfig) -> DictConfig:
+    """The configuration with the length of the pretraining in the place of that of the training."""
+    cfg = cfg.copy()
+    OmegaConf.set_readonly(cfg, False)
+    epochs = cfg.task.pretrain.epochs
+    with open_dict(cfg):
+        cfg.task.train.update(
+            {
+                "max_steps": -1,
+                "max_epochs": epochs,
+                "max_minutes": None,
+                "validate_every": None,
+                "validate_every_epochs": epochs + 1,
+            }
+        )
+    return cfg
+
+
+def _key(cfg: DictConfig, data: ImageData, module: ImageClassification) -> str:
+    """What two pretrainings with the same result share."""
+    node: Any = OmegaConf.to_container(cfg.task, resolve=True)
+    names = [data.sets["train"].filename(i) for i in range(len(data.sets["train"]))]
+    settings = {
+        "data": {key: value for key, value in node["data"].items() if key != "cache_dir"},
+        "pretrain": node["pretrain"],
+        "model": module.identity["model"],
+        "seed": cfg.seed,
+        "precision": cfg.hardware.precision,
+    }
+    return hashlib.sha256(json.dumps([settings, names], sort_keys=True).encode()).hexdigest()[:24]

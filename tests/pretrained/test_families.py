@@ -1,0 +1,87 @@
+"""What every family promises, found by discovery; a new one adds a tiny model here."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnlab.errors import ConfigError
+from attnlab.pretrained import ATTENTION, Projection, families, family_of
+from tests.compression.llama import llama, words
+from tests.compression.models import images, vit
+
+TINY: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "timm": (vit, images),
+    "test-llama": (llama, words),
+}
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    assert set(families()) == set(TINY)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_layers(name: str) -> None:
+    make, inputs = TINY[name]
+    model = make()
+    family = family_of(model)
+    assert family.name == name
+    layers = family.layers(model)
+    assert layers and all(set(ATTENTION) <= set(layer.projections) and layer.matrices for layer in layers)
+    assert family.layers(make().to("meta")) == layers  # sizes need no weights
+    with torch.no_grad():
+        expected = model(inputs())
+        for layer in layers:
+            for place in layer.projections.values():
+                weight, bias = place.read(model).clone(), place.read_bias(model)
+                assert tuple(weight.shape) == place.shape and (bias is not None) == place.bias
+                before = {key: value.clone() for key, value in model.state_dict().items()}
+                place.write(model, 2 * weight, None if bias is None else 2 * bias.clone())
+                after = model.state_dict()
+                assert {key for key in after if not torch.equal(after[key], before[key])} == {
+                    f"{place.path}.{part}" for part in ("weight", *(["bias"] if place.bias else []))
+                }
+                torch.testing.assert_close(place.read(model), 2 * weight)
+                assert not torch.equal(model(inputs()), expected)
+                place.write(model, weight, None if bias is None else place.read_bias(model) / 2)  # type: ignore[operator]
+                assert torch.equal(model(inputs()), expected)
+                if place.axis:
+                    parts = place.split(weight)
+                    width = place.shape[1 if place.axis == "out" else 0]
+                    assert parts.shape == (place.heads, width, place.width)
+                    assert torch.equal(place.join(parts), weight)
+
+
+def test_a_model_of_no_family() -> None:
+    with pytest.raises(ConfigError, match=r"Linear is of no known family of models \(.*timm\); a new one is a file in"):
+        family_of(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows", [range(4, 8), (0, 1, 6, 7), (2, 5, 8, 11)])
+def test_projections_that_share_a_module(rows: range | tuple[int, ...], transposed: bool) -> None:
+    """Consecutive (timm), interleaved (GPT-NeoX), and stored as (in, out) (GPT-2)."""
+    model = nn.Module()
+    model.fused = nn.Linear(5, 12)
+    if transposed:
+        model.fused.weight = nn.Parameter(model.fused.weight.mT.contiguous())
+    whole = model.fused.weight.detach().clone()
+    place = Projection("fused", (4, 5), "out", 2, rows, transposed, bias=True)
+    expected = (whole.mT if transposed else whole)[list(rows)]
+    assert torch.equal(place.read(model), expected)
+    place.write(model, torch.ones(4, 5), torch.full((4,), 3.0))
+    stored = model.fused.weight.detach()
+    stored = stored.mT if transposed else stored
+    assert torch.equal(stored[list(rows)], torch.ones(4, 5)) and (model.fused.bias[list(rows)] == 3).all()
+    others = [i for i in range(12) if i not in rows]
+    assert torch.equal(stored[others], (whole.mT if transposed else whole)[others])
+
+
+def test_a_bias_where_there_is_none() -> None:
+    model = nn.Module()
+    model.one = nn.Linear(2, 3, bias=False)
+    place = Projection("one", (3, 2))
+    place.write(model, torch.ones(3, 2), torch.zeros(3))
+    with pytest.raises(ConfigError, match="one has no bias"):
+        place.write(model, torch.ones(3, 2), torch.ones(3))
