@@ -135,15 +135,7 @@ WRONG = {
     "attention=gqa rank=2": "attention=gqa has no rank; with one: attention=mla, attention=mla_t6",
     "stride=2 attention.stride=4": "has no effect",
     # modes
-<<<<<<< HEAD
-<<<<<<< HEAD
     "mode=trian": "mode=trian: no such mode; nearest: train",
-=======
-    "mode=trian": "mode=trian: expected train or compress or test or bench or describe or generate or evaluate; nearest: train",
->>>>>>> 92ea3d4 (The modes that the command line knows)
-=======
-    "mode=trian": "mode=trian: expected train or compress or test or bench or describe or",
->>>>>>> dc9fb41 (The modes that the command line knows, in its test)
     "mode=test": "mode=test needs checkpoint=",
     "mode=test checkpoint=/nowhere": "checkpoint=/nowhere: no such file or directory",
     "checkpoint=/": "checkpoint= is read by mode=test and mode=generate and mode=evaluate, not by mode=train",
