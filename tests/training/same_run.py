@@ -133,9 +133,8 @@ class Watched:
         step = module.on_before_optimizer_step
 
         def watched(optimizer: Any) -> None:
-            seen = module.tokens_seen
             step(optimizer)
-            items.append(module.tokens_seen - seen)
+            items.append(int(module._sums[2]))
 
         module.on_before_optimizer_step = watched  # type: ignore[method-assign]
         return module

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
@@ -23,6 +24,17 @@ class ValidationLog(Callback):
             log.info("epoch %d, update %d: %s", trainer.current_epoch, trainer.global_step, found)
 
 
+class Bar(RichProgressBar):
+    """Lightning's bar with the last point of the loss curve: the loss of each batch would make the host wait for it."""
+
+    def get_metrics(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        mean_loss: Any = getattr(pl_module, "mean_loss", None)
+        shown = {} if mean_loss is None else {"loss": round(mean_loss, 3)}
+        return super().get_metrics(trainer, pl_module) | shown
+
+
 def progress() -> list[Callback]:
     """`ValidationLog`, and on a terminal a progress bar."""
-    return [ValidationLog(), *([RichProgressBar(leave=False)] if sys.stdout.isatty() else [])]
+    return [ValidationLog(), *([Bar(leave=False)] if sys.stdout.isatty() else [])]

@@ -5,6 +5,7 @@ from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
+from lightning import Trainer
 from lightning.pytorch.callbacks import Callback
 
 
@@ -19,6 +20,8 @@ class KeepSignals(Callback):
     def setup(self, *args: Any, **kwargs: Any) -> None:
         self.handler = signal.getsignal(signal.SIGTERM)
 
-    def on_train_start(self, *args: Any) -> None:
+    def on_train_start(self, trainer: Trainer, *args: Any) -> None:
+        # Lightning's share of the same work: a broadcast before each batch, for which the host waits.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         if self.handler is not None:
             signal.signal(signal.SIGTERM, self.handler)

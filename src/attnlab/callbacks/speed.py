@@ -14,8 +14,8 @@ from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback,
 class TrainingSpeed(Contributor):
     """Seconds of the whole fit, validation and checkpoints included, and target tokens (or images) per second.
 
-    Contributes to the section `training`.  Reads `tokens_seen` of the module; over several processes the tokens are
-    summed and the seconds are rank zero's.
+    Contributes to the section `training`.  Reads `tokens_seen` of the module, which counts all processes; the seconds
+    are rank zero's.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class TrainingSpeed(Contributor):
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         seconds = now(module.device) - self._began
-        tokens = over_processes(trainer, float(module.tokens_seen), "sum")  # type: ignore[arg-type]
+        tokens = float(module.tokens_seen)  # type: ignore[arg-type]
         self._values = {"seconds": round(seconds, 1), "tokens_per_second": round(tokens / seconds, 1)}
 
     def contribution(self) -> Sections:

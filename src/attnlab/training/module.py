@@ -1,9 +1,10 @@
-"""What every LightningModule here shares: gradients per item of a whole update, seeds, errors that say where."""
+"""The base of every LightningModule here: gradients per item of a whole update, seeds, errors that say where."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from attnlab.errors import TrainingError
@@ -24,15 +26,42 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+@dataclass
+class Pending:
+    """Losses of batches and sums of updates that lie on the device and that the host has not read yet.
+
+    batches: update, its epoch, the batch and a function that names its first item.
+    losses: () of each batch.
+    updates: update and its epoch.
+    sums: (4,) of each update: training loss, reported loss and items of all processes; the gradient's norm.
+    """
+
+    batches: list[tuple[int, int, int, Callable[[], str]]] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    updates: list[tuple[int, int]] = field(default_factory=list)
+    sums: list[Tensor] = field(default_factory=list)
+
+
 class Module(LightningModule):
     """Trains `model` on sums over items (target tokens, images).
 
     Gradients are those of the loss per item over the whole update: all accumulated batches, all processes.  `loss` in
-    the curves is that loss.  Dropout is a function of (seed, epoch, batch, rank), so that a resumed run continues as if
-    it had not stopped.  `identity` is stored in checkpoints and must match when one is loaded: mechanism, vocabulary.
+    the curves is that loss, the mean over the updates since the last point.  Dropout is a function of (seed, epoch,
+    batch, rank), so that a resumed run continues as if it had not stopped.
+
+    Losses and norms stay on the device; the host reads them together once in `log_every` updates, and before a
+    checkpoint is saved.  A NaN is found then and named, and no checkpoint has it.
+
+    Args:
+        optimizer: makes the optimizer of the parameters.
+        schedule: makes the schedule of an optimizer; `total_steps` is the number of updates, None if unknown.
+        identity: stored in checkpoints; must match when one is loaded: mechanism, vocabulary.
+        seed: of dropout.
+        clip: the largest norm of the gradient; 0: not clipped.
     """
 
     model: nn.Module
+    counts_right: ClassVar[bool] = True  # whether `losses` gives the number of right items
 
     def __init__(
         self,
@@ -47,9 +76,13 @@ class Module(LightningModule):
         self.identity = identity
         self._optimizer, self._schedule = optimizer, schedule
         self.seed, self.clip = seed, clip
-        self.tokens_seen = 0
-        self.last_loss = float("nan")
+        self.tokens_seen = 0  # of all processes; up to date after `read_pending`
+        self.last_loss = math.nan  # of the last update, per item, without smoothing; likewise
+        self.mean_loss = math.nan  # the last point of the curve
         self._sums = torch.zeros(3)  # of the update so far: training loss, reported loss, items
+        self._pending = Pending()
+        self._curve = [0.0, 0.0]  # training loss and items of the updates since the last point
+        self._tallies: dict[bool, dict[str, Tensor]] = {True: {}, False: {}}  # by `training`: total and count by name
         self._statistics: RunningStatistics | None = None
 
     @abstractmethod
@@ -57,15 +90,15 @@ class Module(LightningModule):
         """Sums over the batch: training loss, the loss as it is reported, right items, items."""
 
     @abstractmethod
-    def first_of(self, batch: Any) -> str:
-        """Names a batch in an error: its first item."""
+    def first_of(self, batch: Any) -> Callable[[], str]:
+        """A function that names the batch in an error, by its first item.  Only calling it may wait for the device."""
 
     def counts(self, batch: Any) -> bool:
         """Whether a batch counts; False: it only keeps a process busy while others have more to do."""
         return True
 
     def configure_model(self) -> None:
-        """Under hardware=fsdp: shard each layer, then the rest, over the processes."""
+        """With hardware=fsdp: shard each layer, then the rest, over the processes."""
         if self.device_mesh is None or isinstance(self.model, FSDPModule):
             return
         mesh = init_device_mesh(self.device_mesh.device_type, (self.trainer.world_size,))  # Lightning's has two axes
@@ -81,6 +114,8 @@ class Module(LightningModule):
         schedule = self._schedule(optimizer, total_steps=int(total) if math.isfinite(total) else None)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    # --- training -----------------------------------------------------------------------------------------------
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         torch.manual_seed(hash((self.seed, self.current_epoch, batch_idx, self.global_rank)) % 2**63)
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
@@ -93,45 +128,117 @@ class Module(LightningModule):
             with statistics_kept(self.model):
                 return 0.0 * self.losses(batch)[0]
         loss, plain, _, count = self.losses(batch)
-        if not torch.isfinite(loss):
-            where = f", batch {batch_idx} (first: {self.first_of(batch)})"
-            raise TrainingError(self._stop(f"the loss became {loss.item()}", where))
+        place = self.global_step + 1, self.current_epoch, batch_idx
+        self._pending.batches.append((*place, self.first_of(batch)))
+        self._pending.losses.append(loss.detach())
         self._sums = self._sums + torch.stack([loss.detach(), plain.detach(), count.to(loss)])
         if self._statistics is not None:
             self._statistics.add_batch()
         return loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        sums = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
-        _, plain, items = sums.tolist()
-        self.log("loss", sums[0] / sums[2], prog_bar=True)
-        self.tokens_seen += int(items)
-        self.last_loss = plain / items
+        self._sums = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
         if self._statistics is not None:
             self._statistics.end_update()
         # Lightning divided by the batches accumulated, and DDP by the processes.
-        factor = self.trainer.accumulate_grad_batches * self.trainer.world_size / items
+        factor = self.trainer.accumulate_grad_batches * self.trainer.world_size / self._sums[2]
         grads = [p.grad for p in self.parameters() if p.grad is not None]
-        torch._foreach_mul_(grads, factor)
+        torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in grads], factor)
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         norm = nn.utils.clip_grad_norm_(self.parameters(), self.clip if self.clip > 0 else float("inf"))
-        if not torch.isfinite(norm):
-            raise TrainingError(self._stop(f"the gradient's norm became {norm.item()}", ""))
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        self._pending.updates.append((self.global_step + 1, self.current_epoch))
+        self._pending.sums.append(torch.cat([self._sums, norm.to(self._sums).reshape(1)]))
 
-    def _stop(self, what: str, where: str) -> str:
-        return (
-            f"{what} at update {self.global_step + 1}, epoch {self.current_epoch}{where}; "
-            "the checkpoints of the last validation are kept. Try a smaller task.optimizer.lr"
-        )
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._pending.updates and self.global_step % self.trainer.log_every_n_steps == 0:
+            self._log_point()
+
+    def on_train_end(self) -> None:
+        self.read_pending()
+
+    def tally(self, name: str, total: Tensor, count: Tensor | int) -> None:
+        """Add to a ratio that is logged: of a validation at its end, of training at the next point of the curve.
+
+        Args:
+            name: of the metric.  Every process must tally the same names.
+            total: () the numerator's share of this batch.
+            count: the denominator's.
+        """
+        wide = torch.float32 if self.device.type == "mps" else torch.float64
+        pair = torch.stack([total.detach().to(wide), torch.as_tensor(count, device=self.device).to(wide)])
+        tallies = self._tallies[self.training]
+        tallies[name] = tallies[name] + pair if name in tallies else pair
+
+    def read_pending(self) -> None:
+        """Read the losses and norms of every batch since the last call: the host waits for the device once.
+
+        Raises:
+            TrainingError: one of them is NaN or infinite; names the first.
+        """
+        self._read([])
+
+    def _log_point(self) -> None:
+        """A point of the curves: ratios over all updates since the last point and over all processes."""
+        tallies, self._tallies[True] = self._tallies[True], {}
+        values = self._read([self.trainer.strategy.reduce(pair, reduce_op="sum") for pair in tallies.values()])
+        (loss, items), self._curve = self._curve, [0.0, 0.0]
+        self.mean_loss = loss / items
+        ratios = {name: total / count for name, (total, count) in zip(tallies, values, strict=True) if count}
+        self.log("loss", self.mean_loss, logger=False)
+        for logger in self.trainer.loggers:  # not by `self.log`, which would wait for the device for each value
+            step = self.trainer.fit_loop.epoch_loop._batches_that_stepped
+            logger.log_metrics({"loss": self.mean_loss, **ratios, "epoch": self.current_epoch}, step=step)
+
+    def _read(self, others: list[Tensor]) -> list[list[float]]:
+        """`read_pending`, and the values of `others`, pairs of numbers, in the same read."""
+        pending, self._pending = self._pending, Pending()
+        parts = [*(loss.reshape(1) for loss in pending.losses), *pending.sums, *others]
+        values = torch.cat([part.to(self.device) for part in parts]).tolist() if parts else []
+        losses, rest = values[: len(pending.losses)], values[len(pending.losses) :]
+        sums = [rest[i : i + 4] for i in range(0, 4 * len(pending.sums), 4)]
+        self._check(pending, losses, [norm for *_, norm in sums])
+        for loss, plain, items, _ in sums:
+            self._curve = [self._curve[0] + loss, self._curve[1] + items]
+            self.tokens_seen += int(items)
+            self.last_loss = plain / items
+        tail = rest[4 * len(sums) :]
+        return [tail[i : i + 2] for i in range(0, len(tail), 2)]
+
+    def _check(self, pending: Pending, losses: list[float], norms: list[float]) -> None:
+        found = []
+        for (update, epoch, batch, first), loss in zip(pending.batches, losses, strict=True):
+            if not math.isfinite(loss):
+                what = f"the loss became {loss} at update {update}, epoch {epoch}, batch {batch}"
+                found.append((update, 0, lambda what=what, first=first: f"{what} (first: {first()})"))
+        for (update, epoch), norm in zip(pending.updates, norms, strict=True):
+            if not math.isfinite(norm):
+                what = f"the gradient's norm became {norm} at update {update}, epoch {epoch}"
+                found.append((update, 1, lambda what=what: what))
+        if found:
+            say = min(found, key=lambda one: one[:2])[2]
+            raise TrainingError(
+                f"{say()}; the checkpoints of the last validation are kept. Try a smaller task.optimizer.lr"
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.read_pending()  # no checkpoint holds a NaN
+        checkpoint["identity"] = self.identity
+        checkpoint["batches_per_update"] = self.trainer.accumulate_grad_batches
+
+    # --- validation ---------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        self._tallies[False] = {}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         _, plain, right, count = self.losses(batch)
-        tokens = int(count)
-        where: dict[str, Any] = {"on_epoch": True, "sync_dist": True, "prog_bar": True, "batch_size": tokens}
-        self.log("val_loss", plain / count, **where)
-        self.log("val_accuracy", right / count, **where)
+        self.tally("val_loss", plain, count)
+        if self.counts_right:
+            self.tally("val_accuracy", right, count)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["identity"] = self.identity
-        checkpoint["batches_per_update"] = self.trainer.accumulate_grad_batches
+    def on_validation_epoch_end(self) -> None:
+        for name, pair in self._tallies[False].items():
+            total, count = self.trainer.strategy.reduce(pair, reduce_op="sum")
+            self.log(name, total / count, prog_bar=True, sync_dist=True)

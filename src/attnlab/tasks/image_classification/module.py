@@ -77,8 +77,9 @@ class ImageClassification(Module):
             loss = loss + self.penalty * count * torch.stack([fusion_penalty(f.float()) for f in fusions]).sum()
         return loss, loss.detach(), right, count
 
-    def first_of(self, batch: tuple[Tensor, Tensor]) -> str:
-        return f"class {int(batch[1][0])}"
+    def first_of(self, batch: tuple[Tensor, Tensor]) -> Callable[[], str]:
+        label = batch[1][0].clone()
+        return lambda: f"class {int(label)}"
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
@@ -102,6 +103,7 @@ class ImageClassification(Module):
             ema.to(self.device)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
         if self._ema and self.global_step > self._updates:
             self._updates = self.global_step
             self._ema[0].update(self.model, step=self._updates)

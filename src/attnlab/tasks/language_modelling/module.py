@@ -19,6 +19,8 @@ class LanguageModelling(Module):
     `compile`: by torch.compile; the checkpoints are the same.
     """
 
+    counts_right = False
+
     def __init__(self, model: LanguageModel, vocabulary: Vocabulary, *, compile: bool = False, **training: Any) -> None:
         super().__init__(**training)
         self.model: LanguageModel = model
@@ -48,12 +50,8 @@ class LanguageModelling(Module):
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """No count of right tokens: an adaptive softmax has no logits to find them by."""
         loss, count = self.nll(batch)
-        return loss, loss.detach(), torch.full_like(count, -1), count
+        return loss, loss.detach(), torch.zeros_like(count), count
 
-    def first_of(self, batch: Window) -> str:
-        return repr(self.vocabulary.text(batch[0][0, :8].tolist()))
-
-    def validation_step(self, batch: Window, batch_idx: int) -> None:
-        loss, count = self.nll(batch)
-        where: dict[str, Any] = {"on_epoch": True, "sync_dist": True, "prog_bar": True, "batch_size": int(count)}
-        self.log("val_loss", loss / count, **where)
+    def first_of(self, batch: Window) -> Callable[[], str]:
+        tokens = batch[0][0, :8].clone()
+        return lambda: repr(self.vocabulary.text(tokens.tolist()))

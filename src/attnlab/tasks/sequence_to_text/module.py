@@ -1,5 +1,6 @@
 """Sequence in, text out: one LightningModule for translation, recognition, understanding and summaries."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -80,22 +81,22 @@ class SequenceToText(Module):
                 reduction="sum",
                 zero_infinity=True,
             )
-            if not batch.filler:
-                self.log("ctc_loss", ctc.detach() / batch.ctc_target_lengths.sum(), batch_size=len(batch.ids))
+            real_labels = 0 if batch.filler else batch.ctc_target_lengths.sum()
+            self.tally("ctc_loss", 0 * ctc if batch.filler else ctc, real_labels)
             loss = loss + self.ctc_weight * ctc
         return loss, plain, right, real.sum()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         if self.tokenizer.labels:
-            where: dict[str, Any] = {"on_epoch": True, "sync_dist": True, "batch_size": len(batch)}
-            self.log("val_intent_accuracy", self.first_right / len(batch), **where)
+            self.tally("val_intent_accuracy", self.first_right, len(batch))
 
     def counts(self, batch: Batch) -> bool:
         return not batch.filler
 
-    def first_of(self, batch: Batch) -> str:
-        return batch.ids[0]
+    def first_of(self, batch: Batch) -> Callable[[], str]:
+        first = batch.ids[0]
+        return lambda: first
 
     @torch.inference_mode()
     def decode(

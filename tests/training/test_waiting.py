@@ -1,0 +1,114 @@
+"""The training loop leaves its numbers on the device: how often the host reads them, and what it then finds."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnlab.errors import TrainingError
+from attnlab.modes import train
+from attnlab.tasks.sequence_to_text.module import SequenceToText
+from attnlab.training.checkpoints import read_checkpoint
+from attnlab.training.module import Module
+from tests.tasks.conftest import Start, cache, root, start  # noqa: F401
+
+
+class Reads(TorchDispatchMode):
+    """Counts what makes the host wait for one number, by where it happens."""
+
+    def __init__(self, where: list[str], found: Counter[str]) -> None:
+        super().__init__()
+        self.where, self.found = where, found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.where and func is torch.ops.aten._local_scalar_dense.default:
+            self.found[self.where[-1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("log_every", [1, 3])
+def test_the_host_reads_once_in_log_every_updates(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int
+) -> None:
+    where: list[str] = []
+    found: Counter[str] = Counter()
+    tolist, begin = Tensor.tolist, Module.on_train_batch_start
+    updates = []
+
+    def listed(self: Tensor) -> Any:
+        if where:
+            found[where[-1]] += 1
+        return tolist(self)
+
+    def began(self: Module, batch: Any, batch_idx: int) -> None:
+        begin(self, batch, batch_idx)
+        where.append("batch")
+
+    end = Module.on_train_batch_end
+
+    def ended(self: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        end(self, outputs, batch, batch_idx)
+        where.clear()
+        updates.append(self.global_step)
+
+    monkeypatch.setattr(Tensor, "tolist", listed)
+    monkeypatch.setattr(Module, "on_train_batch_start", began)
+    monkeypatch.setattr(Module, "on_train_batch_end", ended)
+    cfg, record = start(f"task.train.log_every={log_every}", "task.train.ctc_weight=0.3", "task.data.ctc_vocab_size=20")
+    with Reads(where, found):
+        train.run(cfg, record, tmp_path)
+    assert len(updates) == updates[-1] == record["training"]["steps"] >= 9
+    assert found["batch"] <= updates[-1] // log_every, found
+    curve = (tmp_path / "curves" / "metrics.csv").read_text()
+    assert "ctc_loss" in curve
+
+
+@pytest.mark.parametrize(("epoch", "batch", "log_every"), [(0, 1, 1000), (1, 2, 1000), (1, 1, 2)])
+def test_a_nan_is_named_before_the_next_checkpoint(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int, batch: int, log_every: int
+) -> None:
+    losses, step = SequenceToText.losses, SequenceToText.training_step
+    now: list[tuple[int, int]] = [(-1, -1)]
+    names: dict[tuple[int, int], str] = {}
+
+    def at(self: SequenceToText, items: Any, batch_idx: int) -> Tensor:
+        now[0] = (self.current_epoch, batch_idx)
+        names[now[0]] = items.ids[0]
+        return step(self, items, batch_idx)
+
+    def broken(self: SequenceToText, items: Any) -> tuple[Tensor, ...]:
+        loss, *rest = losses(self, items)
+        return loss * (float("nan") if self.training and now[0] == (epoch, batch) else 1), *rest
+
+    monkeypatch.setattr(SequenceToText, "training_step", at)
+    monkeypatch.setattr(SequenceToText, "losses", broken)
+    cfg, record = start(f"task.train.log_every={log_every}")
+    with pytest.raises(TrainingError) as error:
+        train.run(cfg, record, tmp_path)
+    first = names[(epoch, batch)]
+    update = epoch * (1 + max(b for e, b in names if e == 0)) + batch + 1
+    assert f"the loss became nan at update {update}, epoch {epoch}, batch {batch} (first: {first})" in str(error.value)
+    assert max(names) <= (epoch, batch + log_every - 1)
+    checkpoints = list((tmp_path / "checkpoints").glob("*.ckpt"))
+    assert bool(checkpoints) == (epoch > 0)
+    for path in checkpoints:
+        assert all(torch.isfinite(value).all() for value in read_checkpoint(path)[0].values())
+
+
+def test_a_gradient_that_is_not_finite_is_named(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Module.on_before_optimizer_step
+
+    def broken(self: Module, optimizer: Any) -> None:
+        before(self, optimizer)
+        if self.global_step == 2:
+            next(p for p in self.parameters() if p.grad is not None).grad.fill_(float("inf"))  # type: ignore[union-attr]
+
+    monkeypatch.setattr(Module, "on_before_optimizer_step", broken)
+    cfg, record = start()
+    with pytest.raises(TrainingError, match=r"the gradient's norm became inf at update 3, epoch 0; the checkpoints of"):
+        train.run(cfg, record, tmp_path)
+    assert not (tmp_path / "checkpoints" / "last.ckpt").exists()
