@@ -9,14 +9,14 @@ import soundfile
 import torch
 from omegaconf import DictConfig
 
-from attnlab.config.build import freeze, instantiate
+from attnlab.callbacks.contribution import contributions
+from attnlab.config.build import freeze
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.modes import test, train
-from attnlab.runs.device import device_of
 from attnlab.runs.record import new
 from attnlab.tasks.base import task_of
 from attnlab.tasks.sequence_to_text.module import SequenceToText
-from attnlab.tasks.sequence_to_text.score import evaluate
+from attnlab.training import trainer
 from tests.attention.mechanisms import NAMES, composed
 from tests.data.conftest import write_corpus
 from tests.tasks.conftest import TINY
@@ -124,15 +124,9 @@ def test_learns_and_decodes(
         losses.append(float(loss.detach() / count))
     assert losses[-1] < 0.6 * losses[0], losses  # between 0.28 and 0.52 when it learns the batch
     assert all(p.grad is not None for p in module.parameters()), "something learns nothing"
-    results = evaluate(
-        module,
-        data.test_dataloader(),
-        instantiate(cfg.task.decode),
-        cfg.task.score,
-        device_of(cfg),
-        "32-true",
-        tmp_path,
-    )
+    callbacks = chosen.scoring(tmp_path, data, module)
+    assert trainer.test(cfg, data, module, callbacks)
+    results = contributions(callbacks)
     assert HEADLINES[task] <= set(results["quality"]) and results["quality"]["sentences"] == 5
     assert next(iter(results["quality"])) in HEADLINES[task]
     assert results["kv_cache"]["bytes_measured"] == results["kv_cache"]["bytes_predicted"] > 0

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from attnlab.callbacks.summary import show
-from attnlab.errors import DataError, TrainingError
+from attnlab.errors import ConfigError, DataError, TrainingError
 from attnlab.modes import test, train
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 from attnlab.training.checkpoints import average, read_checkpoint, write_weights
@@ -230,5 +230,49 @@ def test_weights_that_give_no_numbers_are_no_result(start: Start, tmp_path: Path
     values["decoder.unembedding.weight"].fill_(float("nan"))
     write_weights(tmp_path / "nan.safetensors", values, identity)
     cfg, record = start("mode=test", f"checkpoint='{tmp_path / 'nan.safetensors'}'")
-    with pytest.raises(DataError, match="no hypothesis in the whole test set"):
+    with pytest.raises(DataError, match="decoding produced no finished hypothesis"):
         test.run(cfg, record, tmp_path)
+
+
+def test_validation_decodes(start: Start, tmp_path: Path) -> None:
+    """Scores of decoded sentences are in the curves, and checkpoints are chosen by them."""
+    settings = ["task.train.validate_decode=2", "task.train.monitor=val_bleu", "task.train.keep_best=2"]
+    cfg, record = start(*settings)
+    train.run(cfg, record, tmp_path)
+    with open(tmp_path / "curves" / "metrics.csv", encoding="utf-8", newline="") as file:
+        found = [float(row["val_bleu"]) for row in csv.DictReader(file) if row["val_bleu"]]
+    assert len(found) == 3 and all(0 <= value <= 100 for value in found)
+    assert record["training"]["best_val_bleu"] == pytest.approx(max(found), abs=1e-4)
+    best = sorted(path.name for path in (tmp_path / "checkpoints").glob("step*.ckpt"))
+    assert len(best) == 2 and all("val_bleu" in name for name in best)
+
+
+def test_all_validation_sentences_decoded_give_the_score_of_the_split(start: Start, tmp_path: Path) -> None:
+    """The test split of this corpus has the texts of the validation split."""
+    cfg, record = start("task.train.validate_decode=100", "task.train.max_epochs=1", "task.target=transcript")
+    train.run(cfg, record, tmp_path)
+    text = (tmp_path / "curves" / "metrics.csv").read_text()
+    assert "val_wer" in text and "val_words" not in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["task.train.monitor=val_bleu"],
+            "task.train.monitor=val_bleu: expected val_loss or val_accuracy; task.train.v",
+        ),
+        (
+            ["task.train.monitor=val_wer", "task.train.validate_decode=2"],
+            "expected val_loss or val_accuracy or val_bleu",
+        ),
+        (
+            ["task.train.validate_decode=2", "hardware=fsdp"],
+            "task.train.validate_decode=2: with hardware=fsdp no process",
+        ),
+    ],
+)
+def test_a_metric_that_no_validation_has(start: Start, tmp_path: Path, overrides: list[str], message: str) -> None:
+    cfg, record = start(*overrides)
+    with pytest.raises(ConfigError, match=message):
+        train.run(cfg, record, tmp_path)

@@ -1,5 +1,6 @@
 """Callbacks that contribute sections to the record, and what they read of each scored batch."""
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
+from torchmetrics import Metric
 
 from attnlab.metrics.predictions import Row
 
@@ -36,6 +38,12 @@ class Scored:
     seconds: float = 0.0
     units: int = 0
     cache_bytes: tuple[int, int] = (0, 0)
+
+
+def update(metric: Metric, scored: Scored) -> None:
+    """Give a metric the arguments of its `update` that a batch has."""
+    taken = inspect.signature(metric.update).parameters
+    metric.update(scored.index, **{name: value for name, value in scored.update.items() if name in taken})
 
 
 class Contributor(Callback):

@@ -37,4 +37,9 @@ class Bar(RichProgressBar):
 
 def progress() -> list[Callback]:
     """`ValidationLog`, and on a terminal a progress bar."""
-    return [ValidationLog(), *([Bar(leave=False)] if sys.stdout.isatty() else [])]
+    return [ValidationLog(), *bar()]
+
+
+def bar() -> list[Callback]:
+    """A progress bar on a terminal; nothing elsewhere."""
+    return [Bar(leave=False)] if sys.stdout.isatty() else []

@@ -1,6 +1,5 @@
 """Quality of the test set."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 from lightning import LightningModule, Trainer
 from torchmetrics import Metric
 
-from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback, Sections
+from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback, Sections, update
 
 
 class Quality(Contributor, ScoringCallback):
@@ -34,9 +33,7 @@ class Quality(Contributor, ScoringCallback):
             metric.distributed_available_fn = lambda: trainer.world_size > 1
 
     def on_scored(self, scored: Scored, loader: int) -> None:
-        metric = list(self.metrics.values())[loader]
-        taken = inspect.signature(metric.update).parameters
-        metric.update(scored.index, **{name: value for name, value in scored.update.items() if name in taken})
+        update(list(self.metrics.values())[loader], scored)
 
     def on_test_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._values = {}

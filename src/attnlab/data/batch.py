@@ -63,6 +63,17 @@ class Batch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))
 
+    def select(self, rows: list[int]) -> "Batch":
+        """These rows alone, padded as before."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        index = torch.tensor(rows, device=self.features.device)
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = value[index]
+            elif isinstance(value, list):
+                values[name] = [value[row] for row in rows]
+        return Batch(**values)
+
     def pin_memory(self) -> "Batch":
         return self._map(lambda x: x.pin_memory())
 

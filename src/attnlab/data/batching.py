@@ -92,6 +92,9 @@ class FrameBatches(Sampler[list[int]]):
         max_frames: the largest number of frames in a batch, padding included.  A longer sentence is a batch of its own.
         max_sentences: the largest number of sentences in a batch; None: no limit.
         rank, world_size: of the process.
+
+    Attributes:
+        batches: the indices of each batch.
     """
 
     def __init__(
@@ -107,13 +110,13 @@ class FrameBatches(Sampler[list[int]]):
             share = max(1, len(lengths) // world_size)
             max_sentences = min(max_sentences or share, share)
         order = np.argsort(-lengths, kind="stable")
-        self._batches = _cut(lengths, order, max_frames, max_sentences)[rank::world_size]
+        self.batches = _cut(lengths, order, max_frames, max_sentences)[rank::world_size]
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches)
+        return iter(self.batches)
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
 
 def _cut(sizes: Lengths, order: Lengths, max_frames: int, max_sentences: int | None) -> list[list[int]]:

@@ -164,6 +164,7 @@ class SequenceToTextData(Data):
         self.filtered: dict[str, int] = {}
         self.is_sample = root is None
         self.corpus = ""
+        self.test_max_frames: int | None = None  # set by the task that decodes
         self.tokenizer: Tokenizer
         self.ctc_tokenizer: Tokenizer | None = None
         self._utterances: dict[str, list[Utterance]] = {}
@@ -219,14 +220,17 @@ class SequenceToTextData(Data):
         return self._held_out(self.reader.splits[1], self.max_frames)
 
     def test_dataloader(self, split: str | None = None, max_frames: int | None = None) -> DataLoader[Example]:
-        """Of the test split, or another; longest first.
+        """The test split, or another; the longest first.
 
-        max_frames: of a decoding batch, by default those of a training batch.
+        The processes share the split inside `trainer.test`; elsewhere the caller gets all of it.
 
-        The ranks share the split inside `trainer.test`; elsewhere the caller gets all of it.
+        Args:
+            split: the name of another split.
+            max_frames: the largest number of frames in a batch; None: `test_max_frames`, or that of training.
         """
         shared = self.trainer is not None and self.trainer.testing
-        return self._held_out(split or self.reader.splits[2], max_frames or self.max_frames, shared)
+        max_frames = max_frames or self.test_max_frames or self.max_frames
+        return self._held_out(split or self.reader.splits[2], max_frames, shared)
 
     def split(self, name: str) -> Examples:
         """The utterances of a split, read and prepared when first asked for."""

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from attnlab.config.batch import check_batch
 from attnlab.report.curves import plot_curves
+from attnlab.runs.record import first_process
 from attnlab.tasks.base import task_of
 from attnlab.training.checkpoints import check_identity, read_checkpoint
 from attnlab.training.trainer import fit, last_checkpoint, process_count
@@ -27,9 +28,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         check_identity(resume, read_checkpoint(resume)[1], module.identity)
     else:
         task.before_fit(record, directory, data, module)
-    training = fit(cfg, directory, data, module, monitor=task.monitor, better=task.better, resume=resume)
-    if training is None:  # not rank zero
-        return
-    record["training"] = training
-    plot_curves(directory)
+    record["training"] = fit(cfg, directory, data, module, monitor=task.monitor, better=task.better, resume=resume)
+    if first_process():
+        plot_curves(directory)
     task.score(record, directory, data, module)

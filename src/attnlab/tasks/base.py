@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from omegaconf import DictConfig
 from torch import nn
@@ -23,6 +23,8 @@ from attnlab.runs import fingerprint
 from attnlab.runs import record as records
 
 if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+
     from attnlab.training.module import Module
 
 
@@ -30,18 +32,19 @@ class Task(ABC):
     """Wires the data, the model and the module of one kind of task.
 
     The modes that a task supports stand in its YAML file (`modes`, the default first); `config/check.py` refuses the
-    others. Class attributes:
-
-    monitor: the validation metric by which the best checkpoints are chosen.
-    better: "max" or "min", which values of `monitor` are better.
-    workloads: the values of `bench.what` that mode=bench can measure for this task, the defaults first.
+    others.
 
     Args:
         cfg: the run's whole configuration, resolved.
+
+    Attributes:
+        monitor: the validation metric by which the best checkpoints are chosen.
+        better: "max" or "min", which values of `monitor` are better.
+        workloads: the values of `bench.what` that mode=bench can measure for this task, the defaults first.
     """
 
-    monitor: ClassVar[str] = "val_accuracy"
-    better: ClassVar[Literal["min", "max"]] = "max"
+    monitor: str = "val_accuracy"
+    better: Literal["min", "max"] = "max"
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
@@ -84,7 +87,10 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Score the test set: write predictions.tsv; fill `quality`, `inference` and `kv_cache`; print a summary."""
+        """Score the test set: write predictions.tsv, fill `quality` and `inference`, print a summary.
+
+        Every process calls it; the record is rank zero's.
+        """
 
 
 class CachedDecoder(Protocol):
@@ -138,6 +144,28 @@ class TextTask(Task):
             "decoder": decoder.multiply_adds(context),
             "context": context,
         }
+
+    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """By `trainer.test`, spread over all processes."""
+        from attnlab.callbacks.contribution import contributions
+        from attnlab.callbacks.summary import show
+        from attnlab.runs.record import first_process
+        from attnlab.training.trainer import test
+
+        callbacks = self.scoring(directory, data, module)
+        if not test(self.cfg, data, module, callbacks) or not first_process():
+            return
+        for section, values in contributions(callbacks).items():
+            record[section] |= values
+        self.after_scoring(record, directory, data, module)
+        show(record, directory)
+
+    @abstractmethod
+    def scoring(self, directory: Path, data: Any, module: Any) -> list[Callback]:
+        """The callbacks of `trainer.test`, which score, measure, and contribute sections of the record."""
+
+    def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """What rank zero does between scoring and the summary."""
 
 
 def per_layer(attentions: list[Attention]) -> float:

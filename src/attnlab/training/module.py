@@ -227,6 +227,12 @@ class Module(LightningModule):
         checkpoint["identity"] = self.identity
         checkpoint["batches_per_update"] = self.trainer.accumulate_grad_batches
 
+    def indices(self, batch_idx: int, dataloader_idx: int = 0) -> list[int]:
+        """The corpus indices of a validation or test batch, from the sampler that dealt it."""
+        loaders = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
+        loader = loaders[dataloader_idx] if isinstance(loaders, list) else loaders
+        return list(loader.batch_sampler.batches[batch_idx])
+
     # --- validation ---------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:

@@ -16,10 +16,11 @@ from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from omegaconf import DictConfig
+from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
-from attnlab.callbacks.progress import progress
+from attnlab.callbacks.progress import bar, progress
 from attnlab.callbacks.resume import Resume
 from attnlab.callbacks.signals import KeepSignals
 from attnlab.config.batch import configured_processes
@@ -57,20 +58,21 @@ def fit(
     monitor: str,
     better: Literal["min", "max"],
     resume: Path | None,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Train `module`, and give its model the average of the best checkpoints.
 
     Args:
         cfg: the run's configuration.
         directory: the run directory; gets checkpoints/ and curves/.
         data: the task's data.
-        module: the module to train; afterwards its model holds the averaged weights, on rank zero.
+        module: the module to train; afterwards its model holds the averaged weights (under hardware=fsdp on rank zero
+            alone).
         monitor: the validation metric by which checkpoints are chosen.
         better: which values of `monitor` are better.
         resume: the checkpoint to continue, or None.
 
     Returns:
-        The record's `training` section; None on the other ranks.
+        The record's `training` section.
     """
     best = BestAndLast(
         directory / "checkpoints",
@@ -101,16 +103,17 @@ def fit(
         if trainer.is_global_zero:  # the other ranks may lack the memory
             whole.load_state_dict(weights)
             module.model = whole.to(module.device)
-    if not trainer.is_global_zero:
-        return None
     paths = [path for path in map(Path, best.best_k_models) if path.is_file()]
     averaged = directory / "checkpoints" / "averaged.safetensors"
-    if paths:
-        load_into(module.model, averaged, average(paths))
-        log.info("averaged %d checkpoints into %s", len(paths), averaged)
-    else:
-        log.warning("training ended before the first validation: the last weights are used as they are")
-    write_weights(averaged, module.model.state_dict(), module.identity)
+    if trainer.is_global_zero:
+        if paths:
+            load_into(module.model, averaged, average(paths))
+            log.info("averaged %d checkpoints into %s", len(paths), averaged)
+        else:
+            log.warning("training ended before the first validation: the last weights are used as they are")
+        write_weights(averaged, module.model.state_dict(), module.identity)
+    if cfg.hardware.strategy != "fsdp":
+        _broadcast(module.model, trainer)
     return {
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
@@ -118,10 +121,57 @@ def fit(
         "resumed": resume is not None,  # then seconds and speed are those of the last part alone
         "tokens_per_second": round(module.tokens_seen / seconds, 1),
         "final_loss": round(module.last_loss, 4),
-        f"best_{monitor}": round(float(best.best_model_score), 4) if best.best_model_score else NOT_RUN,
+        f"best_{monitor}": round(float(best.best_model_score), 4) if best.best_model_score is not None else NOT_RUN,
         "left_out": dict(data.filtered),
         "averaged_checkpoints": len(paths),
     }
+
+
+def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback]) -> bool:
+    """Score the test set with `trainer.test`, spread over all processes.
+
+    Under hardware=fsdp rank zero scores alone: each step of a sharded model gathers parameters on all processes, which
+    therefore could not decode different sentences.  Scores are computed in float32, or in bfloat16 where the run's
+    precision is one of bfloat16's.
+
+    Args:
+        cfg: the run's configuration.
+        data: the task's data.
+        module: has the weights to score, and a `test_step` that returns what the callbacks read.
+        callbacks: what measures and scores.
+
+    Returns:
+        Whether this process took part.
+    """
+    alone = cfg.hardware.strategy == "fsdp"
+    if alone and not first_process():
+        return False
+    hardware = cfg.hardware
+    trainer = L.Trainer(
+        accelerator=hardware.accelerator,
+        devices=1 if alone else hardware.devices,
+        num_nodes=1 if alone else hardware.num_nodes,
+        strategy="auto" if alone else _strategy(hardware.strategy, process_count(cfg)),
+        precision="bf16-mixed" if hardware.precision.startswith("bf16") else "32-true",
+        use_distributed_sampler=False,
+        logger=False,
+        callbacks=[*callbacks, *bar()],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=sys.stdout.isatty(),
+    )
+    trainer.test(module, datamodule=data, verbose=False)
+    return True
+
+
+def _broadcast(model: nn.Module, trainer: L.Trainer) -> None:
+    """Give the other processes rank zero's weights."""
+    if trainer.world_size == 1:
+        return
+    for value in model.state_dict().values():
+        sent = value.to(trainer.strategy.root_device)
+        distributed.broadcast(sent, 0)
+        value.copy_(sent)
 
 
 def process_count(cfg: DictConfig) -> int:

@@ -84,6 +84,7 @@ class LanguageModellingData(Data):
         self.filtered: dict[str, int] = {}
         self.is_sample = root is None
         self.corpus = ""
+        self.sliding_stride: int | None = None  # set by the task that scores
         self.vocabulary: Vocabulary
         self._files: dict[Split, list[TokenFile]] = {}
 
@@ -172,15 +173,28 @@ class LanguageModellingData(Data):
     def val_dataloader(self) -> DataLoader[Window]:
         return self.held_out("validation", shared=True)
 
-    def test_dataloader(self) -> DataLoader[Window]:
-        return self.held_out("test")
+    def test_dataloader(self) -> list[DataLoader[Window]]:
+        """Disjoint windows of the test set, then, with `sliding_stride`, a window every so many tokens.
+
+        The processes share them inside `trainer.test`; elsewhere the caller gets all.
+        """
+        shared = self.trainer is not None and bool(self.trainer.testing)
+        strides = [None, *([self.sliding_stride] if self.sliding_stride else [])]
+        return [self.held_out("test", stride, shared) for stride in strides]
+
+    def test_windows(self, stride: int | None = None) -> int:
+        """The number of windows of the test set, one every `stride` tokens (None: disjoint)."""
+        return len(self._evaluation("test", stride))
+
+    def _evaluation(self, split: Split, stride: int | None) -> EvaluationWindows:
+        return EvaluationWindows(self.tokens(split), self.eval_window, stride or self.eval_window, self.eval_windows)
 
     def held_out(self, split: Split, stride: int | None = None, shared: bool = False) -> DataLoader[Window]:
         """Windows of `eval_window` every `stride` tokens (None: disjoint).  `shared`: dealt out to the processes."""
-        windows = EvaluationWindows(self.tokens(split), self.eval_window, stride or self.eval_window, self.eval_windows)
+        windows = self._evaluation(split, stride)
         rank, world_size = self._ranks() if shared else (0, 1)
-        size = min(self.eval_batch_size, -(-len(windows) // world_size))  # no rank goes without
-        return self._loader(windows, OrderedBatches(len(windows), size, rank=rank, world_size=world_size))
+        batches = OrderedBatches(len(windows), self.eval_batch_size, rank=rank, world_size=world_size)
+        return self._loader(windows, batches)
 
     def _loader(
         self, windows: TrainingWindows | EvaluationWindows, batches: ShuffledBatches | OrderedBatches

@@ -30,7 +30,7 @@ from attnlab.models.build import without_memory
 from attnlab.pretrained import family_of
 from attnlab.pretrained.timm import VisionTransformer
 from attnlab.runs.device import device_of
-from attnlab.runs.record import NOT_RUN
+from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.tasks.base import Task
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.pretraining import pretrain
@@ -196,6 +196,8 @@ class ImageClassificationTask(Task):
             about["quality"]["compressed"] = self._evaluate(data, module)[0]
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        if not first_process():
+            return
         module.forget_average()
         if self.method and "compression" in record:
             self._save(directory, data, module)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
+from attnlab.callbacks.contribution import Scored
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models import LanguageModel
@@ -43,9 +44,14 @@ class LanguageModelling(Module):
 
     def nll(self, window: Window) -> tuple[Tensor, Tensor]:
         """Nats of all targets together, and how many there are."""
+        nats, real = self._nats(window)
+        return nats.sum(), real.sum()
+
+    def _nats(self, window: Window) -> tuple[Tensor, Tensor]:
+        """(B, T) nats of each target, 0 where there is none; (B, T) whether there is one."""
         tokens, targets = window
         real = targets != IGNORE
-        return (self._loss(tokens, targets.clamp(min=0)) * real).sum(), real.sum()
+        return self._loss(tokens, targets.clamp(min=0)) * real, real
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """No count of right tokens: an adaptive softmax has no logits to find them by."""
@@ -55,3 +61,8 @@ class LanguageModelling(Module):
     def first_of(self, batch: Window) -> Callable[[], str]:
         tokens = batch[0][0, :8].clone()
         return lambda: repr(self.vocabulary.text(tokens.tolist()))
+
+    def test_step(self, batch: Window, batch_idx: int, dataloader_idx: int = 0) -> Scored:
+        nats, real = self._nats(batch)
+        index = torch.tensor(self.indices(batch_idx, dataloader_idx))
+        return Scored(index, {"nats": nats.double().sum(1), "counts": real.sum(1)})

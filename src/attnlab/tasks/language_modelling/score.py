@@ -1,7 +1,6 @@
-"""A language model's perplexity on held-out text, and some of what it says itself."""
+"""A language model's perplexity on held-out text, and continuations of it."""
 
 import math
-import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +8,16 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
-from rich.progress import Progress
-from torch.utils.data import DataLoader
 
 from attnlab.callbacks.memory import MemoryMeter
 from attnlab.callbacks.predictions import write_predictions
+from attnlab.callbacks.quality import Quality
 from attnlab.callbacks.speed import now
 from attnlab.config.bounds import bounded
 from attnlab.data.text.language_modelling import LanguageModellingData
-from attnlab.data.text.windows import Window
 from attnlab.decoding import Sampling
-from attnlab.errors import DataError
+from attnlab.errors import ConfigError
+from attnlab.metrics import Perplexity
 from attnlab.tasks.language_modelling.module import LanguageModelling
 
 
@@ -31,14 +29,34 @@ class LanguageScore:
     Perplexity: exp of the mean negative log-probability of a token (or word), the text's first being given, over
     disjoint windows; and, unless `sliding_stride` is null, over windows that begin every so many tokens and predict
     their last ones only, so that every token has a long past.
-    `continuations` places of the test text, each with `prompt_tokens` tokens, are gone on with.
+    `continuations` places of the test text, each with `prompt_tokens` tokens, are continued.
     """
 
     sliding_stride: Annotated[int, Ge(1)] | None = None
     continuations: Annotated[int, Ge(1)] = 8
     prompt_tokens: Annotated[int, Ge(1)] = 16
 
-    def __call__(
+    def quality(self, data: LanguageModellingData) -> Quality:
+        """The callback that computes the record's `quality` from the test dataloaders of `data`."""
+        unit, window, file = data.vocabulary.unit, data.eval_window, data.tokens("test")
+        if self.sliding_stride is not None and self.sliding_stride > window:
+            raise ConfigError(f"task.score.sliding_stride={self.sliding_stride} is more than the window of {window}")
+        data.sliding_stride = self.sliding_stride
+        part = "" if data.eval_windows is None else f", at most {data.eval_windows} of them"
+        about: dict[str, Any] = {
+            "unit": unit,
+            "signature": f"exp of the mean NLL per {unit}, disjoint windows of {window}{part}, text ends count",
+        }
+        words = file.words / len(file) if unit == "token" and file.words else None
+        metrics = {"": Perplexity(data.test_windows(), words)}
+        if self.sliding_stride is not None:
+            metrics["sliding_"] = Perplexity(data.test_windows(self.sliding_stride))
+            about["sliding_stride"] = self.sliding_stride
+        if (floor := data.floor("test")) is not None:
+            about["floor"] = round(math.exp(floor), 4)  # no model can do better in the long run
+        return Quality(metrics, about | {"held_out": data.source.held_out})
+
+    def continue_texts(
         self,
         module: LanguageModelling,
         data: LanguageModellingData,
@@ -46,41 +64,26 @@ class LanguageScore:
         device: torch.device,
         precision: str,
         directory: Path,
-    ) -> dict[str, Any]:
-        """Writes predictions.tsv; returns the record's `quality`, `inference` and `kv_cache` blocks."""
+    ) -> dict[str, dict[str, Any]]:
+        """Continue the places of the test text, on one process.
+
+        Args:
+            module: has the model.
+            data: has the test text and the vocabulary.
+            sampling: how tokens are chosen.
+            device: to compute on.
+            precision: of hardware.precision; one of bfloat16's stores the caches in bfloat16.
+            directory: gets predictions.tsv.
+
+        Returns:
+            The sections `inference` and `kv_cache` of the record.
+        """
         module = module.to(device).eval()
         low = torch.bfloat16 if precision.startswith("bf16") else None
         with torch.autocast(device.type, low) if low else nullcontext():
-            quality = self._quality(module, data, device)
-            return {"quality": quality} | self._speak(module, data, sampling, device, low, directory)
+            return self._continue(module, data, sampling, device, low, directory)
 
-    def _quality(self, module: LanguageModelling, data: LanguageModellingData, device: torch.device) -> dict[str, Any]:
-        unit, window = data.vocabulary.unit, data.eval_window
-        nats, count = _nats(module, data.held_out("test"), device, "disjoint windows")
-        if not math.isfinite(nats):
-            raise DataError(f"the test set's loss is {nats}: the weights give no probabilities")
-        part = "" if data.eval_windows is None else f", at most {data.eval_windows} of them"
-        file = data.tokens("test")
-        quality: dict[str, Any] = {
-            "perplexity": _perplexity(nats, count),
-            "unit": unit,
-            "signature": f"exp of the mean NLL per {unit}, disjoint windows of {window}{part}, text ends count",
-            "tokens": count,
-        }
-        if unit == "token" and file.words:
-            quality["perplexity_per_word"] = _perplexity(nats, count * file.words / len(file))
-        if self.sliding_stride is not None:
-            if self.sliding_stride > window:
-                raise DataError(f"sliding_stride={self.sliding_stride} is more than the window of {window}")
-            nats, count = _nats(module, data.held_out("test", self.sliding_stride), device, "sliding window")
-            quality["sliding_perplexity"] = _perplexity(nats, count)
-            quality["sliding_stride"] = self.sliding_stride
-        if (floor := data.floor("test")) is not None:
-            quality["floor"] = round(math.exp(floor), 4)  # no model can do better in the long run
-        quality["held_out"] = data.source.held_out
-        return quality
-
-    def _speak(
+    def _continue(
         self,
         module: LanguageModelling,
         data: LanguageModellingData,
@@ -88,7 +91,7 @@ class LanguageScore:
         device: torch.device,
         low: torch.dtype | None,
         directory: Path,
-    ) -> dict[str, Any]:
+    ) -> dict[str, dict[str, Any]]:
         model, vocabulary, file = module.model, data.vocabulary, data.tokens("test")
         size = min(self.prompt_tokens, len(file) - 1)
         room = max(0, len(file) - size - sampling.tokens)
@@ -131,19 +134,3 @@ class LanguageScore:
             },
             "kv_cache": kv_cache,
         }
-
-
-def _perplexity(nats: float, count: float) -> float:
-    return round(math.exp(min(nats / count, 700.0)), 4)
-
-
-@torch.inference_mode()
-def _nats(module: LanguageModelling, loader: DataLoader[Window], device: torch.device, what: str) -> tuple[float, int]:
-    """Of all targets together, summed in float64; and how many there are."""
-    nats, count = torch.zeros((), dtype=torch.float64), 0
-    with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
-        for window in progress.track(loader, description=what):
-            loss, number = module.nll((window[0].to(device), window[1].to(device)))
-            nats += loss.double().cpu()
-            count += int(number)
-    return float(nats), count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnlab.config.build import instantiate
 from attnlab.data.samples.markov import Source
@@ -17,6 +17,8 @@ from attnlab.runs.record import first_process
 from attnlab.tasks.base import TextTask, per_layer
 
 if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+
     from attnlab.data.text.language_modelling import LanguageModellingData
     from attnlab.tasks.language_modelling.module import LanguageModelling
     from attnlab.tasks.language_modelling.score import LanguageScore
@@ -27,8 +29,8 @@ VOCABULARY = "vocabulary.json"  # in a run's directory: what generation and eval
 class LanguageModellingTask(TextTask):
     """A decoder over text alone; the best checkpoint is the one with the lowest validation loss."""
 
-    monitor: ClassVar[str] = "val_loss"
-    better: ClassVar[Literal["min", "max"]] = "min"
+    monitor = "val_loss"
+    better: Literal["min", "max"] = "min"
 
     def build(self) -> LanguageModel:
         data = self.cfg.task.data
@@ -114,13 +116,15 @@ class LanguageModellingTask(TextTask):
         load_into(module.model, path, weights)
         return module.to(device_of(self.cfg)).eval()
 
-    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        from attnlab.callbacks.summary import show
+    def scoring(self, directory: Path, data: LanguageModellingData, module: LanguageModelling) -> list[Callback]:
+        score: LanguageScore = instantiate(self.cfg.task.score, path="task.score")
+        return [score.quality(data)]
 
+    def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """Continue some places of the test text."""
         cfg = self.cfg
-        scoring: LanguageScore = instantiate(cfg.task.score, path="task.score")
+        score: LanguageScore = instantiate(cfg.task.score, path="task.score")
         sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
-        results = scoring(module, data, sampling, device_of(cfg), cfg.hardware.precision, directory)
-        for section, found in results.items():
-            record[section] = record[section] | found if section == "kv_cache" else found
-        show(record, directory)
+        found = score.continue_texts(module, data, sampling, device_of(cfg), cfg.hardware.precision, directory)
+        for section, values in found.items():
+            record[section] |= values

@@ -1,25 +1,50 @@
 """Sequence in, text out: one LightningModule for translation, recognition, understanding and summaries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attnlab.callbacks.contribution import Scored, update
+from attnlab.callbacks.speed import now
 from attnlab.data.batch import Batch
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch, Decodable, Hypothesis
+from attnlab.errors import DataError
+from attnlab.metrics.base import TextMetric
 from attnlab.models import EncoderDecoder, SpeechToText, TextToText
+from attnlab.tasks.sequence_to_text.score import CacheWatch
 from attnlab.training.module import Module, at_least_float32
 
 Model = SpeechToText | TextToText | EncoderDecoder
 
 
+@dataclass(frozen=True)
+class ValidationScore:
+    """What a validation decodes: the metric, the values that are logged, and the place of each sentence in it."""
+
+    metric: TextMetric
+    names: tuple[str, ...]
+    places: dict[int, int]
+
+
 class SequenceToText(Module):
     """Trains a model with label-smoothed cross-entropy on the text and, on request, CTC on the encoder's output.
 
-    first_token_weight: how many times the first token's cross-entropy counts (the class, where a text begins with one).
+    Args:
+        model: the model.
+        tokenizer: of the decoder.
+        search: decodes the test set, and validation sentences if `decode_validation` is called.
+        cache_dtype: of the caches while decoding; None: that of the encoder's output.
+        classify: whether a second search finds the first token among the classes alone.
+        label_smoothing: probability that the other tokens share.
+        ctc_weight: of the CTC loss; 0: none.
+        first_token_weight: how many times the first token's cross-entropy counts (the class, where a text begins with
+            one).
+        settings: arguments of `Module`.
     """
 
     model: Model
@@ -28,7 +53,10 @@ class SequenceToText(Module):
         self,
         model: Model,
         tokenizer: Tokenizer,
+        search: BeamSearch,
         *,
+        cache_dtype: torch.dtype | None = None,
+        classify: bool = False,
         label_smoothing: float = 0.0,
         ctc_weight: float = 0.0,
         first_token_weight: float = 1.0,
@@ -38,10 +66,13 @@ class SequenceToText(Module):
         if ctc_weight and model.ctc is None:
             raise ValueError("ctc_weight is set, but the model has no CTC head")
         self.model, self.tokenizer, self.ctc_weight = model, tokenizer, ctc_weight
+        self.search, self.cache_dtype, self.classify = search, cache_dtype, classify
         self.first_token_weight = first_token_weight
         self.first_right = torch.tensor(0)
         # Published smoothing spreads eps over the V - 1 other tokens, torch's over all V.
         self.smoothing = label_smoothing * tokenizer.size / (tokenizer.size - 1)
+        self._decoded_tokens = 0
+        self._validated: tuple[ValidationScore, ...] = ()  # in a tuple: no submodule, nothing in checkpoints
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sums over the batch: training loss, cross-entropy without smoothing, right tokens, tokens."""
@@ -86,10 +117,82 @@ class SequenceToText(Module):
             loss = loss + self.ctc_weight * ctc
         return loss, plain, right, real.sum()
 
+    def decode_validation(self, metric: TextMetric, names: Iterable[str], chosen: list[int]) -> None:
+        """Decode some sentences in every validation, and log their score.
+
+        Args:
+            metric: of a corpus of len(chosen) sentences.
+            names: the metric's values that are logged, each as `val_NAME`.
+            chosen: the sentences' indices in the validation set.
+        """
+        self._validated = (ValidationScore(metric, tuple(names), {index: i for i, index in enumerate(chosen)}),)
+
+    def on_validation_epoch_start(self) -> None:
+        super().on_validation_epoch_start()
+        for validated in self._validated:
+            validated.metric.reset()
+            validated.metric.to(self.device)
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         if self.tokenizer.labels:
             self.tally("val_intent_accuracy", self.first_right, len(batch))
+        for validated in self._validated:
+            places = [validated.places.get(index) for index in self.indices(batch_idx)]
+            rows = [row for row, place in enumerate(places) if place is not None]
+            if rows:
+                scored = self._scored(batch.select(rows), [place for place in places if place is not None])
+                update(validated.metric, scored)
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        for validated in self._validated:
+            values = validated.metric.compute()
+            for name in validated.names:
+                if name in values:
+                    self.log(f"val_{name}", float(values[name]), prog_bar=True, sync_dist=True)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Scored:
+        scored = self._scored(batch, self.indices(batch_idx))
+        self._decoded_tokens += scored.units
+        return scored
+
+    def on_test_epoch_start(self) -> None:
+        self._decoded_tokens = 0
+
+    def on_test_epoch_end(self) -> None:
+        tokens = torch.tensor(float(self._decoded_tokens), device=self.device)
+        if not self.trainer.strategy.reduce(tokens, reduce_op="sum"):
+            raise DataError("decoding produced no finished hypothesis: the model's logits are NaN or infinite")
+
+    def _scored(self, batch: Batch, index: list[int]) -> Scored:
+        """Decode a batch.  Timed are the encoder and the free search."""
+        watch = CacheWatch(self.model.decoder)
+        began = now(self.device)
+        found = self.decode(batch, self.search, self.cache_dtype, watch)
+        seconds = now(self.device) - began
+        constrained = [""] * len(found)
+        if self.classify:
+            labels = list(self.tokenizer.labels.values())
+            constrained = [self.label(h) for h in self.decode(batch, self.search, self.cache_dtype, first=labels)]
+        texts, classes = list(map(self.text, found)), list(map(self.label, found))
+        references = [f"{a} {b}".strip() for a, b in zip(batch.labels, batch.references, strict=True)]
+        hypotheses = [f"{a} {b}".strip() for a, b in zip(classes, texts, strict=True)]
+        return Scored(
+            index=torch.tensor(index),
+            update={
+                "hypotheses": texts,
+                "references": batch.references,
+                "others": batch.others,
+                "labels": batch.labels,
+                "found": classes,
+                "constrained": constrained,
+            },
+            rows=list(zip(batch.ids, batch.sources, references, hypotheses, strict=True)),
+            seconds=seconds,
+            units=sum(len(h[0].tokens) for h in found if h),
+            cache_bytes=watch.bytes,
+        )
 
     def counts(self, batch: Batch) -> bool:
         return not batch.filler

@@ -6,18 +6,24 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
 from attnlab.models import CrossDecoder, PrefixDecoder
 from attnlab.models.build import CacheShape, build_model, count_parameters, identity, without_memory
-from attnlab.runs.device import device_of
 from attnlab.tasks.base import TextTask, per_layer
+from attnlab.tasks.sequence_to_text.score import LOGGED, Score, metric_of
 
 if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+
     from attnlab.data.sequence_to_text import SequenceToTextData
     from attnlab.tasks.sequence_to_text.module import Model, SequenceToText
+
+CACHE_DTYPES = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}  # by hardware.precision; else float32
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +32,19 @@ class SequenceToTextTask(TextTask):
     """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents)."""
 
     encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        if cfg.task.train.monitor is not None:
+            self.monitor = cfg.task.train.monitor
+            self.better = "max" if self._monitors().get(self.monitor, True) else "min"
+
+    def _monitors(self) -> dict[str, bool]:
+        """The metrics of a validation, and whether higher values are better."""
+        found = {"val_loss": False, "val_accuracy": True, type(self).monitor: True}
+        if self.cfg.task.train.validate_decode:
+            found |= {f"val_{name}": higher for name, higher in LOGGED[self.cfg.task.score].items()}
+        return found
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -52,7 +71,6 @@ class SequenceToTextTask(TextTask):
         return elements
 
     def check(self, directory: Path) -> None:
-        from attnlab.tasks.sequence_to_text.score import Score
         from attnlab.training.checkpoints import find_weights, read_checkpoint
 
         task = self.cfg.task
@@ -64,6 +82,16 @@ class SequenceToTextTask(TextTask):
         if task.train.ctc_weight and task.data.ctc_vocab_size is None:
             raise ConfigError(
                 f"task.train.ctc_weight={task.train.ctc_weight} needs CTC labels: set task.data.ctc_vocab_size"
+            )
+        if self.monitor not in self._monitors():
+            missing = (
+                "" if task.train.validate_decode else "; task.train.validate_decode=N adds the scores of N sentences"
+            )
+            raise ConfigError(f"task.train.monitor={self.monitor}: expected {' or '.join(self._monitors())}{missing}")
+        if task.train.validate_decode and self.cfg.hardware.strategy == "fsdp":
+            raise ConfigError(
+                f"task.train.validate_decode={task.train.validate_decode}: with hardware=fsdp no process has the whole "
+                "model to decode with; leave it out, or take hardware=ddp"
             )
         if task.encoder_checkpoint:
             path = find_weights(Path(task.encoder_checkpoint).expanduser())
@@ -79,9 +107,13 @@ class SequenceToTextTask(TextTask):
         record["parameters"] = count_parameters(model)
         record["kv_cache"]["elements_per_token_per_layer"] = per_layer(model.decoder.attentions)
         ctc_vocabulary = ctc.fingerprint if ctc and model.ctc else None
-        return SequenceToText(
+        data.test_max_frames = cfg.task.decode_max_frames
+        module = SequenceToText(
             model,
             data.tokenizer,
+            instantiate(cfg.task.decode, path="task.decode"),
+            cache_dtype=CACHE_DTYPES.get(cfg.hardware.precision),
+            classify=cfg.task.score == "intent",
             optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
             schedule=instantiate(cfg.task.schedule, path="task.schedule"),
             identity=identity(cfg, vocabulary=data.tokenizer.fingerprint, CTC_vocabulary=ctc_vocabulary),
@@ -91,6 +123,11 @@ class SequenceToTextTask(TextTask):
             first_token_weight=cfg.task.train.first_token_weight,
             clip=cfg.task.train.clip,
         )
+        if number := cfg.task.train.validate_decode:
+            total = len(data.split(data.reader.splits[1]))
+            chosen = [i * total // number for i in range(number)] if number < total else list(range(total))
+            module.decode_validation(metric_of(cfg.task.score, len(chosen)), LOGGED[cfg.task.score], chosen)
+        return module
 
     def _check_width(self, data: SequenceToTextData) -> None:
         width = getattr(data.front, "width", None)
@@ -110,23 +147,22 @@ class SequenceToTextTask(TextTask):
             load_into(module.model.encoder, path, encoder)
             log.info("encoder from %s", path)
 
-    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        from attnlab.callbacks.summary import show
-        from attnlab.tasks.sequence_to_text.score import evaluate
+    def scoring(self, directory: Path, data: SequenceToTextData, module: SequenceToText) -> list[Callback]:
+        from attnlab.callbacks.cache import CacheBytes
+        from attnlab.callbacks.memory import Memory
+        from attnlab.callbacks.predictions import PredictionsFile
+        from attnlab.callbacks.quality import Quality
+        from attnlab.callbacks.speed import ScoringSpeed
 
-        cfg = self.cfg
-        results = evaluate(
-            module,
-            data.test_dataloader(max_frames=cfg.task.decode_max_frames),
-            instantiate(cfg.task.decode, path="task.decode"),
-            cfg.task.score,
-            device_of(cfg),
-            cfg.hardware.precision,
-            directory,
+        size = len(data.split(data.reader.splits[2]))
+        alone = ", on rank zero alone" if self.cfg.hardware.strategy == "fsdp" else ""
+        speed = ScoringSpeed(
+            f"encoder and search of {size} sentences{alone}; tokens of best hypotheses",
+            beam=module.search.beam,
+            dtype=str(module.cache_dtype or torch.float32).removeprefix("torch."),
         )
-        for section, found in results.items():
-            record[section] = record[section] | found if section == "kv_cache" else found
-        show(record, directory)
+        quality = Quality({"": metric_of(self.cfg.task.score, size)}, {"sentences": size})
+        return [Memory(), speed, CacheBytes(), PredictionsFile(size, directory / "predictions.tsv"), quality]
 
 
 class SpokenIntentTask(SequenceToTextTask):
