@@ -47,6 +47,16 @@ def test_two_processes_train_and_give_one_record(root: Path, tmp_path: Path) -> 
     assert found["training"]["epochs"] == 2
     assert len(list(tmp_path.rglob("record.json"))) == 1
     assert len(list(tmp_path.rglob("predictions.tsv"))) == 1
+    assert "shared by 2 processes" in found["inference"]["protocol"]
+    predictions = (tmp_path / "run" / "predictions.tsv").read_text()
+    for hardware, shared in (("cpu", False), ("ddp", True)):  # the same weights, scored by one process and by two
+        again = tmp_path / f"test-{hardware}"
+        checkpoint = f"checkpoint='{tmp_path / 'run'}'"
+        done = run(root, again, "mode=test", checkpoint, f"hardware={hardware}", "hardware.accelerator=cpu")
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert record(again)["quality"] == found["quality"]
+        assert (again / "predictions.tsv").read_text() == predictions
+        assert ("shared by 2 processes" in record(again)["inference"]["protocol"]) == shared
 
 
 def write_texts(root: Path) -> Path:
@@ -74,6 +84,7 @@ def test_sharded_training_is_distributed_training(root: Path, tmp_path: Path) ->
     assert both["ddp"].keys() == both["fsdp"].keys()
     assert max(float((both["fsdp"][name] - value).abs().max()) for name, value in both["ddp"].items()) < 1e-5
     assert record(tmp_path / "fsdp")["quality"] == record(tmp_path / "ddp")["quality"]
+    assert "on rank zero alone" in record(tmp_path / "fsdp")["inference"]["protocol"]
 
 
 @pytest.mark.slow
