@@ -14,7 +14,7 @@ from attnlab.modes import train
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 from attnlab.training.checkpoints import read_checkpoint
 from attnlab.training.module import Module
-from tests.tasks.conftest import Start, cache, root, start  # noqa: F401
+from tests.tasks.conftest import Start
 
 
 class Reads(TorchDispatchMode):
