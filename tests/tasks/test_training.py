@@ -13,6 +13,7 @@ from torch import Tensor
 from attnlab.callbacks.summary import show
 from attnlab.errors import ConfigError, DataError, TrainingError
 from attnlab.modes import test, train
+from attnlab.runs.record import write
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 from attnlab.training.checkpoints import average, read_checkpoint, write_weights
 from tests.tasks.conftest import Start, make
@@ -276,3 +277,24 @@ def test_a_metric_that_no_validation_has(start: Start, tmp_path: Path, overrides
     cfg, record = start(*overrides)
     with pytest.raises(ConfigError, match=message):
         train.run(cfg, record, tmp_path)
+
+
+def test_a_run_is_compared_with_its_baseline(start: Start, tmp_path: Path, trained: Path) -> None:
+    checkpoint = f"checkpoint='{trained}'"
+    records = {}
+    for name, baseline in (("first", []), ("second", [f"baseline='{tmp_path / 'first'}'"])):
+        (tmp_path / name).mkdir()
+        cfg, record = start("mode=test", checkpoint, *baseline)
+        record["environment"] |= {"device": "cpu", "threads": 1}
+        test.run(cfg, record, tmp_path / name)
+        records[name] = record | {"status": "finished"}
+        write(records[name], tmp_path / name)
+    found = records["second"]["inference"]["speedup"]
+    seconds = [records[name]["inference"]["seconds"] for name in ("first", "second")]
+    assert found["seconds"] == pytest.approx(seconds[0] / seconds[1], rel=1e-3)
+    assert found["baseline"]["path"] == str(tmp_path / "first") and found["cache_bytes"] == 1.0
+    cfg, record = start("mode=test", checkpoint, f"baseline='{tmp_path / 'first'}'", "task.decode.beam=2")
+    record["environment"] |= {"device": "cpu", "threads": 1}
+    with pytest.raises(DataError, match="baseline: inference.beam differs.*this run has 2, the baseline 5"):
+        test.run(cfg, record, tmp_path)
+    assert not (tmp_path / "predictions.tsv").exists()

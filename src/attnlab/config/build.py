@@ -29,7 +29,7 @@ CONF = (Path(__file__).parents[1] / "conf").resolve()  # a link in a checkout, a
 GROUPS = ("task", "attention", "compress", "scale", "hardware", "recipe", "bench", "experiment")
 KNOBS = ("stride", "rank")
 KNOB_GROUPS = ("attention", "compress")  # the nodes that may read a knob
-PATHS = ("data_root", "cache_dir", "checkpoint", "resume")
+PATHS = ("data_root", "cache_dir", "checkpoint", "resume", "baseline")
 
 
 def _divide(a: int, b: int) -> int:

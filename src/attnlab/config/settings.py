@@ -34,6 +34,7 @@ class Root:
     checkpoint: Annotated[Path | None, ReadBy(("test", "generate", "evaluate"))]
     prompt: Annotated[str | None, ReadBy(("generate",))]
     resume: Annotated[Path | None, ReadBy(("train",))]
+    baseline: Annotated[Path | None, ReadBy(("train", "test"))]
     cache_dir: Annotated[Path, MinLen(1)]
 
 
@@ -86,7 +87,8 @@ class Train:
     first_token_weight: Annotated[float, Ge(0)]
     validate_every: Annotated[int, Ge(1)] | None
     validate_every_epochs: Annotated[int, Ge(1)]
-    validate_decode: Annotated[int, Ge(0)] | None
+    validate_decode: Annotated[int, Ge(1)] | None
+    monitor: str | None
     keep_best: Annotated[int, Ge(1)]
     log_every: Annotated[int, Ge(1)]
 

@@ -21,6 +21,7 @@ from attnlab.config.build import instantiate
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
 from attnlab.runs import fingerprint
 from attnlab.runs import record as records
+from attnlab.runs.speedup import read_baseline, require_same_protocol, speedup
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -48,6 +49,7 @@ class Task(ABC):
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
+        self.baseline = read_baseline(cfg.baseline)
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -70,17 +72,33 @@ class Task(ABC):
         Args:
             record: gets `corpus`, the identity of the run and what `module` knows.
             stage: "test" reads what testing needs; None reads every split.
+
+        Raises:
+            DataError: `baseline=` was measured in another way, as far as that is known before scoring.
         """
         data = instantiate(self.cfg.task.data, path="task.data")
         data.setup(stage)
         record["corpus"] = data.corpus
+        module = self.module(record, data)
         if records.first_process():
             records.identify(record, fingerprint.corpus(data.location, Path(self.cfg.cache_dir)))
-        return data, self.module(record, data)
+            if self.baseline:
+                record["inference"] |= self.protocol(module)
+                require_same_protocol(record, self.baseline, measured=False)
+        return data, module
 
     @abstractmethod
     def module(self, record: dict[str, Any], data: Any) -> Module:
         """The LightningModule for `data`; `record` gets the number of parameters."""
+
+    def protocol(self, module: Any) -> dict[str, Any]:
+        """The values of the record's `inference` that are known before scoring."""
+        return {}
+
+    def compare(self, record: dict[str, Any]) -> None:
+        """Fill `inference.speedup` from `baseline=`.  DataError: it was measured in another way."""
+        if self.baseline:
+            record["inference"]["speedup"] = speedup(record, self.baseline, self.cfg.baseline)
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:  # noqa: B027
         """What happens between building the model and training it; not called for a resumed run."""
@@ -149,15 +167,15 @@ class TextTask(Task):
         """By `trainer.test`, spread over all processes."""
         from attnlab.callbacks.contribution import contributions
         from attnlab.callbacks.summary import show
-        from attnlab.runs.record import first_process
         from attnlab.training.trainer import test
 
         callbacks = self.scoring(directory, data, module)
-        if not test(self.cfg, data, module, callbacks) or not first_process():
+        if not test(self.cfg, data, module, callbacks) or not records.first_process():
             return
         for section, values in contributions(callbacks).items():
             record[section] |= values
         self.after_scoring(record, directory, data, module)
+        self.compare(record)
         show(record, directory)
 
     @abstractmethod

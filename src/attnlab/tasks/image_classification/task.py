@@ -222,6 +222,7 @@ class ImageClassificationTask(Task):
         if "compression" in record:
             record["compression"]["quality"][point] = quality
         write_predictions(directory / "predictions.tsv", rows)
+        self.compare(record)
         show(record, directory)
 
     def _evaluate(

@@ -147,6 +147,10 @@ class SequenceToTextTask(TextTask):
             load_into(module.model.encoder, path, encoder)
             log.info("encoder from %s", path)
 
+    def protocol(self, module: SequenceToText) -> dict[str, Any]:
+        dtype = str(module.cache_dtype or torch.float32).removeprefix("torch.")
+        return {"beam": module.search.beam, "dtype": dtype}
+
     def scoring(self, directory: Path, data: SequenceToTextData, module: SequenceToText) -> list[Callback]:
         from attnlab.callbacks.cache import CacheBytes
         from attnlab.callbacks.memory import Memory
@@ -158,8 +162,7 @@ class SequenceToTextTask(TextTask):
         alone = ", on rank zero alone" if self.cfg.hardware.strategy == "fsdp" else ""
         speed = ScoringSpeed(
             f"encoder and search of {size} sentences{alone}; tokens of best hypotheses",
-            beam=module.search.beam,
-            dtype=str(module.cache_dtype or torch.float32).removeprefix("torch."),
+            **self.protocol(module),
         )
         quality = Quality({"": metric_of(self.cfg.task.score, size)}, {"sentences": size})
         return [Memory(), speed, CacheBytes(), PredictionsFile(size, directory / "predictions.tsv"), quality]
