@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from attnlab.data.batch import Batch
+from attnlab.decoding import BeamSearch
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 
 
@@ -36,6 +37,7 @@ def test_the_first_token_counts_so_often(weight: float) -> None:
     module = SequenceToText(
         Fixed(logits),  # type: ignore[arg-type]
         Pieces(),  # type: ignore[arg-type]
+        BeamSearch(beam=1),
         optimizer=torch.optim.SGD,
         schedule=torch.optim.lr_scheduler.ConstantLR,
         identity={},

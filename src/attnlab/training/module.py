@@ -152,7 +152,8 @@ class Module(LightningModule):
         self._pending.sums.append(torch.cat([self._sums, norm.to(self._sums).reshape(1)]))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._pending.updates and self.global_step % self.trainer.log_every_n_steps == 0:
+        log_every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # of a mixin
+        if self._pending.updates and self.global_step % log_every == 0:
             self._log_point()
 
     def on_train_end(self) -> None:
@@ -207,19 +208,19 @@ class Module(LightningModule):
         return [tail[i : i + 2] for i in range(0, len(tail), 2)]
 
     def _check(self, pending: Pending, losses: list[float], norms: list[float]) -> None:
-        found = []
+        found: list[tuple[int, int, str, Callable[[], str] | None]] = []
         for (update, epoch, batch, first), loss in zip(pending.batches, losses, strict=True):
             if not math.isfinite(loss):
                 what = f"the loss became {loss} at update {update}, epoch {epoch}, batch {batch}"
-                found.append((update, 0, lambda what=what, first=first: f"{what} (first: {first()})"))
+                found.append((update, 0, what, first))
         for (update, epoch), norm in zip(pending.updates, norms, strict=True):
             if not math.isfinite(norm):
-                what = f"the gradient's norm became {norm} at update {update}, epoch {epoch}"
-                found.append((update, 1, lambda what=what: what))
+                found.append((update, 1, f"the gradient's norm became {norm} at update {update}, epoch {epoch}", None))
         if found:
-            say = min(found, key=lambda one: one[:2])[2]
+            _, _, what, name = min(found, key=lambda one: one[:2])
             raise TrainingError(
-                f"{say()}; the checkpoints of the last validation are kept. Try a smaller task.optimizer.lr"
+                f"{what}{f' (first: {name()})' if name else ''}; the checkpoints of the last validation are kept. "
+                "Try a smaller task.optimizer.lr"
             )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -229,7 +230,7 @@ class Module(LightningModule):
 
     def indices(self, batch_idx: int, dataloader_idx: int = 0) -> list[int]:
         """The corpus indices of a validation or test batch, from the sampler that dealt it."""
-        loaders = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
+        loaders: Any = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
         loader = loaders[dataloader_idx] if isinstance(loaders, list) else loaders
         return list(loader.batch_sampler.batches[batch_idx])
 

@@ -62,7 +62,7 @@ class LanguageModelling(Module):
         tokens = batch[0][0, :8].clone()
         return lambda: repr(self.vocabulary.text(tokens.tolist()))
 
-    def test_step(self, batch: Window, batch_idx: int, dataloader_idx: int = 0) -> Scored:
+    def test_step(self, batch: Window, batch_idx: int, dataloader_idx: int = 0) -> Scored:  # type: ignore[override]
         nats, real = self._nats(batch)
         index = torch.tensor(self.indices(batch_idx, dataloader_idx))
         return Scored(index, {"nats": nats.double().sum(1), "counts": real.sum(1)})

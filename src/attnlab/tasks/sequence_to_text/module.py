@@ -152,7 +152,7 @@ class SequenceToText(Module):
                 if name in values:
                     self.log(f"val_{name}", float(values[name]), prog_bar=True, sync_dist=True)
 
-    def test_step(self, batch: Batch, batch_idx: int) -> Scored:
+    def test_step(self, batch: Batch, batch_idx: int) -> Scored:  # type: ignore[override]  # Lightning hands on any type
         scored = self._scored(batch, self.indices(batch_idx))
         self._decoded_tokens += scored.units
         return scored
