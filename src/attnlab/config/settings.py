@@ -34,7 +34,7 @@ class Root:
     checkpoint: Annotated[Path | None, ReadBy(("test", "generate", "evaluate"))]
     prompt: Annotated[str | None, ReadBy(("generate",))]
     resume: Annotated[Path | None, ReadBy(("train",))]
-    baseline: Annotated[Path | None, ReadBy(("train", "test"))]
+    baseline: Annotated[Path | None, ReadBy(("train", "test", "compress"))]
     cache_dir: Annotated[Path, MinLen(1)]
 
 
