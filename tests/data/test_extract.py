@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import Wav2Vec2Config, Wav2Vec2Model
 
 from attnlab.data import Kaldi, StoredFeatures
 from attnlab.data.speech.extract import extract, pretrained
@@ -43,3 +45,21 @@ def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(DataError, match=r"transformers is not installed: pip install 'attnlab\[hf\]'"):
         pretrained("any", "mean", "cpu")
+
+
+def test_a_model_of_hugging_face_from_its_directory(tmp_path: Path) -> None:
+    """A tiny wav2vec 2.0 with random weights: frames of 20 ms, one layer or the mean of all."""
+    torch.manual_seed(0)
+    config = Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, num_feat_extract_layers=7,
+        conv_dim=(8,) * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+    )  # fmt: skip
+    network = Wav2Vec2Model(config).eval()
+    network.save_pretrained(tmp_path)
+    samples = np.random.default_rng(0).normal(size=16000).astype(np.float32)
+    layers = [pretrained(str(tmp_path), str(layer), "cpu")(samples) for layer in range(3)]
+    assert [layer.shape for layer in layers] == [(49, 16)] * 3
+    np.testing.assert_allclose(pretrained(str(tmp_path), "mean", "cpu")(samples), np.mean(layers, 0), atol=1e-5)
+    normal = torch.nn.functional.layer_norm(torch.from_numpy(samples), (16000,))[None]
+    with torch.inference_mode():
+        np.testing.assert_allclose(layers[2], network(normal).last_hidden_state[0].numpy(), atol=1e-5)

@@ -5,9 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("lm_eval")
-
 import torch
 
 from attnlab.attention import MHA

@@ -399,7 +399,6 @@ def test_only_language_models_go_on_with_text(
 def test_a_trained_run_does_a_task_of_one_s_own(
     start: Start, pieces: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("lm_eval")
     from attnlab.modes import evaluate
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub"))
