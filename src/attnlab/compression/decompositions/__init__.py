@@ -1,4 +1,4 @@
-"""Low-rank decompositions of a stack of matrices; torch is all that they need, float64 inside."""
+"""Low-rank decompositions of a stack of matrices; they need torch alone, and compute in float64."""
 
 from .btd import btd, fusion_ranks, terms_from_cp
 from .cp import CP, balance, cost, cp_als, cp_epc, rescale

@@ -1,9 +1,9 @@
 """Block-term decomposition in terms of rank (L, L, 1), whose ranks come from a CP decomposition's fusion factor.
 
-IrrAtt, algorithms 1 to 3. What differs from their print: the maxima of algorithm 1 are taken over heads and kept with
-their sign, columns are sorted by the head that owns them, and a head that owns none gets one; algorithm 2 needs
-orthonormal factors for its least-squares step; algorithm 3 goes on from the present fusion instead of starting each
-term anew, which keeps the error from rising and the terms in the order of the heads.
+IrrAtt, algorithms 1 to 3, with three differences from the printed ones. The maxima of algorithm 1 are taken over heads
+and keep their sign, columns are sorted by the head that owns them, and a head that owns none gets one. Algorithm 2
+needs orthonormal factors for its least-squares step. Algorithm 3 continues from the current fusion instead of starting
+each term again, so that the error does not rise and the terms stay in the order of the heads.
 """
 
 from __future__ import annotations
@@ -19,10 +19,20 @@ from .svd import BlockTerms, truncated_svd
 
 
 def fusion_ranks(fusion: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Algorithm 1: the head that owns each column of a fusion factor (H, R), and the largest entry, with its sign.
+    """Algorithm 1: the head that owns each column of a fusion factor, and the largest entry of the column.
 
-    Each head gets at least one column and at most `most`: columns move to the head with the next-largest entry that
-    has room, or that has none, those first whose entry there loses least. ValueError: R below H or above H * most.
+    Each head gets at least one column and at most `most`. Columns move to the head with the next-largest entry that
+    has room, or that has no column; those that lose least by it move first.
+
+    Args:
+        fusion: (H, R).
+        most: the largest number of columns of a head.
+
+    Returns:
+        The owner of each column, (R,) int64, and the owner's entry with its sign, (R,).
+
+    Raises:
+        ValueError: R below H or above H * most.
     """
     heads, rank = fusion.shape
     if not heads <= rank <= heads * most:
@@ -41,7 +51,12 @@ def fusion_ranks(fusion: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def terms_from_cp(tensor: Slices, factors: Factors) -> BlockTerms:
-    """Algorithm 1: each head gets the columns that it owns, and the fusion becomes the identity."""
+    """Algorithm 1: each head gets the columns that it owns, and the fusion becomes the identity.
+
+    Args:
+        tensor: what the factors approximate; its error is computed again.
+        factors: of a CP decomposition: (I, R), (J, R), (H, R).
+    """
     began = time.perf_counter()
     a, b, c = factors
     owner, largest = fusion_ranks(c, min(a.shape[-2], b.shape[-2], tensor.left.shape[-1]))
@@ -63,10 +78,18 @@ def btd(
     tolerance: float = 1e-4,
     watch: Watch | None = None,
 ) -> BlockTerms:
-    """Algorithm 3: the H terms in turn, each fitted by algorithm 2 (`inner` steps) to what the others leave.
+    """Algorithm 3: the H terms in turn, each fitted by algorithm 2 to what the others leave. The error never rises.
 
-    `start`: terms, or ranks, which then start from truncated SVDs. Ends where a sweep lowers the error by less than
-    `tolerance` times itself. The error never rises. Terms end with the largest entry of their fusion column at 1.
+    Args:
+        tensor: what is decomposed; one tensor, no batch.
+        start: terms, or ranks, which then start from truncated SVDs.
+        sweeps: over all terms, at most.
+        inner: steps of algorithm 2 for each term of a sweep.
+        tolerance: a sweep that lowers the relative error by less than this times the error is the last one.
+        watch: called after each sweep with the number of sweeps done and of sweeps at most.
+
+    Returns:
+        Terms scaled so that the largest entry of each one's fusion column is 1.
     """
     began = time.perf_counter()
     terms = start if isinstance(start, BlockTerms) else truncated_svd(tensor, start)
@@ -97,7 +120,7 @@ def btd(
 
 
 def _fit_term(tensor: Slices, others: Factors, c: Tensor, rank: int, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Algorithm 2, for the tensor minus `others` (in columns), from the present fusion column c (H)."""
+    """Algorithm 2, for the tensor minus `others` (in columns), from the current fusion column c (H)."""
     a, b, columns = others
     c = c / c.norm()
     for _ in range(steps):

@@ -1,6 +1,6 @@
 """Canonical polyadic decomposition: alternating least squares, and the error-preserving correction.
 
-Batched: the tensors of a batch go through the same sweeps, and each stays as it is once it has converged.
+Batched: the tensors of a batch go through the same sweeps; one that has converged does not change any more.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ ROUNDING = 1e-7  # relative errors below this are rounding: they come from a dif
 
 @dataclass(frozen=True)
 class CP:
-    """Y ~ sum_r a_r o b_r o c_r.  a: (..., I, R), b: (..., J, R), c: (..., H, R).
+    """Y ~ sum_r a_r o b_r o c_r.
 
-    `history`: relative errors (sweeps + 1, ...), the start first; `seconds`: of the whole batch.
-    `costs`: of the correction's objective, likewise; empty after plain least squares.
+    Args:
+        a: (..., I, R).
+        b: (..., J, R).
+        c: (..., H, R).
+        history: relative errors, (sweeps + 1, ...), the start first.
+        seconds: for the whole batch.
+        costs: of the correction's objective, (sweeps + 1, ...); empty after plain least squares.
     """
 
     a: Tensor
@@ -63,12 +68,20 @@ def cp_als(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> CP:
-    """Alternating least squares.
+    """Alternating least squares. The error never rises.
 
-    `start`: "svd", the largest singular triplets over all heads (a CP decomposition with a fusion of 0 and 1, so that
-    the result is never worse than `global_svd`); "random", with `seed`; or factors. Ends where a sweep lowers the
-    relative error by less than `tolerance` times itself. The error never rises.
-    ValueError: a rank below 1, or with start="svd" below H or above H D.
+    Args:
+        tensor: what is decomposed; leading dimensions are a batch.
+        rank: R, the number of columns.
+        start: "svd": the largest singular triplets over all heads, a CP decomposition with a fusion of 0 and 1, so
+            that the result is never worse than `global_svd`; "random"; or factors.
+        sweeps: at most.
+        tolerance: a sweep that lowers the relative error by less than this times the error is the last one.
+        seed: of a random start.
+        watch: called after each sweep with the number of sweeps done and of sweeps at most.
+
+    Raises:
+        ValueError: a rank below 1, or with start="svd" below H or above H D.
     """
     began = time.perf_counter()
     if rank < 1:
@@ -107,13 +120,24 @@ def cp_epc(
 ) -> CP:
     """Error-preserving correction (Phan et al. 2020): the least `cost` with the relative error within `bound`.
 
-    By default the bound is `slack` times the error of `start`. One factor at a time, with G its MTTKRP, Gamma the
-    Hadamard product of the other Grams and w the weights of its columns in the cost:
+    One factor at a time, with G its MTTKRP, Gamma the Hadamard product of the other Grams and w the weights of its
+    columns in the cost:
 
         X = G (Gamma + mu diag w)^-1,   the largest mu >= 0 that keeps the bound,
 
-    found by bisection, for the error grows with mu. Where even mu = 0 misses the bound, a step of plain least squares.
-    A start within the bound never ends with a higher cost.
+    found by bisection, because the error grows with mu. Where even mu = 0 misses the bound, a step of plain least
+    squares. A start within the bound never ends with a higher cost.
+
+    Args:
+        tensor: what is decomposed.
+        start: a decomposition of it.
+        objective: which `cost` becomes small.
+        bound: relative error that is kept, a number or one for each tensor of the batch; None: `slack` times that of
+            `start`.
+        slack: see `bound`.
+        sweeps: at most.
+        tolerance: a sweep that changes the cost by less than this times the cost is the last one.
+        watch: called after each sweep with the number of sweeps done and of sweeps at most.
     """
     began = time.perf_counter()
     square = tensor.square()
@@ -146,7 +170,7 @@ def cp_epc(
 
 
 def cost(factors: Factors, sizes: tuple[int, int, int], objective: Literal["norm", "sensitivity"]) -> Tensor:
-    """norm: sum_r |a_r|^2 |b_r|^2 |c_r|^2.  sensitivity: I sum |b|^2 |c|^2 + J sum |a|^2 |c|^2 + H sum |a|^2 |b|^2."""
+    """norm: sum_r |a_r|^2 |b_r|^2 |c_r|^2. sensitivity: I sum |b|^2 |c|^2 + J sum |a|^2 |c|^2 + H sum |a|^2 |b|^2."""
     a, b, c = (factor.square().sum(-2) for factor in factors)
     if objective == "norm":
         return (a * b * c).sum(-1)
@@ -203,7 +227,7 @@ def _gram(factors: Factors, mode: int) -> Tensor:
 
 
 def _least_squares(tensor: Slices, factors: Factors, mode: int) -> Tensor:
-    """The least-squares step from where the factor is: directions that the Gram cannot tell apart stay as they are."""
+    """The least-squares step from where the factor is: directions in the null space of the Gram do not change."""
     values, vectors = torch.linalg.eigh(_gram(factors, mode))
     inverse = torch.where(values > 1e-12 * values[..., -1:], 1 / values.clamp_min(TINY), 0.0)
     residual = tensor.mttkrp(mode, *factors) - factors[mode] @ _gram(factors, mode)

@@ -5,9 +5,12 @@ from torch import Tensor
 
 
 def fusion_penalty(fusion: Tensor) -> Tensor:
-    """|S S' - I|^2 + |min(S, 0)|^2 of a fusion factor S (H, R), by entry: zero iff both constraints of eq. 7 hold.
+    """|S S' - I|^2 + |min(S, 0)|^2, divided by H: zero if and only if both constraints of eq. 7 hold.
 
     Rows that are orthonormal and have no negative entry do not overlap: each column then belongs to one head.
+
+    Args:
+        fusion: S, (H, R).
     """
     heads = fusion.shape[-2]
     identity = torch.eye(heads, dtype=fusion.dtype, device=fusion.device)

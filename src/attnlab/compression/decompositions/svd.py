@@ -20,7 +20,12 @@ from .slices import TINY, Slices
 class BlockTerms:
     """Y[:, :, g] ~ sum_h fusion[g, h] left[h] @ right[h].T; term h has the rank ranks[h] (BTD-(L, L, 1)).
 
-    `history`: relative errors, the start first; `seconds`: what it took.
+    Args:
+        left: of each term, (I, R_h).
+        right: of each term, (J, R_h).
+        fusion: (H, H).
+        history: relative errors, the start first.
+        seconds: of the decomposition.
     """
 
     left: list[Tensor]  # (I, R_h) each
@@ -56,7 +61,7 @@ class Spectrum:
 
 
 def spectrum(tensor: Slices) -> Spectrum:
-    """Of D x D matrices only: the slices' sides are made triangular first. Batched."""
+    """The singular values of every slice, from D x D matrices: both sides are made triangular first. Batched."""
     (q, r), (p, s) = torch.linalg.qr(tensor.left), torch.linalg.qr(tensor.right)
     u, values, vh = torch.linalg.svd(r @ s.mT, full_matrices=False)
     return Spectrum(q @ u, values, p @ vh.mT)
@@ -65,7 +70,12 @@ def spectrum(tensor: Slices) -> Spectrum:
 def truncated_svd(tensor: Slices | Spectrum, ranks: int | Sequence[int]) -> BlockTerms:
     """Each slice's best approximation of its rank, with both sides scaled by the root of the singular values.
 
-    One tensor, no batch; give a `Spectrum` where there is one already. ValueError: a rank below 1 or above D.
+    Args:
+        tensor: one tensor, no batch; a `Spectrum` where it is known already.
+        ranks: of each slice, or one for all.
+
+    Raises:
+        ValueError: a rank below 1 or above D.
     """
     began = time.perf_counter()
     found = spectrum(tensor) if isinstance(tensor, Slices) else tensor
@@ -84,8 +94,14 @@ def truncated_svd(tensor: Slices | Spectrum, ranks: int | Sequence[int]) -> Bloc
 def global_ranks(values: Tensor, total: int) -> list[int]:
     """How many of the `total` largest singular values each head has; at least one each.
 
-    values: (H, D), descending. By Eckart and Young no other ranks of this sum give a smaller error with the fusion
-    fixed to the identity. ValueError: a total below H or above H D.
+    By Eckart and Young no other ranks of this sum give a smaller error with the fusion fixed to the identity.
+
+    Args:
+        values: singular values, (H, D), descending.
+        total: sum of the ranks.
+
+    Raises:
+        ValueError: a total below H or above H D.
     """
     heads, width = values.shape
     if not heads <= total <= heads * width:
@@ -97,7 +113,12 @@ def global_ranks(values: Tensor, total: int) -> list[int]:
 
 
 def global_svd(tensor: Slices, total: int) -> BlockTerms:
-    """Truncated SVDs whose ranks are `global_ranks`: the optimum for an identity fusion."""
+    """Truncated SVDs whose ranks are `global_ranks`: the optimum for an identity fusion.
+
+    Args:
+        tensor: one tensor, no batch.
+        total: sum of the ranks, H to H D.
+    """
     began = time.perf_counter()
     found = spectrum(tensor)
     terms = truncated_svd(found, global_ranks(found.values, total))
@@ -105,9 +126,17 @@ def global_svd(tensor: Slices, total: int) -> BlockTerms:
 
 
 def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """Best a @ b of a rank for a matrix (m, n): a (m, rank), b (rank, n), and the relative error.
+    """The best a @ b of a rank for a matrix.
 
-    ValueError: a rank below 1 or above min(m, n).
+    Args:
+        matrix: (m, n), of any type.
+        rank: 1 to min(m, n).
+
+    Returns:
+        a (m, rank) and b (rank, n) in float64, and the relative error, Frobenius norm.
+
+    Raises:
+        ValueError: a rank below 1 or above min(m, n).
     """
     if not 1 <= rank <= min(matrix.shape):
         raise ValueError(f"rank {rank}: expected 1 to {min(matrix.shape)}")

@@ -6,6 +6,7 @@ Only what they leave out stands here: what is wrong with a folder is said before
 is named instead of replaced by its neighbour, and an epoch resumed in its middle is the epoch that was left.
 """
 
+import copy
 import logging
 import random
 import zlib
@@ -160,22 +161,19 @@ class ImageData(Data):
         )
 
     def val_dataloader(self) -> "Batches":
-        return self._held_out(distributed=self._ranks()[1] > 1)
+        return self._held_out(self.sets["val"])
 
     def test_dataloader(self) -> "Batches":
-        """All images in the order of the folder, also where several processes train: the first scores alone."""
-        return self._held_out(distributed=False)
+        """The same images, each with its index in the folder."""
+        indexed = copy.copy(self.sets["val"])
+        indexed.indexed = True
+        return self._held_out(indexed)
 
-    def _held_out(self, distributed: bool) -> "Batches":
-        return Batches(
-            create_loader(
-                self.sets["val"],
-                batch_size=self.eval_batch_size,
-                is_training=False,
-                distributed=distributed,
-                **self.common,
-            )
-        )
+    def _held_out(self, images: "Images") -> "Batches":
+        """This process's share of a set; the last images are repeated where they do not divide."""
+        distributed = self._ranks()[1] > 1
+        settings: dict[str, Any] = {"batch_size": self.eval_batch_size, "distributed": distributed, **self.common}
+        return Batches(create_loader(images, is_training=False, **settings))
 
 
 class Images(ImageDataset):
@@ -189,9 +187,11 @@ class Images(ImageDataset):
         super().__init__(str(root), reader=create_reader("", root=str(root), split=""))
         self.root, self.seed, self.epoch = root, seed, 0
         self._max_retries = 1
+        self.indexed = False
         self.classes: dict[str, int] = self.reader.class_to_idx
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        """Image and class; with `indexed`, also the index."""
         copy, index = divmod(index, len(self))
         state = torch.get_rng_state(), random.getstate(), np.random.get_state()
         key = zlib.crc32(repr((self.seed, self.epoch, copy, index)).encode())
@@ -208,7 +208,7 @@ class Images(ImageDataset):
             torch.set_rng_state(state[0])
             random.setstate(state[1])
             np.random.set_state(state[2])
-        return image, label
+        return (image, label, index) if self.indexed else (image, label)
 
 
 class ImageUpdates(Sampler[list[int]]):

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from attnlab.callbacks.contribution import Scored
+from attnlab.callbacks.speed import now
 from attnlab.compression.decompositions import fusion_penalty
 from attnlab.compression.modules.attention import SlimAttention
 from attnlab.training.module import Module, at_least_float32
@@ -80,6 +82,21 @@ class ImageClassification(Module):
     def first_of(self, batch: tuple[Tensor, Tensor]) -> Callable[[], str]:
         label = batch[1][0].clone()
         return lambda: f"class {int(label)}"
+
+    @torch.no_grad()
+    def test_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Scored:
+        """Logits of a batch of images with their classes and indices, and the time of the model alone."""
+        images, labels, index = batch
+        began = now(images.device)
+        logits = self(images)
+        seconds = now(images.device) - began
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        columns = (index.tolist(), labels.tolist(), logits.float().argmax(-1).tolist())
+        rows = [
+            (str(i), data.sets["val"].filename(i), data.classes[label], data.classes[guess])
+            for i, label, guess in zip(*columns, strict=True)
+        ]
+        return Scored(index, {"logits": logits, "labels": labels}, rows, seconds, len(labels))
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)

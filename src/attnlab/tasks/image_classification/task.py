@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import logging
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.progress import Progress
 from timm.data import Mixup
 from torch import nn
 
-from attnlab.callbacks.memory import MemoryMeter
-from attnlab.callbacks.predictions import write_predictions
+from attnlab.callbacks.contribution import Sections, contributions
+from attnlab.callbacks.memory import Memory
+from attnlab.callbacks.predictions import PredictionsFile
+from attnlab.callbacks.quality import Quality
+from attnlab.callbacks.speed import ScoringSpeed
 from attnlab.callbacks.summary import show
 from attnlab.compression import Method, compress, folder, outline
 from attnlab.compression.counting import multiply_adds, parameters, ratios
@@ -26,6 +26,7 @@ from attnlab.config.build import instantiate
 from attnlab.data.images.folder import ImageData
 from attnlab.data.samples.images import CLASSES
 from attnlab.errors import ConfigError
+from attnlab.metrics import TopAccuracy
 from attnlab.models.build import without_memory
 from attnlab.pretrained import family_of
 from attnlab.pretrained.timm import VisionTransformer
@@ -34,6 +35,7 @@ from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.tasks.base import Task
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.pretraining import pretrain
+from attnlab.training.trainer import test
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +180,7 @@ class ImageClassificationTask(Task):
         }
         record["compression"] = about
         dense = copy.deepcopy(module.model)
-        about["quality"]["dense"] = self._evaluate(data, module)[0]
+        about["quality"]["dense"] = self._scored(data, module)["quality"]
         if self.method:
             began = time.perf_counter()
             store = Path(self.cfg.cache_dir).expanduser() / "decompositions"
@@ -193,17 +195,17 @@ class ImageClassificationTask(Task):
         if self.cfg.mode == "compress":
             self._finish(record, directory, data, module, "compressed")
         elif self.method:
-            about["quality"]["compressed"] = self._evaluate(data, module)[0]
+            about["quality"]["compressed"] = self._scored(data, module)["quality"]
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        if not first_process():
-            return
         module.forget_average()
         if self.method and "compression" in record:
             self._save(directory, data, module)
         self._finish(record, directory, data, module, "finetuned")
 
     def _save(self, directory: Path, data: ImageData, module: ImageClassification) -> None:
+        if not first_process():
+            return
         folder.save(
             module.model,
             directory / COMPRESSED,
@@ -216,56 +218,29 @@ class ImageClassificationTask(Task):
         self, record: dict[str, Any], directory: Path, data: ImageData, module: ImageClassification, point: str
     ) -> None:
         """Score the model that the run ends with, write predictions.tsv, and print the record's numbers."""
-        quality, rows, cost = self._evaluate(data, module)
-        record["quality"] = quality
-        record["inference"] |= cost
+        found = self._scored(data, module, directory / "predictions.tsv")
+        record["quality"] = found["quality"]
+        record["inference"] |= found["inference"]
         if "compression" in record:
-            record["compression"]["quality"][point] = quality
-        write_predictions(directory / "predictions.tsv", rows)
-        self.compare(record)
-        show(record, directory)
+            record["compression"]["quality"][point] = found["quality"]
+        if first_process():
+            self.compare(record)
+            show(record, directory)
 
-    def _evaluate(
-        self, data: ImageData, module: ImageClassification
-    ) -> tuple[dict[str, Any], list[tuple[str, str, str, str]], dict[str, Any]]:
-        """Top-1 and top-5 in percent, a row for each image, and what it cost."""
-        device = device_of(self.cfg)
-        low = torch.bfloat16 if self.cfg.hardware.precision.startswith("bf16") else None
-        module.eval().to(device)
-        right, close, seconds = 0, 0, 0.0
-        rows: list[tuple[str, str, str, str]] = []
-        loader = data.test_dataloader()
-        dataset = data.sets["val"]
-        meter = MemoryMeter(device)
-        many = min(5, len(data.classes))
-        with (
-            torch.inference_mode(),
-            meter,
-            torch.autocast(device.type, low, enabled=low is not None),
-            Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar,
-        ):
-            task = bar.add_task("scoring", total=len(loader))
-            for images, labels in loader:
-                began = time.perf_counter()
-                best = module(images.to(device)).float().topk(many).indices.cpu()
-                seconds += time.perf_counter() - began
-                hits = best == labels[:, None]
-                right, close = right + int(hits[:, 0].sum()), close + int(hits.any(-1).sum())
-                for guess, label in zip(best[:, 0].tolist(), labels.tolist(), strict=True):
-                    name = dataset.filename(len(rows))
-                    rows.append((str(len(rows)), name, data.classes[label], data.classes[guess]))
-                bar.advance(task)
-        module.cpu().train()
-        count = len(rows)
-        quality = {"top1": round(100 * right / count, 3), "top5": round(100 * close / count, 3), "images": count}
-        log.info("top-1 %.2f %%, top-5 %.2f %% of %d images", quality["top1"], quality["top5"], count)
-        cost = {
-            "seconds": round(seconds, 3),
-            "images_per_second": round(count / seconds, 1),
-            "peak_memory_mib": round(meter.peak, 1),
-            "mean_memory_mib": round(meter.mean, 1),
-            "batch": data.eval_batch_size,
-            "dtype": str(low or torch.float32).removeprefix("torch."),
-            "protocol": f"forward passes over {count} images; {meter.protocol}",
-        }
-        return quality, rows, cost
+    def _scored(self, data: ImageData, module: ImageClassification, predictions: Path | None = None) -> Sections:
+        """Top-1 and top-5 in percent, and what they cost; on all processes together.
+
+        Args:
+            data: the images.
+            module: with the model.
+            predictions: a file for the class of each image; None: none is written.
+        """
+        size = len(data.sets["val"])
+        low = self.cfg.hardware.precision.startswith("bf16")
+        speed = ScoringSpeed(f"forward passes over {size} images", "images", dtype="bfloat16" if low else "float32")
+        quality = Quality({"": TopAccuracy(size, len(data.classes))})
+        callbacks = [Memory(), speed, quality, *([PredictionsFile(size, predictions)] if predictions else [])]
+        test(self.cfg, data, module, callbacks)
+        found = contributions(callbacks)
+        log.info("top-1 %(top1).2f %%, top-5 %(top5).2f %% of %(images)d images", found["quality"])
+        return found
