@@ -48,15 +48,17 @@ def test_two_processes_train_and_give_one_record(root: Path, tmp_path: Path) -> 
     assert len(list(tmp_path.rglob("record.json"))) == 1
     assert len(list(tmp_path.rglob("predictions.tsv"))) == 1
     assert "shared by 2 processes" in found["inference"]["protocol"]
-    predictions = (tmp_path / "run" / "predictions.tsv").read_text()
-    for hardware, shared in (("cpu", False), ("ddp", True)):  # the same weights, scored by one process and by two
-        again = tmp_path / f"test-{hardware}"
-        checkpoint = f"checkpoint='{tmp_path / 'run'}'"
-        done = run(root, again, "mode=test", checkpoint, f"hardware={hardware}", "hardware.accelerator=cpu")
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert record(again)["quality"] == found["quality"]
-        assert (again / "predictions.tsv").read_text() == predictions
-        assert ("shared by 2 processes" in record(again)["inference"]["protocol"]) == shared
+    assert_scored_alike(tmp_path / "run", command(root, tmp_path / "alone", "hardware=cpu"), tmp_path / "alone")
+
+
+def assert_scored_alike(run: Path, arguments: list[str], again: Path) -> None:
+    """The weights of `run` give the same scores with another number of processes, which write to `again`."""
+    arguments = [*arguments, "mode=test", f"checkpoint='{run}'"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (again / "predictions.tsv").read_bytes() == (run / "predictions.tsv").read_bytes()
+    assert record(again)["quality"] == record(run)["quality"]
 
 
 def write_texts(root: Path) -> Path:
@@ -85,6 +87,17 @@ def test_sharded_training_is_distributed_training(root: Path, tmp_path: Path) ->
     assert max(float((both["fsdp"][name] - value).abs().max()) for name, value in both["ddp"].items()) < 1e-5
     assert record(tmp_path / "fsdp")["quality"] == record(tmp_path / "ddp")["quality"]
     assert "on rank zero alone" in record(tmp_path / "fsdp")["inference"]["protocol"]
+
+
+@pytest.mark.slow
+def test_two_processes_score_a_language_model_as_one(tmp_path: Path) -> None:
+    root, alone, two = write_texts(tmp_path), tmp_path / "alone", tmp_path / "two"
+    words = ["task=wikitext2", "attention=mtla", f"data_root='{root}'", f"cache_dir='{root}/cache'", *TINY_TEXT]
+    arguments = [sys.executable, "-m", "attnlab", *words, "hardware.accelerator=cpu"]
+    done = subprocess.run([*arguments, f"hydra.run.dir='{alone}'"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "sliding_perplexity" in record(alone)["quality"]
+    assert_scored_alike(alone, [*arguments, "hardware=ddp", f"hydra.run.dir='{two}'"], two)
 
 
 @pytest.mark.slow

@@ -4,8 +4,13 @@ Each is a `torchmetrics.Metric` whose `compute()` returns named values for the r
 value is the headline; `signature` says how it was computed.
 """
 
+import inspect
+from importlib import import_module
+from pkgutil import iter_modules
+
 import attnlab.torchvision_schemas  # noqa: F401  (before torchmetrics)
 
+from attnlab.metrics.base import TextMetric
 from attnlab.metrics.bleu import BLEU
 from attnlab.metrics.intent import IntentAccuracy
 from attnlab.metrics.perplexity import Perplexity
@@ -14,4 +19,11 @@ from attnlab.metrics.rouge import ROUGE
 from attnlab.metrics.top import TopAccuracy
 from attnlab.metrics.wer import WER
 
-__all__ = ["BLEU", "ROUGE", "WER", "IntentAccuracy", "Perplexity", "Predictions", "TopAccuracy"]
+__all__ = ["BLEU", "ROUGE", "WER", "IntentAccuracy", "Perplexity", "Predictions", "TopAccuracy", "text_metrics"]
+
+
+def text_metrics() -> dict[str, type[TextMetric]]:
+    """The metrics of this folder that score texts, by their `name`: the values of `task.score`."""
+    modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
+    classes = [found for module in modules for _, found in inspect.getmembers(module, inspect.isclass)]
+    return {found.name: found for found in classes if issubclass(found, TextMetric) and "name" in vars(found)}

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import attnlab.torchvision_schemas  # noqa: F401  (before torchmetrics)
 
@@ -87,7 +87,14 @@ class TextMetric(IndexedMetric):
     Args:
         size: number of items in the corpus.
         settings: arguments of `torchmetrics.Metric`.
+
+    Attributes:
+        name: the value of `task.score` that chooses the metric; see `text_metrics`.
+        logged: the values that a validation logs, and whether higher ones are better.
     """
+
+    name: ClassVar[str]
+    logged: ClassVar[dict[str, bool]]
 
     def __init__(self, size: int, **settings: Any) -> None:
         number = torch.empty(0, dtype=torch.int64)

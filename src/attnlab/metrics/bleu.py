@@ -14,6 +14,8 @@ class BLEU(TextMetric):
     torchmetrics' own BLEU smooths differently and knows no signature.  Args: those of `TextMetric`.
     """
 
+    name = "bleu"
+    logged = {"bleu": True}
     higher_is_better = True
 
     def update(self, index: Tensor | Sequence[int], hypotheses: Sequence[str], references: Sequence[str]) -> None:

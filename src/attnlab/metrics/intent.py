@@ -16,6 +16,8 @@ class IntentAccuracy(TextMetric):
     Args: those of `TextMetric`.
     """
 
+    name = "intent"
+    logged = {"accuracy": True, "accuracy_constrained": True, "wer": False}
     higher_is_better = True
 
     def update(

@@ -18,6 +18,8 @@ class ROUGE(TextMetric):
     sentence splitter.  Args: those of `TextMetric`.
     """
 
+    name = "rouge"
+    logged = dict.fromkeys(NAMES, True)
     higher_is_better = True
 
     def update(

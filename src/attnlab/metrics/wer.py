@@ -23,6 +23,8 @@ class WER(TextMetric):
         settings: arguments of `torchmetrics.Metric`.
     """
 
+    name = "wer"
+    logged = {"wer": False}
     higher_is_better = False
 
     def __init__(self, size: int, punctuation: bool = False, **settings: Any) -> None:
@@ -44,6 +46,15 @@ class WER(TextMetric):
         and a `signature`."""
         rows = self.texts()
         return word_errors([h for h, _ in rows], [r for _, r in rows], self.punctuation)
+
+
+class WERAsWritten(WER):
+    """`WER` of words as they stand between spaces.  Args: those of `TextMetric`."""
+
+    name = "wer_as_written"
+
+    def __init__(self, size: int, **settings: Any) -> None:
+        super().__init__(size, punctuation=True, **settings)
 
 
 def word_errors(hypotheses: Sequence[str], references: Sequence[str], punctuation: bool = False) -> dict[str, Any]:

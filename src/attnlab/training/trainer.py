@@ -3,7 +3,6 @@
 import copy
 import logging
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +19,12 @@ from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
+from attnlab.callbacks.contribution import contributions
+from attnlab.callbacks.memory import Memory
 from attnlab.callbacks.progress import bar, progress
 from attnlab.callbacks.resume import Resume
 from attnlab.callbacks.signals import KeepSignals
+from attnlab.callbacks.speed import TrainingSpeed
 from attnlab.config.batch import configured_processes
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError, DataError
@@ -92,12 +94,10 @@ def fit(
             "set task.train.batch.split=false where the task has it, or take hardware.devices=1 and a task.data limit "
             "that holds a whole update"
         )
-    callbacks = [best, LearningRateMonitor(), Resume(data), *progress()]
+    callbacks = [best, LearningRateMonitor(), Resume(data), Memory(), TrainingSpeed(), *progress()]
     trainer = build_trainer(cfg, directory, callbacks, processes, accumulate)
     log.info("each update: %d batches on each of %d processes", accumulate, processes)
-    began = time.perf_counter()
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-    seconds = time.perf_counter() - began
     if whole is not module.model:  # no process could decode alone with the part that it has
         weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if trainer.is_global_zero:  # the other ranks may lack the memory
@@ -117,13 +117,12 @@ def fit(
     return {
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
-        "seconds": round(seconds, 1),
         "resumed": resume is not None,  # then seconds and speed are those of the last part alone
-        "tokens_per_second": round(module.tokens_seen / seconds, 1),
         "final_loss": round(module.last_loss, 4),
         f"best_{monitor}": round(float(best.best_model_score), 4) if best.best_model_score is not None else NOT_RUN,
         "left_out": dict(data.filtered),
         "averaged_checkpoints": len(paths),
+        **contributions(callbacks)["training"],
     }
 
 
@@ -155,7 +154,7 @@ def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback])
         precision="bf16-mixed" if hardware.precision.startswith("bf16") else "32-true",
         use_distributed_sampler=False,
         logger=False,
-        callbacks=[*callbacks, *bar()],
+        callbacks=[KeepSignals(), *callbacks, *bar()],
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=sys.stdout.isatty(),

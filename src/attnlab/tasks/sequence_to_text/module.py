@@ -1,6 +1,6 @@
 """Sequence in, text out: one LightningModule for translation, recognition, understanding and summaries."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,9 @@ Model = SpeechToText | TextToText | EncoderDecoder
 
 @dataclass(frozen=True)
 class ValidationScore:
-    """What a validation decodes: the metric, the values that are logged, and the place of each sentence in it."""
+    """What a validation decodes: the metric, and the place in it of each sentence of the validation set."""
 
     metric: TextMetric
-    names: tuple[str, ...]
     places: dict[int, int]
 
 
@@ -117,15 +116,14 @@ class SequenceToText(Module):
             loss = loss + self.ctc_weight * ctc
         return loss, plain, right, real.sum()
 
-    def decode_validation(self, metric: TextMetric, names: Iterable[str], chosen: list[int]) -> None:
+    def decode_validation(self, metric: TextMetric, chosen: list[int]) -> None:
         """Decode some sentences in every validation, and log their score.
 
         Args:
-            metric: of a corpus of len(chosen) sentences.
-            names: the metric's values that are logged, each as `val_NAME`.
+            metric: of a corpus of len(chosen) sentences; its `logged` values are logged as `val_NAME`.
             chosen: the sentences' indices in the validation set.
         """
-        self._validated = (ValidationScore(metric, tuple(names), {index: i for i, index in enumerate(chosen)}),)
+        self._validated = (ValidationScore(metric, {index: i for i, index in enumerate(chosen)}),)
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
@@ -148,7 +146,7 @@ class SequenceToText(Module):
         super().on_validation_epoch_end()
         for validated in self._validated:
             values = validated.metric.compute()
-            for name in validated.names:
+            for name in validated.metric.logged:
                 if name in values:
                     self.log(f"val_{name}", float(values[name]), prog_bar=True, sync_dist=True)
 

@@ -1,38 +1,10 @@
-"""The scores of the sequence-to-text tasks, and a decoder that measures its caches."""
-
-from typing import Literal
+"""A decoder that measures its caches."""
 
 import torch
 from torch import Tensor
 
 from attnlab.attention import Cache
-from attnlab.metrics import BLEU, ROUGE, WER, IntentAccuracy
-from attnlab.metrics.base import TextMetric
 from attnlab.models import CrossDecoder, PrefixDecoder
-
-Score = Literal["bleu", "wer", "wer_as_written", "rouge", "intent"]  # the values of `task.score`
-
-# The values that each score logs of a validation, and whether higher ones are better.
-LOGGED: dict[Score, dict[str, bool]] = {
-    "bleu": {"bleu": True},
-    "wer": {"wer": False},
-    "wer_as_written": {"wer": False},
-    "rouge": {"rouge1": True, "rouge2": True, "rougeL": True},
-    "intent": {"accuracy": True, "accuracy_constrained": True, "wer": False},
-}
-
-
-def metric_of(score: Score, size: int) -> TextMetric:
-    """The metric of `task.score` for a corpus of `size` items."""
-    match score:
-        case "bleu":
-            return BLEU(size)
-        case "wer" | "wer_as_written":
-            return WER(size, punctuation=score == "wer_as_written")
-        case "rouge":
-            return ROUGE(size)
-        case "intent":
-            return IntentAccuracy(size)
 
 
 class CacheWatch:

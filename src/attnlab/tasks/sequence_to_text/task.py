@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig
@@ -15,12 +15,12 @@ from attnlab.errors import ConfigError
 from attnlab.models import CrossDecoder, PrefixDecoder
 from attnlab.models.build import CacheShape, build_model, count_parameters, identity, without_memory
 from attnlab.tasks.base import TextTask, per_layer
-from attnlab.tasks.sequence_to_text.score import LOGGED, Score, metric_of
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 
     from attnlab.data.sequence_to_text import SequenceToTextData
+    from attnlab.metrics.base import TextMetric
     from attnlab.tasks.sequence_to_text.module import Model, SequenceToText
 
 CACHE_DTYPES = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}  # by hardware.precision; else float32
@@ -43,8 +43,17 @@ class SequenceToTextTask(TextTask):
         """The metrics of a validation, and whether higher values are better."""
         found = {"val_loss": False, "val_accuracy": True, type(self).monitor: True}
         if self.cfg.task.train.validate_decode:
-            found |= {f"val_{name}": higher for name, higher in LOGGED[self.cfg.task.score].items()}
+            found |= {f"val_{name}": higher for name, higher in self._metric().logged.items()}
         return found
+
+    def _metric(self) -> type[TextMetric]:
+        """The class that `task.score` names."""
+        from attnlab.metrics import text_metrics
+
+        metrics, name = text_metrics(), self.cfg.task.score
+        if name not in metrics:
+            raise ConfigError(f"task.score={name}: expected one of {', '.join(sorted(metrics))}")
+        return metrics[name]
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -75,8 +84,7 @@ class SequenceToTextTask(TextTask):
 
         task = self.cfg.task
         instantiate(task.decode, path="task.decode")
-        if task.score not in get_args(Score):
-            raise ConfigError(f"task.score={task.score}: it is one of {', '.join(get_args(Score))}")
+        self._metric()
         if not 0 <= task.train.label_smoothing < 1:
             raise ConfigError(f"task.train.label_smoothing={task.train.label_smoothing}: expected at least 0, below 1")
         if task.train.ctc_weight and task.data.ctc_vocab_size is None:
@@ -126,7 +134,7 @@ class SequenceToTextTask(TextTask):
         if number := cfg.task.train.validate_decode:
             total = len(data.split(data.reader.splits[1]))
             chosen = [i * total // number for i in range(number)] if number < total else list(range(total))
-            module.decode_validation(metric_of(cfg.task.score, len(chosen)), LOGGED[cfg.task.score], chosen)
+            module.decode_validation(self._metric()(len(chosen)), chosen)
         return module
 
     def _check_width(self, data: SequenceToTextData) -> None:
@@ -164,7 +172,7 @@ class SequenceToTextTask(TextTask):
             f"encoder and search of {size} sentences{alone}; tokens of best hypotheses",
             **self.protocol(module),
         )
-        quality = Quality({"": metric_of(self.cfg.task.score, size)}, {"sentences": size})
+        quality = Quality({"": self._metric()(size)}, {"sentences": size})
         return [Memory(), speed, CacheBytes(), PredictionsFile(size, directory / "predictions.tsv"), quality]
 
 
