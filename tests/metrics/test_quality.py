@@ -1,6 +1,7 @@
 """Scores against those of the official scorers."""
 
 import gzip
+import inspect
 import json
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attnlab.metrics import BLEU, ROUGE, WER, IntentAccuracy
+from attnlab.metrics import BLEU, ROUGE, WER, IntentAccuracy, text_metrics
 from attnlab.metrics.wer import normalise
 
 
@@ -193,3 +194,15 @@ def test_intent_accuracy() -> None:
     metric.update([1, 0], ["a", "b"], ["a", "a"], ["a", "b"], ["x y", ""], ["x z", ""])
     found = metric.compute()
     assert (found["accuracy"], found["wer"], found["words"]) == (50, 50, 2)
+
+
+def test_scores_are_found_by_name() -> None:
+    """What `task.score` may name, and what a validation then logs."""
+    found = text_metrics()
+    assert set(found) == {"bleu", "rouge", "wer", "wer_as_written", "intent"}
+    batch = {"hypotheses": ["a"], "references": ["a b"], "labels": ["x"], "found": ["x"], "constrained": ["y"]}
+    for metric in (make(1) for make in found.values()):
+        taken = inspect.signature(metric.update).parameters
+        metric.update([0], **{name: value for name, value in batch.items() if name in taken})
+        assert metric.logged.keys() <= metric.compute().keys()
+    assert found["wer_as_written"](1).punctuation and not found["wer"](1).punctuation

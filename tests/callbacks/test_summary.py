@@ -1,0 +1,76 @@
+"""The table at the end of a run, for records of every kind of task."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlab.callbacks.summary import lines_of, show
+from attnlab.runs.record import NOT_RUN, SECTIONS
+
+
+def blank(**found: Any) -> dict[str, Any]:
+    sections = {name: dict.fromkeys(keys.split(), NOT_RUN) for name, keys in SECTIONS.items()}
+    record = {"task": "t", "attention": "mtla", "compress": "none", "scale": "sample", "corpus": "sample"}
+    record |= {name: values | found.pop(name, {}) for name, values in sections.items()}
+    record["parameters"] |= {"total": 1234, "attention": 200}
+    return record | found
+
+
+TRANSLATION = {
+    "quality": {"bleu": 12.5, "signature": "sig", "sentences": 3},
+    "kv_cache": {"elements_per_token_per_layer": 72.0, "bytes_measured": 2**20, "bytes_predicted": 2**20},
+    "inference": {
+        "seconds": 2.0, "tokens_per_second": 30.0, "beam": 5, "peak_memory_mib": 10.0, "mean_memory_mib": 9.0,
+    },
+    "training": {"steps": 7, "seconds": 3.0, "tokens_per_second": 20.0},
+}  # fmt: skip
+
+
+def test_a_translation() -> None:
+    assert dict(lines_of(blank(**TRANSLATION))) == {
+        "corpus": "embedded sample corpus",
+        "BLEU": "12.5   (sig)",
+        "parameters": "1,234   (attention 200)",
+        "cache per token and layer": "72 numbers",
+        "cache of the largest batch": "1.00 MiB (1.00 predicted)",
+        "memory": "10.0 MiB peak, 9.0 mean while scoring",
+        "decoding": "30.0 tokens/s, beam 5, 2.0 s",
+        "training, 7 updates": "20.0 tokens/s, 3.0 s",
+    }
+
+
+def test_images() -> None:
+    """Three points, ranks of layers, and no line for what was not measured."""
+    points = {"dense": {"top1": 80.0, "top5": 95.0}, "compressed": NOT_RUN, "finetuned": {"top1": 79.0, "top5": 94.0}}
+    percent = {"attention_percent": 50.0, "multiply_adds_percent": 60.0, "parameters_percent": 70.0}
+    layers = [{"path": "blocks.0.attn", "ranks": [3, 4], "qk_error": 0.25}, {"path": "blocks.0.mlp"}]
+    found = dict(
+        lines_of(
+            blank(
+                corpus="images",
+                quality=points["finetuned"],
+                inference={"images_per_second": 5.0, "seconds": 2.0},
+                compression={"quality": points, "remaining": percent, "layers": layers},
+            )
+        )
+    )
+    assert found == {
+        "corpus": "images",
+        "quality, dense": "top1 80.0, top5 95.0",
+        "quality, finetuned": "top1 79.0, top5 94.0",
+        "parameters": "1,234   (attention 200)",
+        "remaining": "attention 50.0 %, multiply-adds 60.0 %, parameters 70.0 %",
+        "blocks.0.attn": "ranks [3, 4], query-key error 0.250",
+        "scoring": "5.0 images/s, 2.0 s",
+    }
+
+
+def test_samples_are_spread_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f'{i}\tsource {i}\t"quoted\thypothesis {i}\n' for i in range(10))
+    (tmp_path / "predictions.tsv").write_text(f"id\tsource\treference\thypothesis\n{rows}")
+    show(blank(**TRANSLATION), tmp_path, samples=2)
+    out = capsys.readouterr().out
+    assert "t · mtla · sample" in out and 'ref "quoted' in out
+    assert [i for i in range(10) if f"hypothesis {i}" in out] == [0, 5]
+    assert f"record: {tmp_path / 'record.json'}" in out

@@ -1,0 +1,77 @@
+"""Callbacks of training: the log's line, memory that ends with an error, checkpoints that stay whole."""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from attnlab.callbacks.checkpoints import AtomicCheckpointIO
+from attnlab.callbacks.memory import Memory, MemoryMeter
+from attnlab.callbacks.progress import ValidationLog
+
+
+class Constant(LightningModule):
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.weight, self.fails = torch.nn.Parameter(torch.zeros(())), fails
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.fails:
+            raise ValueError("training fails")
+        return self.weight * 1
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", torch.tensor(1.5))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(directory: Path, module: LightningModule, *callbacks: Any) -> None:
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=directory, callbacks=list(callbacks),
+    )  # fmt: skip
+    loader = DataLoader[Any](range(2), batch_size=1)  # type: ignore[arg-type]
+    trainer.fit(module, loader, loader)
+
+
+def test_a_validation_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="attnlab")
+    fit(tmp_path, Constant(), ValidationLog())
+    assert [r.getMessage() for r in caplog.records if r.name.startswith("attnlab")] == [
+        "epoch 0, update 2: validation loss 1.500"
+    ]
+
+
+def test_a_failed_training_stops_the_meter(tmp_path: Path) -> None:
+    before, memory = threading.active_count(), Memory()
+    with pytest.raises(ValueError, match="training fails"):
+        fit(tmp_path, Constant(fails=True), memory)
+    assert memory.contribution() == {} and threading.active_count() == before
+
+
+def test_the_meter_sees_what_is_held() -> None:
+    with MemoryMeter(torch.device("cpu"), interval=0.01) as meter:
+        held = torch.ones(2**24)  # 64 MiB
+        threading.Event().wait(0.1)
+    assert meter.peak >= meter.mean > held.nbytes / 2**20
+    with MemoryMeter(torch.device("cpu")) as meter:
+        pass
+    assert meter.peak > 0
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path, io = tmp_path / "a" / "last.ckpt", AtomicCheckpointIO()
+    io.save_checkpoint({"epoch": 1}, path)
+    with pytest.raises(Exception, match="pickle"):
+        io.save_checkpoint({"epoch": lambda: 2}, path)
+    assert torch.load(path, weights_only=True) == {"epoch": 1}
+    assert [found.name for found in path.parent.iterdir()] == ["last.ckpt"]
