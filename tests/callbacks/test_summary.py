@@ -10,11 +10,14 @@ from attnlab.runs.record import NOT_RUN, SECTIONS
 
 
 def blank(**found: Any) -> dict[str, Any]:
-    sections = {name: dict.fromkeys(keys.split(), NOT_RUN) for name, keys in SECTIONS.items()}
-    record = {"task": "t", "attention": "mtla", "compress": "none", "scale": "sample", "corpus": "sample"}
-    record |= {name: values | found.pop(name, {}) for name, values in sections.items()}
+    """A record with nothing measured but `found`, by section."""
+    record: dict[str, Any] = {"task": "t", "attention": "mtla", "compress": "none", "scale": "sample"}
+    record |= {name: dict.fromkeys(keys.split(), NOT_RUN) for name, keys in SECTIONS.items()}
+    record |= {"corpus": "sample"}
     record["parameters"] |= {"total": 1234, "attention": 200}
-    return record | found
+    for name, values in found.items():
+        record[name] = record.get(name, {}) | values if isinstance(values, dict) else values
+    return record
 
 
 TRANSLATION = {
