@@ -97,7 +97,7 @@ def train(name: str, corpora: Path, directory: Path, processes: int) -> dict[str
     given = [*LINES[name], f"cache_dir='{corpora}/cache'", "hardware=ddp", "hardware.accelerator=cpu"]
     given += [f"hardware.devices={processes}", "task.train.log_every=1", f"task.train.max_steps={UPDATES}"]
     if name == "images":
-        given += [f"task.model.checkpoint='{corpora}/start.safetensors'"]
+        given += [f"model='{corpora}/start.safetensors'"]
     elif name != "language model":
         given += [f"data_root='{corpora}/{'text' if name == 'translation' else 'speech'}'"]
     cfg = compose(*given)

@@ -82,7 +82,13 @@ RENAMES = Renames(
         "task.train.accumulate": "it follows from the number of processes; task.train.batch is what one update sees",
         "task.model.checkpoint": "write model=..., a local file or folder or a name of the hub",
     },
-    absent={"task.train.validate_decode": None, "task.train.monitor": None},
+    absent={
+        "task.train.validate_decode": None,
+        "task.train.monitor": None,
+        "SequenceToTextData.unknown_labels": False,
+        "SequenceToTextData.speeds": None,
+        "BeamSearch.temperature": 1.0,
+    },
     rewrite=(_global_batch, _pretrained_weights),
     classes={
         "tests.reference.published.of": "of",

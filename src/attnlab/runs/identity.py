@@ -27,8 +27,10 @@ LEFT_OUT = (
     "hydra",
     "choices",  # names of options: what they hold counts
     "scale",
-    "stride",  # these three only feed other keys
+    "stride",  # these five only feed other keys
     "rank",
+    "task.attention_rank",
+    "task.attention_window",
     "model",
     "data_root",  # directories; the corpus itself is part of the run
     "cache_dir",
