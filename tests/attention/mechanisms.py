@@ -34,10 +34,12 @@ def composed(name: str, *overrides: str) -> DictConfig:
 class Mechanism(NamedTuple):
     name: str
     stride: int | None = None  # set where the configuration refers to ${stride}
+    window: int | None = None  # shorter than the tests' texts, where the configuration has a window that slides
     wide: bool = False  # many wide heads, for mechanisms that compute a step in the cheaper of two ways
 
     def __str__(self) -> str:
-        return self.name + ("" if self.stride is None else f"-s{self.stride}") + ("-wide" if self.wide else "")
+        parts = {"-s": self.stride, "-w": self.window}
+        return self.name + "".join(f"{k}{v}" for k, v in parts.items() if v) + ("-wide" if self.wide else "")
 
     @property
     def grid(self) -> int:
@@ -46,7 +48,8 @@ class Mechanism(NamedTuple):
 
     def make(self, *overrides: str) -> Attention:
         """The module as it is configured, its own initial values, float32."""
-        knobs = () if self.stride is None else (f"stride={self.stride}",)
+        values = {"stride": self.stride, "attention.window": self.window}
+        knobs = [f"{key}={value}" for key, value in values.items() if value is not None]
         return instantiate(composed(self.name, *knobs, *overrides).attention)
 
     def build(self, *overrides: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Attention:
@@ -66,7 +69,13 @@ def strides(name: str) -> tuple[int | None, ...]:
     return (1, 2, 3, 4) if knob_paths(composed(name), "stride") else (None,)
 
 
-EVERY = [Mechanism(name, stride) for name in NAMES for stride in strides(name)]
+def windows(name: str) -> tuple[int | None, ...]:
+    """The window as it is configured, which is longer than the tests' texts, and a short one."""
+    slides = "window" in composed(name).attention and Mechanism(name).make().max_positions is None
+    return (None, 3) if slides else (None,)
+
+
+EVERY = [Mechanism(name, s, w) for name in NAMES for s in strides(name) for w in windows(name)]
 TWO_WAYS = [Mechanism(name, wide=True) for name in NAMES if hasattr(Mechanism(name).make(), "in_factor_space")]
 
 
@@ -82,6 +91,24 @@ def random_chunks(total: int, generator: torch.Generator) -> list[int]:
     while (left := total - sum(chunks)) > 0:
         chunks.append(min(left, int(torch.randint(1, limit + 1, (), generator=generator))))
     return chunks
+
+
+def check_visibility(attention: Attention, batch: int, steps: int, prefix: Tensor | None) -> None:
+    """By gradient: every position reads the whole prefix, exactly the text that is declared, and nothing later."""
+    x = torch.randn(batch, steps, attention.d_model, dtype=torch.float64, requires_grad=True)
+    inputs = [x] if prefix is None else [x, prefix.requires_grad_()]
+    y = attention(x, prefix)
+    for i in range(steps):
+        declared = torch.zeros(steps, dtype=torch.bool)
+        declared[list(attention.visible(i))] = True
+        assert not declared[i + 1 :].any(), f"position {i} is declared to see the future"
+        grads = torch.autograd.grad((y[:, i] * torch.randn_like(y[:, i])).sum(), inputs, retain_graph=True)
+        read = (grads[0] != 0).any(-1)
+        assert torch.equal(read, declared.expand_as(read)), (
+            f"position {i} reads {read[0].nonzero().flatten().tolist()}, {type(attention).__name__}.visible declares "
+            f"{declared.nonzero().flatten().tolist()}"
+        )
+        assert all((grad != 0).any(-1).all() for grad in grads[1:]), f"position {i} misses a part of the prefix"
 
 
 def extend_by(attention: Attention, x: Tensor, cache: Cache, chunks: list[int]) -> Tensor:

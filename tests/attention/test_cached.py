@@ -211,7 +211,10 @@ def test_bytes_are_as_predicted_and_nothing_grows_beside_them(mechanism: Mechani
     per_token = attention.cache_elements_per_token
     assert attention.cache_elements(1, 2400) - attention.cache_elements(1, 1200) == 1200 * per_token
     longer = attention.cache_elements(6, 5, 1212, 2) - attention.cache_elements(6, 5, 12, 2)
-    assert longer == 2 * 1200 * per_token  # a prefix is stored once, whatever the beam
+    alone = attention.cache_elements(1, 5, 1212) - attention.cache_elements(1, 5, 12)
+    assert longer == 2 * alone  # a prefix is stored once, whatever the beam
+    bounded = attention.visible(5000) != range(5001)  # then a prefix may take room though old text does not
+    assert alone == 1200 * per_token or bounded
 
     def held(cache: Cache) -> int:
         storages = [t.untyped_storage() for t in tree_leaves(vars(cache)) if isinstance(t, Tensor)]

@@ -19,6 +19,12 @@ class Form(NamedTuple):
     elements: int  # cached per token or slot
     state: int = 0  # cached per row, whatever its length
     prefix: int = 0  # cached per prefix, whatever its length
+    window: int | None = None  # text positions that are cached at most
+
+    @property
+    def per_token(self) -> int:
+        """Of long texts."""
+        return 0 if self.window else self.elements
 
 
 def grouped(d: int, heads: int, groups: int) -> Form:
@@ -66,6 +72,7 @@ FORMS = {
     "mha": lambda d, heads: grouped(d, heads, heads),
     "gqa": lambda d, heads: grouped(d, heads, 2),
     "mqa": lambda d, heads: grouped(d, heads, 1),
+    "sliding_window": lambda d, heads: grouped(d, heads, heads)._replace(window=128),
     "mla": lambda d, heads: latent(d, heads, gate=False),
     "mtla": lambda d, heads: latent(d, heads, gate=True),
     "mla_t6": query_latent,
@@ -83,6 +90,7 @@ PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official 
     "mha": Form(1_050_624, 1024),
     "gqa": Form(656_640, 256),
     "mqa": Form(590_976, 128),
+    "sliding_window": Form(1_050_624, 1024, window=128),
     "mla": Form(1_065_472, 288),
     "mtla": Form(1_098_368, 288),
     # T6's: its closed forms at this width, by hand
@@ -97,7 +105,7 @@ PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official 
     "multilinear_summed": Form(102_520, 0, 80, 1_600),
     "multilinear_tied": Form(81_960, 0, 1_600, 1_600),
 }
-every = pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in FORMS], ids=str)
+every = pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in FORMS and m.window is None], ids=str)
 
 
 def test_every_mechanism_has_a_closed_form() -> None:
@@ -112,7 +120,7 @@ def test_parameters_and_cache_at_the_papers_size(mechanism: Mechanism) -> None:
         attention = mechanism.make(*PAPER)
         cache = attention.new_cache(5, 7, 11)
     assert sum(p.numel() for p in attention.parameters()) == form.parameters
-    assert attention.cache_elements_per_token == form.elements / (mechanism.stride or 1)
+    assert attention.cache_elements_per_token == form.per_token / (mechanism.stride or 1)
     assert sum(buffer.numel() for buffer in cache.buffers()) == attention.cache_elements(5, 7, 11)
 
 
@@ -123,7 +131,7 @@ def test_parameters_and_cache_at_other_sizes(mechanism: Mechanism, d: int, heads
     with torch.device("meta"):
         attention = mechanism.make(f"task.model.d_model={d}", f"task.attention_heads={heads}")
     assert sum(p.numel() for p in attention.parameters()) == form.parameters
-    assert attention.cache_elements_per_token == form.elements / (mechanism.stride or 1)
+    assert attention.cache_elements_per_token == form.per_token / (mechanism.stride or 1)
 
 
 @every
@@ -131,8 +139,10 @@ def test_a_row_keeps_one_slot_for_every_stride_positions(mechanism: Mechanism) -
     with torch.device("meta"):
         attention = mechanism.make(*PAPER)
     stride, form = mechanism.stride or 1, PUBLISHED[mechanism.name]
-    for length in range(1, 20):
-        slots = math.ceil(length / stride) * form.elements + form.state
+    for length in [*range(1, 20), 127, 128, 129, 500]:
+        if attention.max_positions is not None and length > attention.max_positions:
+            continue
+        slots = math.ceil(min(length, form.window or length) / stride) * form.elements + form.state
         assert attention.cache_elements(3, length) == 3 * (slots + form.prefix)
 
 
@@ -155,10 +165,12 @@ def fused_flops(query: list[int], key: list[int], value: list[int], *_: object, 
 
 
 @every
-@pytest.mark.parametrize("context", [1, 2, 37])
+@pytest.mark.parametrize("context", [1, 2, 37, 140])
 def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism, context: int) -> None:
     """Matrix products of one step, as counted by torch.  Elementwise products (the gate's inner product) are not."""
     attention = mechanism.make(*PAPER).eval()
+    if attention.max_positions is not None and context > attention.max_positions:
+        pytest.skip(f"takes {attention.max_positions} positions")
     cache = attention.new_cache(1, context)
     if context > 1:
         attention.extend(torch.randn(1, context - 1, 512), cache)

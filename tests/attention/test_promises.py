@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnlab.attention import TPA, Attention
 from attnlab.attention.ops import naive
-from tests.attention.mechanisms import EVERY, Mechanism, composed, error, prefix_lengths
+from tests.attention.mechanisms import EVERY, Mechanism, check_visibility, composed, error, prefix_lengths
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
 TOLERANCE = {
@@ -40,17 +40,15 @@ def gradients(attention: Attention, y: Tensor, g: Tensor, *inputs: Tensor | None
 
 @every
 @pytest.mark.parametrize("kind", ["none", "uniform"])
-def test_every_position_reads_the_prefix_and_the_past_and_nothing_else(mechanism: Mechanism, kind: str) -> None:
-    attention, steps = mechanism.build(), 2 * mechanism.grid + 3
+def test_every_position_reads_what_is_declared_and_nothing_else(mechanism: Mechanism, kind: str) -> None:
     batch, prefix, _ = prefixes(mechanism, kind)
-    x = torch.randn(batch, steps, 32, dtype=torch.float64, requires_grad=True)
-    inputs = [x] if prefix is None else [x, prefix.requires_grad_()]
-    y = attention(x, prefix)
-    for i in range(steps):
-        grads = torch.autograd.grad((y[:, i] * torch.randn_like(y[:, i])).sum(), inputs, retain_graph=True)
-        read = (grads[0] != 0).any(-1)
-        assert torch.equal(read, (torch.arange(steps) <= i).expand_as(read)), f"position {i}"
-        assert all((grad != 0).any(-1).all() for grad in grads[1:]), f"position {i} misses a part of the prefix"
+    check_visibility(mechanism.build(), batch, 2 * mechanism.grid + 3, prefix)
+
+
+@every
+def test_every_mechanism_has_a_naive_form_of_its_own(mechanism: Mechanism) -> None:
+    kind = type(mechanism.make())
+    assert kind in naive.FORMULAS, f"write the naive form of {kind.__name__} in attention/ops/naive.py"
 
 
 @every

@@ -11,18 +11,22 @@ from .multilinear import (
     SummedMultiLinear,
     TiedMultiLinear,
 )
+from .ops.rope import Llama3Scaling
+from .sliding_window import SlidingWindow
 from .tpa import TPA, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
 
 __all__ = [
     "AbsoluteMultiLinear",
     "Attention",
     "Cache",
+    "Llama3Scaling",
     "MHA",
     "MLA",
     "MLAQueryLatent",
     "MTLA",
     "MultiLinearEncoder",
     "RelativeMultiLinear",
+    "SlidingWindow",
     "SummedMultiLinear",
     "TPA",
     "TPAKVOnly",

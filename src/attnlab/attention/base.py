@@ -199,8 +199,13 @@ class Attention(nn.Module, ABC):
         """Elements that `new_cache` with the same arguments allocates, exactly."""
 
     @abstractmethod
-    def multiply_adds(self, context: int) -> int:
-        """Multiply-adds of one cached decoding step of one row at `context` positions, projections included."""
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        """Multiply-adds of one cached decoding step of one row, projections included.
+
+        Args:
+            context: positions before and at the step, those of a prefix included.
+            prefix: how many of them are the prefix's; it matters only where prefix and text are not read alike.
+        """
 
 
 def _check_room(cache: Cache, new: int, capacity: int) -> None:

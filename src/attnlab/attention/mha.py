@@ -155,6 +155,6 @@ class MHA(PositionalAttention):
             past.append(Past(self._pack(**prefix), cache.prefix_mask))
         return self._attend(q, self._pack(**kept), past)
 
-    def multiply_adds(self, context: int) -> int:
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
         projections = 2 * self.d_model * (self.num_heads + self.num_kv_heads) * self.head_dim
         return projections + 2 * context * self.num_heads * self.head_dim

@@ -160,7 +160,7 @@ class MLA(PositionalAttention):
         out = torch.matmul(read[:, :, 0].transpose(0, 1), cache.up_value).transpose(0, 1)  # (B, H, d_v)
         return self.out(out.reshape(q.shape[0], 1, -1).to(q.dtype))
 
-    def multiply_adds(self, context: int) -> int:
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
         matrices = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
         slots, _ = self.slots(context, 0)
         return matrices + slots * self.num_heads * (2 * self.latent_dim + self.rope_dim)

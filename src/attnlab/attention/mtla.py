@@ -308,6 +308,6 @@ class MTLA(MLA):
     def cache_elements_per_token(self) -> float:
         return self.elements_per_slot / self.stride
 
-    def multiply_adds(self, context: int) -> int:
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
         slots = self.gate_slot.weight.numel()  # made once, when the cache is
-        return super().multiply_adds(context) - slots + self.gate_latent.out_features
+        return super().multiply_adds(context, prefix) - slots + self.gate_latent.out_features

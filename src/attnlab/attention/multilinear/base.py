@@ -105,7 +105,7 @@ class WithPrefixReadout(MultiLinear):
             return 0.0
         return self.prefix_out(through(q, mean.to(q.dtype)).flatten(2))
 
-    def multiply_adds(self, context: int) -> int:
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """The state has one size: `context` changes nothing.  With `reads_prefix` the reading of P is counted in."""
         matrices = self.qkv.weight.numel() + self.out.weight.numel()
         if self.prefix_out is not None:

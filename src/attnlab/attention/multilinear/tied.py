@@ -83,7 +83,7 @@ class TiedMultiLinear(MultiLinear):
             count = count + prefix_size
         return self.out(read / count.unsqueeze(-1).to(read.dtype)), totals[:, -1]
 
-    def multiply_adds(self, context: int) -> int:
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """The state has one size: `context` changes nothing."""
         pairs = (self.num_readouts + 1) * self.rank * self.value_dim + self.num_readouts * (self.rank + self.value_dim)
         return self.qkv.weight.numel() + pairs + self.out.weight.numel()

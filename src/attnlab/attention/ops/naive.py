@@ -21,6 +21,7 @@ from .. import (
     Attention,
     MLAQueryLatent,
     RelativeMultiLinear,
+    SlidingWindow,
     SummedMultiLinear,
     TiedMultiLinear,
     TPAKVOnly,
@@ -90,18 +91,41 @@ def attend(a: Attention, x: Tensor, prefix: Tensor | None = None, turn: Turn = h
 
 @formula(MHA)
 def mha(a: MHA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    start = 0 if prefix is None else len(prefix)
+    return _read_keys(a, x, prefix, turn, [list(range(i + 1)) for i in range(start + len(x))])
+
+
+@formula(SlidingWindow)
+def sliding_window(a: SlidingWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """MHA whose query i sees the prefix, and the `window` newest positions of the text."""
+    start = 0 if prefix is None else len(prefix)
+    seen = [[j for j in range(i + 1) if j < start or i - j < a.window] for i in range(start + len(x))]
+    return _read_keys(a, x, prefix, turn, seen)
+
+
+def _read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: list[list[int]]) -> Tensor:
+    """Each text position's softmax over the positions visible to it, of prefix and text together."""
+
+    def normed(v: Tensor, norm: nn.Module) -> Tensor:
+        if not isinstance(norm, nn.RMSNorm):
+            return v
+        return norm.weight * v / torch.sqrt((v * v).mean(-1, keepdim=True) + norm.eps)
+
+    def turned(v: Tensor, norm: nn.Module, heads: int, position: int) -> Tensor:
+        return turn(normed(v.view(heads, a.head_dim), norm), position, a.rope_theta)
+
     joint = x if prefix is None else torch.cat((prefix, x))
-    q = [turn(a.query(v).view(a.num_heads, a.head_dim), i, a.rope_theta) for i, v in enumerate(joint)]
-    k = [turn(a.key(v).view(a.num_kv_heads, a.head_dim), i, a.rope_theta) for i, v in enumerate(joint)]
+    q = [turned(a.query(v), a.query_norm, a.num_heads, i) for i, v in enumerate(joint)]
+    k = [turned(a.key(v), a.key_norm, a.num_kv_heads, i) for i, v in enumerate(joint)]
     v = [a.value(v).view(a.num_kv_heads, a.head_dim) for v in joint]
     rows = []
     for i in range(len(joint) - len(x), len(joint)):
         heads = []
         for h in range(a.num_heads):
             g = h * a.num_kv_heads // a.num_heads
-            logits = torch.stack([q[i][h] @ k[j][g] for j in range(i + 1)])
+            logits = torch.stack([q[i][h] @ k[j][g] for j in visible[i]])
             p = torch.softmax(logits / math.sqrt(a.head_dim), 0)
-            heads.append(torch.stack([p[j] * v[j][g] for j in range(i + 1)]).sum(0))
+            heads.append(torch.stack([p[n] * v[j][g] for n, j in enumerate(visible[i])]).sum(0))
         rows.append(a.out(torch.cat(heads)))
     return torch.stack(rows)
 

@@ -143,8 +143,8 @@ class Published(Attention):
         """What the cache has grown to after `capacity` tokens: prefix and text together, once per row."""
         return int(self.ours.cache_elements(batch, prefix_capacity + capacity))
 
-    def multiply_adds(self, context: int) -> int:
-        return int(self.ours.multiply_adds(context))
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        return int(self.ours.multiply_adds(context, prefix))
 
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
         """About what the N x K tensors of a training step take: probabilities kept per layer, two more passing."""

@@ -300,7 +300,7 @@ class TPA(PositionalAttention):
         out = (weights.flatten(2, 3) @ self._whole(token)).sum(1).unflatten(1, p.shape[1:3])
         return _unfold(out, batch, rows)
 
-    def multiply_adds(self, context: int) -> int:
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
         built = (
             0 if self._on_query_factors or not self.factorised_queries else self.num_heads * self.q_rank * self.head_dim
         )

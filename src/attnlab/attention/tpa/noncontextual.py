@@ -91,5 +91,5 @@ class TPANonContextualB(TPA):
     def _step_costs(self) -> tuple[int, int]:
         return super()._step_costs()[0], 0
 
-    def multiply_adds(self, context: int) -> int:
-        return super().multiply_adds(context) + self.rank * self.num_heads * self.head_dim
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        return super().multiply_adds(context, prefix) + self.rank * self.num_heads * self.head_dim

@@ -1,0 +1,176 @@
+"""Multi-head attention over a sliding window of the newest positions."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .base import Cache, length_mask
+from .mha import MHA, Projection
+from .ops.decode import attend_cached
+from .ops.rope import Llama3Scaling
+from .positional import PositionalCache
+
+BLOCK = 64  # queries of one kernel call, at least; a wider window takes as many as it is wide
+
+
+class WindowCache(PositionalCache):
+    """Keys and values of the newest `window` text positions: position t lies in slot t mod window."""
+
+    def __init__(
+        self, attention: "SlidingWindow", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
+    ) -> None:
+        super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
+        self.window = attention.window
+        self.size = attention.slots(capacity, prefix_capacity)[0]
+        self.reached = 0  # the longest text before a crop: what it has overwritten is lost
+
+    def used_slots(self) -> int:
+        return min(self.length, self.size)
+
+    def crop(self, length: int) -> None:
+        self._check_crop(length)
+        reached = max(self.reached, self.length)
+        first = max(0, length - self.window + 1)  # the next position reads first ... length - 1
+        if length < self.length and first < min(length, reached - self.size):
+            raise ValueError(
+                f"cannot crop to {length} positions: of {reached} the newest {self.size} are held, and the next "
+                f"position would read from number {first} on; crop to 0 and feed the rest again"
+            )
+        self.length, self.reached = length, reached if length else 0
+
+
+class SlidingWindow(MHA):
+    """Multi-head, grouped-query or multi-query attention to the newest `window` text positions, its own among them.
+
+    Text position i sees the text positions j with i - window < j <= i (Longformer, section 3.1, made causal; Mistral
+    7B, section 2). Every position sees the whole prefix, as in all mechanisms: the window counts text positions alone.
+    With a window of at least the text's length this is `MHA`. Cache: 2 G D elements per position for at most `window`
+    text positions, none for older ones; prefixes are kept whole.
+
+    Args:
+        window: text positions that a position sees, at least 1.
+        Others are those of `MHA`.
+
+    ValueError: `window` is below 1, or sizes do not fit each other.
+    """
+
+    cache_type = WindowCache
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        window: int = 128,
+        *,
+        bias: bool | Sequence[Projection] = True,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+        rope_theta: float = 10000.0,
+        rope_scaling: Llama3Scaling | None = None,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        if window < 1:
+            raise ValueError(f"window={window}: expected at least 1")
+        super().__init__(
+            d_model, num_heads, num_kv_heads, head_dim, bias=bias, qk_norm=qk_norm, dropout=dropout,
+            rope_theta=rope_theta, rope_scaling=rope_scaling, norm_eps=norm_eps,
+        )  # fmt: skip
+        self.window = window
+
+    def visible(self, position: int) -> range:
+        return range(max(0, position - self.window + 1), position + 1)
+
+    def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
+        return min(capacity, self.window), prefix_capacity
+
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
+    ) -> Tensor:
+        if prefix is None and x.shape[1] <= self.window:
+            return super()._forward(x, None, lengths, None)
+        angles, before = self._angles(x, prefix, prefix_lengths)
+        past = None if prefix is None else self._kept(prefix, before)
+        mask = None if prefix is None or prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
+        return self._read(self._queries(x, angles), self._kept(x, angles), past, mask, self._dropout)
+
+    def _read(
+        self,
+        q: Tensor,
+        text: dict[str, Tensor],
+        prefix: dict[str, Tensor] | None,
+        prefix_mask: Tensor | None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Queries (B, H, n, D), the last n of the K positions of `text` (B, G, K, D), block by block -> (B, n, d).
+
+        Prefixes (B, G, S, D), and which of their positions exist, (B, S) bool.
+        """
+        new, total, block = q.shape[2], text["key"].shape[2], max(self.window, BLOCK)
+        outs = []
+        for start in range(total - new, total, block):
+            end = min(start + block, total)
+            first = max(0, start - self.window + 1)
+            i, j = (torch.arange(begin, end, device=q.device) for begin in (start, first))
+            mask = (j <= i[:, None]) & (j > i[:, None] - self.window)
+            seen = {name: values[:, :, first:end].to(q.dtype) for name, values in text.items()}
+            if prefix is not None:
+                seen = {name: torch.cat((prefix[name].to(q.dtype), values), 2) for name, values in seen.items()}
+                size = prefix["key"].shape[2]
+                if prefix_mask is None:
+                    mask = F.pad(mask, (size, 0), value=True)
+                else:
+                    rows = prefix_mask[:, None, None].expand(-1, -1, len(i), -1)
+                    mask = torch.cat((rows, mask.expand(len(q), 1, -1, -1)), -1)
+            queries = q[:, :, start - total + new : end - total + new]
+            outs.append(
+                F.scaled_dot_product_attention(
+                    queries, seen["key"], seen["value"], mask, dropout, enable_gqa=self.num_kv_heads < self.num_heads
+                )
+            )
+        return self._join(torch.cat(outs, 2))
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(B, S, d), (B,) -> (B, S, d): every position sees those less than `window` away from it, on both sides."""
+        angles, _ = self._angles(x, None, None)
+        place = torch.arange(x.shape[1], device=x.device)
+        near = (place - place[:, None]).abs() < self.window
+        own = torch.eye(len(place), dtype=torch.bool, device=x.device)  # padding far from the text reads itself
+        mask = near & length_mask(lengths, x.shape[1])[:, None, None] | own
+        key, value = self._kept(x, angles).values()
+        out = F.scaled_dot_product_attention(
+            self._queries(x, angles), key, value, mask, self._dropout, enable_gqa=self.num_kv_heads < self.num_heads
+        )
+        return self._join(out)
+
+    def _extend(self, x: Tensor, cache: Cache) -> Tensor:
+        assert isinstance(cache, WindowCache)
+        new, start, size = x.shape[1], cache.length, cache.prefix_size
+        angles = cache.angles(start, start + new)
+        q, kept = self._queries(x, angles), self._kept(x, angles)
+        prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
+        if new == 1:
+            cache.write(cache.text, start % cache.size, kept)
+            key, value = (buffer[:, :, : min(start + 1, cache.size)] for buffer in cache.text.values())
+            out = attend_cached(q, key, value, self.scale, prefix["key"], prefix["value"], cache.prefix_mask)
+            return self._join(out.to(q.dtype))
+        held = torch.arange(max(0, start - self.window + 1), start, device=x.device) % cache.size
+        text = {name: torch.cat((cache.text[name][:, :, held].to(q.dtype), kept[name]), 2) for name in kept}
+        own = {name: buffer.repeat_interleave(cache.beam, 0) for name, buffer in prefix.items()} if size else None
+        mask = None if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
+        out = self._read(q, text, own, mask)
+        newest = torch.arange(max(start, start + new - cache.size), start + new, device=x.device)
+        for name, buffer in cache.text.items():
+            buffer[:, :, newest % cache.size] = kept[name][:, :, newest - start].to(buffer.dtype)
+        return out
+
+    @property
+    def cache_elements_per_token(self) -> float:
+        """Zero: the cache does not grow beyond the window."""
+        return 0.0
+
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        return super().multiply_adds(prefix + min(context - prefix, self.window))

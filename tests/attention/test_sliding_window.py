@@ -1,0 +1,162 @@
+"""A sliding window: what is right about ours, and that a false one is caught."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnlab.attention import MHA, SlidingWindow
+from attnlab.attention.ops import naive
+from tests.attention.mechanisms import check_visibility, error, extend_by
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+class InheritsTheForm(MHA):
+    """As README shows a mechanism of one's own: a change to MHA, without a naive form."""
+
+
+class SeesAll(SlidingWindow):
+    """Declares a window, and reads everything."""
+
+    def _forward(self, *args: Any) -> Tensor:
+        return MHA._forward(self, *args)
+
+
+class DeclaresNothing(SlidingWindow):
+    """Reads a window, and declares all of the past."""
+
+    def visible(self, position: int) -> range:
+        return range(position + 1)
+
+
+class OffByOne(SlidingWindow):
+    """Declares one position less than it reads."""
+
+    def visible(self, position: int) -> range:
+        return range(max(0, position - self.window + 2), position + 1)
+
+
+class SeesTheFuture(SlidingWindow):
+    """Declares what it reads, and it reads one position too far."""
+
+    def visible(self, position: int) -> range:
+        return range(max(0, position - self.window + 1), position + 2)
+
+
+def test_an_inherited_naive_form_is_refused() -> None:
+    with pytest.raises(LookupError, match=r"InheritsTheForm has no naive form \(that of MHA is not inherited\)"):
+        naive.attend(InheritsTheForm(8, 2).double(), draw(3, 8))
+
+
+@pytest.mark.parametrize("kind", [SeesAll, DeclaresNothing, OffByOne, SeesTheFuture])
+@pytest.mark.parametrize("prefix", [None, 2])
+def test_a_false_window_is_caught(kind: type[SlidingWindow], prefix: int | None) -> None:
+    given = None if prefix is None else draw(2, prefix, 8)
+    with pytest.raises(AssertionError):
+        check_visibility(kind(8, 2, window=3).double(), 2, 7, given)
+    check_visibility(SlidingWindow(8, 2, window=3).double(), 2, 7, given)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 63, 64, 65, 100, 129, 130, 131, 500])
+@pytest.mark.parametrize("groups", [4, 2, 1])
+def test_equals_a_dense_softmax_across_blocks(window: int, groups: int) -> None:
+    """Longer than a block of queries; forward, gradients, and chunks."""
+    attention, steps = SlidingWindow(32, 4, groups, window=window).double(), 130
+    x, prefix, lengths = draw(2, steps, 32).requires_grad_(), draw(2, 5, 32), torch.tensor([5, 2])
+    y = attention(x, prefix, prefix_lengths=lengths)
+    want = dense(attention, x, prefix, lengths)
+    assert error(y, want) < 1e-12
+    g = torch.randn_like(y)
+    assert error(torch.autograd.grad(y, x, g)[0], torch.autograd.grad(want, x, g)[0]) < 1e-11
+    for chunks in ([steps], [1] * 3 + [70, 1, 1, 55], [64, 66], [100, *[1] * 30]):
+        cache = attention.new_cache(2, steps, 5)
+        attention.read_prefix(prefix, lengths, cache)
+        assert error(extend_by(attention, x.detach(), cache, chunks), want) < 1e-12
+
+
+def dense(attention: SlidingWindow, x: Tensor, prefix: Tensor, lengths: Tensor) -> Tensor:
+    """One softmax per row over all of its keys, with a mask."""
+    rows = []
+    for row, before, size in zip(x, prefix, lengths.tolist(), strict=True):
+        joint = torch.cat((before[:size], row))[None]
+        angles, _ = attention._angles(joint, None, None)
+        q, (k, v) = attention._queries(joint, angles), attention._kept(joint, angles).values()
+        k, v = (t.repeat_interleave(4 // attention.num_kv_heads, 1) for t in (k, v))
+        i, j = torch.arange(joint.shape[1])[:, None], torch.arange(joint.shape[1])
+        seen = (j <= i) & ((j < size) | (i - j < attention.window))
+        logits = (q @ k.mT * attention.head_dim**-0.5).masked_fill(~seen, float("-inf"))
+        rows.append(attention.out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))[0, size:])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("window", [7, 8, 100])
+def test_a_window_as_long_as_the_text_is_mha(window: int) -> None:
+    ours, mha = SlidingWindow(32, 4, 2, window=window).double(), MHA(32, 4, 2).double()
+    mha.load_state_dict(ours.state_dict())
+    x, prefix = draw(2, 7, 32), draw(2, 4, 32)
+    assert torch.equal(ours(x), mha(x))
+    assert error(ours(x, prefix), mha(x, prefix)) < 1e-13
+    assert ours.multiply_adds(11, 4) == mha.multiply_adds(11)
+
+
+def test_the_cache_holds_the_window_and_the_whole_prefix() -> None:
+    attention = SlidingWindow(32, 4, window=5)
+    for text, held in ((3, 3), (5, 5), (6, 5), (1000, 5)):
+        assert attention.cache_elements(2, text, 20) == 2 * (held + 20) * 2 * 32
+    assert attention.multiply_adds(1000) == attention.multiply_adds(5)
+    with_prefix = attention.multiply_adds(1000, 900) - attention.multiply_adds(100)
+    assert with_prefix == 900 * 2 * 32
+
+
+def test_crop_goes_back_as_far_as_what_is_read_is_held() -> None:
+    attention, x, other = SlidingWindow(32, 4, window=4).double(), draw(2, 12, 32), draw(2, 3, 32)
+    for read in range(1, 10):
+        for length in range(read + 1):
+            cache = attention.new_cache(2, 13)
+            attention.extend(x[:, :read], cache)
+            if read <= 4 or length == 0 or length >= read - 1:
+                cache.crop(length)
+                want = attention(torch.cat((x[:, :length], other), 1))[:, length:]
+                assert error(extend_by(attention, other, cache, [1, 2]), want) < 1e-12
+            else:
+                with pytest.raises(ValueError, match="the newest 4 are held"):
+                    cache.crop(length)
+
+
+def test_a_second_crop_knows_what_was_overwritten_before_the_first() -> None:
+    attention, x = SlidingWindow(32, 4, window=3).double(), draw(2, 8, 32)
+    cache = attention.new_cache(2, 8)
+    attention.extend(x[:, :7], cache)
+    cache.crop(6)
+    with pytest.raises(ValueError, match="cannot crop to 5 positions: of 7 the newest 3 are held"):
+        cache.crop(5)
+    assert error(attention.extend(x[:, 6:], cache), attention(x)[:, 6:]) < 1e-12
+    cache.crop(0)
+    assert error(attention.extend(x[:, :2], cache), attention(x)[:, :2]) < 1e-12
+    cache.crop(1)
+    assert error(attention.extend(x[:, 1:2], cache), attention(x)[:, 1:2]) < 1e-12
+
+
+def test_encode_sees_a_window_on_both_sides() -> None:
+    attention, lengths = SlidingWindow(16, 2, window=3).double(), torch.tensor([9, 5])
+    x = draw(2, 9, 16)
+    x[1, 5:] = 1e6
+    x.requires_grad_()
+    y = attention.encode(x, lengths)
+    place = torch.arange(9)
+    for row, length in enumerate(lengths.tolist()):
+        for i in range(length):
+            (grad,) = torch.autograd.grad(y[row, i].sum(), x, retain_graph=True)
+            read = (grad[row] != 0).any(-1)
+            assert torch.equal(read, ((place - i).abs() < 3) & (place < length))
+        alone = attention.encode(x[row : row + 1, :length], torch.tensor([length]))
+        assert error(y[row : row + 1, :length], alone) < 1e-12
+
+
+def test_a_window_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="window=0: expected at least 1"):
+        SlidingWindow(8, 2, window=0)
