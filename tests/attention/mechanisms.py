@@ -11,7 +11,7 @@ from torch import Tensor
 from attnlab.attention import Attention, Cache
 from attnlab.config.build import CONF, GROUPS, instantiate, knob_paths
 
-NAMES = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
+NAMES = sorted(path.stem for path in (CONF / "attention").glob("*.yaml") if path.stem != "hybrid")  # a stack of them
 TINY = ("task.model.d_model=32", "task.attention_heads=4", "task.attention_dropout=0.0")
 WIDE = ("task.attention_heads=12", "task.attention_head_dim=64")  # steps in factor space take fewer multiply-adds
 

@@ -24,7 +24,7 @@ MECHANISMS: dict[str, Callable[[], Attention]] = {
 
 def decoder(mechanism: str) -> PrefixDecoder:
     torch.manual_seed(3)
-    model = PrefixDecoder(VOCAB, 16, MECHANISMS[mechanism], num_layers=2, ffn_dim=24, projector_dim=8)
+    model = PrefixDecoder(VOCAB, 16, lambda _: MECHANISMS[mechanism](), num_layers=2, ffn_dim=24, projector_dim=8)
     with torch.no_grad():
         model.unembedding.weight.mul_(4)  # opinions strong enough that hypotheses differ
     return model.double().eval()

@@ -22,7 +22,9 @@ class Published(AbsoluteMultiLinear):
 def train(form: type[AbsoluteMultiLinear]) -> Tensor:
     """Nats per position of a window of fresh i.i.d. uniform tokens, (T,), after training on such."""
     torch.manual_seed(0)
-    model = TensorizedTransformer(VOCAB, 64, lambda: form(64, 16, WINDOW), num_layers=2, ffn_dim=128, max_length=WINDOW)
+    model = TensorizedTransformer(
+        VOCAB, 64, lambda _: form(64, 16, WINDOW), num_layers=2, ffn_dim=128, max_length=WINDOW
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for _ in range(STEPS):
         tokens = torch.randint(VOCAB, (64, WINDOW + 1))

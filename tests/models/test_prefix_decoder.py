@@ -19,7 +19,7 @@ def build(mechanism: Mechanism, **kwargs: bool) -> PrefixDecoder:
     """Two layers of different weights; norms and biases that count."""
     seeds = iter((1, 2))
     decoder = PrefixDecoder(
-        VOCAB, 32, lambda: mechanism.build(seed=next(seeds)), num_layers=2, ffn_dim=24, projector_dim=12, **kwargs
+        VOCAB, 32, lambda _: mechanism.build(seed=next(seeds)), num_layers=2, ffn_dim=24, projector_dim=12, **kwargs
     )
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
@@ -101,7 +101,7 @@ def test_a_row_sees_no_later_token_and_no_padding(mechanism: Mechanism) -> None:
 
 
 def test_the_padding_piece_is_zero_and_stays_so() -> None:
-    decoder = PrefixDecoder(VOCAB, 32, lambda: EVERY[0].build(dtype=torch.float32), num_layers=1, ffn_dim=8, pad=3)
+    decoder = PrefixDecoder(VOCAB, 32, lambda _: EVERY[0].build(dtype=torch.float32), num_layers=1, ffn_dim=8, pad=3)
     assert not decoder.embedding.weight[3].any()
     decoder(torch.tensor([[0, 3, 4]]), torch.randn(1, 2, 32)).sum().backward()
     assert decoder.embedding.weight.grad is not None
@@ -109,7 +109,7 @@ def test_the_padding_piece_is_zero_and_stays_so() -> None:
 
 
 def test_embeddings_start_at_the_recipes_scale() -> None:
-    decoder = PrefixDecoder(4000, 32, lambda: EVERY[0].build(), num_layers=1)
+    decoder = PrefixDecoder(4000, 32, lambda _: EVERY[0].build(), num_layers=1)
     for weight in (decoder.embedding.weight, decoder.unembedding.weight):
         assert weight.std().item() == pytest.approx(32**-0.5, rel=0.02)
 
@@ -120,7 +120,7 @@ def test_dropout_acts_in_training_only(rates: tuple[float, float]) -> None:
     decoder = PrefixDecoder(
         VOCAB,
         32,
-        lambda: EVERY[0].build(seed=next(seeds), dtype=torch.float32),
+        lambda _: EVERY[0].build(seed=next(seeds), dtype=torch.float32),
         num_layers=2,
         ffn_dim=24,
         dropout=rates[0],

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnlab.attention import MHA, Attention
+from attnlab.attention import MHA
 from attnlab.attention.ops import naive
 from attnlab.models import T6
 from tests.attention.mechanisms import EVERY, Mechanism, error, random_chunks
@@ -19,7 +19,7 @@ VOCAB = 11
 def build(mechanism: Mechanism) -> T6:
     """Two layers of different weights."""
     seeds = iter((1, 2))
-    model = T6(VOCAB, 32, lambda: mechanism.build(seed=next(seeds)), 2, 24, 64, output_init="default")
+    model = T6(VOCAB, 32, lambda _: mechanism.build(seed=next(seeds)), 2, 24, 64, output_init="default")
     return model.double().eval()
 
 
@@ -89,7 +89,7 @@ def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism) -> None:
 
 def plain(**kwargs: object) -> T6:
     torch.manual_seed(0)
-    return T6(VOCAB, 32, lambda: MHA(32, 4), 2, **kwargs)  # type: ignore[arg-type]
+    return T6(VOCAB, 32, lambda _: MHA(32, 4), 2, **kwargs)  # type: ignore[arg-type]
 
 
 def test_blocks_add_nothing_at_first_but_learn() -> None:
@@ -107,7 +107,7 @@ def test_blocks_add_nothing_at_first_but_learn() -> None:
 
 
 def test_the_embedding_begins_as_a_linear_layer_does() -> None:
-    weight = T6(5000, 64, lambda: MHA(64, 4), 1).embedding.weight
+    weight = T6(5000, 64, lambda _: MHA(64, 4), 1).embedding.weight
     assert weight.abs().max() <= 1 / 8 and weight.std().item() == pytest.approx(3**-0.5 / 8, rel=0.01)
 
 
@@ -118,11 +118,8 @@ def test_a_mechanism_without_an_output_projection_says_so() -> None:
             self.read_out = self.out
             del self.out
 
-    def make() -> Attention:
-        return Bare()
-
     with pytest.raises(ValueError, match="Bare has no output projection"):
-        T6(VOCAB, 32, make, 1)
+        T6(VOCAB, 32, lambda _: Bare(), 1)
 
 
 def test_a_window_longer_than_the_model_is_refused() -> None:
@@ -143,6 +140,6 @@ def test_published_totals(d: int, layers: int, ffn: int, total: int) -> None:
     """MHA, MQA and two-group GQA fill the same budget with d/64, d/32 - 1 and d/32 - 2 heads."""
     for heads, groups in ((d // 64, d // 64), (d // 32 - 1, 1), (d // 32 - 2, 2)):
         with torch.device("meta"):
-            model = T6(50304, d, lambda h=heads, g=groups: MHA(d, h, g, 64, bias=False), layers)  # type: ignore[misc]
+            model = T6(50304, d, lambda _, h=heads, g=groups: MHA(d, h, g, 64, bias=False), layers)  # type: ignore[misc]
         assert sum(p.numel() for p in model.parameters()) == total
         assert model.blocks[0].down.in_features == ffn

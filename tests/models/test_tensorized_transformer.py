@@ -32,7 +32,7 @@ each = pytest.mark.parametrize("softmax", SOFTMAXES)
 def build(mechanism: Mechanism = EVERY[0], **kwargs: Any) -> TensorizedTransformer:
     seeds = iter((1, 2))
     model = TensorizedTransformer(
-        VOCAB, 32, lambda: mechanism.build(seed=next(seeds)), num_layers=2, ffn_dim=24, max_length=30, **kwargs
+        VOCAB, 32, lambda _: mechanism.build(seed=next(seeds)), num_layers=2, ffn_dim=24, max_length=30, **kwargs
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="31 positions; the model has 30"):
         model(torch.zeros(1, 31, dtype=torch.int64))
     with pytest.raises(ValueError, match="max_length=9: AbsoluteMultiLinear takes 8 positions"):
-        TensorizedTransformer(VOCAB, 8, lambda: AbsoluteMultiLinear(8, 2, 8), max_length=9)
+        TensorizedTransformer(VOCAB, 8, lambda _: AbsoluteMultiLinear(8, 2, 8), max_length=9)
     with pytest.raises(ValueError, match="cutoffs"):
         build(cutoffs=[30])
     with pytest.raises(ValueError, match="d_model=32 cannot be divided 2 times by div_value=8"):
@@ -153,7 +153,7 @@ def test_initial_loss_is_about_that_of_a_uniform_guess() -> None:
     """Among the head's 5 words and 2 clusters first, then among a cluster's 7 or 488 words."""
     clustered = math.log(7) + (7 * math.log(7) + 488 * math.log(488)) / 500
     for name, kwargs in SOFTMAXES.items():
-        model = TensorizedTransformer(500, 64, lambda: RelativeMultiLinear(64, 20, 8), 2, 64, **kwargs)
+        model = TensorizedTransformer(500, 64, lambda _: RelativeMultiLinear(64, 20, 8), 2, 64, **kwargs)
         nll = model.loss(torch.randint(500, (8, 40)), torch.randint(500, (8, 40))).mean()
         assert nll.item() == pytest.approx(math.log(500) if name == "plain" else clustered, rel=0.1)
 
@@ -171,7 +171,7 @@ class Size(NamedTuple):
     num_cores: int = 1
 
     def build(self, form: type[RelativeMultiLinear] | type[AbsoluteMultiLinear] = RelativeMultiLinear) -> nn.Module:
-        def attention() -> Attention:
+        def attention(layer: int) -> Attention:
             return form(self.d_model, self.rank, self.window, self.num_cores)
 
         with torch.device("meta"):

@@ -113,7 +113,7 @@ def test_encoder_form_is_the_formula(mechanism: Mechanism) -> None:
 def small(pre_norm: bool, attention: bool = True, dropout: float = 0.0) -> tuple[TextEncoder, CrossDecoder]:
     torch.manual_seed(1)
 
-    def make() -> Attention:
+    def make(layer: int) -> Attention:
         return MHA(WIDTH, 4)
 
     encoder = TextEncoder(13, WIDTH, 2, 4, 24, dropout, pre_norm=pre_norm, attention=make if attention else None)
@@ -182,7 +182,7 @@ def test_one_embedding_serves_all() -> None:
     def decoder(**sizes: object) -> CrossDecoder:
         return CrossDecoder(num_layers=1, num_heads=4, ffn_dim=8, **sizes)  # type: ignore[arg-type]
 
-    def mla() -> Attention:
+    def mla(layer: int) -> Attention:
         return MLA(WIDTH, 4)
 
     places: dict[str, tuple[type[Attention], ...]] = {"encoder": (MLA, MHA), "decoder": (MHA, MLA), "both": (MLA, MLA)}

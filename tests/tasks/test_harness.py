@@ -22,7 +22,7 @@ TEXTS = [("a b", " c"), ("", "a b"), ("e d c b a", " a b c"), ("c", " d")]
 @pytest.fixture(scope="module")
 def module() -> LanguageModelling:
     torch.manual_seed(0)
-    model = T6(len(WORDS), 16, lambda: MHA(16, 2), 2, max_length=8, output_init="default")
+    model = T6(len(WORDS), 16, lambda _: MHA(16, 2), 2, max_length=8, output_init="default")
     return LanguageModelling(
         model,
         WordVocabulary(WORDS, "<eos>", "<unk>", "after"),

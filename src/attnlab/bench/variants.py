@@ -5,6 +5,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -16,10 +17,11 @@ from torch import nn
 from attnlab.attention import Attention
 from attnlab.bench.settings import Settings
 from attnlab.config.build import CONF, instantiate, written
+from attnlab.config.compose import stack_overrides
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
 from attnlab.models import PrefixDecoder
-from attnlab.models.build import build_model
+from attnlab.models.build import build_attention, build_model
 
 Publish = Callable[[Attention], Attention]
 M = TypeVar("M", bound=nn.Module)
@@ -35,15 +37,29 @@ class AttentionVariant:
     copied: bool = False  # beam search with the prefix stored once per hypothesis
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> Attention:
-        """LookupError where no published algorithm of this mechanism is kept."""
+        """The mechanism of a layer, as it is measured.
+
+        LookupError: the layers have several, or no published algorithm of this mechanism is kept.
+        """
+        if len(self.layers()) > 1:
+            raise LookupError(
+                f"{self.name} has layers of several mechanisms: measure the whole with bench.what=model or beam"
+            )
         attention = self.mechanism(dtype, device)
         return publish_by(self.published)(attention) if self.published else attention
 
     def mechanism(self, dtype: torch.dtype, device: torch.device) -> Attention:
         """Ours, whichever algorithm runs."""
         torch.manual_seed(self.cfg.seed)
-        attention: Attention = instantiate(self.cfg.attention)
-        return attention.to(device, dtype).eval()
+        return build_attention(self.cfg, 0).to(device, dtype).eval()
+
+    def layers(self) -> list["Variant"]:
+        """One variant for each mechanism that its layers have: this one, unless the stack is hybrid."""
+        if "pattern" not in self.cfg.attention:
+            return [self]
+        plain = written(self.cfg)
+        nodes = plain["attention"]["mechanisms"].values()
+        return [replace(self, cfg=OmegaConf.create(plain | {"attention": node})) for node in nodes]
 
     def decoder(self, dtype: torch.dtype, device: torch.device) -> PrefixDecoder:
         """The task's decoder."""
@@ -52,7 +68,7 @@ class AttentionVariant:
         decoder: PrefixDecoder = instantiate(task.model.decoder)(
             vocab_size=task.data.vocab_size,
             d_model=task.model.d_model,
-            attention=lambda: instantiate(self.cfg.attention),
+            attention=partial(build_attention, self.cfg),
         )
         return self._finished(decoder, dtype, device)
 
@@ -65,7 +81,7 @@ class AttentionVariant:
     def _finished(self, module: M, dtype: torch.dtype, device: torch.device) -> M:
         module.to(device, dtype).eval()
         if self.published:
-            chosen = type(self.mechanism(dtype, device))
+            chosen = tuple(type(layer.mechanism(dtype, device)) for layer in self.layers())
             for block in list(module.modules()):
                 if isinstance(attention := getattr(block, "attention", None), chosen):
                     block.attention = publish_by(self.published)(attention)
@@ -104,6 +120,8 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
             known = [*names, "published", *(f"published_{other}" for other in names)]
             raise ConfigError(f"bench.references: {name} is no mechanism{nearest(name, known)}")
         node = written(compose(f"attention/{name}"))
+        stack = stack_overrides(node["attention"].get("pattern"), names)
+        node = written(compose(f"attention/{name}", overrides=stack)) if stack else node
     own = written(OmegaConf.from_dotlist(overrides))
     for key in own:
         if key not in node["attention"]:

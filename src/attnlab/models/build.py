@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +33,21 @@ def without_memory() -> Iterator[None]:
 
 
 def build_model(cfg: DictConfig, **sizes: Any) -> Any:
-    """What `task.model` names, with the mechanism of `attention`; `sizes`: what only the data knows."""
+    """The model that `task.model` names, with the mechanism of `attention` in its layers.
 
-    def attention() -> Attention:
-        return instantiate(cfg.attention, path="attention")
+    Args:
+        cfg: a run's configuration, resolved.
+        sizes: arguments that only the data knows, such as the size of the vocabulary.
+    """
+    return instantiate(cfg.task.model, path="task.model", attention=partial(build_attention, cfg), **sizes)
 
-    return instantiate(cfg.task.model, path="task.model", attention=attention, **sizes)
+
+def build_attention(cfg: DictConfig, layer: int) -> Attention:
+    """The mechanism of layer number `layer`; in a hybrid stack the pattern repeats over the layers."""
+    pattern = cfg.attention.get("pattern")
+    path = "attention" if pattern is None else f"attention.mechanisms.{pattern[layer % len(pattern)]}"
+    attention: Attention = instantiate(OmegaConf.select(cfg, path), path=path)
+    return attention
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class CrossDecoder(nn.Module):
         self,
         vocab_size: int,
         d_model: int,
-        attention: Callable[[], Attention],
+        attention: Callable[[int], Attention],
         num_layers: int = 6,
         num_heads: int = 8,
         ffn_dim: int = 2048,
@@ -114,7 +114,7 @@ class CrossDecoder(nn.Module):
             self.embedding.weight[pad].zero_()
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
-            CrossDecoderLayer(attention(), num_heads, ffn_dim, dropout, pre_norm) for _ in range(num_layers)
+            CrossDecoderLayer(attention(i), num_heads, ffn_dim, dropout, pre_norm) for i in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
 
@@ -131,12 +131,15 @@ class CrossDecoder(nn.Module):
         own = sum(a.cache_elements(rows, capacity) for a in self.attentions)
         return own + len(self.blocks) * 2 * self.embedding.embedding_dim * sentences * prefix
 
-    def multiply_adds(self, text: int, prefix: int = 0) -> int:
-        """Of one cached step of one row after `text` positions; the prefix's keys and values are there already."""
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        """Of one cached step of one row at `context` positions, `prefix` of which only cross-attention reads.
+
+        The keys and values of the prefix exist already.
+        """
         total = self.embedding.weight.numel()
         for layer in self.blocks:
             matrices = (layer.cross.query, layer.cross.out, layer.up, layer.down)
-            total += layer.attention.multiply_adds(text) + sum(m.weight.numel() for m in matrices)
+            total += layer.attention.multiply_adds(context - prefix) + sum(m.weight.numel() for m in matrices)
             total += 2 * prefix * self.embedding.embedding_dim
         return total
 

@@ -37,7 +37,7 @@ class LanguageModel(nn.Module, ABC):
         """The next tokens (B, n) -> logits (B, n, V), through the caches."""
 
     @abstractmethod
-    def multiply_adds(self, context: int) -> int:
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """Of one cached decoding step of one row at `context` positions, vocabulary included."""
 
     def start(

@@ -25,8 +25,8 @@ class PrefixDecoderLayer(nn.Module):
         self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
         self.dropout, self.activation_dropout = nn.Dropout(dropout), nn.Dropout(activation_dropout)
 
-    def multiply_adds(self, context: int) -> int:
-        return self.attention.multiply_adds(context) + self.up.weight.numel() + self.down.weight.numel()
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        return self.attention.multiply_adds(context, prefix) + self.up.weight.numel() + self.down.weight.numel()
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
@@ -45,7 +45,7 @@ class PrefixDecoder(nn.Module):
         self,
         vocab_size: int,
         d_model: int,
-        attention: Callable[[], Attention],
+        attention: Callable[[int], Attention],
         num_layers: int = 9,
         ffn_dim: int = 2048,
         projector_dim: int = 256,
@@ -62,7 +62,7 @@ class PrefixDecoder(nn.Module):
         self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=pad)
         self.dropout = nn.Dropout(dropout if embedding_dropout is None else embedding_dropout)
         self.layers = nn.ModuleList(
-            PrefixDecoderLayer(attention(), ffn_dim, dropout, activation_dropout) for _ in range(num_layers)
+            PrefixDecoderLayer(attention(i), ffn_dim, dropout, activation_dropout) for i in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
         self.unembedding = nn.Linear(d_model, vocab_size, bias=False)
@@ -84,9 +84,9 @@ class PrefixDecoder(nn.Module):
     def cache_elements(self, rows: int, capacity: int, prefix: int, sentences: int) -> int:
         return sum(a.cache_elements(rows, capacity, prefix, sentences) for a in self.attentions)
 
-    def multiply_adds(self, context: int) -> int:
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """Of one cached decoding step of one row at `context` positions: attention, feed-forward and vocabulary."""
-        layers = sum(layer.multiply_adds(context) for layer in self.blocks)
+        layers = sum(layer.multiply_adds(context, prefix) for layer in self.blocks)
         return layers + self.unembedding.weight.numel()
 
     def forward(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:

@@ -21,7 +21,7 @@ class SpeechToText(nn.Module):
         encoder: Callable[..., nn.Module],
         decoder: Callable[..., PrefixDecoder],
         *,
-        attention: Callable[[], Attention],
+        attention: Callable[[int], Attention],
         vocab_size: int,
         ctc_vocab_size: int | None = None,
     ) -> None:

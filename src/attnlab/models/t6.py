@@ -25,8 +25,8 @@ class T6Block(nn.Module):
         self.gate, self.up = (nn.Linear(attention.d_model, ffn_dim, bias=False) for _ in range(2))
         self.down = nn.Linear(ffn_dim, attention.d_model, bias=False)
 
-    def multiply_adds(self, context: int) -> int:
-        return self.attention.multiply_adds(context) + 3 * self.down.weight.numel()
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        return self.attention.multiply_adds(context, prefix) + 3 * self.down.weight.numel()
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
@@ -46,7 +46,7 @@ class T6(LanguageModel):
         self,
         vocab_size: int,
         d_model: int,
-        attention: Callable[[], Attention],
+        attention: Callable[[int], Attention],
         num_layers: int = 12,
         ffn_dim: int | None = None,
         max_length: int = 1024,
@@ -57,7 +57,7 @@ class T6(LanguageModel):
         self.embedding = nn.Embedding(vocab_size, d_model)
         nn.init.uniform_(self.embedding.weight, -(d_model**-0.5), d_model**-0.5)  # a linear layer's, the released one
         width = 8 * d_model // 3 if ffn_dim is None else ffn_dim
-        self.layers = nn.ModuleList(T6Block(attention(), width) for _ in range(num_layers))
+        self.layers = nn.ModuleList(T6Block(attention(i), width) for i in range(num_layers))
         if output_init == "zeros":
             for block in self.blocks:
                 nn.init.zeros_(block.down.weight)
@@ -76,9 +76,9 @@ class T6(LanguageModel):
     def attentions(self) -> list[Attention]:
         return [block.attention for block in self.blocks]
 
-    def multiply_adds(self, context: int) -> int:
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """Of one cached decoding step of one row at `context` positions: attention, feed-forward and vocabulary."""
-        return sum(block.multiply_adds(context) for block in self.blocks) + self.embedding.weight.numel()
+        return sum(block.multiply_adds(context, prefix) for block in self.blocks) + self.embedding.weight.numel()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T, V).  ValueError: T is more than `max_length`."""

@@ -24,8 +24,8 @@ class PostNormBlock(nn.Module):
         self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
         self.dropout = nn.Dropout(dropout)
 
-    def multiply_adds(self, context: int) -> int:
-        return self.attention.multiply_adds(context) + self.up.weight.numel() + self.down.weight.numel()
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        return self.attention.multiply_adds(context, prefix) + self.up.weight.numel() + self.down.weight.numel()
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
@@ -47,7 +47,7 @@ class TensorizedTransformer(LanguageModel):
         self,
         vocab_size: int,
         d_model: int,
-        attention: Callable[[], Attention],
+        attention: Callable[[int], Attention],
         num_layers: int = 6,
         ffn_dim: int = 2100,
         max_length: int = 80,
@@ -64,7 +64,7 @@ class TensorizedTransformer(LanguageModel):
             else TiedSoftmax(vocab_size, d_model)
         )
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(PostNormBlock(attention(), ffn_dim, dropout) for _ in range(num_layers))
+        self.layers = nn.ModuleList(PostNormBlock(attention(i), ffn_dim, dropout) for i in range(num_layers))
         for mechanism in self.attentions:
             if mechanism.max_positions is not None and mechanism.max_positions < max_length:
                 raise ValueError(
@@ -79,9 +79,9 @@ class TensorizedTransformer(LanguageModel):
     def attentions(self) -> list[Attention]:
         return [block.attention for block in self.blocks]
 
-    def multiply_adds(self, context: int) -> int:
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """Of one cached decoding step of one row at `context` positions: layers, embedding and whole distribution."""
-        return sum(block.multiply_adds(context) for block in self.blocks) + self.softmax.multiply_adds
+        return sum(block.multiply_adds(context, prefix) for block in self.blocks) + self.softmax.multiply_adds
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         if tokens.shape[1] > self.max_length:

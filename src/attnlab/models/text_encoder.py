@@ -76,7 +76,7 @@ class TextEncoder(nn.Module):
         activation_dropout: float = 0.0,
         pre_norm: bool = False,
         pad: int = 1,
-        attention: Callable[[], Attention] | None = None,
+        attention: Callable[[int], Attention] | None = None,
     ) -> None:
         super().__init__()
         self.scale, self.mechanism = math.sqrt(d_model), attention is not None
@@ -86,9 +86,9 @@ class TextEncoder(nn.Module):
             self.embedding.weight[pad].zero_()
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList()
-        for _ in range(num_layers):
+        for i in range(num_layers):
             if attention is not None:
-                self.layers.append(TextEncoderLayer(attention(), ffn_dim, dropout, pre_norm))
+                self.layers.append(TextEncoderLayer(attention(i), ffn_dim, dropout, pre_norm))
                 continue
             layer = nn.TransformerEncoderLayer(
                 d_model, num_heads, ffn_dim, dropout, activation="relu", batch_first=True, norm_first=pre_norm

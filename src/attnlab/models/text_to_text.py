@@ -21,7 +21,7 @@ class TextToText(nn.Module):
         encoder: Callable[..., nn.Module],
         decoder: Callable[..., PrefixDecoder],
         *,
-        attention: Callable[[], Attention],
+        attention: Callable[[int], Attention],
         vocab_size: int,
     ) -> None:
         super().__init__()
@@ -51,14 +51,15 @@ class EncoderDecoder(nn.Module):
         ordinary: Callable[[], Attention],
         attention_in: Literal["encoder", "decoder", "both"] = "encoder",
         *,
-        attention: Callable[[], Attention],
+        attention: Callable[[int], Attention],
         vocab_size: int,
     ) -> None:
         super().__init__()
         if attention_in not in get_args(Literal["encoder", "decoder", "both"]):
             raise ValueError(f"attention_in={attention_in}: it is encoder, decoder or both")
         inside, outside = (
-            attention if attention_in in (place, "both") else ordinary for place in ("encoder", "decoder")
+            attention if attention_in in (place, "both") else lambda layer: ordinary()
+            for place in ("encoder", "decoder")
         )
         self.encoder = encoder(vocab_size=vocab_size, d_model=d_model, attention=inside)
         self.decoder = decoder(vocab_size=vocab_size, d_model=d_model, attention=outside)

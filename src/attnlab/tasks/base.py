@@ -119,7 +119,7 @@ class CachedDecoder(Protocol):
 
     def cache_elements(self, rows: int, text: int, prefix: int = 0, prefixes: int = 0) -> int: ...
 
-    def multiply_adds(self, context: int) -> int: ...
+    def multiply_adds(self, context: int, prefix: int = 0) -> int: ...
 
 
 class TextTask(Task):
@@ -158,8 +158,8 @@ class TextTask(Task):
             "shape": shape.describe(),
         }
         record["multiply_adds_per_token"] = {
-            "attention": sum(a.multiply_adds(context) for a in decoder.attentions),
-            "decoder": decoder.multiply_adds(context),
+            "attention": sum(a.multiply_adds(context, shape.prefix) for a in decoder.attentions),
+            "decoder": decoder.multiply_adds(context, shape.prefix),
             "context": context,
         }
 

@@ -1,0 +1,115 @@
+"""Hybrid stacks: mechanisms repeat over the layers of every model that takes one, and every count follows."""
+
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from attnlab.attention import MHA, MTLA, Attention, SlidingWindow
+from attnlab.bench.exactness import check
+from attnlab.bench.settings import Settings
+from attnlab.bench.variants import Variant, lineup, publish_by
+from attnlab.config.check import compose
+from attnlab.decoding import BeamSearch
+from attnlab.models.build import build_model, count_parameters, without_memory
+from attnlab.tasks.base import task_of
+from tests.attention.mechanisms import error
+
+PATTERN = "attention.pattern=[mtla,mtla,mha]"
+SIZES = {
+    "mustc": ("task.model.d_model=32", "task.model.decoder.num_layers=4", "task.model.decoder.ffn_dim=24"),
+    "wmt16": ("task.model.d_model=32", "task.model.decoder.num_layers=4", "task.model.decoder.ffn_dim=24"),
+    "wikitext2": ("task.model.d_model=32", "task.model.num_layers=4", "task.model.ffn_dim=24"),
+    "ptb": ("task.model.d_model=32", "task.model.num_layers=4", "task.model.ffn_dim=24"),
+}
+every_task = pytest.mark.parametrize("task", SIZES)
+
+
+def config(task: str, *overrides: str) -> DictConfig:
+    extra = ("task.model.attention_in=both", "task.model.encoder.num_layers=4") if task == "wmt16" else ()
+    return compose(f"task={task}", "task.attention_heads=4", *SIZES[task], *extra, *overrides)
+
+
+def decoder_of(model: Any) -> Any:
+    return getattr(model, "decoder", model)
+
+
+@every_task
+def test_layers_follow_the_pattern_and_counts_follow_the_layers(task: str) -> None:
+    hybrid, mtla, mha = (config(task, choice) for choice in (PATTERN, "attention=mtla", "attention=mha"))
+    with without_memory():
+        models = [build_model(cfg, vocab_size=40) for cfg in (hybrid, mtla, mha)]
+    stack, only_mtla, only_mha = (decoder_of(model).attentions for model in models)
+    kinds = [MTLA, MTLA, MHA, MTLA]
+    assert [type(attention) for attention in stack] == kinds
+    pairs = [only_mtla[0] if kind is MTLA else only_mha[0] for kind in kinds]
+    for mine, alone in zip(stack, pairs, strict=True):
+        assert count_parameters(mine) == count_parameters(alone)
+        assert mine.cache_elements(6, 9, 5, 2) == alone.cache_elements(6, 9, 5, 2)
+        assert mine.multiply_adds(14, 5) == alone.multiply_adds(14, 5)
+    inside = [count_parameters(model)["attention"] for model in models]
+    if task == "wmt16":
+        assert [type(layer.attention) for layer in models[0].encoder.layers] == kinds
+    assert inside[0] == inside[1] * 3 // 4 + inside[2] // 4
+
+
+@every_task
+def test_describe_adds_the_layers_up(task: str) -> None:
+    records = []
+    for choice in (PATTERN, "attention=mtla", "attention=mha"):
+        record: dict[str, Any] = {"kv_cache": {}}
+        task_of(config(task, choice)).describe(record)
+        records.append(record)
+    hybrid, mtla, mha = (record["kv_cache"] for record in records)
+    for key in ("elements_per_token_per_layer", "bytes_per_token"):
+        assert hybrid[key] == pytest.approx(0.75 * mtla[key] + 0.25 * mha[key], rel=1e-12)
+    hybrid, mtla, mha = (record["multiply_adds_per_token"] for record in records)
+    assert hybrid["attention"] == 0.75 * mtla["attention"] + 0.25 * mha["attention"]
+
+
+def test_steps_of_a_language_model_equal_its_parallel_form() -> None:
+    model = build_model(config("wikitext2", "attention.pattern=[mtla,sliding_window,tpa]"), vocab_size=40)
+    model.double().eval()
+    assert isinstance(model.attentions[1], SlidingWindow)
+    for attention in model.attentions:  # T6 begins with blocks that add nothing
+        torch.nn.init.normal_(attention.out.weight)
+    tokens = torch.randint(40, (2, 9))
+    caches = model.start(2, 9)
+    with torch.no_grad():
+        steps = torch.cat([model.step(piece, caches) for piece in tokens.split([3, 1, 1, 4], 1)], 1)
+    assert error(steps, model(tokens)) < 1e-11
+    bytes_predicted = 8 * sum(a.cache_elements(2, 9) for a in model.attentions)
+    assert sum(cache.nbytes for cache in caches) == bytes_predicted
+
+
+def test_beam_search_through_caches_of_different_kinds() -> None:
+    model = build_model(config("mustc", PATTERN), vocab_size=12).decoder.double().eval()
+    prefix, lengths = torch.randn(2, 5, 32, dtype=torch.float64), torch.tensor([5, 3])
+    best = [found[0] for found in BeamSearch(beam=3, max_len_b=6)(model, prefix, lengths, bos=2, eos=2, pad=1)]
+    for row, hypothesis in enumerate(best):
+        text = torch.tensor([hypothesis.tokens])
+        inputs = torch.cat((torch.tensor([[2]]), text[:, :-1]), 1)
+        with torch.no_grad():
+            logits = model(inputs, prefix[row : row + 1, : lengths[row]])
+        logits[..., 1] = float("-inf")
+        score = logits.log_softmax(-1).gather(-1, text[..., None]).sum() / text.shape[1]
+        assert hypothesis.score == pytest.approx(float(score), abs=1e-5)
+
+
+def test_bench_measures_the_whole_and_checks_every_mechanism() -> None:
+    cfg = config("wikitext2", PATTERN, "bench.references=[mha,hybrid,published]")
+    chosen, mha, published = lineup(cfg, Settings(references=["mha", "published"]))
+    cpu = torch.device("cpu")
+    assert [v.name for v in (chosen, mha, published)] == ["hybrid", "mha", "published_hybrid"]
+    with pytest.raises(LookupError, match="hybrid has layers of several mechanisms"):
+        chosen.attention(torch.float32, cpu)
+    kinds = [type(a).__name__ for a in chosen.model(torch.float32, cpu).modules() if isinstance(a, Attention)]
+    assert kinds == ["MTLA", "MTLA", "MHA", "MTLA"]
+    blocks: Any = published.model(torch.float32, cpu)
+    theirs = [type(block.attention).__name__ for block in blocks.blocks]
+    assert theirs == ["PublishedMTLA", "PublishedMTLA", "PublishedMHA", "PublishedMTLA"]
+    result = check(chosen, publish_by(Settings().published), torch.float64, cpu)
+    assert all(result[name] < 1e-8 for name in ("output", "gradient", "steps"))
+    reference = lineup(config("wikitext2", "attention=mha"), Settings(references=["hybrid"]))[1]
+    assert isinstance(reference, Variant) and set(reference.cfg.attention.mechanisms) == {"mtla", "mha"}
