@@ -80,7 +80,8 @@ class Composer:
         try:
             first = [text for text in overrides if not text.lstrip("+").startswith("attention.mechanisms.")]
             cfg = _composed(newest, *self.search, *first)
-            stack = stack_overrides(OmegaConf.select(cfg, "attention.pattern"), self.options("attention"))
+            parts = parts_of_stack(OmegaConf.select(cfg, "attention.pattern"), self.options("attention"))
+            stack = [f"+attention@attention.mechanisms.{name}={name}" for name in parts]
             return _composed(newest, *self.search, *stack, *overrides) if stack or len(first) < len(overrides) else cfg
         except MissingConfigException as error:
             group, _, name = (error.missing_cfg_file or "").partition("/")
@@ -163,8 +164,8 @@ class Composer:
                     raise ConfigError(f"{names}: {error}") from error
 
 
-def stack_overrides(pattern: Any, names: Sequence[str]) -> list[str]:
-    """What adds the files of a hybrid stack's mechanisms to a composition; nothing where there is no pattern.
+def parts_of_stack(pattern: Any, names: Sequence[str]) -> list[str]:
+    """The mechanisms of a hybrid stack, each once; none where there is no pattern.
 
     Args:
         pattern: `attention.pattern`, or None.
@@ -180,7 +181,7 @@ def stack_overrides(pattern: Any, names: Sequence[str]) -> list[str]:
     for name in pattern:
         if name not in single:
             raise ConfigError(f"attention.pattern: {name} is not a mechanism{nearest(str(name), single)}")
-    return [f"+attention@attention.mechanisms.{name}={name}" for name in dict.fromkeys(pattern)]
+    return list(dict.fromkeys(pattern))
 
 
 @lru_cache
