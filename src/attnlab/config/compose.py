@@ -109,7 +109,7 @@ class Composer:
         values = [o for o in overrides if o not in groups]
         base = self.compose([str(o.input_line) for o in groups])
         pattern = [str(o.input_line) for o in values if o.key_or_group == "attention.pattern"]
-        if pattern and "pattern" in (base.attention or {}):  # it adds files, whose keys may be set
+        if pattern and "pattern" in (base.get("attention") or {}):  # it adds files, whose keys may be set
             base = self.compose([*(str(o.input_line) for o in groups), *pattern])
         plain = config.written(base)
         for override in values:
