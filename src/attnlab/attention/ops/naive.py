@@ -19,6 +19,7 @@ from .. import (
     TPA,
     AbsoluteMultiLinear,
     Attention,
+    Llama3Scaling,
     MLAQueryLatent,
     RelativeMultiLinear,
     SlidingWindow,
@@ -31,13 +32,13 @@ from .. import (
 )
 from ..multilinear import MultiLinear
 
-Turn = Callable[[Tensor, int, float], Tensor]
+Turn = Callable[..., Tensor]  # (x, position, theta) -> x turned
 
 
-def half_split(x: Tensor, position: int, theta: float) -> Tensor:
+def half_split(x: Tensor, position: int, theta: float, scaling: Llama3Scaling | None = None) -> Tensor:
     """(..., D): component m and m + D/2 turn by position * theta^(-2m/D), Llama's sign."""
     u, v = x.chunk(2, dim=-1)
-    cos, sin = _circle(x, position, theta)
+    cos, sin = _circle(x, position, theta, scaling)
     return torch.cat((u * cos - v * sin, u * sin + v * cos), -1)
 
 
@@ -53,10 +54,24 @@ def opposite(x: Tensor, position: int, theta: float) -> Tensor:
     return half_split(x, -position, theta)
 
 
-def _circle(x: Tensor, position: int, theta: float) -> tuple[Tensor, Tensor]:
+def _circle(x: Tensor, position: int, theta: float, scaling: Llama3Scaling | None = None) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
-    angles = [position * theta ** (-2 * m / width) for m in range(width // 2)]
+    angles = [position * _scaled(theta ** (-2 * m / width), scaling) for m in range(width // 2)]
     return tuple(torch.tensor([f(a) for a in angles], dtype=x.dtype) for f in (math.cos, math.sin))  # type: ignore[return-value]
+
+
+def _scaled(frequency: float, scaling: Llama3Scaling | None) -> float:
+    """Llama 3.1's rule, by wavelength: long waves are stretched, short ones stay, and those between are mixed."""
+    if scaling is None:
+        return frequency
+    wavelength, length = 2 * math.pi / frequency, scaling.original_max_position_embeddings
+    if wavelength < length / scaling.high_freq_factor:
+        return frequency
+    if wavelength > length / scaling.low_freq_factor:
+        return frequency / scaling.factor
+    smooth = length / wavelength - scaling.low_freq_factor
+    smooth /= scaling.high_freq_factor - scaling.low_freq_factor
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 
 Formula = Callable[..., Tensor]
@@ -112,7 +127,8 @@ def _read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: li
         return norm.weight * v / torch.sqrt((v * v).mean(-1, keepdim=True) + norm.eps)
 
     def turned(v: Tensor, norm: nn.Module, heads: int, position: int) -> Tensor:
-        return turn(normed(v.view(heads, a.head_dim), norm), position, a.rope_theta)
+        scaled = {} if a.rope_scaling is None else {"scaling": a.rope_scaling}
+        return turn(normed(v.view(heads, a.head_dim), norm), position, a.rope_theta, **scaled)
 
     joint = x if prefix is None else torch.cat((prefix, x))
     q = [turned(a.query(v), a.query_norm, a.num_heads, i) for i, v in enumerate(joint)]
