@@ -50,6 +50,43 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize(
+    "mechanism", [pytest.param(m, id=str(m), marks=() if quick(m) else pytest.mark.slow) for m in EVERY]
+)
+def test_compiled_training_equals_eager_training(mechanism: Mechanism) -> None:
+    """One graph of the parallel form, forward and backward, after a prefix."""
+    attention = mechanism.build().train()
+    x, prefix = (torch.randn(2, n, 32, dtype=torch.float64, requires_grad=True) for n in (7, 5))
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    inputs = [x, prefix, *attention.parameters()]
+    y, want = compiled(x, prefix), attention(x, prefix)
+    g = torch.randn_like(want)
+    assert error(y, want) < 1e-12
+    for got, exact in zip(torch.autograd.grad(y, inputs, g), torch.autograd.grad(want, inputs, g), strict=True):
+        assert error(got, exact) < 1e-11
+
+
+@pytest.mark.parametrize("mechanism", EVERY, ids=str)
+def test_transforms_of_torch_func(mechanism: Mechanism) -> None:
+    """grad equals autograd's, and vmap over grad gives each row its own."""
+    attention = mechanism.build()
+    x, prefix, g = (torch.randn(2, n, 32, dtype=torch.float64) for n in (5, 3, 5))
+    parameters = {name: p.detach() for name, p in attention.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, prefix: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return (torch.func.functional_call(attention, weights, (x, prefix)) * g).sum()
+
+    got = torch.func.grad(loss)(parameters, x, prefix, g)
+    want = torch.autograd.grad((attention(x, prefix) * g).sum(), list(attention.parameters()))
+    for name, exact in zip(got, want, strict=True):
+        assert error(got[name], exact) < 1e-10, name
+    rows = [t.unsqueeze(1) for t in (x, prefix, g)]  # batches of one row
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0, 0))(parameters, *rows)
+    for name, exact in got.items():
+        assert error(each[name].sum(0), exact) < 1e-10, name
+
+
 @pytest.mark.parametrize(("mechanism", "ragged"), CASES)
 def test_compiled_steps_equal_eager_steps(mechanism: Mechanism, ragged: bool) -> None:
     compilations = decode_both(mechanism, ragged, "eager", torch.float64, 1e-12)

@@ -5,9 +5,9 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .base import Cache, length_mask
+from .ops.backends import dense_attention
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, merged_attention
 from .ops.rope import Llama3Scaling, rotate
@@ -115,10 +115,7 @@ class MHA(PositionalAttention):
         angles, before = self._angles(x, prefix, prefix_lengths)
         q, (k, v) = self._queries(x, angles), self._kept(x, angles).values()
         if prefix is None:
-            out = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, dropout_p=self._dropout, enable_gqa=self.num_kv_heads < self.num_heads
-            )
-            return self._join(out)
+            return self._join(dense_attention(q, k, v, causal=True, dropout=self._dropout))
         mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
         past = Past(self._pack(**self._kept(prefix, before)), mask)
         return self._attend(q, self._pack(k, v), [past], self._dropout)
@@ -128,10 +125,7 @@ class MHA(PositionalAttention):
         angles, _ = self._angles(x, None, None)
         mask = length_mask(lengths, x.shape[1])[:, None, None]
         key, value = self._kept(x, angles).values()
-        out = F.scaled_dot_product_attention(
-            self._queries(x, angles), key, value, mask, self._dropout, enable_gqa=self.num_kv_heads < self.num_heads
-        )
-        return self._join(out)
+        return self._join(dense_attention(self._queries(x, angles), key, value, mask, dropout=self._dropout))
 
     def _attend(self, q_bhtd: Tensor, packed: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
         out = merged_attention(q_bhtd.transpose(1, 2), packed, self.head_dim, self.scale, past=past, dropout=dropout)

@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .base import Cache, length_mask
+from .ops.backends import dense_attention
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, expand, expanded_attention
 from .ops.rope import rotate
@@ -117,7 +117,7 @@ class MLA(PositionalAttention):
         value, key = packed.transpose(1, 2).split([self.head_dim, self.head_dim + self.rope_dim], -1)
         q = self._queries(x, angles).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, key, value, mask[:, None, None], dropout, scale=self.scale)
+        out = dense_attention(q, key, value, mask[:, None, None], dropout=dropout, scale=self.scale)
         return self.out(out.transpose(1, 2).flatten(2))
 
     def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from .base import Cache, length_mask
 from .mha import MHA, Projection
+from .ops.backends import dense_attention
 from .ops.decode import attend_cached
 from .ops.rope import Llama3Scaling
 from .positional import PositionalCache
@@ -126,11 +127,7 @@ class SlidingWindow(MHA):
                     rows = prefix_mask[:, None, None].expand(-1, -1, len(i), -1)
                     mask = torch.cat((rows, mask.expand(len(q), 1, -1, -1)), -1)
             queries = q[:, :, start - total + new : end - total + new]
-            outs.append(
-                F.scaled_dot_product_attention(
-                    queries, seen["key"], seen["value"], mask, dropout, enable_gqa=self.num_kv_heads < self.num_heads
-                )
-            )
+            outs.append(dense_attention(queries, seen["key"], seen["value"], mask, dropout=dropout))
         return self._join(torch.cat(outs, 2))
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
@@ -141,10 +138,7 @@ class SlidingWindow(MHA):
         own = torch.eye(len(place), dtype=torch.bool, device=x.device)  # padding far from the text reads itself
         mask = near & length_mask(lengths, x.shape[1])[:, None, None] | own
         key, value = self._kept(x, angles).values()
-        out = F.scaled_dot_product_attention(
-            self._queries(x, angles), key, value, mask, self._dropout, enable_gqa=self.num_kv_heads < self.num_heads
-        )
-        return self._join(out)
+        return self._join(dense_attention(self._queries(x, angles), key, value, mask, dropout=self._dropout))
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, WindowCache)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
 from attnlab.attention.base import length_mask
+from attnlab.attention.ops.backends import dense_attention
 from attnlab.attention.ops.decode import attend_cached
 from attnlab.models.encoder import sinusoidal_positions
 
@@ -50,7 +51,7 @@ class CrossAttention(nn.Module):
         """(B, T, d), (B, S, d), (B,) -> (B, T, d)."""
         q, k, v = self._heads(self.query(x)), self._heads(self.key(prefix)), self._heads(self.value(prefix))
         mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])[:, None, None]
-        out = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0)
+        out = dense_attention(q, k, v, mask, dropout=self.dropout if self.training else 0.0)
         return self.out(out.transpose(1, 2).flatten(2))
 
     @torch.no_grad()

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..base import Cache
+from ..ops.tables import transformed
 from .base import Windowed
 from .cache import SlotCache, StateCache
 
@@ -46,7 +47,8 @@ class AbsoluteMultiLinear(Windowed):
         """
         size, steps = k.shape[1], q.shape[1]
         weight = self.out.weight.unflatten(1, (self.num_readouts, self.window, self.window)).transpose(0, 1)
-        weights: tuple[Tensor, ...] = _Strips.apply(weight, size, block)  # (C, d, P) each
+        cut = _strips if transformed() else _Strips.apply  # torch.func cannot transform a backward of ours
+        weights: tuple[Tensor, ...] = cut(weight, size, block)
         place = torch.arange(size, device=k.device)
         keys, values = k.mT, v.mT  # (B, R, K)
         sums: Tensor | None = None  # B of each read-out, (C, B, R, d)
@@ -114,13 +116,19 @@ def _strip(start: int, end: int) -> tuple[tuple[slice, slice], tuple[slice, slic
     return (slice(start, end), slice(0, end)), (slice(0, start), slice(start, end))
 
 
+def _strips(weight: Tensor, size: int, block: int) -> tuple[Tensor, ...]:
+    """W (C, d, N, N) -> its strips, (C, d, P) each."""
+    bounds = [(start, min(start + block, size)) for start in range(0, size, block)]
+    return tuple(torch.cat([weight[..., j, m].flatten(2) for j, m in _strip(*b)], 2) for b in bounds)
+
+
 class _Strips(torch.autograd.Function):
-    """W (C, d, N, N) -> its strips, (C, d, P) each.  As one function, because autograd fills N x N zeros per slice."""
+    """`_strips` as one function, because autograd fills N x N zeros per slice."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, size: int, block: int) -> tuple[Tensor, ...]:
         ctx.shape, ctx.bounds = weight.shape, [(s, min(s + block, size)) for s in range(0, size, block)]
-        return tuple(torch.cat([weight[..., j, m].flatten(2) for j, m in _strip(*b)], 2) for b in ctx.bounds)
+        return _strips(weight, size, block)
 
     @staticmethod
     @once_differentiable

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .backends import Backend, choose
+
 
 def attend_cached(
     q: Tensor,
@@ -24,9 +26,10 @@ def attend_cached(
     batch, heads, _, width = q.shape
     groups, prefixes, size = key.shape[1], prefix_key.shape[0], prefix_key.shape[2]
     q_bgqd = q.to(key.dtype).reshape(batch, groups, heads // groups, width)
+    masked = bool(size) or text_mask is not None or key.shape[-1] != value.shape[-1]
+    if choose("step", q, masked=masked) is Backend.SDPA:
+        return F.scaled_dot_product_attention(q_bgqd, key, value, scale=scale).reshape(batch, heads, 1, -1)
     if not size:
-        if text_mask is None and key.shape[-1] == value.shape[-1]:
-            return F.scaled_dot_product_attention(q_bgqd, key, value, scale=scale).reshape(batch, heads, 1, -1)
         p = _softmax(_logits(q_bgqd, key, text_mask, scale), key.dtype)
         return (p @ value).reshape(batch, heads, 1, -1)
 

@@ -124,6 +124,7 @@ def _read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: li
     def normed(v: Tensor, norm: nn.Module) -> Tensor:
         if not isinstance(norm, nn.RMSNorm):
             return v
+        assert norm.eps is not None
         return norm.weight * v / torch.sqrt((v * v).mean(-1, keepdim=True) + norm.eps)
 
     def turned(v: Tensor, norm: nn.Module, heads: int, position: int) -> Tensor:

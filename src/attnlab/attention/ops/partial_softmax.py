@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .sdpa import Kernel, Random, additive, available, dot, mix, wide
+from .backends import Backend, choose
+from .sdpa import Kernel, Random, additive, dot, mix, wide
 
 REBUILT_HEADS = 17  # at most, built at a time in backward on a CPU
 
@@ -53,7 +54,7 @@ def merged_attention(
     packed = packed.to(q.dtype)
     if q.shape[1] % stride:
         raise ValueError(f"{q.shape[1]} positions are no multiple of the stride {stride}")
-    if available(q, dropout):
+    if choose("merged", q, dropout=dropout) is not Backend.PLAIN:
         return _Merged.apply(q, packed, Run(value_dim, scale, stride, dropout), *(t for p in past for t in p))
     return _plain(q, packed, value_dim, scale, stride, past, dropout)  # what the fused kernels lack
 
@@ -72,7 +73,7 @@ def expanded_attention(
 ) -> Tensor:
     """`merged_attention` over `expand(latent, rotary, up)`, which is not kept for backward but made again."""
     latent, rotary, up = (t.to(q.dtype) for t in (latent, rotary, up))
-    if not torch.is_grad_enabled() or not available(q, dropout):
+    if not torch.is_grad_enabled() or choose("merged", q, dropout=dropout) is Backend.PLAIN:
         packed = expand(latent, rotary, up)
         return merged_attention(q, packed, value_dim, scale, stride=stride, past=past, dropout=dropout)
     tensors = [t for p in past or [] for t in (p.packed.to(q.dtype), p.mask)]
@@ -95,7 +96,8 @@ def rebuilt_attention(
     a gradient must be among `tensors`.
     """
     example = tensors[0]
-    if not torch.is_grad_enabled() or not available(example, dropout):
+    kept = not torch.is_grad_enabled() or torch.compiler.is_compiling()  # autograd inside backward cannot be captured
+    if kept or choose("merged", example, dropout=dropout) is Backend.PLAIN:
         q, packed = build(slice(0, num_heads), *tensors)
         return merged_attention(q, packed, value_dim, scale, past=past, dropout=dropout)
     flat = [t for p in past or [] for t in (p.packed.to(example.dtype), p.mask)]
@@ -104,7 +106,7 @@ def rebuilt_attention(
 
 def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, past: Iterable[Past]) -> Tensor:
     """Causal `merged_attention` whose pasts are made one at a time, as they are read.  No gradients."""
-    if available(q, 0.0):
+    if choose("merged", q) is not Backend.PLAIN:
         return Run(value_dim, scale, 1, 0.0).forward(q, packed.to(q.dtype), past)[0]
     return _plain(q, packed, value_dim, scale, 1, list(past), 0.0)
 
@@ -335,9 +337,9 @@ class Run(NamedTuple):
                 scores, weight = value * kept.mask[r].unsqueeze(-1).to(value.dtype) - o, p * kept.mask[r]
             ds = (dot(g, scores) * p * self.scale).to(q.dtype).unsqueeze(-1)
             d_own = dpacked[:, rows]
-            torch.mul(g, weight.to(q.dtype).unsqueeze(-1), out=d_own[..., :dv])
-            torch.mul(queries, ds, out=d_own[..., dv:])
-            torch.mul(key, ds, out=dq[:, rows])
+            _multiply_into(d_own[..., :dv], g, weight.to(q.dtype).unsqueeze(-1))
+            _multiply_into(d_own[..., dv:], queries, ds)
+            _multiply_into(dq[:, rows], key, ds)
             if slots.shape[1] > 1:
                 dq[:, rows][:, 1:] += kernel.causal_backward(
                     g[:, 1:], queries[:, 1:], slots[:, :-1], o[:, 1:], o_lse[:, 1:], d_slots[:, :-1], next(randoms)
@@ -352,6 +354,14 @@ class Run(NamedTuple):
             dq += _unfold(more_q, beam)
             more.append(torch.cat((d_value, dk), -1))
         return dq, dpacked, more
+
+
+def _multiply_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out = a * b without a temporary tensor; torch.compile refuses `out=` of a slice, and needs none."""
+    if torch.compiler.is_compiling():
+        out.copy_(a * b)
+    else:
+        torch.mul(a, b, out=out)
 
 
 def _pairs(tensors: Any) -> list[Past]:

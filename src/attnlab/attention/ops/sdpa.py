@@ -21,11 +21,6 @@ class Random(NamedTuple):
     offset: Tensor | None = None
 
 
-def available(q: Tensor, dropout: float) -> bool:
-    """Whether there is a fused kernel: the CPU's knows no dropout, CUDA's no float64."""
-    return (q.is_cuda and q.dtype != torch.float64) or (q.device.type == "cpu" and dropout == 0.0)
-
-
 def wide(dtype: torch.dtype) -> torch.dtype:
     """What softmax statistics are kept in."""
     return torch.promote_types(dtype, torch.float32)

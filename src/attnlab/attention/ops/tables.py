@@ -26,7 +26,7 @@ def kept(size: int) -> Callable[[Callable[P, Tables]], Callable[P, Tables]]:
 
         @wraps(make)
         def table(*args: P.args, **kwargs: P.kwargs) -> Tables:
-            if torch.compiler.is_compiling() or _tensors_are_replaced():
+            if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None or transformed():
                 return make(*args, **kwargs)
             key = (args, tuple(kwargs.items()))
             if key not in tables:
@@ -41,5 +41,6 @@ def kept(size: int) -> Callable[[Callable[P, Tables]], Callable[P, Tables]]:
     return decorate
 
 
-def _tensors_are_replaced() -> bool:
-    return _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None
+def transformed() -> bool:
+    """Whether a transform of torch.func (grad, vmap, ...) is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
