@@ -23,7 +23,7 @@ def _composed(name: str, *groups: str) -> DictConfig:
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
-    """What `attention=<name>` and the overrides give a run.  Composing takes a while: once per choice of groups."""
+    """What `attention=<name>` and the overrides give a run. Composing takes a while: once per choice of groups."""
     groups = [override for override in overrides if override.partition("=")[0] in GROUPS]
     values = [override for override in overrides if override not in groups]
     cfg = OmegaConf.merge(_composed(name, *groups), OmegaConf.from_dotlist(values))

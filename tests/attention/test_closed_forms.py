@@ -34,7 +34,7 @@ def grouped(d: int, heads: int, groups: int) -> Form:
 
 
 def latent(d: int, heads: int, *, gate: bool) -> Form:
-    """Query, down, LayerNorm, up, output; r = 4 D, d_r = D / 2.  Gate: two linears r -> r / 4 with biases."""
+    """Query, down, LayerNorm, up, output; r = 4 D, d_r = D / 2. Gate: two linears r -> r / 4 with biases."""
     width = d // heads
     r, rotary = 4 * width, width // 2
     plain = d * heads * (width + rotary) + d * (r + rotary) + 2 * r + r * heads * 2 * width + d * d
@@ -167,7 +167,7 @@ def fused_flops(query: list[int], key: list[int], value: list[int], *_: object, 
 @every
 @pytest.mark.parametrize("context", [1, 2, 37, 140])
 def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism, context: int) -> None:
-    """Matrix products of one step, as counted by torch.  Elementwise products (the gate's inner product) are not."""
+    """Matrix products of one step, as counted by torch. Elementwise products (the gate's inner product) are not."""
     attention = mechanism.make(*PAPER).eval()
     if attention.max_positions is not None and context > attention.max_positions:
         pytest.skip(f"takes {attention.max_positions} positions")

@@ -145,7 +145,7 @@ def test_the_tied_form_is_linear_attention() -> None:
 
 
 def test_softmax_attention_is_in_the_tied_form_and_in_the_summed_one_only_where_values_are_alike() -> None:
-    """Corollary 1.  With S = softmax(Q K^T) factored exactly, the sum over j of A_ijm pairs no key with its value."""
+    """Corollary 1. With S = softmax(Q K^T) factored exactly, the sum over j of A_ijm pairs no key with its value."""
     size = 6
     scores = (draw(size, 8) @ draw(8, size)).softmax(-1)
     q, k = scores, torch.eye(size, dtype=torch.float64)  # R = N: S = q k^T
@@ -195,7 +195,7 @@ def test_a_text_longer_than_the_absolute_window_is_refused() -> None:
 
 @every
 def test_where_crop_can_go_back(form: str) -> None:
-    """Windows: while nothing has left them; sums: to nothing.  Never to a state that recomputation would not give."""
+    """Windows: while nothing has left them; sums: to nothing. Never to a state that recomputation would not give."""
     attention, x, other = build(form, reads_prefix=True), draw(2, 9, D), draw(2, 2, D)
     for read in range(1, 10):
         for length in range(read + 1):

@@ -1,4 +1,4 @@
-"""Attention mechanisms.  Importing this needs torch alone."""
+"""Attention mechanisms. Importing this needs torch alone."""
 
 from .base import Attention, Cache
 from .mha import MHA

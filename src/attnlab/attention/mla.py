@@ -30,9 +30,22 @@ class MLA(PositionalAttention):
     """Multi-head latent attention (MTLA paper, section 3.2, after DeepSeek-V2), as the MTLA system computes it.
 
     c = LayerNorm(W_a x), kp = rotary(W_p x);  logits_ihj = (q^n_ih . U^k_h c_j + q^r_ih . kp_j) / sqrt(d_n + d_r);
-    o_ih = U^v_h sum_j P_ihj c_j.  d_n = d_v = head_dim.  No biases but LayerNorm's.
-    In parallel, keys and values are expanded per head; in a step, queries are taken into latent space instead.
+    o_ih = U^v_h sum_j P_ihj c_j.  d_n = d_v = head_dim. No biases but LayerNorm's.
+    In parallel, keys and values are expanded per head; in a step, queries are mapped into latent space instead.
     Cache: r + d_r elements per token.
+
+    Args:
+        d_model: width d of inputs and outputs.
+        num_heads: heads H.
+        head_dim: width of a head's content key d_n and value d_v; None: d / H.
+        rope_dim: width d_r of the rotary key that all heads share, even; None: half of `head_dim`. DeepSeek's
+            `qk_rope_head_dim`.
+        latent_dim: width r of the latent, 1 to the width of all keys and values; None: 4 `head_dim`. DeepSeek's
+            `kv_lora_rank`.
+        dropout: of attention weights, in training.
+        rope_theta: base of the rotary frequencies.
+
+    ValueError: `rope_dim` is odd, or `latent_dim` is out of its bounds.
     """
 
     cache_type: type[LatentCache] = LatentCache
@@ -70,7 +83,7 @@ class MLA(PositionalAttention):
         self.out = nn.Linear(num_heads * head_dim, d_model, bias=False)
 
     def up_matrices(self) -> tuple[Tensor, Tensor]:
-        """U^k and U^v, (H, d_n, r) and (H, d_v, r)."""
+        """The up-projections of keys and values, U^k (H, d_n, r) and U^v (H, d_v, r)."""
         value, key = self.up.weight.unflatten(0, (self.num_heads, 2, self.head_dim)).unbind(1)
         return key, value
 
@@ -121,7 +134,7 @@ class MLA(PositionalAttention):
         return self.out(out.transpose(1, 2).flatten(2))
 
     def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """All that a row holds, packed as `_expand` does, and where there is a slot, (B, slots)."""
+        """All slots of each row, packed as by `_expand`, and which of them exist, (B, slots)."""
         return self._expand(latent, rotary), length_mask(lengths, latent.shape[1])
 
     def _attend(self, q: Tensor, latent: Tensor, rotary: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
@@ -167,10 +180,14 @@ class MLA(PositionalAttention):
 
 
 class MLAQueryLatent(MLA):
-    """MLA whose queries come from a latent too, and whose latents pass RMS norms: the T6 system's (its spec 1.4).
+    """MLA whose queries come from a latent too, and whose latents pass RMS norms, as the T6 system builds it.
 
     q = W_qb RMSNorm(W_qa x), split per head into d_n content and d_r rotary components; c = RMSNorm(W_a x).
-    The norms have weights, which the paper's formulas lack.  `query_latent_dim` is d_c', `latent_dim` d_c.
+    The norms have weights, which the formulas of the TPA paper (section 2) lack.
+
+    Args:
+        query_latent_dim: width d_c' of the latent of queries. DeepSeek's `q_lora_rank`.
+        Others are those of `MLA`; `latent_dim` is the paper's d_c.
     """
 
     def __init__(

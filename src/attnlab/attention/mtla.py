@@ -27,10 +27,10 @@ def _take(x: Tensor, places: Tensor) -> Tensor:
 
 
 class MTLACache(LatentCache):
-    """A slot per `stride` positions.  The slot that a prefix leaves open belongs to the text of each row.
+    """A slot per `stride` positions. The slot that a prefix leaves open belongs to the text of each row.
 
     Positions count from the start of the prefix: text position t of a row whose prefix has length S stands in slot
-    floor((S + t) / s).  `offset` is S mod s, and text slot 0 is slot floor(S / s).
+    floor((S + t) / s). `offset` is S mod s, and text slot 0 is slot floor(S / s).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MTLACache(LatentCache):
         if length != self.length and bool((torch.as_tensor(inside) != 0).any()):
             raise ValueError(
                 f"cannot crop to {length} positions: that lies inside a slot of {self.stride} merged positions, "
-                "which cannot be unmerged; crop to a slot boundary and feed the rest again"
+                "which cannot be separated; crop to a slot boundary and feed the rest again"
             )
         self.length = length
 
@@ -79,7 +79,7 @@ class MTLACache(LatentCache):
 
 
 class _Prefix(NamedTuple):
-    """A prefix, merged: finished slots, and what is left open."""
+    """A prefix, merged: full slots, and the sum of the last one if it is not full."""
 
     latent: Tensor  # (B, P, r)
     rotary: Tensor  # (B, P, d_r)
@@ -94,11 +94,18 @@ class MTLA(MLA):
 
     w_i = sigmoid(fc_c(pe(floor(i/s))) . fc_p(c_i)), one number per position;
     m_i = sum of w_j c_j over j <= i in i's chunk;  query i reads m_j of every chunk that ends at or before i, and m_i.
-    A slot's rotary key is that of its newest position.  Gate and sum follow the released code, not eq. 13's text.
+    A slot's rotary key is that of its newest position. Gate and sum follow the released code, not eq. 13's text.
     Cache: (r + d_r) / s elements per token.
 
     In parallel, the queries at one place r of their chunk (i mod s = r) form a causal problem of size T/s whose
     diagonal is the query's own running sum: s stock causal kernels over T/s slots, merged with that diagonal.
+
+    Args:
+        gate_dim: width g of the hyper-network that computes gates; None: a quarter of `latent_dim`.
+        stride: positions s that are merged into one slot of the cache; 1 merges none, but still gates them.
+        Others are those of `MLA`; `latent_dim` must be even.
+
+    ValueError: `stride` is below 1, `latent_dim` is odd, or as for `MLA`.
     """
 
     cache_type = MTLACache
@@ -283,7 +290,7 @@ class MTLA(MLA):
         return self.out(out.flatten(2))
 
     def _write(self, latent: Tensor, rotary: Tensor, start: int, cache: MTLACache) -> Tensor | None:
-        """Merge one position, (B, r) and (B, d_r), into its row's slot.  Which slots a row sees, if rows differ."""
+        """Merge one position, (B, r) and (B, d_r), into its row's slot. Which slots a row sees, if rows differ."""
         s, r, text = self.stride, self.latent_dim, cache.text["slots"]
         first = cache.first_slot()
         if isinstance(cache.offset, int) and isinstance(first, int):

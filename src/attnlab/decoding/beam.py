@@ -1,4 +1,4 @@
-"""Beam search, and greedy search as its width-1 case.  Knows models only through `Decodable`."""
+"""Beam search, and greedy search as its width-1 case. Knows models only through `Decodable`."""
 
 from dataclasses import dataclass
 from typing import Annotated, Protocol
@@ -40,7 +40,7 @@ class Hypothesis:
 class BeamSearch:
     """The search of the MTLA recipes (spec 3.2).
 
-    A hypothesis's score is its log-probability over length^length_penalty, </s> counted.  A sentence ends when `beam`
+    A hypothesis's score is its log-probability over length^length_penalty, </s> counted. A sentence ends when `beam`
     of its hypotheses have ended among its `beam` best candidates of a step; at the length limit all are made to end.
     At most max_len_a * source + max_len_b tokens before </s>, source = prefix length; at least min_len if that allows.
     `temperature` divides the logits.

@@ -1,4 +1,4 @@
-"""Continuing text: greedily or by chance.  Knows models only through `Continuable`."""
+"""Continuing text: greedily or by chance. Knows models only through `Continuable`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ class Continuable(Protocol):
 @bounded
 @dataclass(frozen=True)
 class Sampling:
-    """`tokens` new ones.  Temperature 0 takes the most probable each time.
+    """`tokens` new ones. Temperature 0 takes the most probable each time.
 
     top_k: only the k most probable; top_p: only the fewest that together have probability p (nucleus sampling), of
-    those that top_k leaves.  The same seed gives the same text.
+    those that top_k leaves. The same seed gives the same text.
     """
 
     tokens: Annotated[int, Ge(1)] = 64
@@ -53,7 +53,7 @@ class Sampling:
         stop: Callable[[Tensor], bool] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """(B, P), P >= 1 -> (B, tokens).  `num_ids`: ids from there on are never chosen.
+        """(B, P), P >= 1 -> (B, tokens). `num_ids`: ids from there on are never chosen.
 
         `end`: a row that has come to it goes on with it; where all rows have, or `stop` says so of what there is, the
         result is shorter.

@@ -87,7 +87,7 @@ class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
             yield start, cluster.linear.weight[: end - start], projection  # the head's further rows are the clusters'
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, d).  Every cluster looks at every token: no shape depends on the words."""
+        """(B, T) -> (B, T, d). Every cluster looks at every token: no shape depends on the words."""
         x: Tensor | float = 0.0
         for start, weight, projection in self._embeddings():
             place = tokens - start

@@ -35,7 +35,7 @@ class ConvSubsampler(nn.Module):
         )
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, F), (B,) -> (B, S', d), (B,).  Padding is zeroed between the layers, so that no row sees it."""
+        """(B, S, F), (B,) -> (B, S', d), (B,). Padding is zeroed between the layers, so that no row sees it."""
         x = x.transpose(1, 2)
         for conv in self.convs:
             x = F.glu(conv(x), dim=1)

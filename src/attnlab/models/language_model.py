@@ -9,7 +9,7 @@ from attnlab.attention import Attention, Cache
 
 
 class LanguageModel(nn.Module, ABC):
-    """Tokens -> the next ones.  A model with an adaptive softmax has a `loss` that is cheaper than its logits."""
+    """Tokens -> the next ones. A model with an adaptive softmax has a `loss` that is cheaper than its logits."""
 
     max_length: int  # positions of a window
 

@@ -36,7 +36,7 @@ class PrefixDecoderLayer(nn.Module):
 
 
 class PrefixDecoder(nn.Module):
-    """Text tokens after a prefix -> logits.  MTLA paper, section 5; exact construction in spec 3.1.
+    """Text tokens after a prefix -> logits. MTLA paper, section 5; exact construction in spec 3.1.
 
     embedding_dropout: of the tokens, where it differs from `dropout`, that of the layers.
     """

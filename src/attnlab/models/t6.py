@@ -1,4 +1,4 @@
-"""T6: a LLaMA-style decoder for language modelling, over any attention mechanism.  TPA paper, section 3.4."""
+"""T6: a LLaMA-style decoder for language modelling, over any attention mechanism. TPA paper, section 3.4."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -17,7 +17,7 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 class T6Block(nn.Module):
-    """u = x + attention(rms(x));  z = u + W3 (silu(W1 rms(u)) * W2 rms(u)).  No biases, no dropout."""
+    """u = x + attention(rms(x));  z = u + W3 (silu(W1 rms(u)) * W2 rms(u)). No biases, no dropout."""
 
     def __init__(self, attention: Attention, ffn_dim: int) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class T6Block(nn.Module):
 
 
 class T6(LanguageModel):
-    """Tokens -> logits of the next ones.  Embedding and output share their weights; `ffn_dim` None: floor(8 d / 3).
+    """Tokens -> logits of the next ones. Embedding and output share their weights; `ffn_dim` None: floor(8 d / 3).
 
-    `max_length`: positions of a window.  `output_init` "zeros" begins with blocks that add nothing, as the released
+    `max_length`: positions of a window. `output_init` "zeros" begins with blocks that add nothing, as the released
     code does: the attention's `out` and the SwiGLU's last matrix are zero.  "default" leaves them as they are made.
     """
 
@@ -81,7 +81,7 @@ class T6(LanguageModel):
         return sum(block.multiply_adds(context, prefix) for block in self.blocks) + self.embedding.weight.numel()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, V).  ValueError: T is more than `max_length`."""
+        """(B, T) -> (B, T, V). ValueError: T is more than `max_length`."""
         if tokens.shape[1] > self.max_length:
             raise ValueError(f"{tokens.shape[1]} positions; the model has {self.max_length}")
         x = self.embedding(tokens)

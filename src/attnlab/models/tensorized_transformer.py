@@ -35,11 +35,11 @@ class PostNormBlock(nn.Module):
 
 
 class TensorizedTransformer(LanguageModel):
-    """Tokens -> log-probabilities of the next ones.  Input and output embeddings share their weights.
+    """Tokens -> log-probabilities of the next ones. Input and output embeddings share their weights.
 
-    `max_length`: positions of a window.  `cutoffs`, `div_value`, `tie_projections`: of the adaptive softmax, for
-    vocabularies sorted by frequency; without cutoffs a plain one.  There are no position embeddings: order is the
-    attention's to know (the tied multi-linear form does not).  Differs from the released model in the attention alone:
+    `max_length`: positions of a window. `cutoffs`, `div_value`, `tie_projections`: of the adaptive softmax, for
+    vocabularies sorted by frequency; without cutoffs a plain one. There are no position embeddings: order is the
+    attention's to know (the tied multi-linear form does not). Differs from the released model in the attention alone:
     the position key W_r, d R numbers a layer and 2 R once, is left out (Tensorized Transformer, section 5.1).
     """
 
@@ -92,7 +92,7 @@ class TensorizedTransformer(LanguageModel):
         return self.dropout(x)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> log-probabilities (B, T, V).  ValueError: T is more than `max_length`."""
+        """(B, T) -> log-probabilities (B, T, V). ValueError: T is more than `max_length`."""
         return self.softmax.log_prob(self._hidden(tokens))
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:

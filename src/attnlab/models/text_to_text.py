@@ -11,7 +11,7 @@ from attnlab.models.prefix_decoder import PrefixDecoder
 
 
 class TextToText(nn.Module):
-    """Text encoder and prefix decoder: the MTLA paper's summariser.  One vocabulary, two embeddings."""
+    """Text encoder and prefix decoder: the MTLA paper's summariser. One vocabulary, two embeddings."""
 
     ctc = None
 

@@ -16,10 +16,20 @@ class AbsoluteMultiLinear(Windowed):
     """Each pair of places (j, m) of a window of N positions has its own weights: the published layer, made causal.
 
     Row i sums (i+1)^2 terms and is scaled by N/(i+1), so that all rows have the variance of A.  A text of more than
-    `window` positions is refused.  Parameters 3dR + hR + C N^2 d.
+    `window` positions is refused. Parameters 3dR + hR + C N^2 d.
 
-    In parallel, naive: the slices A_i.. and their product with W, T^3 (R + d) multiply-adds.  Or a scan over
-    B_i[:,r] = sum_{j,m<=i} W[:,j,m] k_jr v_mr, y_i = B_i (g . q_i): T^2 d R.  The first where T (R + d) < d R.
+    In parallel, naive: the slices A_i.. and their product with W, T^3 (R + d) multiply-adds. Or a scan over
+    B_i[:,r] = sum_{j,m<=i} W[:,j,m] k_jr v_mr, y_i = B_i (g . q_i): T^2 d R. The first where T (R + d) < d R.
+
+    Args:
+        d_model: width d of inputs and outputs.
+        rank: R, width of queries, keys and values.
+        window: N, positions that a text may have.
+        num_cores: h, core vectors g.
+        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
+
+    ValueError: a size is below 1, a text is longer than `window`, or a prefix is given without `reads_prefix`.
     """
 
     cache_type = SlotCache
@@ -40,10 +50,10 @@ class AbsoluteMultiLinear(Windowed):
         return self._blocks(q, k, v, block) + self._read_prefix(q, prefix)
 
     def _blocks(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
-        """Queries (B, T, C, R) of the last T of K positions; k, v (B, K, R).  One block (K) where T < K.
+        """Queries (B, T, C, R) of the last T of K positions; k, v (B, K, R). One block (K) where T < K.
 
         The rows of a block read the pairs of all earlier blocks through B, and the pairs with a place in their own, an
-        L-shaped strip of the (j, m) plane, through their slices.  The strip's products k_j v_m serve both.
+        L-shaped strip of the (j, m) plane, through their slices. The strip's products k_j v_m serve both.
         """
         size, steps = k.shape[1], q.shape[1]
         weight = self.out.weight.unflatten(1, (self.num_readouts, self.window, self.window)).transpose(0, 1)
@@ -92,7 +102,7 @@ class AbsoluteMultiLinear(Windowed):
         if size > self.window:
             raise ValueError(
                 f"a text of {size} positions is longer than the window of {self.window} that this attention has "
-                "weights for: cut the text, build a wider one, or take the relative form, which has no end"
+                "weights for: cut the text, use a larger window, or use the relative form, which takes any length"
             )
 
     def new_cache(

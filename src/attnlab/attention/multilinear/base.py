@@ -29,7 +29,7 @@ class MultiLinear(Attention):
     @property
     @abstractmethod
     def state_shape(self) -> tuple[int, ...]:
-        """Of what is cached for each row, whatever its length."""
+        """Shape of the state that is cached for each row, whatever its length."""
 
     @property
     def prefix_shape(self) -> tuple[int, int]:
@@ -45,7 +45,7 @@ class MultiLinear(Attention):
 
     @abstractmethod
     def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
-        """The same after what `cache` holds, whose text is brought up to date.  Its `length` is still the old one."""
+        """The positions after those that `cache` holds; updates its text. `cache.length` is still the old one."""
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x).split([self.rank, self.rank, self.value_dim], -1)
@@ -106,7 +106,7 @@ class WithPrefixReadout(MultiLinear):
         return self.prefix_out(through(q, mean.to(q.dtype)).flatten(2))
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """The state has one size: `context` changes nothing.  With `reads_prefix` the reading of P is counted in."""
+        """The state has one size: `context` changes nothing. With `reads_prefix` the reading of P is counted in."""
         matrices = self.qkv.weight.numel() + self.out.weight.numel()
         if self.prefix_out is not None:
             matrices += self.prefix_out.weight.numel() + self.num_readouts * self.rank**2

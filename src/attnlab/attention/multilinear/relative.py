@@ -11,8 +11,18 @@ from .cache import LagCache, StateCache
 class RelativeMultiLinear(Windowed):
     """Each pair of lags (a, b), a, b < window, has its own weights: y_i = sum_ab W[:,a,b] A_{i,i-a,i-b}.
 
-    Stationary, of any length; position is in W.  Parameters 3dR + hR + C n^2 d; T n^2 (R + d) multiply-adds, in memory
-    linear in T.  W's last slot is lag 0: slot s is lag n - 1 - s.  Row scale: none, all rows i >= n - 1 have n^2 terms.
+    Stationary, of any length; position is in W. Parameters 3dR + hR + C n^2 d; T n^2 (R + d) multiply-adds, in memory
+    linear in T. W's last slot is lag 0: slot s is lag n - 1 - s. Row scale: none, all rows i >= n - 1 have n^2 terms.
+
+    Args:
+        d_model: width d of inputs and outputs.
+        rank: R, width of queries, keys and values.
+        window: n, lags that are read; a position sees the newest n positions.
+        num_cores: h, core vectors g.
+        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
+
+    ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
     """
 
     cache_type = LagCache

@@ -13,8 +13,17 @@ class SummedMultiLinear(WithPrefixReadout):
 
     S_i = lambda S_{i-1} + sqrt(1 - lambda^2) k_i, the same for v: a decay for each of the 2R components is learned,
     from a memory of two positions to one of a hundred.  (Without decay the product of two growing sums is cubic in
-    scale.)  The factor keeps the variance of independent inputs.  Parameters 4dR + hR + 2R, with C = 1; T R (d + 3)
+    scale.)  The factor keeps the variance of independent inputs. Parameters 4dR + hR + 2R, with C = 1; T R (d + 3)
     multiply-adds.
+
+    Args:
+        d_model: width d of inputs and outputs.
+        rank: R, width of queries, keys and values.
+        num_cores: h, core vectors g.
+        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
+
+    ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
     """
 
     def __init__(

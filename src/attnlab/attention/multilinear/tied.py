@@ -12,8 +12,19 @@ class TiedMultiLinear(MultiLinear):
     """Keys are paired with the values beside them: y_i = W 1/(i+1) sum_{j<=i} (sum_r g_r q_ir k_jr) v_j.
 
     The sum over j that the paper's Corollary 1 means (its proof's X_im): linear attention without a feature map, (Q
-    diag(g) K^T) V under a causal mask.  A prefix of S positions comes first, and the divisor is then S+i+1.
-    It knows no order but that of its rows.  Parameters 2dR + hR + d d_v (1 + C); T C R (d_v + chunk) and projections.
+    diag(g) K^T) V under a causal mask. A prefix of S positions comes first, and the divisor is then S+i+1.
+    It has no positions: only the order of causality. Parameters 2dR + hR + d d_v (1 + C); T C R (d_v + chunk)
+    multiply-adds and projections.
+
+    Args:
+        d_model: width d of inputs and outputs.
+        rank: R, width of queries and keys.
+        value_dim: d_v, width of values; None: R.
+        num_cores: h, core vectors g.
+        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
+
+    ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
     """
 
     chunk = 64  # positions whose products are formed pair by pair; the ones before are a sum
@@ -60,7 +71,7 @@ class TiedMultiLinear(MultiLinear):
     def _read(
         self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, first: int, prefix_size: int | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """After `first` positions and a prefix, whose pairs add up to `before`: the rows, and the sum to go on from."""
+        """After `first` positions and a prefix, whose pairs add up to `before`: the rows, and the sum to continue from."""
         steps, chunk = k.shape[1], min(k.shape[1], self.chunk)
         wide = torch.promote_types(k.dtype, torch.float32)
         if extra := -steps % chunk:

@@ -20,7 +20,7 @@ def attend_cached(
     """(B, H, 1, Dv): one softmax over a row's prefix and its own text.
 
     q (B, H, 1, D); text keys and values (B, G, K, .), G dividing H; prefixes (N, G, P, .), N dividing B.
-    Masks (N, P) and (B, K), bool, true where a key exists.  Key heads are never repeated, prefixes never copied:
+    Masks (N, P) and (B, K), bool, true where a key exists. Key heads are never repeated, prefixes never copied:
     the H/G query heads of a key head, and the beams of a prefix, are the rows of one matrix product.
     """
     batch, heads, _, width = q.shape

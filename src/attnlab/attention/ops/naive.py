@@ -1,4 +1,4 @@
-"""Attention straight from the equations: one row, one query, one head at a time, no shortcut.  Slow on purpose.
+"""Attention straight from the equations: one row, one query, one head at a time, no shortcut. Slow on purpose.
 
 `attend(module, x, prefix)`: the module for its weights, x (T, d) of one row, its prefix (S, d) or None -> (T, d).
 Every mechanism has its formula here, written from the paper, not from the fast code. A formula belongs to exactly the

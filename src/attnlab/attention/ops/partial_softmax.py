@@ -1,12 +1,12 @@
 """Exact softmax attention in which stock fused kernels do the work, though no kernel knows these patterns.
 
-A fused kernel returns its output and the log-sum-exp of its logits.  With those, parts of a softmax merge exactly:
+A fused kernel returns its output and the log-sum-exp of its logits. With those, parts of a softmax merge exactly:
     L = log sum_p exp(L_p),   o = sum_p exp(L_p - L) o_p.
 And its backward needs nothing but the rows' output and log-sum-exp: called with the merged o and L it computes
 P_ij = exp(s_ij - L_i) and dS_ij = P_ij (dO_i . v_j - dO_i . o_i), the probabilities and gradients of the whole softmax
-restricted to its part.  No T x T tensor is formed, and none but the inputs, o and L is kept.
+restricted to its part. No T x T tensor is formed, and none but the inputs, o and L is kept.
 
-Shapes: q (B, T, H, D).  Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
+Shapes: q (B, T, H, D). Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
 """
 
 from collections.abc import Callable, Iterable
@@ -48,7 +48,7 @@ def merged_attention(
 ) -> Tensor:
     """(B, T, H, Dv): query i sees the keys j <= i with (j + 1) mod stride = 0, key i itself, and all of `past`.
 
-    T must be a multiple of stride.  With stride 1 that is plain causal attention.
+    T must be a multiple of stride. With stride 1 that is plain causal attention.
     """
     past = [Past(p.packed.to(q.dtype), p.mask) for p in past or []]
     packed = packed.to(q.dtype)
@@ -105,7 +105,7 @@ def rebuilt_attention(
 
 
 def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, past: Iterable[Past]) -> Tensor:
-    """Causal `merged_attention` whose pasts are made one at a time, as they are read.  No gradients."""
+    """Causal `merged_attention` whose pasts are made one at a time, as they are read. No gradients."""
     if choose("merged", q) is not Backend.PLAIN:
         return Run(value_dim, scale, 1, 0.0).forward(q, packed.to(q.dtype), past)[0]
     return _plain(q, packed, value_dim, scale, 1, list(past), 0.0)

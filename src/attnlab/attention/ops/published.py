@@ -1,11 +1,11 @@
 """Released systems' algorithms, in our words: what the fast paths are measured against.
 
-MTLA's system: MHA, MLA, MTLA (spec, mtla 1.2-1.4, 2, 5).  T6's: tensor product attention (tpa 1.1, 1.9).  The
+MTLA's system: MHA, MLA, MTLA (spec, mtla 1.2-1.4, 2, 5). T6's: tensor product attention (tpa 1.1, 1.9). The
 Tensorized Transformer's: multi-linear attention (tensorized 1.1), with the causal mask that it lacks.
 
 `of(attention)` gives the published algorithm of one of our modules, with the same weights and the same interface.
 Where the release does more work than its algorithm asks for and it is unclear how much, this does less: a ratio against
-it is not flattered.  Two things are ours: rotary pairs are half-split (a permutation, see `ops/rope.py`), and the
+it is not flattered. Two things are ours: rotary pairs are half-split (a permutation, see `ops/rope.py`), and the
 step counter is an integer (theirs, in the activations' dtype, sticks at 256 in bfloat16).
 
 Shapes: B rows, N queries, S prefix positions, K = S + N keys, H heads.
@@ -33,7 +33,7 @@ from .tables import kept
 
 
 def of(attention: Attention) -> "Published":
-    """The published algorithm with `attention`'s weights.  LookupError where none is kept here."""
+    """The published algorithm with `attention`'s weights. LookupError where none is kept here."""
     kept: dict[type[Attention], type[Published]] = {
         MTLA: PublishedMTLA,
         MLA: PublishedMLA,
@@ -386,8 +386,8 @@ class PublishedTPA(Published):
 class PublishedMultiLinear(Published):
     """The whole N x N x N tensor, once per core, then averaged; no cache, so that a step computes its text anew.
 
-    The mask, and for the relative form the picking of lags out of the tensor, are ours.  The position key is left out:
-    the release computes a second tensor of that size per core.  A prefix, which it does not know, is read as ours is.
+    The mask, and for the relative form the picking of lags out of the tensor, are ours. The position key is left out:
+    the release computes a second tensor of that size per core. A prefix, which it does not know, is read as ours is.
     """
 
     def _forward(

@@ -20,13 +20,27 @@ class TPA(PositionalAttention):
 
     Q_t = 1/R_Q sum_r a_r (x) T_t b_r,  K_t = 1/R_K sum_r a_r (x) T_t b_r,  V_t = 1/R_V sum_r a_r (x) b_r,  each (h, D),
     of head factors a_r = f(W x_t) in R^h and token factors b_r = W x_t in R^D, T_t the rotation of position t;
-    then softmax(Q K^T / sqrt(D)) V per head.  R_K = R_V = `rank`, R_Q = `q_rank`; f is `nonlinearity` (section 3.5;
-    softmax: over the heads).  `third_dim` = d_c: b_r = vec(b'_r (x) c_r), c_r in R^{d_c}, and b'_r alone is rotated
-    (appendix C).  `output_norm`: RMS norm of each head's output, one weight vector for all heads.  No biases.
-    Cache: the factors, (R_K + R_V)(h + D) elements per token.
+    then softmax(Q K^T / sqrt(D)) V per head. No biases. Cache: the factors, (R_K + R_V)(h + D) elements per token.
 
-    In parallel, queries, keys and values are built from the factors, and in backward once more.  A step works on the
+    In parallel, queries, keys and values are built from the factors, and in backward once more. A step works on the
     factors, unless building keys and values takes fewer multiply-adds (long chunks, many hypotheses on one prefix).
+
+    Args:
+        d_model: width d of inputs and outputs.
+        num_heads: heads h.
+        head_dim: width D of a head; None: d / h.
+        rank: R_K = R_V, 1 to min(h, D).
+        q_rank: R_Q, 1 to min(h, D).
+        third_dim: d_c of third-order token factors b_r = vec(b'_r (x) c_r), c_r in R^{d_c}, of which b'_r alone is
+            rotated (appendix C); it divides D. None: token factors are vectors.
+        nonlinearity: f, of head factors (section 3.5): "none", "sigmoid", or "softmax" over the heads.
+        output_norm: RMS norm of each head's output, with one weight vector for all heads.
+        init: spread of the initial factor projections: the paper's for the merged matrix or for each rank's (section
+            3.1 writes both), or that of the released code.
+        dropout: of attention weights, in training.
+        rope_theta: base of the rotary frequencies.
+
+    ValueError: a rank or `third_dim` is out of its bounds, or an odd number of components would be rotated.
     """
 
     cache_type = FactorCache
@@ -75,7 +89,7 @@ class TPA(PositionalAttention):
             nn.init.uniform_(part, -bound, bound)
         self._learn(init)
 
-    # Where the factors come from and what is cached: what the variants change.
+    # Where the factors come from and what is cached. Variants override these.
 
     def _blocks(self) -> list[Block]:
         """Parts of the factor projection: head factors of queries, keys and values, token factors, third factors."""
@@ -89,7 +103,7 @@ class TPA(PositionalAttention):
         return [Block("token", ranks, width) for width in widths for ranks in self._counts if ranks]
 
     def _learn(self, init: Init) -> None:
-        """Make the factors that no input changes."""
+        """Create the factors that do not depend on the input."""
 
     def _compact(self, x: Tensor) -> tuple[Tensor, ...]:
         """What queries, keys and values of x (B, T, d) are built of; first a (B, T, .) that depends on x."""
@@ -224,8 +238,9 @@ class TPA(PositionalAttention):
     def in_factor_space(self, new: int, beam: int, text: int, prefix: int) -> bool:
         """Whether `new` positions of each of `beam` rows take fewer multiply-adds on factors than on keys and values.
 
-        Those must be built first, of `text` positions of each row and of the `prefix` that the rows share.  Chunks
-        whose logits would outgrow them are no case for factor space either, which has no fused kernel.
+        Keys and values must be built first, for `text` positions of each row and for the `prefix` that the rows share.
+        Factor space has no fused kernel: chunks of more than 2 D positions, whose logits are larger than the keys and
+        values, are computed on keys and values.
         """
         dense = 2 * self.num_heads * self.head_dim  # of a query and a position, given key and value
         pairs, positions = beam * new * (text + prefix), beam * text + prefix
@@ -323,7 +338,10 @@ def _unfold(x: Tensor, batch: int, rows: int) -> Tensor:
 
 
 class TPAKVOnly(TPA):
-    """TPA of keys and values alone; queries are projected whole, and not divided by a rank (section 3.5)."""
+    """TPA of keys and values alone (TPA paper, section 3.5): queries are projected whole, not divided by a rank.
+
+    Arguments are those of `TPA`, without `q_rank`.
+    """
 
     factorised_queries = False
 

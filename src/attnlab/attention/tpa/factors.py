@@ -28,7 +28,7 @@ class Block(NamedTuple):
     def bound(self, d_model: int, init: Init) -> float:
         """Of the uniform distribution that its weights are drawn from.
 
-        The paper: Xavier, of one rank's matrix or of all ranks' merged (section 3.1 writes both).  The released code:
+        The paper: Xavier, of one rank's matrix or of all ranks' merged (section 3.1 writes both). The released code:
         Xavier of a view with three axes, of which torch takes the last for a receptive field (spec 1.6).
         """
         if init == "released":

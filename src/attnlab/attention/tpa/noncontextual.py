@@ -9,9 +9,10 @@ from .factors import Block, Factors, Init, Nonlinearity, learned_factors
 
 
 class TPANonContextualA(TPA):
-    """TPA with learned head factors, a_r in R^h (section 3.4).  Cache: (R_K + R_V) D elements per token.
+    """TPA with learned head factors, a_r in R^h (TPA paper, section 3.4). Cache: (R_K + R_V) D elements per token.
 
     MHA is this with R = h and a_i = h e_i, MQA with R = 1 and a = (1, ..., 1), GQA with R = G and a_g = G on group g.
+    Arguments are those of `TPA`.
     """
 
     def _head_blocks(self) -> list[Block]:
@@ -43,7 +44,10 @@ class TPANonContextualA(TPA):
 
 
 class TPANonContextualB(TPA):
-    """TPA with learned token factors, b_r in R^D, rotated by position (section 3.5).  Cache: (R_K + R_V) h elements."""
+    """TPA with learned token factors, b_r in R^D, rotated by position (TPA paper, section 3.5).
+
+    Cache: (R_K + R_V) h elements per token. Arguments are those of `TPA`, without `third_dim`.
+    """
 
     def __init__(
         self,

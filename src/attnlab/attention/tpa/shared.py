@@ -10,9 +10,10 @@ from .factors import Block, Factors
 
 
 class TPASharedB(TPA):
-    """TPA whose keys and values share their token factors, before these are rotated for the keys (section 3.5).
+    """TPA whose keys and values share their token factors, which are rotated for keys alone (TPA paper, section 3.5).
 
     Cache: (R_K + R_V) h + R D elements per token: the unrotated factor, which a step rotates as it reads it.
+    Arguments are those of `TPA`.
     """
 
     def _token_blocks(self) -> list[Block]:
