@@ -98,7 +98,7 @@ def test_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
     assert error(scaled, want) < 1e-14
 
 
-FAMILIES = {
+FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", "Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, {"bias": False}),
     "llama3": (
         "llama",

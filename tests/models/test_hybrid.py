@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from attnlab.attention import MHA, MTLA, Attention, SlidingWindow
 from attnlab.bench.exactness import check
 from attnlab.bench.settings import Settings
-from attnlab.bench.variants import Variant, lineup, publish_by
+from attnlab.bench.variants import AttentionVariant, lineup, publish_by
 from attnlab.config.check import compose
 from attnlab.decoding import BeamSearch
 from attnlab.models.build import build_model, count_parameters, without_memory
@@ -111,4 +111,4 @@ def test_bench_measures_the_whole_and_checks_every_mechanism() -> None:
     result = check(chosen, publish_by(Settings().published), torch.float64, cpu)
     assert all(result[name] < 1e-8 for name in ("output", "gradient", "steps"))
     reference = lineup(config("wikitext2", "attention=mha"), Settings(references=["hybrid"]))[1]
-    assert isinstance(reference, Variant) and set(reference.cfg.attention.mechanisms) == {"mtla", "mha"}
+    assert isinstance(reference, AttentionVariant) and set(reference.cfg.attention.mechanisms) == {"mtla", "mha"}

@@ -30,7 +30,9 @@ def _largest(values: list[float]) -> float:
     return next((value for value in values if value != value), max(values))
 
 
-def _check_layer(variant: Variant, publish: Publish, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def _check_layer(
+    variant: AttentionVariant, publish: Publish, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
     mechanism = variant.mechanism(dtype, device)
     generator = torch.Generator().manual_seed(variant.cfg.seed)
     _sharpen(mechanism, generator)

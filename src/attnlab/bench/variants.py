@@ -53,7 +53,7 @@ class AttentionVariant:
         torch.manual_seed(self.cfg.seed)
         return build_attention(self.cfg, 0).to(device, dtype).eval()
 
-    def layers(self) -> list["Variant"]:
+    def layers(self) -> list["AttentionVariant"]:
         """One variant for each mechanism that its layers have: this one, unless the stack is hybrid."""
         if "pattern" not in self.cfg.attention:
             return [self]

@@ -71,7 +71,7 @@ class TiedMultiLinear(MultiLinear):
     def _read(
         self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, first: int, prefix_size: int | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """After `first` positions and a prefix, whose pairs add up to `before`: the rows, and the sum to continue from."""
+        """Rows after `first` positions and a prefix, whose pairs add up to `before`, and the sum to continue from."""
         steps, chunk = k.shape[1], min(k.shape[1], self.chunk)
         wide = torch.promote_types(k.dtype, torch.float32)
         if extra := -steps % chunk:
