@@ -510,6 +510,16 @@ def test_parallel_text_in_each_layout(tmp_path: Path) -> None:
         read(Parallel(), opennmt, "train", "text")
 
 
+def test_marks_of_pieces_are_text_where_the_layout_has_none(tmp_path: Path) -> None:
+    """Two German lines that hold `@@`, as in Multi30k."""
+    german = ["@@", "Ein Schild mit der Aufschrift @@ hängt am Zaun ."]
+    for name in ("train", "val", "test_2016_flickr"):
+        write(tmp_path / f"{name}.en", "Two men .", "A sign hangs on the fence .")
+        write(tmp_path / f"{name}.de", *german)
+    for split in Parallel.splits:
+        assert [x.target for x in read(Parallel(), tmp_path, split, "text")] == german
+
+
 def test_real_parallel_text(corpora: Path) -> None:
     root = corpora / "nmt_wmt_en_de_10k"
     train, dev, test = (read(Parallel(unescape=True), root, s, "text", drop_empty=True) for s in Parallel.splits)

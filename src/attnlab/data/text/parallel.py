@@ -16,11 +16,18 @@ _SEGMENT = re.compile(r"<seg[^>]*\bid=\"?([^\">\s]+)\"?[^>]*>(.*?)</seg>", re.DO
 
 @dataclass(frozen=True)
 class Files:
-    """Names relative to the root, `{lang}` and `{side}` (src, ref) filled in; empty: held out of training."""
+    """The files of a layout: names relative to the root, with `{lang}`, `{side}` (src, ref) and so on to be filled in.
+
+    Attributes:
+        train: the training files.
+        dev, test: the held-out files; empty: held out of the training files.
+        subwords: whether the words are cut into pieces, each but a word's last one marked by `@@`.
+    """
 
     train: tuple[str, ...]
     dev: str = ""
     test: str = ""
+    subwords: bool = False
 
 
 LAYOUTS = {
@@ -28,6 +35,7 @@ LAYOUTS = {
         ("train.tok.clean.bpe.32000.{lang}",),
         "newstest2013.tok.bpe.32000.{lang}",
         "newstest2014.tok.bpe.32000.{lang}",
+        subwords=True,
     ),
     "wmt": Files(
         (
@@ -45,10 +53,20 @@ LAYOUTS = {
 
 
 class Parallel(Reader):
-    """Sentence pairs; `layout`: one of LAYOUTS, or "auto", the first whose files are all there.
+    """Sentence pairs: line i of the source file and line i of the target file.
 
-    Subword marks "@@ " are taken out, typographic apostrophes made plain.  `unescape`: also HTML's entities.
-    A split without files is every `hold_out`-th training pair, which training then lacks.
+    Typographic apostrophes become plain ones.  In a layout whose words are cut into pieces, the pieces are joined;
+    elsewhere `@@` is text like any other.
+
+    Args:
+        source_language, target_language: the codes in the file names.
+        layout: one of LAYOUTS, or "auto": the first one whose files are all there.
+        unescape: replace HTML entities by their characters.
+        hold_out: a split without files of its own is every `hold_out`-th training pair, which training then lacks; at
+            least 3.
+
+    Raises:
+        ConfigError: `hold_out` is too small.
     """
 
     unit = "pairs"
@@ -98,8 +116,12 @@ class Parallel(Reader):
         files = self.files(root)
         own = {"dev": files.dev, "test": files.test}.get(split)
         if own:
-            return self._pairs(root, own, split, drop_empty)
-        train = [x for name in files.train for x in self._pairs(root, name, Path(name).name.split(".")[0], drop_empty)]
+            return self._pairs(root, own, split, drop_empty, files.subwords)
+        train = [
+            x
+            for name in files.train
+            for x in self._pairs(root, name, Path(name).name.split(".")[0], drop_empty, files.subwords)
+        ]
         held = {name for name, file in (("dev", files.dev), ("test", files.test)) if not file}
         places = {name: set(range(i, len(train), self.hold_out)) for i, name in enumerate(sorted(held))}
         if split in held:
@@ -107,13 +129,17 @@ class Parallel(Reader):
         taken = set().union(*places.values()) if places else set()
         return [x for i, x in enumerate(train) if i not in taken]
 
-    def _pairs(self, root: Path, name: str, split: str, drop_empty: bool) -> list[Utterance]:
+    def _pairs(self, root: Path, name: str, split: str, drop_empty: bool, subwords: bool) -> list[Utterance]:
         source, target = (root / self._fill(name, side) for side in (0, 1))
         found = (_sgml if name.endswith(".sgm") else read_pairs)(source, target, split, drop_empty)
-        return [replace(x, source=self._plain(x.source), target=self._plain(x.target)) for x in found]
+        return [
+            replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords)) for x in found
+        ]
 
-    def _plain(self, text: str) -> str:
-        text = text.replace("@@ ", "").removesuffix("@@").replace("’", "'")
+    def _plain(self, text: str, subwords: bool) -> str:
+        if subwords:
+            text = text.replace("@@ ", "").removesuffix("@@")
+        text = text.replace("’", "'")
         return html.unescape(text) if self.unescape else text
 
     def sample(self, cache_dir: Path) -> Path:
