@@ -16,8 +16,8 @@ from attnlab.config.bounds import bounded
 from attnlab.data.base import Data
 from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.batching import FrameBatches, FrameUpdates, filler
-from attnlab.data.cache import open_features
 from attnlab.data.corpus import Reader, Segment, Stored, Utterance
+from attnlab.data.speech.cache import open_features
 from attnlab.data.speech.features import Array, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.source_text import SourceText

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnlab.data.samples import keeping
-from attnlab.data.samples.keeping import fingerprint, keep, write_lines
+from attnlab.data.samples.keeping import fingerprint, write_lines
+from attnlab.runs.cache import stored_files
 
 SIZES = {"train": 3000, "validation": 100, "test": 200}
 
@@ -42,7 +43,7 @@ class Article:
 def write_articles(cache_dir: Path, seed: int = 1) -> Path:
     """The directory that holds train.source and the others; written under `cache_dir` unless it is there already."""
     version = fingerprint([keeping, __file__], seed, spoken=False)
-    return keep(cache_dir, "articles", version, lambda root: _write(root, seed))
+    return stored_files(Path(cache_dir) / f"articles-{version}", lambda root: _write(root, seed))
 
 
 def split_articles(seed: int) -> dict[str, list[Article]]:

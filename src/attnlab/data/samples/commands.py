@@ -12,8 +12,9 @@ import numpy as np
 import soundfile
 
 from attnlab.data.samples import keeping, speech, speech_translation
-from attnlab.data.samples.keeping import fingerprint, keep, write_lines
+from attnlab.data.samples.keeping import fingerprint, write_lines
 from attnlab.data.samples.speech_translation import FRAME, SAMPLE_RATE, speak_all, speaker, speaking
+from attnlab.runs.cache import stored_files
 
 SIZES = {"train": 1400, "devel": 80, "test": 160}  # prompts, one recording each
 BLOCK = 40  # prompts of one speaker
@@ -50,7 +51,7 @@ WORDS = {
 def write_commands(cache_dir: Path, seed: int = 1) -> Path:
     """The directory that holds `dataset` and `audio`; written under `cache_dir` unless it is there already."""
     version = fingerprint([speech, speech_translation, keeping, __file__], seed)
-    return keep(cache_dir, "spoken-commands", version, lambda root: _write(root, seed))
+    return stored_files(Path(cache_dir) / f"spoken-commands-{version}", lambda root: _write(root, seed))
 
 
 def split_prompts(seed: int) -> dict[str, list[tuple[str, str]]]:

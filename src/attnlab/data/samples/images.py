@@ -6,15 +6,13 @@ and noise are free. The same seed gives the same bytes.
 
 import hashlib
 import logging
-import shutil
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from PIL import Image
 
-from attnlab.errors import DataError
+from attnlab.runs.cache import stored_files
 
 log = logging.getLogger(__name__)
 
@@ -35,28 +33,18 @@ def sample_images(folder: Path, seed: int, train: int = 150, val: int = 40) -> P
     """
     key = hashlib.sha256(repr((VERSION, SIZE, CLASSES, seed, train, val)).encode()).hexdigest()[:16]
     root = folder / f"images-{key}"
-    if root.is_dir():
-        return root
-    partial = root.with_name(f".{root.name}.partial")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(root.with_name(f".{root.name}.lock")):
-            if not root.is_dir():  # another process may have been faster
-                log.info("%s: drawing %d images", root, (train + val) * len(CLASSES))
-                shutil.rmtree(partial, ignore_errors=True)
-                for split, count in (("train", train), ("val", val)):
-                    for label, name in enumerate(CLASSES):
-                        place = partial / split / name
-                        place.mkdir(parents=True)
-                        for i in range(count):
-                            draw(name, np.random.default_rng([seed, split == "val", label, i])).save(
-                                place / f"{i:04d}.png"
-                            )
-                partial.rename(root)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise DataError(f"{root}: cannot be written ({error.strerror}); use another cache_dir") from error
-    return root
+
+    def write(partial: Path) -> None:
+        log.info("%s: drawing %d images", root, (train + val) * len(CLASSES))
+        for split, count in (("train", train), ("val", val)):
+            for label, name in enumerate(CLASSES):
+                place = partial / split / name
+                place.mkdir(parents=True)
+                for i in range(count):
+                    random = np.random.default_rng([seed, split == "val", label, i])
+                    draw(name, random).save(place / f"{i:04d}.png")
+
+    return stored_files(root, write)
 
 
 def draw(name: str, random: np.random.Generator) -> Image.Image:

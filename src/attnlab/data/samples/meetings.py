@@ -11,8 +11,9 @@ import numpy as np
 
 from attnlab.data.samples import commands, keeping, speech, speech_translation
 from attnlab.data.samples.commands import fill
-from attnlab.data.samples.keeping import fingerprint, keep, write_lines
+from attnlab.data.samples.keeping import fingerprint, write_lines
 from attnlab.data.samples.speech_translation import FRAME, SAMPLE_RATE, speak_all, speaker, speaking, write_wav
+from attnlab.runs.cache import stored_files
 
 MEETINGS = {"train": 24, "dev": 2, "eval": 3}
 TURNS = 14  # of each of the four
@@ -37,7 +38,7 @@ WORDS = {
 def write_meetings(cache_dir: Path, seed: int = 1) -> Path:
     """The directory that holds `words`, `segments` and the meetings' audio; written unless it is there already."""
     version = fingerprint([speech, speech_translation, commands, keeping, __file__], seed)
-    return keep(cache_dir, "meetings", version, lambda root: _write(root, seed))
+    return stored_files(Path(cache_dir) / f"meetings-{version}", lambda root: _write(root, seed))
 
 
 def turns(rng: random.Random) -> Iterator[str]:

@@ -16,8 +16,9 @@ from rich.progress import track
 
 from attnlab.data.samples import grammar, keeping, speech
 from attnlab.data.samples.grammar import Grammar, Sentence
-from attnlab.data.samples.keeping import fingerprint, keep, write_lines
+from attnlab.data.samples.keeping import fingerprint, write_lines
 from attnlab.data.samples.speech import Synthesizer, Voice
+from attnlab.runs.cache import stored_files
 
 SIZES = {"train": 2400, "dev": 100, "tst-COMMON": 200}  # segments
 TALK_SIZE = {"train": 50, "dev": 25, "tst-COMMON": 50}  # segments in one WAV, spoken by one speaker
@@ -41,7 +42,7 @@ def write_speech_translation(cache_dir: Path, seed: int = 1) -> Path:
     written.
     """
     version = fingerprint([grammar, speech, keeping, __file__], seed)
-    return keep(cache_dir, "speech-translation", version, lambda root: _write(root, seed))
+    return stored_files(Path(cache_dir) / f"speech-translation-{version}", lambda root: _write(root, seed))
 
 
 def split_sentences(seed: int) -> dict[str, list[Sentence]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from attnlab.data.samples import grammar, keeping
 from attnlab.data.samples.grammar import Grammar, Sentence
-from attnlab.data.samples.keeping import fingerprint, keep, write_lines
+from attnlab.data.samples.keeping import fingerprint, write_lines
+from attnlab.runs.cache import stored_files
 
 SIZES = {"train": 6000, "dev": 100, "test": 200}
 
@@ -15,7 +16,7 @@ SIZES = {"train": 6000, "dev": 100, "test": 200}
 def write_translations(cache_dir: Path, seed: int = 1) -> Path:
     """The directory that holds train.en, train.de and so on; written under `cache_dir` unless it is there already."""
     version = fingerprint([grammar, keeping, __file__], seed, spoken=False)
-    return keep(cache_dir, "translations", version, lambda root: _write(root, seed))
+    return stored_files(Path(cache_dir) / f"translations-{version}", lambda root: _write(root, seed))
 
 
 def split_pairs(seed: int) -> dict[str, list[Sentence]]:

@@ -5,11 +5,7 @@ and type, counts of texts and words, the CRC-32 of each block.  The key hashes t
 A shard is a file of somebody else's: uint16 ids, with or without the 1,024-byte header of the T6 system.
 """
 
-import hashlib
-import json
 import logging
-import os
-import shutil
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -19,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnlab.data.cache import locked
 from attnlab.errors import DataError
+from attnlab.runs.cache import Damaged, read_index, stored, write_index
 
 log = logging.getLogger(__name__)
 
@@ -112,83 +108,60 @@ def open_shard(path: Path, vocab_size: int) -> TokenFile:
     return TokenFile(path, np.memmap(path, dtype="<u2", mode="r", offset=offset), vocab_size)
 
 
-def open_built(folder: Path, vocab_size: int) -> TokenFile | None:
-    """A built file; None where there is none, or a damaged one (then it should be built again)."""
-    if not folder.is_dir():
-        return None
+def build(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], vocab_size: int) -> TokenFile:
+    """The stored ids of a corpus, written first if they are not there or damaged.
+
+    Args:
+        folder: where they are stored.
+        batches: read only to write: of some texts, the ids of each and the number of words of all.
+        vocab_size: the number of ids that are allowed.
+
+    Raises:
+        DataError: there is no space, or nothing to write.
+    """
+    dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
+    return stored(folder, lambda path: _open(path, vocab_size), lambda partial: _write(partial, folder, batches, dtype))
+
+
+def _open(folder: Path, vocab_size: int) -> TokenFile:
     path = folder / "tokens.bin"
+    index = read_index(folder)
     try:
-        index = json.loads((folder / "index.json").read_bytes())
-        if index.pop("check") != digest(index):
-            raise ValueError("its index does not fit")
         dtype = np.dtype(index["dtype"])
         if path.stat().st_size != index["count"] * dtype.itemsize:
-            raise ValueError(f"expected {index['count']} ids")
+            raise Damaged(f"expected {index['count']} ids")
         file = TokenFile(path, np.memmap(path, dtype=dtype, mode="r"), vocab_size, index["texts"], index["words"])
         file._checks = index["crc32"]
         if path.stat().st_size <= EAGER and not all(file._sound(i) for i in range(len(index["crc32"]))):
-            raise ValueError("its ids are not those that were written")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("%s: damaged (%s); building it again", folder, error)
-        return None
+            raise Damaged("its ids are not those that were written")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(str(error)) from error
     return file
 
 
-def build(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], vocab_size: int) -> TokenFile:
-    """Write the ids of `batches`, each of some texts' ids and the number of their words; found whole if it is there.
-
-    Processes that want the same at once wait for the one that writes.  Atomic.  DataError: no room, nothing to write.
-    """
-    if (found := open_built(folder, vocab_size)) is not None:
-        return found
-    with locked(folder):
-        if (found := open_built(folder, vocab_size)) is None:
-            _write(folder, batches, np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4"))
-            found = open_built(folder, vocab_size)
-        if found is None:
-            raise DataError(f"{folder}: what was just written cannot be read; is the disk sound?")
-        return found
-
-
-def _write(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], dtype: np.dtype[Any]) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")  # the lock makes it ours; an older one is a killed process's
+def _write(
+    partial: Path, folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], dtype: np.dtype[Any]
+) -> None:
     began = said = time.monotonic()
     count = texts = words = 0
     checks: list[int] = []
     pending = b""
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        with (partial / "tokens.bin").open("wb") as out:
-            for batch, more_words in batches:
-                ids = np.fromiter((i for text in batch for i in text), dtype=dtype)
-                count, texts, words = count + len(ids), texts + len(batch), words + more_words
-                data = ids.tobytes()
-                out.write(data)
-                pending += data
-                while len(pending) >= BLOCK:
-                    checks.append(zlib.crc32(pending[:BLOCK]))
-                    pending = pending[BLOCK:]
-                if (now := time.monotonic()) - said > 60:
-                    said = now
-                    log.info("%s: %d texts, %d ids", folder.name, texts, count)
-            out.flush()
-            os.fsync(out.fileno())
-        if not count:
-            raise DataError(f"{folder.name}: the texts give no tokens")
-        if pending:
-            checks.append(zlib.crc32(pending))
-        index = {"count": count, "dtype": dtype.str, "texts": texts, "words": words, "crc32": checks}
-        (partial / "index.json").write_text(json.dumps({**index, "check": digest(index)}))
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be written ({error.strerror})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with (partial / "tokens.bin").open("wb") as out:
+        for batch, more_words in batches:
+            ids = np.fromiter((i for text in batch for i in text), dtype=dtype)
+            count, texts, words = count + len(ids), texts + len(batch), words + more_words
+            data = ids.tobytes()
+            out.write(data)
+            pending += data
+            while len(pending) >= BLOCK:
+                checks.append(zlib.crc32(pending[:BLOCK]))
+                pending = pending[BLOCK:]
+            if (now := time.monotonic()) - said > 60:
+                said = now
+                log.info("%s: %d texts, %d ids", folder.name, texts, count)
+    if not count:
+        raise DataError(f"{folder.name}: the texts give no tokens")
+    if pending:
+        checks.append(zlib.crc32(pending))
+    write_index(partial, {"count": count, "dtype": dtype.str, "texts": texts, "words": words, "crc32": checks})
     log.info("%s: %d ids of %d texts, %.1f s", folder.name, count, texts, time.monotonic() - began)
-
-
-def digest(plain: Any) -> str:
-    """SHA-256 of plain values."""
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

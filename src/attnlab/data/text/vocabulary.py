@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from attnlab.data.text.corpora import Split, TextCorpus
 from attnlab.data.text.lines import read_lines
-from attnlab.data.text.tokens import digest
 from attnlab.errors import ConfigError, DataError
+from attnlab.runs.cache import digest
 from attnlab.runs.files import write_bytes
 from attnlab.runs.fingerprint import file_digests
 

@@ -20,16 +20,15 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from filelock import AcquireReturnProxy, FileLock, Timeout
 from rich.console import Console
 from rich.progress import Progress
 
 from attnlab.data.corpus import Segment
 from attnlab.data.speech.features import Array, FilterBank, change_speed, read_waveform
 from attnlab.errors import DataError
+from attnlab.runs.cache import Damaged, read_index, stored, write_index
 from attnlab.runs.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
@@ -42,26 +41,30 @@ _CHUNK = 256  # segments computed between two looks at the clock
 class FeatureStore:
     """Features of `segments`, read from `folder`; `lengths` (int64) counts the frames of each.
 
-    Raises _Damaged on opening where the folder does not hold what it should.  A segment whose bytes are damaged is
-    computed again when it is read, and mended on disk.
+    A segment whose bytes are damaged is computed again when it is read, and corrected on disk.
+
+    Args:
+        folder: a stored folder.
+        key: the content that it must have.
+        segments: what the features are of.
+        bank: how they are computed.
+
+    Raises:
+        Damaged: the folder does not hold what it should.
     """
 
     def __init__(self, folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank) -> None:
         self._path = folder / "features.f16"
         self._segments, self._bank = segments, bank
-        try:
-            index = json.loads((folder / "index.json").read_bytes())
-            check = index.pop("check")
-            size = self._path.stat().st_size
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _Damaged(f"its index cannot be read: {error}") from error
-        if check != _digest(index) or index["key"] != key or len(index["frames"]) != len(segments):
-            raise _Damaged("its index does not fit")
+        index = read_index(folder)
+        if index["key"] != key or len(index["frames"]) != len(segments):
+            raise Damaged("its index does not fit")
         self.lengths = np.asarray(index["frames"], dtype=np.int64)
         self._checks: list[int] = index["crc32"]
         self._offsets = np.concatenate([[0], np.cumsum(self.lengths)]) * bank.num_mels * _DTYPE.itemsize
+        size = self._path.stat().st_size if self._path.is_file() else 0
         if size != self._offsets[-1]:
-            raise _Damaged(f"{self._path.name} has {size} bytes, expected {self._offsets[-1]}")
+            raise Damaged(f"{self._path.name} has {size} bytes, expected {self._offsets[-1]}")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -87,36 +90,32 @@ class FeatureStore:
         return data
 
 
-class _Damaged(Exception):
-    pass
-
-
 def open_features(
     cache_dir: Path, split: str, segments: Sequence[Segment], bank: FilterBank, workers: int | None = None
 ) -> FeatureStore:
     """The stored features of `segments`, computed first if they are not there or damaged.
 
-    Processes that want the same at once wait for the one that computes.  `workers` threads, by default one per CPU.
-    Raises DataError: unreadable audio, or no space to write (then nothing half-written is left).
+    Args:
+        cache_dir: the directory of the cache.
+        split: the name of the split, for the name of the folder.
+        segments: the parts of recordings.
+        bank: computes the features.
+        workers: the number of threads; None: one per CPU.
+
+    Raises:
+        DataError: a recording cannot be read, or there is no space to write.
     """
     key = content_key(cache_dir, segments, bank)
     folder = cache_dir / "features" / f"{split}-{key[:24]}"
-    if folder.is_dir():
-        try:
-            return FeatureStore(folder, key, segments, bank)
-        except _Damaged as error:
-            log.warning("%s: damaged feature cache (%s)", folder, error)
-    with locked(folder):
-        if folder.is_dir():  # another process may have been faster
-            try:
-                return FeatureStore(folder, key, segments, bank)
-            except _Damaged:
-                log.warning("%s: building it again", folder)
-        _build(folder, key, segments, bank, workers or os.cpu_count() or 1)
-        return FeatureStore(folder, key, segments, bank)
+    return stored(
+        folder,
+        lambda path: FeatureStore(path, key, segments, bank),
+        lambda partial: _build(partial, folder, key, segments, bank, workers or os.cpu_count() or 1),
+    )
 
 
 def content_key(cache_dir: Path, segments: Sequence[Segment], bank: FilterBank) -> str:
+    """SHA-256 of all that the features depend on: bytes of the recordings, bounds of the segments, settings."""
     digests = file_digests({segment.audio for segment in segments}, cache_dir / "features" / "audio.json")
     key = hashlib.sha256(json.dumps([VERSION, bank.fingerprint()], sort_keys=True).encode())
     for segment in segments:
@@ -132,17 +131,14 @@ def _compute(segment: Segment, bank: FilterBank) -> bytes:
     return bank(change_speed(waveform, segment.rate, segment.speed), segment.rate).astype(_DTYPE).tobytes()
 
 
-def _build(folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank, workers: int) -> None:
+def _build(partial: Path, folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank, workers: int) -> None:
     hours = sum(segment.seconds for segment in segments) / 3600
     expected = int(hours * 3600 * 100) * bank.num_mels * _DTYPE.itemsize
     size = f"{expected / 2**20:.1f} MiB"
     log.info("%s: computing features of %d segments, %.2f hours", folder.name, len(segments), hours)
     began = said = time.monotonic()
-    partial = folder.with_name(f".{folder.name}.partial")  # the lock makes it ours; an older one is a killed process's
     frames, checks = [], []
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
         free = shutil.disk_usage(partial).free
         if free < expected:
             raise DataError(
@@ -160,34 +156,12 @@ def _build(folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank
                 if now - said > 60:  # for logs, where there is no bar
                     said = now
                     log.info("%s: %d of %d segments", folder.name, len(frames), len(segments))
-        index = {"key": key, "frames": frames, "crc32": checks}
-        (partial / "index.json").write_text(json.dumps({**index, "check": _digest(index)}))
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        write_index(partial, {"key": key, "frames": frames, "crc32": checks})
     except OSError as error:
         raise DataError(f"{folder}: cannot be written ({error.strerror}; features need {size})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     seconds = time.monotonic() - began
     log.info("%s: %.1f s, %.0f times real time", folder.name, seconds, hours * 3600 / seconds)
 
 
 def _bar() -> Progress:
     return Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-
-
-def _digest(index: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
-
-
-def locked(folder: Path) -> AcquireReturnProxy:
-    """The only builder of `folder` while it lasts; the system frees the lock when its holder dies."""
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return lock.acquire(timeout=0)
-    except Timeout:
-        log.info("%s: waiting for another process that computes it", folder.name)
-        return lock.acquire()
-    except OSError as error:
-        raise DataError(f"{folder.parent}: cannot be written ({error.strerror})") from error
