@@ -52,7 +52,7 @@ def test_a_damaged_file_is_built_again(tmp_path: Path, damage: str, caplog: pyte
         plain = json.loads(index.read_text())
         index.write_text(json.dumps(plain | ({"dtype": "<u1"} if damage == "dtype" else {"texts": 9})))
     assert build(tmp_path / "a", BATCHES, 10).read(0, 6).tolist() == [1, 2, 3, 4, 5, 6]
-    assert "building it again" in caplog.text
+    assert "computing it again" in caplog.text
 
 
 def test_damage_in_a_large_file_is_noticed_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
