@@ -1,0 +1,77 @@
+"""The running statistics of BatchNorm that several processes agree on are those of one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+from attnlab.training.batch_norm import RunningStatistics, batch_norms, statistics_kept
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    found = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2, momentum=0.3)).double()
+    found(torch.randn(9, 3, dtype=torch.float64))
+    return found
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (3, 2, 2), (1, 0, 1)])
+def test_ranks_end_with_the_statistics_of_one_process(counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank's part of a collective sum is recorded first; then each rank gets the sum of all."""
+    torch.manual_seed(2)
+    batches = [torch.randn(7, 3, dtype=torch.float64) for _ in range(sum(counts))]
+    alone = model()
+    for batch in batches:
+        alone(batch)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: len(counts))
+    sums: list[list[Tensor]] = []
+
+    def run(rank: int, reduce: Any) -> nn.Module:
+        monkeypatch.setattr(distributed, "get_rank", lambda: rank)
+        monkeypatch.setattr(distributed, "all_reduce", reduce)
+        mine = model()
+        statistics = RunningStatistics(mine)
+        statistics.begin_update()
+        for batch in batches[sum(counts[:rank]) : sum(counts[: rank + 1])]:
+            mine(batch)
+            statistics.add_batch()
+        with statistics_kept(mine):
+            mine(batches[0])  # a batch that does not count
+        statistics.end_update()
+        return mine
+
+    totals = torch.tensor(counts)
+    for rank in range(len(counts)):  # first pass: what each rank contributes, given the counts of all
+        given: list[Tensor] = []
+
+        def contribute(tensor: Tensor, given: list[Tensor] = given) -> None:
+            if tensor.dtype == torch.int64:
+                tensor.copy_(totals)
+            else:
+                given.append(tensor.clone())
+
+        run(rank, contribute)
+        sums.append(given)
+    total = torch.stack([given[0] for given in sums]).sum(0)
+
+    def reduce(tensor: Tensor) -> None:
+        tensor.copy_(totals if tensor.dtype == torch.int64 else total)
+
+    for rank in range(len(counts)):
+        found = run(rank, reduce).state_dict()
+        for name, value in alone.state_dict().items():
+            torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14, msg=name)
+
+
+def test_one_process_and_other_layers_change_nothing() -> None:
+    plain = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.BatchNorm1d(4, track_running_stats=False))
+    assert batch_norms(plain) == {}
+    found = model()
+    statistics = RunningStatistics(found)
+    before = {name: value.clone() for name, value in found.state_dict().items()}
+    statistics.begin_update()
+    statistics.add_batch()
+    statistics.end_update()
+    assert all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
