@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.data.conftest import write_corpus
 from tests.tasks.conftest import TINY
 from tests.tasks.image_classification.test_task import TINY as TINY_IMAGES
-from tests.tasks.test_language_modelling import TINY as TINY_TEXT
+from tests.tasks.language_modelling.test_task import TINY as TINY_TEXT
 
 
 @pytest.fixture(scope="module")

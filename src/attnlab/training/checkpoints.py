@@ -1,8 +1,7 @@
-"""Weights on disk: never unpickled beyond tensors and plain values, and never loaded into another model in silence."""
+"""Weights on disk: only tensors and plain values are unpickled, and weights of another model are refused."""
 
 import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,21 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from attnlab.errors import DataError
+from attnlab.runs.files import replacing
 
 UNREADABLE = (SafetensorError, RuntimeError, EOFError, LookupError, AttributeError, ValueError, OSError, TypeError)
 PREFIX = "model."  # of the model's weights in a training checkpoint
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and identity of a training checkpoint (.ckpt) or of exported weights (.safetensors)."""
+    """Weights and identity of a training checkpoint (.ckpt) or of exported weights (.safetensors).
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: it does not exist, is damaged, or holds more than tensors and plain values.
+    """
     if not path.is_file():
         raise DataError(
             f"{path}: there is no such checkpoint file (expected a .ckpt or .safetensors file of a training run)"
@@ -44,27 +51,38 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, Any]) -> None:
-    """Atomically, as safetensors.  It has no two names for one tensor: tied weights are written under each."""
+    """Write weights as safetensors, atomically.
+
+    The format has no two names for one tensor, so tied weights are written once for each name.
+
+    Args:
+        path: the file.
+        weights: by name.
+        identity: what a model must share to load them; plain values.
+
+    Raises:
+        OSError: the disk is full, or another error of the file system.
+    """
     seen: set[int] = set()
     own = {}
     for name, value in weights.items():
         tied = value.untyped_storage().data_ptr() in seen
         seen.add(value.untyped_storage().data_ptr())
         own[name] = value.clone() if tied else value.contiguous()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        save_file(own, part, metadata={"identity": json.dumps(identity)})
-        os.replace(part, path)
-    except SafetensorError as error:  # it does not say so in an OSError's terms
-        full = "os error 28" in str(error)
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as part:
+        try:
+            save_file(own, part, metadata={"identity": json.dumps(identity)})
+        except SafetensorError as error:  # a full disk is no OSError here
+            full = "os error 28" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
-    """The mean of several checkpoints' weights, summed in float64."""
+    """The mean of several checkpoints' weights, summed in float64, each in its own dtype.
+
+    Args:
+        paths: checkpoint files of one model; at least one.
+    """
     total: dict[str, Tensor] = {}
     kinds: dict[str, torch.dtype] = {}
     for path in paths:
@@ -75,7 +93,16 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
 
 
 def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """DataError naming the first thing in which a checkpoint differs from the model it should go into."""
+    """Refuse a checkpoint of another model.
+
+    Args:
+        path: of the checkpoint, for the message.
+        found: the identity stored in it.
+        wanted: the identity of this run's module.
+
+    Raises:
+        DataError: names the first difference.
+    """
     for key, value in wanted.items():
         if found.get(key) != value:
             was, now = _difference(found.get(key), value)
@@ -86,6 +113,16 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
 
 
 def load_into(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
+    """Load weights into a model.
+
+    Args:
+        model: gets the weights.
+        path: where they come from, for the message.
+        weights: by name.
+
+    Raises:
+        DataError: a name is missing or unknown, or a shape differs.
+    """
     own = model.state_dict()
     for name, value in own.items():
         if name not in weights:
@@ -100,7 +137,11 @@ def load_into(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
 
 
 def find_weights(path: Path) -> Path:
-    """A checkpoint file as given, or the averaged weights of a run directory."""
+    """A checkpoint file as given, or the averaged weights of a run directory.
+
+    Raises:
+        DataError: `path` is a directory without averaged weights.
+    """
     if path.is_dir():
         averaged = path / "checkpoints" / "averaged.safetensors"
         if not averaged.is_file():

@@ -14,7 +14,10 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 
 class _OwnSettings(LambdaLR):
-    """A resumed run takes up the count of updates, but the settings are those it was given: it may be longer."""
+    """A schedule that restores the number of updates from a checkpoint, but keeps the settings of the resumed run.
+
+    The resumed run may be longer than the first one, or have another rate.
+    """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         own = ("warmup_steps", "total_steps", "floor", "base_lrs")
@@ -25,22 +28,36 @@ class _OwnSettings(LambdaLR):
 
 @bounded
 class InverseSquareRoot(_OwnSettings):
-    """Linear warm-up to the optimiser's rate over `warmup_steps` updates, then rate * sqrt(warmup_steps / step)."""
+    """Linear warm-up to the optimizer's rate over `warmup_steps` updates, then rate * sqrt(warmup_steps / step).
+
+    Args:
+        optimizer: its rate is the highest.
+        warmup_steps: updates.
+        total_steps: not used; every schedule is given it.
+    """
 
     def __init__(self, optimizer: Optimizer, warmup_steps: Updates, total_steps: int | None = None) -> None:
         self.warmup_steps = warmup_steps
         super().__init__(optimizer, self.factor)
 
     def factor(self, step: int) -> float:
+        """The share of the highest rate after `step` updates."""
         at = step + 1
         return min(at / self.warmup_steps, (self.warmup_steps / at) ** 0.5)
 
 
 @bounded
 class WarmupCosine(_OwnSettings):
-    """Linear warm-up to the optimiser's rate, then half a cosine down to `floor` times it at `total_steps`.
+    """Linear warm-up to the optimizer's rate, then half a cosine down to `floor` times it at `total_steps`.
 
-    `total_steps` None: the length of the run, which the task fills in.
+    Args:
+        optimizer: its rate is the highest.
+        warmup_steps: updates.
+        total_steps: updates of the whole run.
+        floor: the lowest rate as a share of the highest.
+
+    Raises:
+        ValueError: `total_steps` is None or not positive: a run of unknown length has no such schedule.
     """
 
     def __init__(
@@ -56,6 +73,7 @@ class WarmupCosine(_OwnSettings):
         super().__init__(optimizer, self.factor)
 
     def factor(self, step: int) -> float:
+        """The share of the highest rate after `step` updates."""
         at = step + 1
         if at <= self.warmup_steps:
             return at / self.warmup_steps

@@ -1,4 +1,4 @@
-"""A trained run as lm-evaluation-harness sees it.  Needs the extra `eval`."""
+"""A trained run as a model of lm-evaluation-harness.  Needs the extra `eval`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,7 +25,13 @@ except ImportError as error:
 
 
 class TrainedRun(TemplateLM):
-    """Log-likelihoods and greedy or sampled continuations; texts longer than the model lose their beginning."""
+    """Log-likelihoods and greedy or sampled continuations.  Texts longer than the model are cut at their beginning.
+
+    Args:
+        module: a trained language model with its vocabulary.
+        batch_size: texts computed together.
+        dtype: of autocast and caches; None: float32.
+    """
 
     def __init__(self, module: LanguageModelling, batch_size: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()

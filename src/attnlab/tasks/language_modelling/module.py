@@ -17,7 +17,11 @@ from attnlab.training.module import Module
 class LanguageModelling(Module):
     """Trains a model on the negative log-probability of each token.
 
-    `compile`: by torch.compile; the checkpoints are the same.
+    Args:
+        model: the model.
+        vocabulary: of its tokens.
+        compile: whether torch.compile compiles the loss; the checkpoints are the same.
+        training: arguments of `Module`.
     """
 
     counts_right = False

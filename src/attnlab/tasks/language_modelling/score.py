@@ -26,10 +26,14 @@ from attnlab.tasks.language_modelling.module import LanguageModelling
 class LanguageScore:
     """How a language model is scored.
 
-    Perplexity: exp of the mean negative log-probability of a token (or word), the text's first being given, over
-    disjoint windows; and, unless `sliding_stride` is null, over windows that begin every so many tokens and predict
-    their last ones only, so that every token has a long past.
-    `continuations` places of the test text, each with `prompt_tokens` tokens, are continued.
+    Perplexity is exp of the mean negative log-probability of a token (or word), given those before it in its window.
+    The first one of the text is not predicted.
+
+    Args:
+        sliding_stride: perplexity also over windows that begin every so many tokens and predict their last ones only,
+            so that every token has a long past; None: over disjoint windows alone.
+        continuations: places of the test text that are continued, evenly spread.
+        prompt_tokens: tokens of the text before each of these places that the model reads.
     """
 
     sliding_stride: Annotated[int, Ge(1)] | None = None

@@ -1,4 +1,4 @@
-"""Language models: perplexity, and text of their own."""
+"""Language models, scored by perplexity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnlab.tasks.language_modelling.module import LanguageModelling
     from attnlab.tasks.language_modelling.score import LanguageScore
 
-VOCABULARY = "vocabulary.json"  # in a run's directory: what generation and evaluation need besides weights
+VOCABULARY = "vocabulary.json"  # in the run directory; generation and evaluation need it besides the weights
 
 
 class LanguageModellingTask(TextTask):
@@ -36,8 +36,8 @@ class LanguageModellingTask(TextTask):
         data = self.cfg.task.data
         size: int = data.vocab_size
         sample = data.root is None and self.cfg.choices.scale == "sample"
-        if sample and data.vocabulary._target_.endswith(f".{Words.__name__}"):
-            size = min(size, len(Source().words) + 1)  # the sample corpus has no more: its words and the line's end
+        if sample and isinstance(instantiate(data.vocabulary, path="task.data.vocabulary"), Words):
+            size = min(size, len(Source().words) + 1)  # the sample corpus has no more: its words and the end of a line
         return self._model(size)
 
     def _model(self, vocab_size: int) -> LanguageModel:
@@ -55,15 +55,15 @@ class LanguageModellingTask(TextTask):
         instantiate(self.cfg.task.sampling, path="task.sampling")
 
     def _check_lengths(self, model: LanguageModel) -> None:
-        """No window, and no prompt with its continuation, is longer than the model or its mechanism."""
+        """Refuse a window, or a prompt with its continuation, that is longer than the model or its mechanism."""
         task, longest = self.cfg.task, model.longest
-        said = f"task.model.max_length={longest}"
+        limit = f"task.model.max_length={longest}"
         if longest < model.max_length:
-            said = f"the {longest} positions that its attention has"
+            limit = f"the {longest} positions that its attention has"
         lengths = {"window": task.data.window, "eval_window": task.data.eval_window}
         for name, length in lengths.items():
             if length is not None and length > longest:
-                raise ConfigError(f"task.data.{name}={length} is longer than {said}")
+                raise ConfigError(f"task.data.{name}={length} is longer than {limit}")
         window, stride = task.data.eval_window or task.data.window, task.score.sliding_stride
         if stride is not None and stride > window:
             raise ConfigError(f"task.score.sliding_stride={stride} is more than the window of {window}")
@@ -71,7 +71,7 @@ class LanguageModellingTask(TextTask):
         if together > longest:
             raise ConfigError(
                 f"task.score.prompt_tokens={task.score.prompt_tokens} and task.sampling.tokens={task.sampling.tokens} "
-                f"make {together} positions, more than {said}"
+                f"make {together} positions, more than {limit}"
             )
 
     def module(self, record: dict[str, Any], data: LanguageModellingData) -> LanguageModelling:
@@ -100,7 +100,14 @@ class LanguageModellingTask(TextTask):
             module.vocabulary.save(directory / VOCABULARY)
 
     def restore(self, record: dict[str, Any]) -> LanguageModelling:
-        """The model of `checkpoint=`, with the vocabulary that stands in its run's directory; no corpus is read."""
+        """The model of `checkpoint=`, ready to compute, with the vocabulary of its run directory.  Reads no corpus.
+
+        Args:
+            record: gets the number of parameters.
+
+        Raises:
+            DataError: the run has no vocabulary, or the checkpoint is of another model.
+        """
         from attnlab.training.checkpoints import check_identity, find_weights, load_into, read_checkpoint
 
         path = find_weights(Path(self.cfg.checkpoint).expanduser())
@@ -109,7 +116,7 @@ class LanguageModellingTask(TextTask):
         vocabulary = next((place for place in places if place.is_file()), None)
         if vocabulary is None:
             raise DataError(
-                f"{places[-1]}: not there; a language model's run keeps its vocabulary beside its checkpoints"
+                f"{places[-1]}: no such file; expected the vocabulary that a run of a language model saves there"
             )
         module = self._module(record, read_vocabulary(vocabulary))
         check_identity(path, found, module.identity)

@@ -377,7 +377,7 @@ def test_a_vocabulary_of_another_run(
     copy = tmp_path / "checkpoints" / "averaged.safetensors"
     copy.write_bytes((trained[0] / "checkpoints" / "averaged.safetensors").read_bytes())
     cfg, record = start("mode=generate", f"checkpoint='{tmp_path}'")
-    with pytest.raises(DataError, match=r"vocabulary.json: not there; a language model's run keeps its vocabulary"):
+    with pytest.raises(DataError, match=r"vocabulary.json: no such file; expected the vocabulary"):
         generate.run(cfg, record, tmp_path)
     (tmp_path / "vocabulary.json").write_bytes((pieces[0] / "vocabulary.json").read_bytes())
     with pytest.raises(DataError, match="another vocabulary"):

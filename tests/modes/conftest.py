@@ -1,0 +1,1 @@
+from tests.tasks.conftest import cache, root, start  # noqa: F401
