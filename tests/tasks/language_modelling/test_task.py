@@ -384,15 +384,6 @@ def test_a_vocabulary_of_another_run(
         generate.run(cfg, record, tmp_path)
 
 
-def test_only_language_models_go_on_with_text(
-    start: Start, trained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = freeze(compose("config", ["mode=generate", f"checkpoint='{trained[0]}'"]), {"task": "mustc"})
-    with pytest.raises(ConfigError, match="task=mustc is no language model"):
-        generate.run(cfg, new(cfg, "test"), tmp_path)
-
-
 # --- evaluation -------------------------------------------------------------------------------------------------
 
 
