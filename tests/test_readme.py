@@ -1,0 +1,150 @@
+"""README.md and Makefile: commands are run or, if they need a corpus or a trained run, composed and checked."""
+
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from attnlab.config.check import check
+from attnlab.config.schema import signature
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+COMMANDS = [
+    line.strip() for language, text in BLOCKS for line in text.replace("\\\n", " ").splitlines() if language == "bash"
+]
+INLINE = [line for line in re.findall(r"`(python -m src\.run [^`]+)`", README) if "=sharp" not in line]
+DEMO = re.findall(r"python -m src\.run .*", (ROOT / "Makefile").read_text(encoding="utf-8"))
+TINY = "task.model.d_model=16 task.attention_heads=2 task.train.max_steps=2 task.train.validate_every=2"
+
+
+def python(part: str) -> str:
+    """The README's only Python block that has this text."""
+    (found,) = [text for language, text in BLOCKS if language == "python" and part in text]
+    return found
+
+
+def test_every_command_is_of_a_known_kind() -> None:
+    assert len(COMMANDS) > 12 and {language for language, _ in BLOCKS} == {"bash", "text", "python", "yaml"}
+    for command in COMMANDS:
+        assert command.startswith(("make ", "python -m src.run ")), command
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("make ")])
+def test_make_commands(command: str) -> None:
+    alone = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    words = shlex.split(command, comments=True)
+    done = subprocess.run([*words, "-n"], cwd=ROOT, env=alone, capture_output=True, text=True)
+    assert done.returncode == 0 and ".venv/bin/python" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", [line for line in (*COMMANDS, *INLINE, *DEMO) if "src.run" in line])
+def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compose and every key and value is accepted. Files and runs that they name stand where they say."""
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)[3:]
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in ("checkpoint", "resume", "baseline", "task.encoder_checkpoint"):
+            Path(value).mkdir(parents=True, exist_ok=True)
+        if key == "model":
+            Path(value).touch()
+    plan = check(words)
+    assert len(plan.jobs) == (9 if "seed=1,2,3" in words else 1)
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if "mode=describe" in line])
+def test_commands_without_data_run(command: str, tmp_path: Path) -> None:
+    done = started(command, tmp_path)
+    assert done.returncode == 0 and '"status": "finished"' in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "more"),
+    [
+        ("task=mustc attention=mtla stride=2", "task.train.max_epochs=1 task.decode.beam=2"),
+        ("task=wikitext2 attention=tpa", TINY),
+        ("task=imagenet compress=irratt rank=32", "task.pretrain.epochs=1 task.train.max_epochs=1"),
+        ("bench_training", "bench.text=32 bench.rounds=1 bench.batch=1 bench.memory=false"),
+    ],
+)
+def test_commands_on_sample_corpora_run(part: str, more: str, tmp_path: Path) -> None:
+    """As the README has them, but for fewer updates or smaller shapes."""
+    (command,) = [line for line in COMMANDS if part in line and "data_root" not in line and "=outputs" not in line][:1]
+    done = started(f"{command} {more} cache_dir={tmp_path}/cache hydra.run.dir={tmp_path}/run hardware=cpu", tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert '"status": "finished"' in (tmp_path / "run" / "record.json").read_text()
+
+
+def started(command: str, place: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of a checkout: `src` is found in the checkout, and outputs/ is written in `place`."""
+    words = [sys.executable, *shlex.split(command)[1:]]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def test_the_mechanism_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes its formula, in parallel, in steps and after a prefix, and its YAML file fits its signature."""
+    package = shutil.copytree(ROOT / "src" / "attnlab" / "attention", tmp_path / "lifted")
+    (package / "sharp.py").write_text(python("class SharpMHA"))
+    naive = package / "ops" / "naive.py"
+    naive.write_text(naive.read_text() + python("@formula(SharpMHA)"))
+    monkeypatch.syspath_prepend(tmp_path)
+    module: ModuleType = importlib.import_module("lifted.sharp")
+    formulas: ModuleType = importlib.import_module("lifted.ops.naive")
+    torch.manual_seed(0)
+    attention: Any = module.SharpMHA(16, 2, sharpness=2.0).double()
+    x, prefix = torch.randn(1, 5, 16).double(), torch.randn(1, 3, 16).double()
+    for before in (None, prefix):
+        want = formulas.attend(attention, x[0], None if before is None else before[0])
+        cache = attention.new_cache(1, 5, 3)
+        if before is not None:
+            attention.read_prefix(before, None, cache)
+        steps = torch.cat([attention.extend(x[:, :2], cache), attention.extend(x[:, 2:], cache)], 1)
+        for got in (attention(x, before), steps):
+            torch.testing.assert_close(got[0], want, rtol=1e-10, atol=1e-10)
+    plain = importlib.import_module("lifted.mha").MHA(16, 2).double()
+    plain.load_state_dict(attention.state_dict())
+    assert (plain(x) - attention(x)).abs().max() > 1e-3  # the sharpness counts
+    (text,) = [text for language, text in BLOCKS if language == "yaml"]
+    node = yaml.safe_load(text)
+    assert node.pop("_target_") == "attnlab.attention.sharp.SharpMHA"
+    found = signature("lifted.sharp.SharpMHA")
+    assert found is not None and set(node) == set(found.parameters)
+
+
+def test_loading_a_compressed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+
+    from attnlab.compression import compress, save
+    from attnlab.compression.methods.truncatt import TruncAtt
+
+    sizes = {"depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
+    model = timm.create_model("deit_small_patch16_224", **sizes)
+    compress(model, TruncAtt(4, 4))
+    save(model, tmp_path / "outputs/imagenet/irratt/RUN/compressed", "deit_small_patch16_224", sizes)
+    monkeypatch.chdir(tmp_path)
+    code = python("densify").replace('"deit_small_patch16_224"', f'"deit_small_patch16_224", **{sizes}')
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(scope["dense"].eval()(x), scope["model"](x), rtol=1e-4, atol=1e-4)
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
