@@ -51,7 +51,7 @@ def test_a_model_of_hugging_face_from_its_directory(tmp_path: Path) -> None:
     """A tiny wav2vec 2.0 with random weights: frames of 20 ms, one layer or the mean of all."""
     torch.manual_seed(0)
     config = Wav2Vec2Config(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, num_feat_extract_layers=7,
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
         conv_dim=(8,) * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
     )  # fmt: skip
     network = Wav2Vec2Model(config).eval()

@@ -84,7 +84,7 @@ class ImageClassification(Module):
         return lambda: f"class {int(label)}"
 
     @torch.no_grad()
-    def test_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Scored:
+    def test_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Scored:  # type: ignore[override]
         """Logits of a batch of images with their classes and indices, and the time of the model alone."""
         images, labels, index = batch
         began = now(images.device)
