@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Cache, length_mask
+from .bounds import PositiveFloat, PositiveInt, Rate
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, merged_attention
@@ -41,15 +42,15 @@ class MHA(PositionalAttention):
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
+        num_kv_heads: PositiveInt | None = None,
+        head_dim: PositiveInt | None = None,
         *,
         bias: bool | Sequence[Projection] = True,
         qk_norm: bool = False,
-        dropout: float = 0.0,
-        rope_theta: float = 10000.0,
+        dropout: Rate = 0.0,
+        rope_theta: PositiveFloat = 10000.0,
         rope_scaling: Llama3Scaling | None = None,
         norm_eps: float = 1e-6,
     ) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Cache, length_mask
+from .bounds import PositiveFloat, PositiveInt, Rate
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, expand, expanded_attention
@@ -52,14 +53,14 @@ class MLA(PositionalAttention):
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        rope_dim: int | None = None,
-        latent_dim: int | None = None,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
+        head_dim: PositiveInt | None = None,
+        rope_dim: PositiveInt | None = None,
+        latent_dim: PositiveInt | None = None,
         *,
-        dropout: float = 0.0,
-        rope_theta: float = 10000.0,
+        dropout: Rate = 0.0,
+        rope_theta: PositiveFloat = 10000.0,
     ) -> None:
         super().__init__()
         head_dim = d_model // num_heads if head_dim is None else head_dim
@@ -192,15 +193,15 @@ class MLAQueryLatent(MLA):
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
-        head_dim: int = 64,
-        rope_dim: int = 32,
-        latent_dim: int = 256,
-        query_latent_dim: int = 512,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
+        head_dim: PositiveInt = 64,
+        rope_dim: PositiveInt = 32,
+        latent_dim: PositiveInt = 256,
+        query_latent_dim: PositiveInt = 512,
         *,
-        dropout: float = 0.0,
-        rope_theta: float = 10000.0,
+        dropout: Rate = 0.0,
+        rope_theta: PositiveFloat = 10000.0,
     ) -> None:
         super().__init__(d_model, num_heads, head_dim, rope_dim, latent_dim, dropout=dropout, rope_theta=rope_theta)
         self.query = nn.Sequential(

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .base import Cache, length_mask
+from .bounds import PositiveFloat, PositiveInt, Rate
 from .mla import MLA, LatentCache
 from .ops.partial_softmax import Past, expanded_attention
 from .ops.tables import kept
@@ -112,16 +113,16 @@ class MTLA(MLA):
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        rope_dim: int | None = None,
-        latent_dim: int | None = None,
-        gate_dim: int | None = None,
-        stride: int = 2,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
+        head_dim: PositiveInt | None = None,
+        rope_dim: PositiveInt | None = None,
+        latent_dim: PositiveInt | None = None,
+        gate_dim: PositiveInt | None = None,
+        stride: PositiveInt = 2,
         *,
-        dropout: float = 0.0,
-        rope_theta: float = 10000.0,
+        dropout: Rate = 0.0,
+        rope_theta: PositiveFloat = 10000.0,
     ) -> None:
         super().__init__(d_model, num_heads, head_dim, rope_dim, latent_dim, dropout=dropout, rope_theta=rope_theta)
         if stride < 1:

@@ -2,12 +2,18 @@
 
 import functools
 import inspect
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from annotated_types import Ge, Lt
 
 from attnlab.config.annotation import within, words
 from attnlab.config.schema import signature
 
 Class = TypeVar("Class", bound=type)
+
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout
 
 
 def bounded(cls: Class) -> Class:

@@ -8,7 +8,7 @@ from typing import Annotated, Protocol, cast
 
 import numpy as np
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 from torch.utils.data import DataLoader, Dataset
 
 from attnlab.config.batch import FrameShare, share_frames
@@ -118,9 +118,9 @@ class SequenceToTextData(Data):
         features: FilterBank | StoredFeatures | SourceText,
         augment: SpecAugment | None = None,
         seed: int = 1,
-        vocab_size: int = 8000,
+        vocab_size: Annotated[int, Ge(5)] = 8000,
         vocab_type: Kind = "unigram",
-        ctc_vocab_size: int | None = None,
+        ctc_vocab_size: Annotated[int, Ge(5)] | None = None,
         ctc_vocab_type: Kind = "unigram",
         hard_vocab_limit: bool = True,
         update_frames: Annotated[int, Ge(1)] = 40000,
@@ -128,13 +128,13 @@ class SequenceToTextData(Data):
         split_buckets: bool = True,
         max_frames: Annotated[int, Ge(1)] | None = None,
         max_sentences: Annotated[int, Ge(1)] | None = None,
-        min_input_frames: int = 5,
-        max_input_frames: int = 3000,
-        max_target_tokens: int = 1024,
+        min_input_frames: Annotated[int, Ge(0)] = 5,
+        max_input_frames: Annotated[int, Ge(1)] = 3000,
+        max_target_tokens: Annotated[int, Ge(1)] = 1024,
         drop_empty: bool = False,
         unknown_labels: bool = False,
-        speeds: list[float] | None = None,
-        num_workers: int = 0,
+        speeds: list[Annotated[float, Gt(0)]] | None = None,
+        num_workers: Annotated[int, Ge(0)] = 0,
     ) -> None:
         super().__init__()
         bucket_frames = bucket_frames or update_frames

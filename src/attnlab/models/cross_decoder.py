@@ -11,6 +11,7 @@ from attnlab.attention import Attention, Cache
 from attnlab.attention.base import length_mask
 from attnlab.attention.ops.backends import dense_attention
 from attnlab.attention.ops.decode import attend_cached
+from attnlab.config.bounds import PositiveInt, Rate
 from attnlab.models.encoder import sinusoidal_positions
 
 
@@ -97,13 +98,13 @@ class CrossDecoder(nn.Module):
 
     def __init__(
         self,
-        vocab_size: int,
-        d_model: int,
+        vocab_size: PositiveInt,
+        d_model: PositiveInt,
         attention: Callable[[int], Attention],
-        num_layers: int = 6,
-        num_heads: int = 8,
-        ffn_dim: int = 2048,
-        dropout: float = 0.0,
+        num_layers: PositiveInt = 6,
+        num_heads: PositiveInt = 8,
+        ffn_dim: PositiveInt = 2048,
+        dropout: Rate = 0.0,
         pre_norm: bool = False,
         pad: int = 1,
     ) -> None:

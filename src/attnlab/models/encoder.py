@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention.base import length_mask
+from attnlab.config.bounds import NonNegativeInt, PositiveInt, Rate
 
 
 def sinusoidal_positions(length: int, width: int, like: Tensor) -> Tensor:
@@ -52,17 +53,17 @@ class SpeechEncoder(nn.Module):
 
     def __init__(
         self,
-        d_model: int,
-        num_mels: int = 80,
-        num_layers: int = 12,
-        num_heads: int = 8,
-        ffn_dim: int = 2048,
-        conv_channels: int = 1024,
-        conv_kernels: list[int] | None = None,
-        dropout: float = 0.0,
-        attention_dropout: float | None = None,
-        activation_dropout: float | None = None,
-        projection_dim: int | None = None,
+        d_model: PositiveInt,
+        num_mels: PositiveInt = 80,
+        num_layers: NonNegativeInt = 12,
+        num_heads: PositiveInt = 8,
+        ffn_dim: PositiveInt = 2048,
+        conv_channels: PositiveInt = 1024,
+        conv_kernels: list[PositiveInt] | None = None,
+        dropout: Rate = 0.0,
+        attention_dropout: Rate | None = None,
+        activation_dropout: Rate | None = None,
+        projection_dim: PositiveInt | None = None,
     ) -> None:
         super().__init__()
         self.scale = math.sqrt(d_model)

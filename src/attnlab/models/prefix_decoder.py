@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
+from attnlab.config.bounds import PositiveInt, Rate
 
 
 class PrefixDecoderLayer(nn.Module):
@@ -43,17 +44,17 @@ class PrefixDecoder(nn.Module):
 
     def __init__(
         self,
-        vocab_size: int,
-        d_model: int,
+        vocab_size: PositiveInt,
+        d_model: PositiveInt,
         attention: Callable[[int], Attention],
-        num_layers: int = 9,
-        ffn_dim: int = 2048,
-        projector_dim: int = 256,
-        dropout: float = 0.0,
-        activation_dropout: float = 0.0,
+        num_layers: PositiveInt = 9,
+        ffn_dim: PositiveInt = 2048,
+        projector_dim: PositiveInt = 256,
+        dropout: Rate = 0.0,
+        activation_dropout: Rate = 0.0,
         tie_embeddings: bool = False,
         final_norm: bool = True,
-        embedding_dropout: float | None = None,
+        embedding_dropout: Rate | None = None,
         pad: int = 1,
     ) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
+from attnlab.config.bounds import PositiveInt
 from attnlab.models.prefix_decoder import PrefixDecoder
 
 
@@ -17,13 +18,13 @@ class SpeechToText(nn.Module):
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         encoder: Callable[..., nn.Module],
         decoder: Callable[..., PrefixDecoder],
         *,
         attention: Callable[[int], Attention],
-        vocab_size: int,
-        ctc_vocab_size: int | None = None,
+        vocab_size: PositiveInt,
+        ctc_vocab_size: PositiveInt | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder(d_model=d_model)

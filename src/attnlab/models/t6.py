@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
+from attnlab.config.bounds import PositiveInt
 from attnlab.models.language_model import LanguageModel
 
 
@@ -44,12 +45,12 @@ class T6(LanguageModel):
 
     def __init__(
         self,
-        vocab_size: int,
-        d_model: int,
+        vocab_size: PositiveInt,
+        d_model: PositiveInt,
         attention: Callable[[int], Attention],
-        num_layers: int = 12,
-        ffn_dim: int | None = None,
-        max_length: int = 1024,
+        num_layers: PositiveInt = 12,
+        ffn_dim: PositiveInt | None = None,
+        max_length: PositiveInt = 1024,
         output_init: Literal["zeros", "default"] = "zeros",
     ) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
+from attnlab.config.bounds import PositiveInt, Rate
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.language_model import LanguageModel
 
@@ -45,15 +46,15 @@ class TensorizedTransformer(LanguageModel):
 
     def __init__(
         self,
-        vocab_size: int,
-        d_model: int,
+        vocab_size: PositiveInt,
+        d_model: PositiveInt,
         attention: Callable[[int], Attention],
-        num_layers: int = 6,
-        ffn_dim: int = 2100,
-        max_length: int = 80,
-        dropout: float = 0.0,
-        cutoffs: list[int] | None = None,
-        div_value: int = 1,
+        num_layers: PositiveInt = 6,
+        ffn_dim: PositiveInt = 2100,
+        max_length: PositiveInt = 80,
+        dropout: Rate = 0.0,
+        cutoffs: list[PositiveInt] | None = None,
+        div_value: PositiveInt = 1,
         tie_projections: bool = True,
     ) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from attnlab.attention import Attention
 from attnlab.attention.base import length_mask
+from attnlab.config.bounds import NonNegativeInt, PositiveInt, Rate
 from attnlab.models.encoder import sinusoidal_positions
 
 
@@ -66,14 +67,14 @@ class TextEncoder(nn.Module):
 
     def __init__(
         self,
-        vocab_size: int,
-        d_model: int,
-        num_layers: int = 6,
-        num_heads: int = 8,
-        ffn_dim: int = 2048,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
+        vocab_size: PositiveInt,
+        d_model: PositiveInt,
+        num_layers: NonNegativeInt = 6,
+        num_heads: PositiveInt = 8,
+        ffn_dim: PositiveInt = 2048,
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        activation_dropout: Rate = 0.0,
         pre_norm: bool = False,
         pad: int = 1,
         attention: Callable[[int], Attention] | None = None,

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
+from attnlab.config.bounds import PositiveInt
 from attnlab.models.cross_decoder import CrossDecoder
 from attnlab.models.prefix_decoder import PrefixDecoder
 
@@ -17,12 +18,12 @@ class TextToText(nn.Module):
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         encoder: Callable[..., nn.Module],
         decoder: Callable[..., PrefixDecoder],
         *,
         attention: Callable[[int], Attention],
-        vocab_size: int,
+        vocab_size: PositiveInt,
     ) -> None:
         super().__init__()
         self.encoder = encoder(vocab_size=vocab_size, d_model=d_model)
@@ -45,14 +46,14 @@ class EncoderDecoder(nn.Module):
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         encoder: Callable[..., nn.Module],
         decoder: Callable[..., CrossDecoder],
         ordinary: Callable[[], Attention],
         attention_in: Literal["encoder", "decoder", "both"] = "encoder",
         *,
         attention: Callable[[int], Attention],
-        vocab_size: int,
+        vocab_size: PositiveInt,
     ) -> None:
         super().__init__()
         if attention_in not in get_args(Literal["encoder", "decoder", "both"]):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..base import Attention, Cache, length_mask, rows_per_prefix
+from ..bounds import PositiveInt
 from .cache import StateCache
 
 
@@ -122,10 +123,10 @@ class Windowed(WithPrefixReadout):
 
     def __init__(
         self,
-        d_model: int,
-        rank: int = 40,
-        window: int = 32,
-        num_cores: int = 1,
+        d_model: PositiveInt,
+        rank: PositiveInt = 40,
+        window: PositiveInt = 32,
+        num_cores: PositiveInt = 1,
         *,
         shared_readout: bool = True,
         reads_prefix: bool = False,

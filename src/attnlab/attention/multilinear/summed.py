@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..bounds import PositiveInt
 from .base import WithPrefixReadout
 from .cache import StateCache
 
@@ -28,9 +29,9 @@ class SummedMultiLinear(WithPrefixReadout):
 
     def __init__(
         self,
-        d_model: int,
-        rank: int = 40,
-        num_cores: int = 1,
+        d_model: PositiveInt,
+        rank: PositiveInt = 40,
+        num_cores: PositiveInt = 1,
         *,
         shared_readout: bool = True,
         reads_prefix: bool = False,

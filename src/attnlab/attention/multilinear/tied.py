@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..bounds import PositiveInt
 from .base import MultiLinear, mean_pairs, readout, through
 from .cache import StateCache
 
@@ -31,10 +32,10 @@ class TiedMultiLinear(MultiLinear):
 
     def __init__(
         self,
-        d_model: int,
-        rank: int = 40,
-        value_dim: int | None = None,
-        num_cores: int = 1,
+        d_model: PositiveInt,
+        rank: PositiveInt = 40,
+        value_dim: PositiveInt | None = None,
+        num_cores: PositiveInt = 1,
         *,
         shared_readout: bool = True,
         reads_prefix: bool = False,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..base import Cache, length_mask
+from ..bounds import PositiveFloat, PositiveInt, Rate
 from ..ops.partial_softmax import Past, rebuilt_attention, tiled_attention
 from ..ops.rope import rotate
 from ..positional import Angles, Layout, PositionalAttention
@@ -48,18 +49,18 @@ class TPA(PositionalAttention):
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        rank: int = 2,
-        q_rank: int = 6,
-        third_dim: int | None = None,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
+        head_dim: PositiveInt | None = None,
+        rank: PositiveInt = 2,
+        q_rank: PositiveInt = 6,
+        third_dim: PositiveInt | None = None,
         *,
         nonlinearity: Nonlinearity = "none",
         output_norm: bool = False,
         init: Init = "paper_merged",
-        dropout: float = 0.0,
-        rope_theta: float = 10000.0,
+        dropout: Rate = 0.0,
+        rope_theta: PositiveFloat = 10000.0,
     ) -> None:
         super().__init__()
         head_dim = d_model // num_heads if head_dim is None else head_dim
@@ -347,17 +348,17 @@ class TPAKVOnly(TPA):
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        rank: int = 2,
-        third_dim: int | None = None,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
+        head_dim: PositiveInt | None = None,
+        rank: PositiveInt = 2,
+        third_dim: PositiveInt | None = None,
         *,
         nonlinearity: Nonlinearity = "none",
         output_norm: bool = False,
         init: Init = "paper_merged",
-        dropout: float = 0.0,
-        rope_theta: float = 10000.0,
+        dropout: Rate = 0.0,
+        rope_theta: PositiveFloat = 10000.0,
     ) -> None:
         super().__init__(
             d_model, num_heads, head_dim, rank, 0, third_dim, nonlinearity=nonlinearity, output_norm=output_norm,

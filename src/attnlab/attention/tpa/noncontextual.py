@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from ..bounds import PositiveFloat, PositiveInt, Rate
 from ..positional import Layout
 from .cache import Segment
 from .contextual import TPA
@@ -51,17 +52,17 @@ class TPANonContextualB(TPA):
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        rank: int = 2,
-        q_rank: int = 6,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
+        head_dim: PositiveInt | None = None,
+        rank: PositiveInt = 2,
+        q_rank: PositiveInt = 6,
         *,
         nonlinearity: Nonlinearity = "none",
         output_norm: bool = False,
         init: Init = "paper_merged",
-        dropout: float = 0.0,
-        rope_theta: float = 10000.0,
+        dropout: Rate = 0.0,
+        rope_theta: PositiveFloat = 10000.0,
     ) -> None:
         super().__init__(
             d_model, num_heads, head_dim, rank, q_rank, nonlinearity=nonlinearity, output_norm=output_norm, init=init,

@@ -18,7 +18,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 
 import numpy as np
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 from timm.data import ImageDataset, create_loader
 from timm.data.readers import create_reader
 from timm.data.readers.img_extensions import get_img_extensions
@@ -73,20 +73,20 @@ class ImageData(Data):
         update_images: Annotated[int, Ge(1)] = 64,
         batch_size: Annotated[int, Ge(1)] = 64,
         eval_batch_size: Annotated[int, Ge(1)] = 256,
-        num_workers: int = 0,
+        num_workers: Annotated[int, Ge(0)] = 0,
         mean: list[float] | None = None,
         std: list[float] | None = None,
-        interpolation: str = "bicubic",
-        crop_pct: float = 0.9,
+        interpolation: Literal["bicubic", "bilinear", "nearest", "box", "hamming", "lanczos", "random"] = "bicubic",
+        crop_pct: Annotated[float, Gt(0), Le(1)] = 0.9,
         no_aug: bool = False,
-        hflip: float = 0.5,
-        color_jitter: float = 0.3,
+        hflip: Annotated[float, Ge(0), Le(1)] = 0.5,
+        color_jitter: Annotated[float, Ge(0)] = 0.3,
         auto_augment: str | None = "rand-m9-mstd0.5-inc1",
-        random_erase: float = 0.25,
+        random_erase: Annotated[float, Ge(0), Le(1)] = 0.25,
         erase_mode: Literal["const", "rand", "pixel"] = "pixel",
-        repeats: int = 0,
-        sample_train: int = 150,
-        sample_val: int = 40,
+        repeats: Annotated[int, Ge(0)] = 0,
+        sample_train: Annotated[int, Ge(1)] = 150,
+        sample_val: Annotated[int, Ge(1)] = 40,
     ) -> None:
         super().__init__()
         self.root, self.cache_dir, self.seed = root and Path(root), Path(cache_dir).expanduser(), seed

@@ -9,6 +9,9 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge
 
 from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, read_lines, refuse_empty, whole
 from attnlab.errors import ConfigError, DataError
@@ -23,7 +26,7 @@ class AN4(Reader):
     kinds = ("audio", "stored")
     layout = "data_root must hold etc/<name>_{train,test}.fileids and .transcription, and wav/ or feat/"
 
-    def __init__(self, stem: str = "an4", dev_every: int = 12) -> None:
+    def __init__(self, stem: str = "an4", dev_every: Annotated[int, Ge(2)] = 12) -> None:
         if dev_every < 2:
             raise ConfigError(f"task.data.reader.dev_every={dev_every}: at least 2, or nothing is left to train on")
         self.name, self.stem, self.dev_every = stem.upper(), stem, dev_every

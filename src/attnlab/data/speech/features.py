@@ -2,13 +2,14 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import kaldi_native_fbank
 import numpy as np
 import numpy.typing as npt
 import soundfile
 import soxr
+from annotated_types import Ge, Le
 
 from attnlab.data.corpus import Kind
 from attnlab.errors import ConfigError, DataError
@@ -29,8 +30,8 @@ class FilterBank:
     Recordings at another rate than `sample_rate` (Hz) are resampled.
     """
 
-    sample_rate: int = 16000
-    num_mels: int = 80
+    sample_rate: Annotated[int, Ge(1000)] = 16000
+    num_mels: Annotated[int, Ge(4)] = 80
     window: Literal["povey", "hamming", "hanning", "rectangular", "blackman"] = "povey"
     normalize: bool = True
 
@@ -109,11 +110,11 @@ class SpecAugment:
     code draws them. Masked values become 0, the mean after utterance CMVN.
     """
 
-    num_freq_masks: int = 1
-    freq_mask: int = 27
-    num_time_masks: int = 1
-    time_mask: int = 100
-    probability: float = 1.0
+    num_freq_masks: Annotated[int, Ge(0)] = 1
+    freq_mask: Annotated[int, Ge(0)] = 27
+    num_time_masks: Annotated[int, Ge(0)] = 1
+    time_mask: Annotated[int, Ge(0)] = 100
+    probability: Annotated[float, Ge(0), Le(1)] = 1.0
 
     def __post_init__(self) -> None:
         if min(self.num_freq_masks, self.freq_mask, self.num_time_masks, self.time_mask) < 0:

@@ -13,7 +13,9 @@ import csv
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from attnlab.data.corpus import (
     Kind,
@@ -121,7 +123,7 @@ class Picovoice(Reader):
     name = "Picovoice coffee orders"
     layout = "data_root must hold label.json, selection.tsv and speech/*.wav"
 
-    def __init__(self, slot: str = "coffeeDrink", dev_every: int = 5) -> None:
+    def __init__(self, slot: str = "coffeeDrink", dev_every: Annotated[int, Ge(2)] = 5) -> None:
         if dev_every < 2:
             raise ConfigError(f"task.data.reader.dev_every={dev_every}: at least 2, or nothing is left to train on")
         self.slot, self.dev_every = slot, dev_every

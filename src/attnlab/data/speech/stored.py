@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge
 
 from attnlab.data.corpus import Kind, Stored
 from attnlab.data.speech.features import Array, utterance_cmvn
@@ -23,8 +24,8 @@ class StoredFeatures:
     over two frames to either side, 2 also those of the slopes.  `normalize`: utterance CMVN.
     """
 
-    width: int
-    deltas: int = 0
+    width: Annotated[int, Ge(1)]
+    deltas: Annotated[int, Ge(0)] = 0
     normalize: bool = True
 
     kind: ClassVar[Kind] = "stored"

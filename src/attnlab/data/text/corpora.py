@@ -4,9 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge
 
 from attnlab.data.samples import markov
 from attnlab.data.samples.markov import Source
@@ -136,7 +137,7 @@ class FineWebEdu(TextCorpus):
     no test set beside its validation set.
     """
 
-    def __init__(self, name: str = "FineWeb-Edu", held_out_documents: int = 10_000) -> None:
+    def __init__(self, name: str = "FineWeb-Edu", held_out_documents: Annotated[int, Ge(1)] = 10_000) -> None:
         if held_out_documents < 1:
             raise ValueError(f"held_out_documents={held_out_documents}: expected at least 1")
         self.name, self.number = name, held_out_documents

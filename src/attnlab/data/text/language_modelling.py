@@ -64,7 +64,7 @@ class LanguageModellingData(Data):
         cache_dir: str,
         corpus: TextCorpus,
         vocabulary: Words | BytePairs,
-        vocab_size: Annotated[int, Ge(1)],
+        vocab_size: Annotated[int, Ge(2)],
         window: Annotated[int, Ge(1)],
         update_tokens: Annotated[int, Ge(1)],
         batch_size: Annotated[int, Ge(1)],
@@ -72,7 +72,7 @@ class LanguageModellingData(Data):
         eval_batch_size: Annotated[int, Ge(1)] | None = None,
         eval_windows: Annotated[int, Ge(1)] | None = None,
         seed: int = 1,
-        num_workers: int = 0,
+        num_workers: Annotated[int, Ge(0)] = 0,
     ) -> None:
         super().__init__()
         self.root = None if root is None else Path(root).expanduser()

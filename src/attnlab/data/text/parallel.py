@@ -5,7 +5,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge
 
 from attnlab.data.corpus import Kind, Reader, Utterance, read_text
 from attnlab.data.text.summaries import read_pairs, squeeze
@@ -78,7 +80,7 @@ class Parallel(Reader):
         target_language: str = "de",
         layout: Literal["auto", "wmt16-google", "wmt", "opennmt", "plain", "multi30k"] = "auto",
         unescape: bool = False,
-        hold_out: int = 100,
+        hold_out: Annotated[int, Ge(3)] = 100,
     ) -> None:
         if hold_out < 3:
             raise ConfigError(f"task.data.reader.hold_out={hold_out}: at least 3")

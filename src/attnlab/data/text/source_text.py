@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Ge
 
 from attnlab.data.batch import Ids
 from attnlab.data.corpus import Kind, Utterance
@@ -19,7 +20,7 @@ class SourceText:
     What is cut so is counted by whoever opens the inputs (`truncated`); nothing is left out for its length.
     """
 
-    max_tokens: int = 1024
+    max_tokens: Annotated[int, Ge(2)] = 1024
 
     kind: ClassVar[Kind] = "text"
 

@@ -1,0 +1,24 @@
+"""Types with bounds for the signatures of this package, which imports torch alone.
+
+The configuration's check reads bounds by name (`Ge` is `>=`), so a value outside them is refused before anything is
+built. annotated-types has classes of the same names; the rest of attnlab uses those.
+"""
+
+from typing import Annotated, NamedTuple
+
+
+class Ge(NamedTuple):
+    ge: float
+
+
+class Gt(NamedTuple):
+    gt: float
+
+
+class Lt(NamedTuple):
+    lt: float
+
+
+PositiveInt = Annotated[int, Ge(1)]
+PositiveFloat = Annotated[float, Gt(0)]
+Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout
