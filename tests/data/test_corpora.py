@@ -174,7 +174,7 @@ def test_words_of_a_file(wikitext: Path) -> None:
     found = make(wikitext, file=str(path))
     assert set(found.plain()["words"]) == {"b", "a", "<eos>", "<unk>"} and found.text(found.ids("b c")) == "b <unk>"
     path.write_text("b\nb\n")
-    with pytest.raises(DataError, match=r"words.txt: 'b' stands there twice"):
+    with pytest.raises(DataError, match=r"words.txt: 'b' occurs twice"):
         make(wikitext, file=str(path))
 
 
@@ -197,7 +197,7 @@ def test_vocabularies_are_kept_and_read_back(wikitext: Path) -> None:
         assert again.fingerprint == vocabulary.fingerprint and type(again) is type(vocabulary)
         assert again.marked(["a b"]) == vocabulary.marked(["a b"])
         path.write_text(path.read_text()[:-9])
-        with pytest.raises(DataError, match="no readable vocabulary"):
+        with pytest.raises(DataError, match="not a readable vocabulary"):
             read_vocabulary(path)
 
 

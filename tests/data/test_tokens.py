@@ -112,7 +112,7 @@ def test_a_shard_with_a_wrong_header(tmp_path: Path, content: dict[str, int], me
 def test_a_shard_of_odd_length(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "a.bin", [1, 2, 3])
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"a.bin: 1029 bytes are no whole number of uint16 ids"):
+    with pytest.raises(DataError, match=r"a.bin: 1029 bytes are not a multiple of 2"):
         open_shard(path, 10)
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(DataError, match="expected version 1"):

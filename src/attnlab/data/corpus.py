@@ -20,10 +20,14 @@ Kind = Literal["audio", "stored", "text"]  # what a front end reads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utterance:
-    """One example.  As it stands, its input is the text `source`.
+    """One example.  Of this base class, the input is the text `source`.
 
-    source: the transcript, sentence or document: shown beside the output, and CTC's text; target: what the decoder
-    writes; label: a class that it writes first, as one piece; others: further references, where a corpus has several.
+    Attributes:
+        id: unique in its split.
+        source: the transcript, sentence or document; CTC's text, and shown beside the output.
+        target: what the decoder writes.
+        label: the class that it writes first, as one piece; empty: none.
+        others: further references.
     """
 
     id: str
@@ -56,7 +60,15 @@ class Stored(Utterance):
 
 
 class Reader(ABC):
-    """One layout.  `name` and `unit` are for people; `splits` are those of training, validation and test."""
+    """One layout of a corpus on disk.
+
+    Attributes:
+        name: of the corpus, for messages.
+        unit: what an example is called.
+        splits: the names of the training, validation and test splits.
+        kinds: the kinds of input that the layout has.
+        layout: what data_root must hold, for messages.
+    """
 
     name: str
     unit: str = "utterances"
@@ -72,7 +84,11 @@ class Reader(ABC):
         """
 
     def check(self, root: Path, splits: Sequence[str], kind: Kind) -> None:
-        """DataError unless what belongs to `splits` is there: the line says what is missing, and where it belongs."""
+        """Check that the files of `splits` exist.
+
+        Raises:
+            DataError: one is missing; the message names the file and what it must hold.
+        """
         try:
             if not root.is_dir():
                 what = "is a file" if root.exists() else "no such directory"
@@ -85,7 +101,7 @@ class Reader(ABC):
     layout: str = ""  # what data_root must be
 
     def find(self, root: Path, split: str, kind: Kind) -> None:  # noqa: B027
-        """DataError unless the files of one split are there."""
+        """Check that the files of one split exist.  Raises DataError where one is missing."""
 
     def missing(self, path: Path) -> NoReturn:
         there = (
@@ -94,12 +110,12 @@ class Reader(ABC):
         raise DataError(f"{path} is missing (found {there or 'nothing'}); {self.layout}")
 
     def sample(self, cache_dir: Path) -> Path:
-        """The embedded sample corpus in this layout, written where it is not there yet."""
+        """The directory of the embedded sample corpus in this layout, which is written if it does not exist."""
         raise DataError(f"there is no sample corpus in the layout of {self.name}: set data_root; {self.layout}")
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file, without the byte order mark that it may begin with.  DataError: it is no text."""
+    """The text of a UTF-8 file, without a byte order mark.  Raises DataError where it is not text."""
     try:
         data = path.read_bytes()
     except OSError as error:

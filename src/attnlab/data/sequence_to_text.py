@@ -233,7 +233,7 @@ class SequenceToTextData(Data):
         return self._held_out(split or self.reader.splits[2], max_frames, shared)
 
     def split(self, name: str) -> Examples:
-        """The utterances of a split, read and prepared when first asked for."""
+        """The utterances of a split, read and prepared at the first call."""
         if name not in self._splits:
             self._read()
             if name not in self._utterances:
@@ -289,11 +289,11 @@ class SequenceToTextData(Data):
             strange = [x for x in found[name] if x.label and x.label not in known]
             if strange and not self.unknown_labels:
                 raise DataError(
-                    f"{self.root}: {strange[0].id} of {name} has the class {strange[0].label!r}, which training never "
-                    f"shows (and {len(strange) - 1} more); task.data.unknown_labels=true counts them as errors"
+                    f"{self.root}: {strange[0].id} of {name} has the class {strange[0].label!r}, which training "
+                    f"lacks (and {len(strange) - 1} more); task.data.unknown_labels=true counts them as errors"
                 )
             if strange:
-                log.warning("%s: %d utterances of classes that training never shows", name, len(strange))
+                log.warning("%s: %d utterances of classes that training lacks", name, len(strange))
                 self.filtered[f"unknown class in {name}, kept"] = len(strange)
 
     def _vocabulary(

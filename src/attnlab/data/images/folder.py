@@ -2,8 +2,8 @@
 
     <root>/train/<class>/*.jpg     <root>/val/<class>/*.jpg       as ImageNet is laid out; grey and CMYK become RGB
 
-Only what they leave out stands here: what is wrong with a folder is said before training, a file that cannot be decoded
-is named instead of replaced by its neighbour, and an epoch resumed in its middle is the epoch that was left.
+What timm lacks is added: a folder is checked before training, a file that cannot be decoded is an error that names it,
+and an update sees the same images on any number of processes, also when a run is resumed in the middle of an epoch.
 """
 
 import copy
@@ -183,7 +183,7 @@ class Images(ImageDataset):
     """
 
     def __init__(self, root: Path, seed: int) -> None:
-        logging.getLogger("timm.data.dataset").setLevel(logging.ERROR)  # it tells of skipped images; here none is
+        logging.getLogger("timm.data.dataset").setLevel(logging.ERROR)  # it reports skipped images
         super().__init__(str(root), reader=create_reader("", root=str(root), split=""))
         self.root, self.seed, self.epoch = root, seed, 0
         self._max_retries = 1
@@ -255,7 +255,7 @@ class ImageUpdates(Sampler[list[int]]):
 
 
 class Batches:
-    """A loader whose workers' errors arrive as the one line that they are."""
+    """A loader that raises the errors of its workers as they were raised there, in one line."""
 
     def __init__(self, loader: DataLoader[Batch]) -> None:
         self.loader = loader
@@ -272,7 +272,7 @@ class Batches:
 
 
 def _place(root: Path, split: str) -> Path:
-    """The folder of a split. DataError: missing, or not with one folder of images for each class."""
+    """The folder of a split.  Raises DataError where it is missing or has not one folder of images for each class."""
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; expected train/<class>/*.jpg and val/<class>/*.jpg below it")
     place = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)

@@ -1,4 +1,4 @@
-"""The sample corpus of language modelling, in the layout of whichever corpus is asked for."""
+"""The sample corpus of language modelling, in the layout of any of its corpora."""
 
 from pathlib import Path
 from typing import Any, Protocol

@@ -102,7 +102,7 @@ class AMI(Reader):
         path = root / "segments" / f"{meeting}.{agent}.segments.xml"
         words_path = root / "words" / f"{meeting}.{agent}.words.xml"
         if not path.is_file() and not words_path.is_file():
-            return []  # somebody who says nothing
+            return []  # a speaker without words
         for one, other in ((path, words_path), (words_path, path)):
             if not one.is_file():
                 raise DataError(

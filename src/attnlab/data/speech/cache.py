@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 VERSION = 1  # to be raised when the same audio and settings give other numbers
 _DTYPE = np.dtype("<f2")
-_CHUNK = 256  # segments computed between two looks at the clock
+_CHUNK = 256  # segments between two updates of the progress
 
 
 class FeatureStore:
@@ -75,10 +75,10 @@ class FeatureStore:
             file.seek(self._offsets[i])
             data = file.read(int(self._offsets[i + 1] - self._offsets[i]))
         if zlib.crc32(data) != self._checks[i]:
-            data = self._mend(i)
+            data = self._correct(i)
         return np.frombuffer(data, dtype=_DTYPE).reshape(-1, self._bank.num_mels).astype(np.float32)
 
-    def _mend(self, i: int) -> bytes:
+    def _correct(self, i: int) -> bytes:
         log.warning("%s: damaged at %s; computing it again from the audio", self._path, self._segments[i].id)
         data = _compute(self._segments[i], self._bank)
         try:
@@ -86,7 +86,7 @@ class FeatureStore:
                 file.seek(self._offsets[i])
                 file.write(data)
         except OSError as error:
-            log.warning("%s: cannot be mended (%s)", self._path, error.strerror)
+            log.warning("%s: cannot be corrected (%s)", self._path, error.strerror)
         return data
 
 

@@ -23,11 +23,14 @@ FRAME_MS, SHIFT_MS = 25.0, 10.0
 class FilterBank:
     """Log-mel features as fairseq's speech recipes compute them, normalised per utterance.
 
-    25 ms frames every 10 ms, DC removed, pre-emphasis 0.97, `window`, power spectrum, `num_mels` triangular filters
-    from 20 Hz to the Nyquist frequency, natural logarithm floored at float32 epsilon, no dither; samples scaled
-    by 2**15.
-    `normalize` is utterance CMVN: each mel channel gets mean 0 and variance 1 over the utterance.
-    Recordings at another rate than `sample_rate` (Hz) are resampled.
+    25 ms frames every 10 ms, DC removed, pre-emphasis 0.97, window, power spectrum, triangular filters from 20 Hz to
+    the Nyquist frequency, natural logarithm with float32 epsilon as its floor, no dither; samples scaled by 2**15.
+
+    Args:
+        sample_rate: in Hz; recordings at another rate are resampled.
+        num_mels: the number of filters.
+        window: the window of a frame.
+        normalize: utterance CMVN: each channel has mean 0 and variance 1 over the utterance.
     """
 
     sample_rate: Annotated[int, Ge(1000)] = 16000
@@ -43,11 +46,11 @@ class FilterBank:
 
     @property
     def width(self) -> int:
-        """Numbers in a frame."""
+        """The number of values in a frame."""
         return self.num_mels
 
     def fingerprint(self) -> dict[str, object]:
-        """All that the numbers depend on besides the audio."""
+        """Everything but the audio that the features depend on."""
         versions = {"kaldi_native_fbank": kaldi_native_fbank.__version__, "soxr": soxr.__version__}
         return {**asdict(self), **versions}
 
@@ -107,7 +110,12 @@ class SpecAugment:
     """Masks of frequency and time (Park et al. 2019, without time warping); the defaults are the LB policy.
 
     Widths are uniform over {0, ..., freq_mask - 1} and {0, ..., min(time_mask, probability * T) - 1}, as the recipe's
-    code draws them. Masked values become 0, the mean after utterance CMVN.
+    code draws them.  Masked values become 0, the mean after utterance CMVN.
+
+    Args:
+        num_freq_masks, freq_mask: the number of frequency masks and the bound of their width, in channels.
+        num_time_masks, time_mask: the number of time masks and the bound of their width, in frames.
+        probability: the largest masked share of time, 0 to 1.
     """
 
     num_freq_masks: Annotated[int, Ge(0)] = 1
@@ -120,7 +128,9 @@ class SpecAugment:
         if min(self.num_freq_masks, self.freq_mask, self.num_time_masks, self.time_mask) < 0:
             raise ConfigError("augment: mask counts and widths cannot be negative")
         if not 0.0 <= self.probability <= 1.0:
-            raise ConfigError(f"augment: probability={self.probability}; the largest masked share of time, 0 to 1")
+            raise ConfigError(
+                f"augment: probability={self.probability}: expected 0 to 1, the largest masked share of time"
+            )
 
     def __call__(self, features: Array, random: np.random.Generator) -> Array:
         """(T, F) -> (T, F), a masked copy; all randomness comes from `random`."""

@@ -18,10 +18,12 @@ HTK_HEADER = 12  # int32 frames, int32 period, int16 bytes of a frame, int16 kin
 
 @dataclass(frozen=True)
 class StoredFeatures:
-    """(T, F) float32 from each utterance's file; read when wanted, never copied.
+    """(T, F) float32 from each utterance's file, read when it is needed.
 
-    `width`: columns that the model sees, 1 + `deltas` times those of the files.  `deltas`: 1 adds the regression slopes
-    over two frames to either side, 2 also those of the slopes.  `normalize`: utterance CMVN.
+    Args:
+        width: the number of values in a frame that the model sees: 1 + `deltas` times the columns of the files.
+        deltas: 1 adds the regression slopes over two frames to either side, 2 also the slopes of the slopes.
+        normalize: utterance CMVN.
     """
 
     width: Annotated[int, Ge(1)]
@@ -111,7 +113,7 @@ def _layout(path: Path, columns: int) -> tuple[tuple[int, int], npt.DTypeLike, i
             count = int(np.frombuffer(header, f"{order}i4", 1)[0])
             if count > 0 and size == 4 + 4 * count:
                 if count % columns:
-                    raise ValueError(f"its {count} numbers are no frames of {columns}")
+                    raise ValueError(f"its {count} numbers are not a multiple of {columns}, the numbers of a frame")
                 return (count // columns, columns), f"{order}f4", 4
     if len(header) == HTK_HEADER:
         count, width = int(np.frombuffer(header, ">i4", 1)[0]), int(np.frombuffer(header, ">i2", 1, 8)[0])

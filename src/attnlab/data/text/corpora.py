@@ -20,18 +20,23 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 class TextCorpus(ABC):
-    """A corpus of texts, each a line or a document.  `held_out` says how validation and test came about."""
+    """A corpus of texts, each a line or a document.
+
+    Attributes:
+        name: the name of the corpus, for messages and records.
+        held_out: how the validation and test splits were chosen.
+    """
 
     name: str
     held_out = "the published splits"
 
     @abstractmethod
     def files(self, root: Path, split: Split) -> list[Path]:
-        """The files of a split, in order.  DataError: one is missing, with what belongs there."""
+        """The files of a split, in order.  Raises DataError where one is missing."""
 
     @abstractmethod
     def write_sample(self, root: Path, source: Source) -> None:
-        """The sample corpus in this layout."""
+        """Write the sample corpus in this layout under `root`."""
 
     def texts(self, root: Path, split: Split) -> Iterator[str]:
         """Every text of a split, in order; by default every line of its files."""
@@ -39,7 +44,7 @@ class TextCorpus(ABC):
             yield from read_lines(path)
 
     def shards(self, root: Path, split: Split, vocab_size: int) -> list[TokenFile]:
-        """Files that hold token ids already; none where there are texts."""
+        """The files of a split that hold token ids; empty where the corpus has texts."""
         return []
 
 

@@ -103,7 +103,7 @@ class LanguageModellingData(Data):
         if not self.root.is_dir():
             raise DataError(f"{self.root}: no such directory; data_root names the directory of {self.source.name}")
         splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
-        for split in SPLITS:  # a missing file is said before hours are spent on the others
+        for split in SPLITS:  # a missing file is an error before hours are spent on the others
             self.source.files(self.root, split)
         self.vocabulary = self.settings.build(self.source, self.root, self.cache_dir, self.vocab_size)
         files = {split: self._read(split) for split in splits}
@@ -119,7 +119,7 @@ class LanguageModellingData(Data):
         self._files = files
 
     def _read(self, split: Split) -> list[TokenFile]:
-        """The ids of a split: somebody's shards, or built from its texts."""
+        """The ids of a split: shards of another program, or built from its texts."""
         assert self.root is not None
         shards = self.source.shards(self.root, split, self.vocabulary.num_ids)
         if shards:

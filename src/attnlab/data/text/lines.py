@@ -9,10 +9,12 @@ from attnlab.errors import DataError
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file without their ends; `.gz` is unpacked.
+    """The lines of a UTF-8 file, without line ends; a `.gz` file is decompressed.
 
-    Only a line feed ends a line: real corpora have other separators inside words.
-    DataError: the file cannot be read, is empty, or is no text.
+    Only a line feed ends a line, because corpora have other separators inside words.
+
+    Raises:
+        DataError: the file cannot be read, is empty, or is not text.
     """
     number = 0
     try:
@@ -30,7 +32,16 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def find(root: Path, names: list[str], what: str) -> Path:
-    """The first of `names` that lies under `root`, plain or gzipped.  DataError says what belongs there."""
+    """The first of `names` that exists under `root`, plain or gzipped.
+
+    Args:
+        root: the directory of the corpus.
+        names: file names relative to `root`, in order of preference.
+        what: the content of the file, for the error message.
+
+    Raises:
+        DataError: there is none.
+    """
     for name in names:
         for path in (root / name, root / f"{name}.gz"):
             if path.is_file():

@@ -15,9 +15,11 @@ from attnlab.errors import ConfigError
 
 @dataclass(frozen=True)
 class SourceText:
-    """Piece ids ending in </s>.  Of a longer text the first `max_tokens` - 1 pieces are read, and </s>.
+    """Piece ids of the source, ending in </s>.
 
-    What is cut so is counted by whoever opens the inputs (`truncated`); nothing is left out for its length.
+    Args:
+        max_tokens: the largest number of ids, at least 2.  A longer text is cut to its first `max_tokens` - 1 pieces
+            and </s>, and counted in `TextInputs.truncated`.
     """
 
     max_tokens: Annotated[int, Ge(2)] = 1024
@@ -26,7 +28,7 @@ class SourceText:
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:
-            raise ConfigError(f"features: max_tokens={self.max_tokens}: at least one piece and </s>")
+            raise ConfigError(f"features: max_tokens={self.max_tokens}: expected at least 2, a piece and </s>")
 
     def open(self, utterances: Sequence[Utterance], tokenizer: Tokenizer) -> "TextInputs":
         return TextInputs(tokenizer.encode_all([x.source for x in utterances]), self.max_tokens)

@@ -23,10 +23,15 @@ _TOO_HIGH = "vocab_size={} is more than the training text allows; the largest th
 
 
 class Tokenizer:
-    """Text to piece ids and back.  Ids 0..3 are <s> (the blank of CTC), <pad>, </s>, <unk>, fairseq's order.
+    """Text to piece ids and back.  Ids 0 to 3 are <s> (the blank of CTC), <pad>, </s>, <unk>: fairseq's order.
 
-    `size` counts all pieces, the four specials included; `fingerprint` is the SHA-256 of the model file.
-    `labels`: ids of the classes, pieces that no text contains.
+    Args:
+        model: the bytes of a SentencePiece model.
+
+    Attributes:
+        size: the number of pieces, the four specials included.
+        fingerprint: SHA-256 of the model.
+        labels: ids of the classes, which are pieces that do not occur in texts.
     """
 
     bos, pad, eos, unk = 0, 1, 2, 3
@@ -39,11 +44,11 @@ class Tokenizer:
         self.labels: dict[str, int] = {self.piece(i): i for i in ids if self._processor.is_control(i)}
 
     def label(self, name: str) -> int:
-        """The id of a class; <unk> for one that was not known when the pieces were learned."""
+        """The id of a class; <unk> for a class that training does not have."""
         return self.labels.get(name, self.unk)
 
     def label_of(self, ids: Sequence[int]) -> str:
-        """The class that begins a text; empty where it begins with none."""
+        """The class at the beginning of a text; empty if there is none."""
         return self.piece(ids[0]) if len(ids) and ids[0] in self.labels.values() else ""
 
     def encode(self, text: str) -> list[int]:
@@ -56,7 +61,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`; the specials <s>, <pad> and </s> leave no trace."""
+        """The text of `ids`, without <s>, <pad> and </s>."""
         text: str = self._processor.decode([int(i) for i in ids if int(i) > self.eos])
         return text
 
@@ -66,7 +71,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Raises DataError where `path` is no SentencePiece model with these specials."""
+        """Read a model.  Raises DataError where `path` is not a SentencePiece model with these specials."""
         try:
             tokenizer = cls(Path(path).read_bytes())
         except (OSError, RuntimeError) as error:
@@ -131,9 +136,9 @@ class Tokenizer:
         labels: Sequence[str] = (),
         hard_limit: bool = True,
     ) -> "Tokenizer":
-        """As `train`, but learned once: found in `folder` by the content of `lines` and the settings.
+        """As :meth:`train`, but learned once: stored in `folder` under the content of `lines` and the settings.
 
-        A model on disk that is not the one written (its SHA-256 stands beside it) is learned again.
+        A stored model whose SHA-256 is not that of the file beside it is learned again.
         """
         own = [list(labels)] if labels else []
         settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit, *own])

@@ -2,7 +2,7 @@
 
 A built file is a folder `<name>-<key>` with `tokens.bin`, the ids one after the other, and `index.json`: their number
 and type, counts of texts and words, the CRC-32 of each block.  The key hashes the corpus's bytes and the vocabulary.
-A shard is a file of somebody else's: uint16 ids, with or without the 1,024-byte header of the T6 system.
+A shard is a file that another program wrote: uint16 ids, with or without the 1,024-byte header of the T6 system.
 """
 
 import logging
@@ -31,7 +31,14 @@ FOREIGN = {20240801: "uint32 ids of the Llama 3 vocabulary"}  # other headers th
 
 
 class TokenFile:
-    """`len` ids; slices of them come as int64.  `texts`, `words`: what they were made of; 0 where that is not known."""
+    """Token ids on disk.
+
+    Args:
+        path: the file, for error messages.
+        ids: the ids, a memory map.
+        vocab_size: the number of ids that are allowed.
+        texts, words: the number of texts and words that the ids encode; 0: not known.
+    """
 
     def __init__(self, path: Path, ids: npt.NDArray[Any], vocab_size: int, texts: int = 0, words: int = 0) -> None:
         self.path, self.texts, self.words = path, texts, words
@@ -43,7 +50,11 @@ class TokenFile:
         return len(self._ids)
 
     def read(self, start: int, stop: int) -> Ids:
-        """DataError: the file is damaged, or an id lies outside the vocabulary."""
+        """The ids from `start` to `stop` (exclusive), (n,) int64.
+
+        Raises:
+            DataError: the file is damaged, or an id is outside the vocabulary.
+        """
         if self._checks is not None:
             size = self._ids.dtype.itemsize
             for block in range(start * size // BLOCK, -(-stop * size // BLOCK)):
@@ -85,7 +96,10 @@ def open_shard(path: Path, vocab_size: int) -> TokenFile:
     if size == 0:
         raise DataError(f"{path}: the shard is empty; expected uint16 ids")
     if size % 2:
-        raise DataError(f"{path}: {size} bytes are no whole number of uint16 ids; the shard is cut short or foreign")
+        raise DataError(
+            f"{path}: {size} bytes are not a multiple of 2, the size of a uint16 id; the shard is truncated or "
+            "has another format"
+        )
     first = int(head[0]) if len(head) else 0
     if first in FOREIGN or first == int(np.int32(MAGIC).byteswap()):
         what = FOREIGN.get(first, "another byte order")

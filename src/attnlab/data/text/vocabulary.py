@@ -20,15 +20,20 @@ from attnlab.runs.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
 
-Ends = Literal["after", "before", "around"]  # where the mark stands that separates a text from others
+Ends = Literal["after", "before", "around"]  # the place of the mark that separates texts
 
 END_OF_TEXT = "<|endoftext|>"
 
 
 class Vocabulary(ABC):
-    """Ids 0 ... size - 1, of which the first `num_ids` stand for text; the others only pad the model's table.
+    """Text to token ids and back.
 
-    `end` marks a text's end; `unit`: what one id is; `fingerprint`: SHA-256 of all that counts.
+    Attributes:
+        unit: what one id represents.
+        size: the number of ids in the model's table.
+        num_ids: the number of ids that occur in texts; the others are padding.
+        end: the id of the mark between texts.
+        ends: the place of that mark.
     """
 
     unit: Literal["word", "token"]
@@ -39,18 +44,19 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def ids(self, text: str) -> list[int]:
-        """Without marks.  DataError: the text has what the vocabulary has not."""
+        """The ids of a text, without marks.  Raises DataError where the vocabulary lacks a word."""
 
     @abstractmethod
     def text(self, ids: Sequence[int]) -> str:
-        """Marks become line breaks."""
+        """The text of ids; marks become line breaks."""
 
     @abstractmethod
     def plain(self) -> dict[str, Any]:
-        """What `read_vocabulary` makes the same vocabulary of."""
+        """Plain values from which :func:`read_vocabulary` makes the same vocabulary."""
 
     @property
     def fingerprint(self) -> str:
+        """SHA-256 of :meth:`plain`."""
         return digest(self.plain())
 
     def marked(self, texts: Sequence[str]) -> list[list[int]]:
@@ -143,20 +149,26 @@ class BytePairVocabulary(Vocabulary):
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """What `Vocabulary.save` wrote.  DataError: there is none, or it is damaged."""
+    """The vocabulary that `Vocabulary.save` wrote.  Raises DataError where it is missing or damaged."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         kind = plain.pop("kind")
         return {"words": WordVocabulary, "byte pairs": BytePairVocabulary}[kind](**plain)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: no readable vocabulary of a language model's run ({error})") from error
+        raise DataError(f"{path}: not a readable vocabulary of a language model ({error})") from error
 
 
 class Words:
-    """Every word of the splits `of` that occurs `min_count` times, or those of a file with one word a line.
+    """A vocabulary of the words of a corpus, or of a file.
 
-    `around`: the mark stands before and after each text, as in the published LM1B code; else after it.  Where words
-    are left out, also because `vocab_size` is less, they become `unknown`.
+    Args:
+        end: the mark between texts.
+        unknown: the word for words that are left out.
+        ends: the place of `end`: after each text, before it, or "around": both, as in the published LM1B code.
+        of: the splits whose words count; None: training.
+        min_count: occurrences that a word needs.
+        lower: write all words in lower case.
+        file: a file with one word a line, in place of the corpus; None: the corpus.
     """
 
     def __init__(
@@ -174,7 +186,7 @@ class Words:
         self.min_count, self.file = min_count, None if file is None else Path(file).expanduser()
 
     def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> WordVocabulary:
-        """At most `vocab_size` words.  Counted once: found again by the content of the files."""
+        """The vocabulary of at most `vocab_size` words.  Words are counted once; the result is stored in the cache."""
         files = [path for split in self.of for path in corpus.files(root, split)]
         sources = [self.file] if self.file else files
         digests = file_digests(sources, cache_dir / "tokens" / "files.json")
@@ -225,12 +237,18 @@ class Words:
         words = [line.split()[0] for line in read_lines(self.file) if line.strip()]
         twice = [word for word, count in Counter(words).items() if count > 1]
         if twice:
-            raise DataError(f"{self.file}: {twice[0]!r} stands there twice; expected one word a line")
+            raise DataError(f"{self.file}: {twice[0]!r} occurs twice; expected one word a line")
         return words, True
 
 
 class BytePairs:
-    """Byte pairs of a tokenizer.json, or learned from the training texts (at most `sample_texts` of them)."""
+    """A vocabulary of byte pairs.
+
+    Args:
+        file: a tokenizer.json; None: learned from the training texts.
+        ends: the place of the mark between texts.
+        sample_texts: the largest number of texts to learn from.
+    """
 
     def __init__(self, file: str | None = None, ends: Ends = "before", sample_texts: int = 200_000) -> None:
         self.file, self.ends, self.sample = None if file is None else Path(file).expanduser(), ends, sample_texts

@@ -1,4 +1,4 @@
-"""Which tokens form which window: pure functions of seed, epoch, rank and place."""
+"""Which tokens form which window and batch: pure functions of seed, epoch, rank and place."""
 
 from collections.abc import Iterator, Sequence
 
@@ -29,7 +29,7 @@ class Permutation:
         self._keys = np.random.default_rng(key).integers(1, 2**63, self.ROUNDS, dtype=np.uint64)
 
     def __getitem__(self, places: Ids) -> Ids:
-        """(n,) places in the order, each below `size` -> (n,) what stands there."""
+        """(n,) places in the order, each below `size` -> (n,) the numbers at these places."""
         x = places.astype(np.uint64)
         outside = np.ones(len(x), dtype=bool)
         while outside.any():  # the network permutes the next power of four: at most four steps on average
@@ -50,15 +50,20 @@ class Permutation:
 
 
 class TrainingWindows(Dataset[Window]):
-    """Windows of `length` tokens and their next ones, side by side from an offset that changes with the epoch.
+    """Training windows of tokens and of the tokens after them, side by side from an offset that changes with the epoch.
 
-    No window crosses from one file into another.
+    A window lies in one file.
+
+    Args:
+        files: the token ids of the training split.
+        length: tokens of a window.
+        seed, epoch: the offsets are a function of these two.
     """
 
     def __init__(self, files: Sequence[TokenFile], length: int, seed: int, epoch: int) -> None:
         self.files, self.length = files, length
         offsets = np.random.default_rng([seed, epoch, 1]).integers(0, length, len(files))
-        room = np.asarray([len(file) - 1 for file in files])  # the last token is only ever predicted
+        room = np.asarray([len(file) - 1 for file in files])  # the last token is a target only
         self._offsets = np.where(room - offsets >= length, offsets, 0)
         self._ends = np.cumsum((room - self._offsets) // length)
 
@@ -74,11 +79,16 @@ class TrainingWindows(Dataset[Window]):
 
 
 class EvaluationWindows(Dataset[Window]):
-    """Windows of `length` that begin every `stride` tokens; each token but the first is a target exactly once.
+    """Held-out windows that begin every `stride` tokens; each token but the first is a target exactly once.
 
-    stride = length: disjoint windows.  Less: a window's first length - stride targets were the window's before, so it
-    predicts the others only, with that much context.  The last window is padded.  `limit`: no more windows than that,
-    evenly spread.
+    With stride = length, windows are disjoint.  With a smaller stride, the first length - stride targets of a window
+    are those of the window before; they are ignored, and the others have that much context.  The last window is padded.
+
+    Args:
+        file: the token ids of a split.
+        length: tokens of a window.
+        stride: tokens from one window to the next, at most `length`.
+        limit: the largest number of windows, evenly spread; None: all.
     """
 
     def __init__(self, file: TokenFile, length: int, stride: int, limit: int | None = None) -> None:
