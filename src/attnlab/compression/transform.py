@@ -22,15 +22,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from attnlab.compression.methods.base import Change, Method, Place, Unit
+from attnlab.compression.methods.base import Change, Method, Place, Unit, Watch
 from attnlab.compression.modules.base import Replacement, build, describe
 from attnlab.compression.modules.linear import Fused
 from attnlab.errors import ConfigError
 from attnlab.pretrained import Family, Layer, Projection, family_of, replace
-from attnlab.runs.files import write_bytes
+from attnlab.runs.cache import Damaged, stored
 
 log = logging.getLogger(__name__)
 
+UNIT = "unit.safetensors"  # the file of a stored unit
 VERSION = 2  # to be raised when the same weights and settings give other factors
 ROUNDING = 1e-6  # relative error above which a dense form is not called exact
 
@@ -43,7 +44,7 @@ def compress(
     Args:
         model: what is compressed.
         method: how.
-        store: folder for finished units; None: nothing is stored.
+        store: folder for finished units (:mod:`attnlab.runs.cache`); None: nothing is stored.
         family: where the model's matrices lie; None: the first known family that the model belongs to.
 
     Returns:
@@ -65,15 +66,9 @@ def compress(
             def watch(what: str, done: int, most: int, path: str = unit.path) -> None:
                 bar.update(task, description=f"{path}: {what} {done} of {most}")
 
-            file = store / f"{_key(model, unit)}.safetensors" if store else None
-            stored = _read(file, unit) if file else None
-            began = time.perf_counter()
-            change = stored or unit.fit(watch)
-            report = dict(change.report)
-            report |= {"stored": True} if stored else {"seconds": round(time.perf_counter() - began, 3)}
+            change = _computed(unit, watch) if store is None else _stored(model, unit, store, watch)
             placed |= _apply(model, layers, change)
-            if file and not stored:  # now in the model's type
-                _write(file, change, report)
+            report = change.report
             reports.append({"path": unit.path, **report})
             bar.advance(task)
             log.info("%s: %s", unit.path, _summary(report))
@@ -237,12 +232,30 @@ def _key(model: nn.Module, unit: Unit) -> str:
     return key.hexdigest()[:32]
 
 
-def _read(file: Path, unit: Unit) -> Change | None:
-    """A stored change; None: there is none, or it is damaged, which is logged."""
-    if not file.is_file():
-        return None
+def _computed(unit: Unit, watch: Watch) -> Change:
+    """A unit's change; its report has the seconds."""
+    began = time.perf_counter()
+    change = unit.fit(watch)
+    report = {**change.report, "seconds": round(time.perf_counter() - began, 3)}
+    return Change(change.modules, change.projections, report)
+
+
+def _stored(model: nn.Module, unit: Unit, store: Path, watch: Watch) -> Change:
+    """The same, from the store if it is there; the report then says so. The store has the type of the model."""
+    computed: list[Change] = []
+
+    def write(folder: Path) -> None:
+        computed.append(_computed(unit, watch))
+        _write(folder / UNIT, computed[0], next(model.get_submodule(unit.reads[0]).parameters()).dtype)
+
+    change = stored(store / _key(model, unit), _read, write)
+    return change if computed else Change(change.modules, change.projections, {**change.report, "stored": True})
+
+
+def _read(folder: Path) -> Change:
+    """What `_write` has written. Damaged: it is not that."""
     try:
-        with safe_open(file, "pt") as content:
+        with safe_open(folder / UNIT, "pt") as content:
             about = json.loads(content.metadata()["about"])
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
         modules = {path: _restore(layout, tensors, f"m{i}.") for i, (path, layout) in enumerate(about["modules"])}
@@ -252,8 +265,7 @@ def _read(file: Path, unit: Unit) -> Change | None:
         }
         return Change(modules, projections, about["report"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        log.warning("%s: damaged (%s); computing %s again", file, " ".join(str(error).split()), unit.path)
-        return None
+        raise Damaged(" ".join(str(error).split())) from error
 
 
 def _restore(layout: dict[str, Any], tensors: Mapping[str, Tensor], prefix: str) -> Replacement:
@@ -266,7 +278,7 @@ def _restore(layout: dict[str, Any], tensors: Mapping[str, Tensor], prefix: str)
     return module
 
 
-def _write(file: Path, change: Change, report: Mapping[str, Any]) -> None:
+def _write(file: Path, change: Change, dtype: torch.dtype) -> None:
     tensors: dict[str, Tensor] = {}
     modules, projections = [], []
     for i, (path, module) in enumerate(change.modules.items()):
@@ -274,10 +286,8 @@ def _write(file: Path, change: Change, report: Mapping[str, Any]) -> None:
         tensors |= {f"m{i}.{name}": value for name, value in module.state_dict().items()}
     for i, ((layer, name), new) in enumerate(change.projections.items()):
         projections.append((layer, name, None if isinstance(new, Tensor) else describe(new)))
-        if isinstance(new, Tensor):
-            tensors[f"p{i}"] = new
-        else:
-            tensors |= {f"p{i}.{key}": value for key, value in new.state_dict().items()}
-    about = {"modules": modules, "projections": projections, "report": dict(report)}
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write_bytes(file, save(plain, metadata={"about": json.dumps(about)}))
+        parts = {"": new} if isinstance(new, Tensor) else {f".{key}": value for key, value in new.state_dict().items()}
+        tensors |= {f"p{i}{key}": value for key, value in parts.items()}
+    about = {"modules": modules, "projections": projections, "report": dict(change.report)}
+    plain = {name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()}
+    file.write_bytes(save(plain, metadata={"about": json.dumps(about)}))
