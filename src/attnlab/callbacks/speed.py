@@ -9,6 +9,7 @@ import torch
 from lightning import LightningModule, Trainer
 
 from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback, Sections, over_processes
+from attnlab.runs.record import NOT_RUN
 
 
 class TrainingSpeed(Contributor):
@@ -63,7 +64,7 @@ class ScoringSpeed(Contributor, ScoringCallback):
         shared = f", shared by {trainer.world_size} processes; seconds of the slowest" if trainer.world_size > 1 else ""
         self._values = {
             "seconds": round(seconds, 3),
-            f"{self.unit}_per_second": round(units / seconds, 1) if seconds else "not run",
+            f"{self.unit}_per_second": round(units / seconds, 1) if seconds else NOT_RUN,
             "batch": int(over_processes(trainer, self.batch, "max")),
             **self.about,
             "protocol": self.protocol + shared,

@@ -11,7 +11,7 @@ from attnlab.metrics.base import TextMetric
 class BLEU(TextMetric):
     """Case-sensitive detokenised corpus BLEU with one reference, by sacrebleu (tokenizer 13a, exponential smoothing).
 
-    torchmetrics' own BLEU smooths differently and knows no signature.  Args: those of `TextMetric`.
+    torchmetrics' own BLEU smooths differently and has no signature.  Args: those of `TextMetric`.
     """
 
     name = "bleu"
