@@ -1,16 +1,3 @@
-from collections.abc import Iterator
+from tests.attention.conftest import _repeatable
 
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def _repeatable() -> Iterator[None]:
-    """One thread, one seed, and NaN in every uninitialised tensor, so that none can be read unseen."""
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(strict)
-    torch.set_num_threads(threads)
+__all__ = ["_repeatable"]

@@ -116,7 +116,7 @@ class MHA(PositionalAttention):
         angles, before = self._angles(x, prefix, prefix_lengths)
         q, (k, v) = self._queries(x, angles), self._kept(x, angles).values()
         if prefix is None:
-            return self._join(dense_attention(q, k, v, causal=True, dropout=self._dropout))
+            return self._join(dense_attention(q, k, v, causal=True, dropout=self._dropout, scale=self.scale))
         mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
         past = Past(self._pack(**self._kept(prefix, before)), mask)
         return self._attend(q, self._pack(k, v), [past], self._dropout)
@@ -126,7 +126,8 @@ class MHA(PositionalAttention):
         angles, _ = self._angles(x, None, None)
         mask = length_mask(lengths, x.shape[1])[:, None, None]
         key, value = self._kept(x, angles).values()
-        return self._join(dense_attention(self._queries(x, angles), key, value, mask, dropout=self._dropout))
+        q = self._queries(x, angles)
+        return self._join(dense_attention(q, key, value, mask, dropout=self._dropout, scale=self.scale))
 
     def _attend(self, q_bhtd: Tensor, packed: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
         out = merged_attention(q_bhtd.transpose(1, 2), packed, self.head_dim, self.scale, past=past, dropout=dropout)

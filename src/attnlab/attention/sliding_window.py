@@ -128,7 +128,7 @@ class SlidingWindow(MHA):
                     rows = prefix_mask[:, None, None].expand(-1, -1, len(i), -1)
                     mask = torch.cat((rows, mask.expand(len(q), 1, -1, -1)), -1)
             queries = q[:, :, start - total + new : end - total + new]
-            outs.append(dense_attention(queries, seen["key"], seen["value"], mask, dropout=dropout))
+            outs.append(dense_attention(queries, seen["key"], seen["value"], mask, dropout=dropout, scale=self.scale))
         return self._join(torch.cat(outs, 2))
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
@@ -139,7 +139,8 @@ class SlidingWindow(MHA):
         own = torch.eye(len(place), dtype=torch.bool, device=x.device)  # padding far from the text reads itself
         mask = near & length_mask(lengths, x.shape[1])[:, None, None] | own
         key, value = self._kept(x, angles).values()
-        return self._join(dense_attention(self._queries(x, angles), key, value, mask, dropout=self._dropout))
+        q = self._queries(x, angles)
+        return self._join(dense_attention(q, key, value, mask, dropout=self._dropout, scale=self.scale))
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, WindowCache)

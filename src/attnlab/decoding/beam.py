@@ -29,7 +29,7 @@ class Decodable(Protocol):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Token ids with </s> at the end, unless the search ran out of room; `score` is log p / length^penalty."""
+    """Token ids, with </s> at the end unless the length limit was reached; `score` is log p / length^penalty."""
 
     tokens: list[int]
     score: float
@@ -38,12 +38,19 @@ class Hypothesis:
 @bounded
 @dataclass(frozen=True)
 class BeamSearch:
-    """The search of the MTLA recipes (spec 3.2).
+    """The search of the MTLA recipes, which is fairseq's.
 
-    A hypothesis's score is its log-probability over length^length_penalty, </s> counted. A sentence ends when `beam`
-    of its hypotheses have ended among its `beam` best candidates of a step; at the length limit all are made to end.
-    At most max_len_a * source + max_len_b tokens before </s>, source = prefix length; at least min_len if that allows.
-    `temperature` divides the logits.
+    A hypothesis's score is its log-probability over length^length_penalty, </s> counted. A sentence is finished when
+    `beam` of its hypotheses have ended among its `beam` best candidates of a step; at the length limit all must end.
+
+    Args:
+        beam: hypotheses of a sentence; 1 is greedy search.
+        length_penalty: exponent of the length in the score.
+        max_len_a, max_len_b: at most max_len_a * S + max_len_b tokens before </s>, S the length of the prefix.
+        min_len: at least so many tokens before </s>, if the limit allows.
+        temperature: divides the logits.
+
+    ValueError: a value is out of its bounds.
     """
 
     beam: Annotated[int, Ge(1)] = 5
@@ -66,9 +73,14 @@ class BeamSearch:
         dtype: torch.dtype | None = None,
         first: list[int] | None = None,
     ) -> list[list[Hypothesis]]:
-        """prefix (N, S, d), lengths (N,) -> for each sentence its ended hypotheses, best first, at most `beam`.
+        """For each sentence its finished hypotheses, best first, at most `beam`.
 
-        first: the only tokens that a hypothesis may begin with.
+        Args:
+            model: continues text after a prefix, through caches.
+            prefix: (N, S, d), `prefix_lengths`: (N,).
+            bos, eos, pad: ids; a text starts with `bos`, which is not part of a hypothesis.
+            dtype: of the caches; None: that of the weights.
+            first: the only tokens that a hypothesis may start with; None: any.
         """
         beam, device, total = self.beam, prefix.device, prefix.shape[0]
         limits = (self.max_len_a * prefix_lengths + self.max_len_b).long()
@@ -78,7 +90,7 @@ class BeamSearch:
         tokens = torch.full((total * beam, longest + 2), pad, device=device)
         tokens[:, 0] = bos
         scores = torch.full((total, beam), float("-inf"), device=device)
-        scores[:, 0] = 0.0  # all rows start equal: one of them speaks
+        scores[:, 0] = 0.0  # all rows start equal, so that one of them is enough
         done_scores = torch.full((total, beam), float("-inf"), device=device)
         done_tokens = torch.full((total, beam, longest + 1), pad, device=device)
         done_count = torch.zeros(total, dtype=torch.long, device=device)
@@ -113,7 +125,7 @@ class BeamSearch:
             texts = torch.cat((done_tokens[active], texts), 1)
             done_tokens[active] = texts.gather(1, keep[..., None].expand(-1, -1, texts.shape[-1]))
 
-            # The `beam` best that go on.
+            # The `beam` best that continue.
             best = best.masked_fill(ended, float("-inf"))
             scores, chosen = best.topk(beam)
             source = (rows + origin.gather(1, chosen)).flatten()
@@ -121,7 +133,7 @@ class BeamSearch:
             tokens[:, step + 1] = token.gather(1, chosen).flatten()
             going = (done_count[active] < beam) & (limits[active] > step)
             going &= scores[:, 0] > float("-inf")
-            left = going.nonzero().squeeze(1)  # waits for the device once a step, here alone
+            left = going.nonzero().squeeze(1)  # waits for the device: once per step, here
             if len(left) == 0:
                 break
             if beam > 1:

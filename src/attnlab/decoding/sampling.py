@@ -1,4 +1,4 @@
-"""Continuing text: greedily or by chance. Knows models only through `Continuable`."""
+"""Continuing text, greedily or by sampling. Knows models only through `Continuable`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,10 +30,17 @@ class Continuable(Protocol):
 @bounded
 @dataclass(frozen=True)
 class Sampling:
-    """`tokens` new ones. Temperature 0 takes the most probable each time.
+    """Draws new tokens, one after another. The same seed gives the same text.
 
-    top_k: only the k most probable; top_p: only the fewest that together have probability p (nucleus sampling), of
-    those that top_k leaves. The same seed gives the same text.
+    Args:
+        tokens: how many.
+        temperature: divides the logits; 0 takes the most probable token each time.
+        top_k: draw from the k most probable tokens only; None: from all.
+        top_p: draw from the fewest tokens that together have probability p, of those that `top_k` leaves (nucleus
+            sampling); None: from all.
+        seed: of the random numbers.
+
+    ValueError: a value is out of its bounds.
     """
 
     tokens: Annotated[int, Ge(1)] = 64
@@ -53,10 +60,18 @@ class Sampling:
         stop: Callable[[Tensor], bool] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """(B, P), P >= 1 -> (B, tokens). `num_ids`: ids from there on are never chosen.
+        """Continue `prompt`.
 
-        `end`: a row that has come to it goes on with it; where all rows have, or `stop` says so of what there is, the
-        result is shorter.
+        Args:
+            model: continues text through caches.
+            prompt: (B, P), P >= 1.
+            num_ids: ids from this one on are never chosen; None: all may be.
+            end: id after which a row repeats it; once all rows have, the result ends.
+            stop: called with the tokens so far, (B, n); the result ends where it returns True.
+            dtype: of the caches; None: that of the weights.
+
+        Returns:
+            The new tokens, (B, n) with n at most `tokens`.
         """
         rows, size = prompt.shape
         caches = model.start(rows, size + self.tokens, dtype=dtype, device=prompt.device)
@@ -83,7 +98,7 @@ class Sampling:
         return torch.multinomial(p, 1, generator=generator).squeeze(-1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What tokens are drawn with, (B, V); the temperature is not 0."""
+        """The probabilities that tokens are drawn with, (B, V) -> (B, V); the temperature is not 0."""
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k).values[:, -1:]

@@ -1,4 +1,4 @@
-"""Models: architecture only. Initial values, precision and parallelism are the task's business."""
+"""Models: architecture only. Precision, parallelism and training are set up elsewhere."""
 
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.conformer import ConformerEncoder

@@ -1,4 +1,4 @@
-"""Output distributions whose weights are the input embeddings too: over all words alike, or by frequency."""
+"""Output distributions that share their weights with the input embeddings: one for all words, or by frequency."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class TiedSoftmax(nn.Module):
-    """One linear layer with a bias, (V, d)."""
+    """One linear layer with a bias, (V, d), whose weights embed the input too."""
 
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class TiedSoftmax(nn.Module):
 
 
 class Cluster(nn.Module):
-    """Logits of neighbouring words, (B, d) -> (B, words), through a projection to a smaller width on request."""
+    """Logits of a cluster's words, (B, d) -> (B, words); `project`: through a linear map to a smaller width first."""
 
     def __init__(self, d_model: int, width: int, words: int, project: bool) -> None:
         super().__init__()
@@ -51,9 +51,17 @@ class Cluster(nn.Module):
 class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
     """Words in clusters, the most frequent first: cluster i has width d / div_value^i (Grave et al., 2017).
 
-    As Transformer-XL lays it out: every cluster has biases, and a projection d -> its width unless div_value is 1.
-    Words are embedded with the same weights (Baevski and Auli, 2019); `tie_projections`: with the same projections.
-    `cutoffs`: where clusters end, ascending, each less than `vocab_size`, whose last word ends the last cluster.
+    As Transformer-XL does it: every cluster has biases, and a projection d -> its width unless div_value is 1.
+    Words are embedded with the same weights (Baevski and Auli, 2019).
+
+    Args:
+        vocab_size: words, sorted by frequency.
+        d_model: width d of inputs.
+        cutoffs: first words of the second and later clusters, ascending, each below `vocab_size`.
+        div_value: by how much a cluster is narrower than the one before.
+        tie_projections: whether embeddings use the projections of the outputs too.
+
+    ValueError: d cannot be divided by `div_value` that often.
     """
 
     def __init__(
@@ -87,7 +95,7 @@ class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
             yield start, cluster.linear.weight[: end - start], projection  # the head's further rows are the clusters'
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, d). Every cluster looks at every token: no shape depends on the words."""
+        """(B, T) -> (B, T, d). Every cluster embeds every token, so that no shape depends on the words."""
         x: Tensor | float = 0.0
         for start, weight, projection in self._embeddings():
             place = tokens - start

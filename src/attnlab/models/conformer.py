@@ -12,6 +12,8 @@ from attnlab.models.encoder import ConvSubsampler, sinusoidal_positions
 
 
 class FeedForward(nn.Sequential):
+    """LayerNorm, two linear maps with SiLU between, dropout after each: (..., d) -> (..., d)."""
+
     def __init__(self, d_model: int, ffn_dim: int, dropout: float) -> None:
         super().__init__(
             nn.LayerNorm(d_model), nn.Linear(d_model, ffn_dim), nn.SiLU(), nn.Dropout(dropout),
@@ -22,7 +24,7 @@ class FeedForward(nn.Sequential):
 class ConvolutionModule(nn.Module):
     """LayerNorm, pointwise with GLU, depthwise, BatchNorm, SiLU, pointwise; no biases.
 
-    Padding is zero to the depthwise convolution and no part of BatchNorm's statistics.
+    The depthwise convolution reads padding as zeros; BatchNorm's statistics leave it out. ValueError: `kernel` is even.
     """
 
     def __init__(self, d_model: int, kernel: int, dropout: float) -> None:
@@ -66,7 +68,17 @@ class ConformerLayer(nn.Module):
 
 
 class ConformerEncoder(nn.Module):
-    """Filter bank (B, S, F) -> (B, S', d): `s2t_conformer` with absolute positions, as in MTLA's recipe."""
+    """Filter bank -> states of width d: fairseq's `s2t_conformer` with absolute positions, as in MTLA's recipe.
+
+    Args:
+        d_model: width d of the output.
+        num_mels: features F of a frame.
+        num_layers, num_heads, ffn_dim: layers, heads and width of the feed-forward parts.
+        kernel: of the depthwise convolutions, odd.
+        conv_channels: between the convolutions of the subsampler.
+        conv_kernels: one for each convolution of stride 2; None: [5].
+        dropout: everywhere.
+    """
 
     def __init__(
         self,
@@ -90,6 +102,7 @@ class ConformerEncoder(nn.Module):
         )
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, F), (B,) -> (B, S', d), (B,)."""
         x, lengths = self.subsample(features, lengths)
         x = self.dropout(self.linear(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x)))
         real = length_mask(lengths, x.shape[1])

@@ -1,4 +1,4 @@
-"""The Transformer's decoder with cross-attention, decoding through caches as the prefix decoder does."""
+"""The Transformer's decoder with cross-attention; it decodes through caches as the prefix decoder does."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class CrossCache(Cache):
         return [self.key, self.value]
 
     def reorder(self, rows: Tensor) -> None:
-        pass  # rows change places within a sentence, whose prefix is one
+        pass  # rows move within a sentence, and its prefix is stored once
 
     def select(self, prefixes: Tensor) -> None:
         self.key, self.value = self.key[prefixes], self.value[prefixes]
@@ -36,7 +36,10 @@ class CrossCache(Cache):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of text to the encoder's output (Vaswani et al. 2017, section 3.2.3)."""
+    """Multi-head attention of text to the encoder's output (Vaswani et al. 2017, section 3.2.3).
+
+    `dropout`: of attention weights. ValueError: `num_heads` does not divide `d_model`.
+    """
 
     def __init__(self, d_model: int, num_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -57,6 +60,7 @@ class CrossAttention(nn.Module):
 
     @torch.no_grad()
     def start(self, prefix: Tensor, prefix_lengths: Tensor | None, beam: int, dtype: torch.dtype | None) -> CrossCache:
+        """Keys and values of prefixes (N, S, d), which `beam` rows each will read."""
         mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
         key, value = (self._heads(f(prefix)).to(dtype or prefix.dtype) for f in (self.key, self.value))
         return CrossCache(key, value, mask, beam)
@@ -94,7 +98,19 @@ class CrossDecoderLayer(nn.Module):
 
 
 class CrossDecoder(nn.Module):
-    """Text tokens beside an encoder's output -> logits (Vaswani et al. 2017); output and input embedding are one."""
+    """Text tokens beside an encoder's output -> logits (Vaswani et al. 2017); one matrix embeds inputs and outputs.
+
+    Args:
+        vocab_size: pieces V of the text.
+        d_model: width d.
+        attention: called with the number of a layer, returns its mechanism.
+        num_layers: layers.
+        num_heads: heads of cross-attention.
+        ffn_dim: width of the feed-forward parts.
+        dropout: of embeddings, and after each part of a layer.
+        pre_norm: LayerNorm before each part, and once at the end; else after each part.
+        pad: the id of padding, whose embedding is zero.
+    """
 
     def __init__(
         self,
@@ -130,6 +146,7 @@ class CrossDecoder(nn.Module):
         return [layer.attention for layer in self.blocks]
 
     def cache_elements(self, rows: int, capacity: int, prefix: int, sentences: int) -> int:
+        """Elements of all caches, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
         own = sum(a.cache_elements(rows, capacity) for a in self.attentions)
         return own + len(self.blocks) * 2 * self.embedding.embedding_dim * sentences * prefix
 

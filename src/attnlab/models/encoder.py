@@ -19,7 +19,14 @@ def sinusoidal_positions(length: int, width: int, like: Tensor) -> Tensor:
 
 
 class ConvSubsampler(nn.Module):
-    """One 1-D convolution of stride 2 per kernel size, each halved in width by a gated linear unit."""
+    """One 1-D convolution of stride 2 per kernel size, each halved in width by a gated linear unit.
+
+    Args:
+        num_mels: features F of a frame.
+        channels: of all convolutions but the last, before the gated linear unit.
+        d_model: width of the output.
+        kernels: sizes, one per convolution.
+    """
 
     def __init__(self, num_mels: int, channels: int, d_model: int, kernels: list[int]) -> None:
         super().__init__()
@@ -36,7 +43,7 @@ class ConvSubsampler(nn.Module):
         )
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, F), (B,) -> (B, S', d), (B,). Padding is zeroed between the layers, so that no row sees it."""
+        """(B, S, F), (B,) -> (B, S', d), (B,). Padding is set to zero between the layers, so that no row reads it."""
         x = x.transpose(1, 2)
         for conv in self.convs:
             x = F.glu(conv(x), dim=1)
@@ -46,9 +53,18 @@ class ConvSubsampler(nn.Module):
 
 
 class SpeechEncoder(nn.Module):
-    """Filter bank (B, S, F) -> (B, S', d): `s2t_transformer` as the MTLA recipes use it (spec 3.1, 4).
+    """Features -> states of width d: fairseq's `s2t_transformer` as the MTLA recipes use it.
 
-    projection_dim: wide features go through a linear layer of this width and LayerNorm first (AMI's WavLM features).
+    Args:
+        d_model: width d of the output.
+        num_mels: features F of a frame.
+        num_layers, num_heads, ffn_dim: layers, heads and width of the feed-forward parts.
+        conv_channels: between the convolutions of the subsampler.
+        conv_kernels: one for each convolution of stride 2; None: [5, 5].
+        dropout: of embeddings and after each part of a layer.
+        attention_dropout, activation_dropout: of attention weights and inside feed-forward parts; None: `dropout`.
+        projection_dim: wide features first go through a linear layer of this width and LayerNorm (AMI's WavLM
+            features); None: they do not.
     """
 
     def __init__(
@@ -86,6 +102,7 @@ class SpeechEncoder(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, F), (B,) -> (B, S', d), (B,)."""
         features = self.project(features) * length_mask(lengths, features.shape[1]).unsqueeze(-1)
         x, lengths = self.subsample(features, lengths)
         x = self.dropout(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x))

@@ -1,4 +1,4 @@
-"""What a language model answers: logits, its own loss, and the same through caches."""
+"""The interface of a language model: logits, its own loss, and the same through caches."""
 
 from abc import ABC, abstractmethod
 
@@ -9,18 +9,18 @@ from attnlab.attention import Attention, Cache
 
 
 class LanguageModel(nn.Module, ABC):
-    """Tokens -> the next ones. A model with an adaptive softmax has a `loss` that is cheaper than its logits."""
+    """Tokens -> logits of the next ones; with an adaptive softmax, `loss` costs less than `forward`."""
 
     max_length: int  # positions of a window
 
     @property
     @abstractmethod
     def attentions(self) -> list[Attention]:
-        """One a layer."""
+        """The mechanisms, one per layer."""
 
     @property
     def longest(self) -> int:
-        """Positions that the model and its mechanisms can take."""
+        """The longest text that the model and its mechanisms take."""
         limits = [a.max_positions for a in self.attentions if a.max_positions is not None]
         return min([self.max_length, *limits])
 
@@ -38,7 +38,7 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """Of one cached decoding step of one row at `context` positions, vocabulary included."""
+        """Of one cached step of one row at `context` positions, `prefix` of them a prefix's; vocabulary included."""
 
     def start(
         self,
@@ -48,5 +48,5 @@ class LanguageModel(nn.Module, ABC):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> list[Cache]:
-        """Empty caches, one a layer, for `batch` rows of `capacity` positions."""
+        """Empty caches, one per layer, for `batch` rows of `capacity` positions."""
         return [a.new_cache(batch, capacity, dtype=dtype, device=device) for a in self.attentions]

@@ -15,7 +15,7 @@ from attnlab.config.bounds import PositiveInt, Rate
 class PrefixDecoderLayer(nn.Module):
     """h = LN1(x);  u = LN1(x + drop(attention(h, prefix)));  z = LN2(u + drop(W2 drop(relu(W1 u)))).
 
-    LN1 is used twice, as in the released system (spec 3.1).
+    LN1 is used twice, as in the released system.
     """
 
     def __init__(self, attention: Attention, ffn_dim: int, dropout: float, activation_dropout: float) -> None:
@@ -37,9 +37,21 @@ class PrefixDecoderLayer(nn.Module):
 
 
 class PrefixDecoder(nn.Module):
-    """Text tokens after a prefix -> logits. MTLA paper, section 5; exact construction in spec 3.1.
+    """Text tokens after a prefix -> logits (MTLA paper, section 5, as its released system is built).
 
-    embedding_dropout: of the tokens, where it differs from `dropout`, that of the layers.
+    Args:
+        vocab_size: pieces V of the text.
+        d_model: width d.
+        attention: called with the number of a layer, returns its mechanism.
+        num_layers: layers.
+        ffn_dim: width of the feed-forward parts.
+        projector_dim: inner width of the two linear maps through which the prefix goes.
+        dropout: after each part of a layer.
+        activation_dropout: inside feed-forward parts.
+        tie_embeddings: whether input and output embeddings are one matrix.
+        final_norm: LayerNorm after the last layer.
+        embedding_dropout: of embeddings; None: `dropout`.
+        pad: the id of padding, whose embedding is zero.
     """
 
     def __init__(
@@ -83,10 +95,11 @@ class PrefixDecoder(nn.Module):
         return [layer.attention for layer in self.blocks]
 
     def cache_elements(self, rows: int, capacity: int, prefix: int, sentences: int) -> int:
+        """Elements of all caches, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
         return sum(a.cache_elements(rows, capacity, prefix, sentences) for a in self.attentions)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """Of one cached decoding step of one row at `context` positions: attention, feed-forward and vocabulary."""
+        """Of one cached step of one row at `context` positions, `prefix` of them the prefix's; vocabulary included."""
         layers = sum(layer.multiply_adds(context, prefix) for layer in self.blocks)
         return layers + self.unembedding.weight.numel()
 
@@ -108,7 +121,7 @@ class PrefixDecoder(nn.Module):
         *,
         dtype: torch.dtype | None = None,
     ) -> list[Cache]:
-        """Caches, one a layer, with the prefix (N, S, d) read once for the `beam` rows of each sentence."""
+        """Caches, one per layer, with the prefix (N, S, d) read once for the `beam` rows of each sentence."""
         prefix = self.projector(prefix)
         sentences, size = prefix.shape[:2]
         caches = []

@@ -1,4 +1,4 @@
-"""Speech (or any feature sequence) in, text out: an encoder, a prefix decoder, and a CTC head on request."""
+"""Speech (or any feature sequence) to text: an encoder, a prefix decoder, and optionally a CTC head."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,13 @@ from attnlab.models.prefix_decoder import PrefixDecoder
 class SpeechToText(nn.Module):
     """Encoder and prefix decoder of one width.
 
-    `encoder` and `decoder` are called with what only this run knows (width, vocabulary, attention).
-    `ctc_vocab_size` adds a linear CTC head on the encoder's output.
+    Args:
+        d_model: width of encoder and decoder.
+        encoder: called with `d_model`.
+        decoder: called with `vocab_size`, `d_model` and `attention`.
+        attention: called with the number of a layer, returns its mechanism.
+        vocab_size: pieces V of the text.
+        ctc_vocab_size: classes of a linear CTC head on the encoder's output; None: no head.
     """
 
     def __init__(

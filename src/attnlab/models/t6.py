@@ -37,10 +37,19 @@ class T6Block(nn.Module):
 
 
 class T6(LanguageModel):
-    """Tokens -> logits of the next ones. Embedding and output share their weights; `ffn_dim` None: floor(8 d / 3).
+    """Tokens -> logits of the next ones. Embedding and output share their weights.
 
-    `max_length`: positions of a window. `output_init` "zeros" begins with blocks that add nothing, as the released
-    code does: the attention's `out` and the SwiGLU's last matrix are zero.  "default" leaves them as they are made.
+    Args:
+        vocab_size: V.
+        d_model: width d.
+        attention: called with the number of a layer, returns its mechanism.
+        num_layers: blocks.
+        ffn_dim: width of the SwiGLU; None: floor(8 d / 3).
+        max_length: positions of a window.
+        output_init: "zeros" starts with blocks that add nothing, as the released code does: the attention's `out` and
+            the last matrix of the SwiGLU are zero. "default" leaves them as they are created.
+
+    ValueError: `output_init` is "zeros" and a mechanism has no `out`.
     """
 
     def __init__(
@@ -78,7 +87,7 @@ class T6(LanguageModel):
         return [block.attention for block in self.blocks]
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """Of one cached decoding step of one row at `context` positions: attention, feed-forward and vocabulary."""
+        """Of one cached decoding step of one row at `context` positions: attention, feed-forward, vocabulary."""
         return sum(block.multiply_adds(context, prefix) for block in self.blocks) + self.embedding.weight.numel()
 
     def forward(self, tokens: Tensor) -> Tensor:

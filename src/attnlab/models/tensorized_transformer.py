@@ -38,10 +38,22 @@ class PostNormBlock(nn.Module):
 class TensorizedTransformer(LanguageModel):
     """Tokens -> log-probabilities of the next ones. Input and output embeddings share their weights.
 
-    `max_length`: positions of a window. `cutoffs`, `div_value`, `tie_projections`: of the adaptive softmax, for
-    vocabularies sorted by frequency; without cutoffs a plain one. There are no position embeddings: order is the
-    attention's to know (the tied multi-linear form does not). Differs from the released model in the attention alone:
-    the position key W_r, d R numbers a layer and 2 R once, is left out (Tensorized Transformer, section 5.1).
+    There are no position embeddings: the attention has to represent order (the tied multi-linear form does not). It
+    differs from the released model in the attention alone: the position key W_r, d R numbers per layer and 2 R once,
+    is left out (Tensorized Transformer, section 5.1).
+
+    Args:
+        vocab_size: V.
+        d_model: width d.
+        attention: called with the number of a layer, returns its mechanism.
+        num_layers: blocks.
+        ffn_dim: width of the feed-forward parts.
+        max_length: positions of a window.
+        dropout: of embeddings and outputs, and in each block.
+        cutoffs, div_value, tie_projections: of `AdaptiveSoftmax`, for vocabularies sorted by frequency; without
+            cutoffs the output is a `TiedSoftmax`.
+
+    ValueError: `max_length` is more than a mechanism takes.
     """
 
     def __init__(

@@ -26,9 +26,11 @@ class Encodes(Protocol):
 def see_all(attention: Attention, x: Tensor, lengths: Tensor) -> Tensor:
     """Self-attention without a causal mask, (B, S, d) -> (B, S, d).
 
-    The mechanism's own encoder form, or else, for one that is causal by nature, the mean of two passes with the same
-    weights: from the left, and over the reversed row.
+    The mechanism's own encoder form if it has one, else the mean of two causal passes with the same weights: over the
+    row, and over the reversed row.
     """
+    if not x.numel():
+        return x
     if isinstance(attention, Encodes):
         return attention.encode(x, lengths)
     place = torch.arange(x.shape[1], device=x.device)
@@ -38,7 +40,7 @@ def see_all(attention: Attention, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 class TextEncoderLayer(nn.Module):
-    """Self-attention and ReLU feed-forward, each with a residual; LayerNorm after it, or before with `pre_norm`."""
+    """Self-attention and ReLU feed-forward, each with a residual; LayerNorm after each, or before with `pre_norm`."""
 
     def __init__(self, attention: Attention, ffn_dim: int, dropout: float, pre_norm: bool) -> None:
         super().__init__()
@@ -59,10 +61,20 @@ class TextEncoderLayer(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Source pieces (B, S) -> (B, S, d).
+    """Source pieces -> states of width d.
 
-    attention: a mechanism for each layer; None: ordinary multi-head attention with `num_heads`.
-    pre_norm: normalise before each part, and once more at the end; else after each part, as the published encoders do.
+    Args:
+        vocab_size: pieces of the source.
+        d_model: width d.
+        num_layers: layers.
+        num_heads: heads, if `attention` is None.
+        ffn_dim: width of the feed-forward parts.
+        dropout: of embeddings and in each layer.
+        attention_dropout, activation_dropout: of attention weights and inside feed-forward parts, if `attention` is
+            None.
+        pre_norm: LayerNorm before each part, and once at the end; else after each part, as the published encoders do.
+        pad: the id of padding, whose embedding is zero.
+        attention: called with the number of a layer, returns its mechanism; None: `nn.MultiheadAttention`.
     """
 
     def __init__(
@@ -99,6 +111,7 @@ class TextEncoder(nn.Module):
         self.norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S), (B,) -> (B, S, d), (B,)."""
         x = self.scale * self.embedding(tokens)
         x = self.dropout(x + sinusoidal_positions(x.shape[1], x.shape[2], x))
         real = length_mask(lengths, x.shape[1])

@@ -1,4 +1,4 @@
-"""Text in, text out: after a prefix, or beside one."""
+"""Text to text: the encoder's output as a prefix of the decoder, or read by cross-attention."""
 
 from collections.abc import Callable
 from typing import Literal, get_args
@@ -12,7 +12,15 @@ from attnlab.models.prefix_decoder import PrefixDecoder
 
 
 class TextToText(nn.Module):
-    """Text encoder and prefix decoder: the MTLA paper's summariser. One vocabulary, two embeddings."""
+    """Text encoder and prefix decoder: the MTLA paper's summariser. One vocabulary, two embeddings.
+
+    Args:
+        d_model: width of encoder and decoder.
+        encoder: called with `vocab_size` and `d_model`.
+        decoder: called with `vocab_size`, `d_model` and `attention`.
+        attention: called with the number of a layer, returns its mechanism.
+        vocab_size: pieces V.
+    """
 
     ctc = None
 
@@ -38,8 +46,16 @@ class TextToText(nn.Module):
 class EncoderDecoder(nn.Module):
     """The Transformer of Vaswani et al. (2017) with one embedding for source, target and output.
 
-    attention_in: where the chosen mechanism stands: "encoder" (Tensorized Transformer, section 5.3), "decoder" (its
-    self-attention, which is cached), or "both"; `ordinary` makes the attention of the other place.
+    Args:
+        d_model: width of encoder and decoder.
+        encoder, decoder: called with `vocab_size`, `d_model` and `attention`.
+        ordinary: returns the attention of the place that does not get the chosen mechanism.
+        attention_in: where the chosen mechanism is used: "encoder" (Tensorized Transformer, section 5.3), "decoder" (in
+            its self-attention, which is cached), or "both".
+        attention: called with the number of a layer, returns its mechanism.
+        vocab_size: pieces V.
+
+    ValueError: `attention_in` is something else.
     """
 
     ctc = None
@@ -57,7 +73,7 @@ class EncoderDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if attention_in not in get_args(Literal["encoder", "decoder", "both"]):
-            raise ValueError(f"attention_in={attention_in}: it is encoder, decoder or both")
+            raise ValueError(f"attention_in={attention_in}: expected encoder, decoder or both")
         inside, outside = (
             attention if attention_in in (place, "both") else lambda layer: ordinary()
             for place in ("encoder", "decoder")

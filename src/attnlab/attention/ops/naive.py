@@ -149,7 +149,7 @@ def _read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: li
 
 @formula(MLA)
 def mla(a: MLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """Absorbed logits over the latents of every position up to the query's (spec 1.3)."""
+    """Absorbed logits over the latents of every position up to the query's (MTLA paper, section 3.2)."""
     c, kp = _latents(a, x, prefix, turn)
     return _read_latents(a, x, prefix, turn, c, kp, [list(range(i + 1)) for i in range(len(c))])
 
@@ -185,7 +185,7 @@ def mla_query_latent(a: MLAQueryLatent, x: Tensor, prefix: Tensor | None = None,
 
 @formula(MTLA)
 def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MLA over running sums of gated latents, of the finished chunks and of the query's own (spec 1.4)."""
+    """MLA over running sums of gated latents, of the finished chunks and of the query's own (MTLA paper, section 4)."""
     s = a.stride
     c, kp = _latents(a, x, prefix, turn)
     m = []
@@ -201,7 +201,7 @@ def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_spl
 
 @formula(RelativeMultiLinear)
 def relative(a: RelativeMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """Slices A_i.. of block-term tensors over lags, flattened and read out (spec, tensorized 1.5)."""
+    """Slices A_i.. of block-term tensors over lags, flattened and read out."""
     q, k, v = _factors(a, x)
     rows = []
     for i in range(len(x)):

@@ -29,7 +29,7 @@ class Block(NamedTuple):
         """Of the uniform distribution that its weights are drawn from.
 
         The paper: Xavier, of one rank's matrix or of all ranks' merged (section 3.1 writes both). The released code:
-        Xavier of a view with three axes, of which torch takes the last for a receptive field (spec 1.6).
+        Xavier of a view with three axes, of which torch takes the last for a receptive field.
         """
         if init == "released":
             inner, outer = (self.ranks, self.width) if self.kind == "head" else (self.width, self.ranks)

@@ -1,0 +1,146 @@
+"""What the published algorithms share: a cache that grows, one token per step, and masks and tables made anew."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...base import Attention, Cache, rows_of, rows_per_prefix
+from ..tables import kept
+
+
+class PublishedCache(Cache):
+    """Tensors that grow by concatenation; every row holds its own copy of the prefix."""
+
+    def __init__(self, batch: int, beam: int, capacity: int, prefix_capacity: int) -> None:
+        self.batch, self.beam, self.capacity, self.prefix_capacity = batch, beam, capacity, prefix_capacity
+        self.tensors: dict[str, Tensor] = {}
+        self.prefix: Tensor | None = None  # until the first step has turned it into keys
+        self.steps: Tensor | None = None  # (B,) positions read, prefix included
+
+    def buffers(self) -> list[Tensor]:
+        return list(self.tensors.values())
+
+    def reorder(self, rows: Tensor) -> None:
+        self.tensors = {name: tensor.index_select(0, rows) for name, tensor in self.tensors.items()}
+        if self.steps is not None:
+            self.steps = self.steps.index_select(0, rows)
+
+    def select(self, prefixes: Tensor) -> None:
+        self.reorder(rows_of(prefixes, self.beam))
+
+    def crop(self, length: int) -> None:
+        raise ValueError("the published cache cannot be cropped")
+
+    def grow(self, name: str, new: Tensor, dim: int) -> Tensor:
+        """Append to a tensor of the cache, by concatenation."""
+        old = self.tensors.get(name)
+        self.tensors[name] = new if old is None else torch.cat((old, new), dim)
+        return self.tensors[name]
+
+
+class Published(Attention):
+    """What the three have in common: keys of prefix and text together, one token a step."""
+
+    def __init__(self, ours: Any) -> None:
+        super().__init__()
+        self.ours, self.d_model = ours, ours.d_model
+
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
+    ) -> Tensor:
+        equally_long(lengths, x)
+        if prefix is None:
+            return self.attend(x, x)
+        equally_long(prefix_lengths, prefix)
+        return self.attend(x, torch.cat((prefix, x), 1))
+
+    def attend(self, x: Tensor, joint: Tensor) -> Tensor:
+        """Queries of x (B, N, d), the last N positions of joint (B, K, d), in parallel."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
+        """One query x (B, 1, d); `new` (B, n, d) are the positions whose keys the cache lacks, x's the last."""
+        raise NotImplementedError
+
+    def new_cache(
+        self,
+        batch: int,
+        capacity: int,
+        prefix_capacity: int = 0,
+        *,
+        prefix_batch: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> PublishedCache:
+        if dtype not in (None, self.ours.out.weight.dtype):
+            raise ValueError(f"the published cache has the weights' dtype, not {dtype}")
+        return PublishedCache(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity)
+
+    def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
+        """Copy the prefix to every row; the first step makes its keys."""
+        assert isinstance(cache, PublishedCache)
+        equally_long(prefix_lengths, prefix)
+        cache.prefix = prefix.repeat_interleave(cache.beam, 0)
+
+    def _extend(self, x: Tensor, cache: Cache) -> Tensor:
+        assert isinstance(cache, PublishedCache)
+        if x.shape[1] != 1:
+            raise ValueError("the published step takes one token a call")
+        new = x if cache.prefix is None else torch.cat((cache.prefix, x), 1)
+        if cache.steps is None:
+            cache.steps = torch.zeros(cache.batch, dtype=torch.long, device=x.device)
+        cache.prefix = None
+        cache.steps = cache.steps + new.shape[1]
+        return self.step(x, new, cache)
+
+    @property
+    def cache_elements_per_token(self) -> float:
+        return float(self.ours.cache_elements_per_token)
+
+    def cache_elements(
+        self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
+    ) -> int:
+        """What the cache has grown to after `capacity` tokens: prefix and text together, once per row."""
+        return int(self.ours.cache_elements(batch, prefix_capacity + capacity))
+
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        return int(self.ours.multiply_adds(context, prefix))
+
+    def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
+        """About what the N x K tensors of a training step take: probabilities kept per layer, two more passing."""
+        scores = batch * self.ours.num_heads * text * (prefix + text)
+        return int((layers + 2) * scores * self.ours.out.weight.itemsize)
+
+
+def equally_long(lengths: Tensor | None, x: Tensor) -> None:
+    if lengths is not None and bool((lengths != x.shape[1]).any()):
+        raise ValueError("the published algorithms know no padding: all rows must be equally long")
+
+
+def heads(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def softmax(scores: Tensor) -> Tensor:
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+
+
+def frequencies(width: int, theta: float, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    return theta ** (-torch.arange(0, width, 2, dtype=dtype, device=device) / width)
+
+
+def turn(x: Tensor, first: int, theta: float) -> Tensor:
+    """Rotary embedding of x (..., n, D) at positions first ... first+n-1; its table is made at each call."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    positions = torch.arange(first, first + x.shape[-2], dtype=dtype, device=x.device)
+    angles = positions[:, None] * frequencies(x.shape[-1], theta, dtype, x.device)
+    cos, sin = angles.cos(), angles.sin()
+    left, right = x.to(dtype).chunk(2, -1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), -1).to(x.dtype)
+
+
+@kept(1)  # the release's decoder keeps this one
+def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[zeros(S) | causal(N)], additive, (N, K)."""
+    return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu(keys - queries + 1)
