@@ -49,7 +49,7 @@ def test_extend_in_any_chunking_equals_forward(mechanism: Mechanism, kind: str) 
 
 @pytest.mark.parametrize("mechanism", TWO_WAYS, ids=str)
 def test_both_ways_of_a_step_are_taken(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In `walk` at this width: some calls work on factors, some on keys and values that are built."""
+    """At this width steps of `walk` work on factors; long chunks work on keys and values that are built."""
     choose, taken = TPA.in_factor_space, set()
 
     def spy(attention: TPA, new: int, beam: int, text: int, prefix: int) -> bool:
@@ -58,7 +58,12 @@ def test_both_ways_of_a_step_are_taken(mechanism: Mechanism, monkeypatch: pytest
 
     monkeypatch.setattr(TPA, "in_factor_space", spy)
     walk(mechanism, ["reorder", "nothing"], "uniform", 0)
-    walk(mechanism, ["reorder", "nothing"], "uniform", 0, beam=40, moves=4)
+    assert True in taken
+    attention = mechanism.build()
+    assert isinstance(attention, TPA)
+    x = torch.randn(1, 3 + 2 * attention.head_dim, 32, dtype=torch.float64)
+    y = extend_by(attention, x, attention.new_cache(1, x.shape[1]), [1, 1, 2 * attention.head_dim + 1])
+    assert error(y, attention(x)) < 1e-12
     assert taken == {True, False}
 
 
