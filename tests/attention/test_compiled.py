@@ -50,9 +50,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
+once_per_class = pytest.mark.parametrize(
     "mechanism", [pytest.param(m, id=str(m), marks=() if quick(m) else pytest.mark.slow) for m in EVERY]
 )
+
+
+@once_per_class
 def test_compiled_training_equals_eager_training(mechanism: Mechanism) -> None:
     """One graph of the parallel form, forward and backward, after a prefix."""
     attention = mechanism.build().train()
@@ -67,7 +70,7 @@ def test_compiled_training_equals_eager_training(mechanism: Mechanism) -> None:
         assert error(got, exact) < 1e-11
 
 
-@pytest.mark.parametrize("mechanism", EVERY, ids=str)
+@once_per_class
 def test_transforms_of_torch_func(mechanism: Mechanism) -> None:
     """grad equals autograd's, and vmap over grad gives each row its own."""
     attention = mechanism.build()

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..base import Cache
 from ..ops.tables import transformed
 from .base import Windowed
 from .cache import SlotCache, StateCache
@@ -44,7 +43,7 @@ class AbsoluteMultiLinear(Windowed):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None, size: int | Tensor) -> Tensor:
         steps = k.shape[1]
-        self._check_room(steps)
+        self.check_room(steps)
         # Inside of blocks of R/5 rows the scan adds about a fifth of the rest; fewer than four cost too many calls.
         block = max(4, self.rank // 5) if self.scans(steps) else steps
         return self._blocks(q, k, v, block) + self._read_prefix(q, prefix)
@@ -98,27 +97,12 @@ class AbsoluteMultiLinear(Windowed):
         read = self.out(slices.flatten(1)).unsqueeze(1) * self._row_scale(cache.length, end, k)
         return read + self._read_prefix(q, cache.prefix)
 
-    def _check_room(self, size: int) -> None:
+    def check_room(self, size: int) -> None:
         if size > self.window:
             raise ValueError(
                 f"a text of {size} positions is longer than the window of {self.window} that this attention has "
                 "weights for: cut the text, use a larger window, or use the relative form, which takes any length"
             )
-
-    def new_cache(
-        self,
-        batch: int,
-        capacity: int,
-        prefix_capacity: int = 0,
-        *,
-        prefix_batch: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Cache:
-        self._check_room(capacity)
-        return super().new_cache(
-            batch, capacity, prefix_capacity, prefix_batch=prefix_batch, dtype=dtype, device=device
-        )
 
 
 def _strip(start: int, end: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..base import Cache, rows_of
 
 if TYPE_CHECKING:
+    from .absolute import AbsoluteMultiLinear
     from .base import MultiLinear
 
 
@@ -47,6 +48,12 @@ class StateCache(Cache):
 
 class SlotCache(StateCache):
     """[key | value] of each place of the window; zero where nothing was read."""
+
+    def __init__(
+        self, attention: "AbsoluteMultiLinear", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
+    ) -> None:
+        attention.check_room(capacity)
+        super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
 
     def crop(self, length: int) -> None:
         self._check_crop(length)
