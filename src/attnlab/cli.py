@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from attnlab.config import stack
 from attnlab.config.build import CONF, freeze
 from attnlab.config.check import Plan, check
 from attnlab.config.compose import one_line
@@ -40,6 +41,7 @@ def main() -> int:
         os.environ[STAMP] = stamp(sys.argv[1:])
         if not INFORMATION & set(sys.argv[1:]):
             plan = check(sys.argv[1:])
+            sys.argv[1:] = [*stack.plain(sys.argv[1:]), *plan.added]
 
         def task(cfg: DictConfig) -> None:
             os.environ["HYDRA_FULL_ERROR"] = full or "0"
@@ -70,7 +72,7 @@ def run(cfg: DictConfig) -> None:
     context = HydraConfig.get()
     directory = Path(context.runtime.output_dir)
     added = [source.path for source in context.runtime.config_sources if source.provider == "command-line"]
-    arguments = [*(f"--config-dir={path}" for path in added), *map(str, context.overrides.task)]
+    arguments = [*(f"--config-dir={path}" for path in added), *stack.plain(map(str, context.overrides.task))]
     if context.mode == RunMode.MULTIRUN:
         multirun.run_job(arguments, directory)
     else:

@@ -1,8 +1,10 @@
 """attention.pattern=[...]: which files a hybrid stack is made of, and what of them can be set."""
 
+from pathlib import Path
+
 import pytest
 
-from attnlab.config.check import compose
+from attnlab.config.check import check, compose
 from attnlab.errors import ConfigError
 
 
@@ -40,3 +42,22 @@ def test_what_is_wrong_is_one_line(overrides: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose("task=wikitext2", *overrides.split())
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_hydra_gets_the_files_of_all_jobs_and_each_job_its_own() -> None:
+    plan = check(["-m", "task=wikitext2", "attention.pattern=[mtla,mha],[mha,gqa]"])
+    assert [list(job.attention.mechanisms) for job in plan.jobs] == [["mtla", "mha"], ["mha", "gqa"]]
+    files = [f"+attention@attention.mechanisms.{name}={name}" for name in ("mtla", "mha", "gqa")]
+    assert plan.added == ["attention=hybrid", *files]
+    # As ddp starts a process: with what the first process has added.
+    again = check(["task=wikitext2", "attention=hybrid", "attention.pattern=[mha,gqa]", *files])
+    assert list(again.jobs[0].attention.mechanisms) == ["mha", "gqa"] and again.added == files[1:]
+    assert not check(["task=wikitext2", "attention=mha"]).added
+
+
+def test_an_overlay_may_choose_a_pattern(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - override /attention: hybrid\nattention:\n  pattern: [mha, gqa]\n"
+    (tmp_path / "experiment" / "mixed.yaml").write_text(text)
+    cfg = check([f"--config-dir={tmp_path}", "task=wikitext2", "experiment=mixed"]).jobs[0]
+    assert list(cfg.attention.mechanisms) == ["mha", "gqa"] and cfg.choices.attention == "hybrid"

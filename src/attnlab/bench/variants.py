@@ -16,8 +16,8 @@ from torch import nn
 
 from attnlab.attention import Attention
 from attnlab.bench.settings import Settings
+from attnlab.config import stack
 from attnlab.config.build import CONF, instantiate, written
-from attnlab.config.compose import parts_of_stack
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
 from attnlab.models import PrefixDecoder
@@ -120,7 +120,7 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
             known = [*names, "published", *(f"published_{other}" for other in names)]
             raise ConfigError(f"bench.references: {name} is no mechanism{nearest(name, known)}")
         node = written(compose(f"attention/{name}"))
-        if parts := parts_of_stack(node["attention"].get("pattern"), names):
+        if parts := stack.parts(node["attention"].get("pattern"), names):
             node["attention"]["mechanisms"] = {
                 part: written(compose(f"attention/{part}"))["attention"] for part in parts
             }

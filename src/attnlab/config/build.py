@@ -23,6 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from attnlab.config import stack
 from attnlab.errors import ConfigError
 
 CONF = (Path(__file__).parents[1] / "conf").resolve()  # a link in a checkout, a folder in the wheel
@@ -71,6 +72,7 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
     `rank` to the values in use; null then means that the mechanism has no such knob.
     """
     cfg = copy.deepcopy(cfg)
+    stack.prune(cfg)
     knobs = {knob: knob_paths(cfg, knob) for knob in KNOBS}
     with open_dict(cfg):
         cfg.pop("hydra", None)

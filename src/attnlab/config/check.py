@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from attnlab.config import build as config
+from attnlab.config import stack
 from attnlab.config.batch import check_batch
 from attnlab.config.compose import Composer, declared, one_line, require
 from attnlab.config.nearest import nearest
@@ -33,13 +34,14 @@ class Plan:
     jobs: list[DictConfig]
     multirun: bool
     sweep_directory: Path
+    added: list[str]  # overrides that Hydra needs besides those given
 
 
 def check(arguments: Sequence[str]) -> Plan:
     """Compose and check what the command line asks for. ConfigError: the first thing that is wrong with it."""
     parser = get_args_parser()
     parser.error = _usage  # type: ignore[method-assign]
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(stack.plain(arguments))
     if options.config_path or options.config_name:
         raise ConfigError("--config-path and --config-name are fixed; --config-dir adds a directory of YAML files")
     with initialize_config_dir(str(config.CONF), job_name="run", version_base="1.3"):
@@ -54,7 +56,9 @@ def check(arguments: Sequence[str]) -> Plan:
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
         composed = [composer.compose_checked(job) for job in jobs]
-        plan = Plan([_fix(cfg, composer) for cfg in composed], multirun, Path(composed[0].hydra.sweep.dir))
+        fixed = [_fix(cfg, composer) for cfg in composed]
+        added = stack.added(fixed, [str(override.key_or_group) for override in overrides])
+        plan = Plan(fixed, multirun, Path(composed[0].hydra.sweep.dir), added)
     if multirun and any(job.resume is not None for job in plan.jobs):
         raise ConfigError("resume= continues one run: leave -m out")
     return plan

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
+from attnlab.config import stack
 from attnlab.config.annotation import annotation_of, fits, literals, parse, surely_fits, words
 from attnlab.config.nearest import matches, nearest
 from attnlab.config.renames import advice
@@ -80,9 +81,8 @@ class Composer:
         try:
             first = [text for text in overrides if not text.lstrip("+").startswith("attention.mechanisms.")]
             cfg = _composed(newest, *self.search, *first)
-            parts = parts_of_stack(OmegaConf.select(cfg, "attention.pattern"), self.options("attention"))
-            stack = [f"+attention@attention.mechanisms.{name}={name}" for name in parts]
-            return _composed(newest, *self.search, *stack, *overrides) if stack or len(first) < len(overrides) else cfg
+            files = stack.overrides(stack.parts(OmegaConf.select(cfg, stack.PATTERN), self.options("attention")))
+            return _composed(newest, *self.search, *files, *overrides) if files or len(first) < len(overrides) else cfg
         except MissingConfigException as error:
             group, _, name = (error.missing_cfg_file or "").partition("/")
             options = self.options(group) if group in self.groups else error.options or []
@@ -100,15 +100,14 @@ class Composer:
     def compose_checked(self, texts: Sequence[str]) -> DictConfig:
         """Compose one job. ConfigError: the first override that names nothing or has a value of the wrong type."""
         overrides = [self.parse(text) for text in texts]
-        if not any(o.key_or_group == "attention" for o in overrides):
-            implied = [self.parse("attention=hybrid") for o in overrides if o.key_or_group == "attention.pattern"][:1]
-            overrides, texts = [*implied, *overrides], [*(str(o.input_line) for o in implied), *texts]
+        implied = stack.added([], [str(o.key_or_group) for o in overrides])
+        overrides, texts = [*map(self.parse, implied), *overrides], [*implied, *texts]
         for override in overrides:
             self._check_form(override)
         groups = [o for o in overrides if o.key_or_group in self.groups or "/" in o.key_or_group]
         values = [o for o in overrides if o not in groups]
         base = self.compose([str(o.input_line) for o in groups])
-        pattern = [str(o.input_line) for o in values if o.key_or_group == "attention.pattern"]
+        pattern = [str(o.input_line) for o in values if o.key_or_group == stack.PATTERN]
         if pattern and "pattern" in (base.get("attention") or {}):  # it adds files, whose keys may be set
             base = self.compose([*(str(o.input_line) for o in groups), *pattern])
         plain = config.written(base)
@@ -148,8 +147,8 @@ class Composer:
         others = [group for group in config.GROUPS if choices.get(group) and group not in OVERLAYS]
         without = [f"{group}={choices[group]}" for group in others] + [f"~{group}" for group in overlays]
         names = " or ".join(f"{group}={choices[group]}" for group in overlays)
-        if pattern := OmegaConf.select(base, "attention.pattern"):
-            without.append(f"attention.pattern=[{','.join(pattern)}]")
+        if pattern := OmegaConf.select(base, stack.PATTERN):
+            without.append(f"{stack.PATTERN}=[{','.join(pattern)}]")
         plain = self.compose(without)
         bare, full = config.written(plain), config.written(base)
         for key in _keys({name: node for name, node in full.items() if name != "hydra"}):
@@ -162,26 +161,6 @@ class Composer:
                     _check_value(plain, key, value)
                 except ConfigError as error:
                     raise ConfigError(f"{names}: {error}") from error
-
-
-def parts_of_stack(pattern: Any, names: Sequence[str]) -> list[str]:
-    """The mechanisms of a hybrid stack, each once; none where there is no pattern.
-
-    Args:
-        pattern: `attention.pattern`, or None.
-        names: the options of the group `attention`.
-
-    ConfigError: the pattern is not a list of single mechanisms.
-    """
-    if pattern is None:
-        return []
-    single = [name for name in names if name != "hybrid"]
-    if not isinstance(pattern, Sequence) or isinstance(pattern, str) or not pattern:
-        raise ConfigError(f"attention.pattern={pattern}: expected a list of mechanisms, such as [mtla,mtla,mha]")
-    for name in pattern:
-        if name not in single:
-            raise ConfigError(f"attention.pattern: {name} is not a mechanism{nearest(str(name), single)}")
-    return list(dict.fromkeys(pattern))
 
 
 @lru_cache
