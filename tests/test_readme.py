@@ -132,7 +132,7 @@ def test_loading_a_compressed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     from attnlab.compression import compress, save
     from attnlab.compression.methods.truncatt import TruncAtt
 
-    sizes = {"depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
+    sizes: dict[str, Any] = {"depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
     model = timm.create_model("deit_small_patch16_224", **sizes)
     compress(model, TruncAtt(4, 4))
     save(model, tmp_path / "outputs/imagenet/irratt/RUN/compressed", "deit_small_patch16_224", sizes)

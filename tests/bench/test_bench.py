@@ -206,7 +206,10 @@ def test_every_workload_has_its_file() -> None:
         ("bench.overrides=['mha.heads=2']", "bench.overrides: mha has no heads; nearest: "),
         ("bench.references=[mhaa]", "mhaa is no mechanism; nearest: mha"),
         ("bench.references=[published_mtl]", "mtl is no mechanism; nearest: mtla"),
-        ("bench.published=tests.reference.nothing.of", "run from a checkout"),
+        (
+            "bench.published=tests.bench.nothing.of",
+            "bench.published=tests.bench.nothing.of: cannot be imported",
+        ),
     ],
 )
 def test_wrong_settings(override: str, message: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The mechanisms that are measured side by side: the chosen one, other ones, and published algorithms of either."""
+"""The mechanisms that are measured side by side: the chosen one, others, and the published algorithms of these."""
 
 import copy
 import pkgutil
@@ -29,12 +29,19 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """One thing that is measured.  The same seed everywhere: a mechanism and its published form share their weights."""
+    """A mechanism, or a published algorithm with the same weights: all are initialised from one seed.
+
+    Args:
+        name: what the record calls it.
+        cfg: the configuration of a run with this mechanism.
+        published: the function that makes the published algorithm; None: our own forward and steps run.
+        copied: beam search with the prefix stored once per hypothesis.
+    """
 
     name: str
-    cfg: DictConfig  # of a run with this mechanism
-    published: str | None = None  # where the function is that makes its published algorithm; null: ours runs
-    copied: bool = False  # beam search with the prefix stored once per hypothesis
+    cfg: DictConfig
+    published: str | None = None
+    copied: bool = False
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> Attention:
         """The mechanism of a layer, as it is measured.
@@ -113,7 +120,7 @@ def copied(variant: AttentionVariant) -> AttentionVariant:
 
 
 def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConfig:
-    """The configuration with another mechanism, at the same sizes and with the same knobs, but for the overrides."""
+    """The configuration with another mechanism, with the same sizes, stride and rank, except for the overrides."""
     with _hydra():
         names = GlobalHydra.instance().config_loader().get_group_options("attention")
         if name not in names:
@@ -145,11 +152,15 @@ def _hydra() -> Iterator[None]:
 
 
 def publish_by(target: str) -> Publish:
-    """What makes published algorithms.  They stand beside the tests, which an installed package lacks."""
+    """The function that `bench.published` names.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
     try:
-        return pkgutil.resolve_name(target)
+        found: Publish = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"bench.published={target} cannot be imported ({error}): fast paths are checked against it before a ratio "
-            "is reported; run from a checkout of the repository, which has tests/"
+            f"bench.published={target}: cannot be imported ({error}); expected package.function"
         ) from error
+    return found
