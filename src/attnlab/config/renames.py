@@ -34,6 +34,20 @@ class Renames:
     rewrite: tuple[Callable[[MutableMapping[str, Any]], None], ...] = ()
 
 
+def _reader_of_mustc(config: MutableMapping[str, Any]) -> None:
+    """MuST-C's data had no reader, and its score followed from the target alone."""
+    task = config.get("task", {})
+    data = task.get("data", {})
+    if str(data.get("_target_", "")).rpartition(".")[2] != "SpeechToTextData":
+        return
+    keys = ("source_language", "target_language", "target")
+    data["reader"] = {"_target_": "MustC"} | {key: data.pop(key) for key in keys if key in data}
+    data["_target_"] = "SequenceToTextData"
+    if "flow" not in task:
+        task.setdefault("kind", {"_target_": "SequenceToTextTask"})
+    task.setdefault("score", "wer" if data["reader"].get("target") == "transcript" else "bleu")
+
+
 def _global_batch(config: MutableMapping[str, Any]) -> None:
     """Batches of a process, accumulated batches and devices become what one update sees."""
     task = config.get("task", {})
@@ -83,13 +97,16 @@ RENAMES = Renames(
         "task.model.checkpoint": "write model=..., a local file or folder or a name of the hub",
     },
     absent={
-        "task.train.validate_decode": None,
+        "bench.context": 0,
+        "bench.reorder": [False, True],
+        "task.train.first_token_weight": 1.0,
         "task.train.monitor": None,
+        "task.train.validate_decode": None,
         "SequenceToTextData.unknown_labels": False,
         "SequenceToTextData.speeds": None,
         "BeamSearch.temperature": 1.0,
     },
-    rewrite=(_global_batch, _pretrained_weights),
+    rewrite=(_reader_of_mustc, _global_batch, _pretrained_weights),
     classes={
         "tests.reference.published.of": "of",
         "ImageClassificationFlow": "ImageClassificationTask",

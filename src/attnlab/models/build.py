@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from attnlab.attention import Attention
 from attnlab.config.build import instantiate
+from attnlab.runs.identity import architecture
 
 
 class _SkipInit(TorchFunctionMode):
@@ -89,16 +90,15 @@ def count_parameters(model: nn.Module, attentions: Iterable[nn.Module] | None = 
 def identity(cfg: DictConfig, **vocabularies: str | None) -> dict[str, Any]:
     """What a checkpoint must share with the model it is loaded into, the most telling first.
 
-    Dropout is none of it: weights trained with one rate may go on with another.
+    Dropout rates are not part of it: weights trained with one rate may be trained further with another.
+
+    Args:
+        cfg: the run's configuration.
+        vocabularies: the fingerprint of each vocabulary, by its name with underscores.
     """
+    needed = architecture(cfg)
     return {
-        "mechanism": _without_dropout(OmegaConf.to_container(cfg.attention, resolve=True)),
+        "mechanism": needed["mechanism"],
         **{name.replace("_", " "): fingerprint for name, fingerprint in vocabularies.items()},
-        "model": _without_dropout(OmegaConf.to_container(cfg.task.model, resolve=True)),
+        "model": needed["model"],
     }
-
-
-def _without_dropout(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {key: _without_dropout(value) for key, value in node.items() if "dropout" not in str(key)}
-    return node

@@ -39,6 +39,13 @@ LEFT_OUT = (
     "task.data.cache_dir",
     "task.name",
     "task.modes",
+    "task.attention_heads",  # these seven only feed the attention's own keys
+    "task.attention_head_dim",
+    "task.attention_bias",
+    "task.attention_dropout",
+    "task.attention_prefix",
+    "task.attention_rank",
+    "task.attention_window",
     "task.data.num_workers",
     "task.data.batch_size",  # these two limit a batch of one process; task.train.batch is what an update sees
     "task.data.max_frames",

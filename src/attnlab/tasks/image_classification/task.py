@@ -10,7 +10,7 @@ from typing import Any
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from timm.data import Mixup
 from torch import nn
 
@@ -31,6 +31,7 @@ from attnlab.models.build import without_memory
 from attnlab.pretrained import family_of
 from attnlab.pretrained.timm import VisionTransformer
 from attnlab.runs.device import device_of
+from attnlab.runs.identity import architecture
 from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.tasks.base import Task
 from attnlab.tasks.image_classification.module import ImageClassification
@@ -130,7 +131,7 @@ class ImageClassificationTask(Task):
 
     def _identity(self, data: ImageData) -> dict[str, Any]:
         return {
-            "compression": OmegaConf.to_container(self.cfg.compress, resolve=True),
+            "compression": architecture(self.cfg)["compression"],
             "classes": hashlib.sha256("\n".join(data.classes).encode()).hexdigest()[:16],
             "model": {"name": self.spec.name, **self.spec.options(len(data.classes))},
         }
