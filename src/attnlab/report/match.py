@@ -1,8 +1,8 @@
 """Which records stand for the rows of a table.
 
-A record stands for a row if it is finished, has the row's task, mechanism, knobs and scale, and read the row's corpus.
-The embedded sample corpus, or any other, never stands for a paper's. Records of exactly the row's recipe (see
-:mod:`attnlab.runs.identity`) come before all others, which are marked with what they differ in.
+A record stands for a row if it is finished, read the row's corpus and has the row's recipe (see
+:mod:`attnlab.runs.identity`), whatever its options were called. Where there is none, those of the row's task, mechanism
+and scale do, marked with what they differ in. The embedded sample corpus, or any other, never stands for a paper's.
 """
 
 import re
@@ -56,13 +56,10 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
     keys = {"task": cfg.task.name, "compress": cfg.choices.compress, "scale": cfg.choices.scale}
     keys |= {"attention": cfg.choices.attention or "none", "stride": cfg.stride, "rank": cfg.rank}
     quality = next(column.value for column in spec.columns if column.value.startswith("quality."))
-    found = [
-        (f, differences(f, cfg))
-        for f in records
-        if all(f.record.get(key) == value for key, value in keys.items()) and f.number(quality) is not None
-    ]
+    found = [(f, differences(f, cfg)) for f in records if f.number(quality) is not None]
     exact = [pair for pair in found if not pair[1]]
-    return list({pair[0].record["seed"]: pair for pair in exact or found}.values())
+    alike = [pair for pair in found if all(pair[0].record.get(key) == value for key, value in keys.items())]
+    return list({pair[0].record["seed"]: pair for pair in exact or alike}.values())
 
 
 def differences(found: Found, cfg: DictConfig) -> list[str]:

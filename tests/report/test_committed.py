@@ -1,0 +1,85 @@
+"""Every table and figure under experiments/ is what the committed records give, byte for byte."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from attnlab.config.build import CONF
+from attnlab.report import bench, compression, figure
+from attnlab.report.render import write_table
+from attnlab.report.spec import read_spec
+from attnlab.runs.identity import recipe, run
+from attnlab.runs.record import problems
+from attnlab.runs.store import Found, collect
+
+ROOT = CONF.parent
+EXPERIMENTS = ROOT / "experiments"
+SPECS = sorted(EXPERIMENTS.glob("*/*.yaml"))
+REPORTS = {"*/bench/bench.csv": bench, "*/*/sweep.csv": compression}
+FOLDERS = [(path.parent, report) for pattern, report in REPORTS.items() for path in sorted(EXPERIMENTS.glob(pattern))]
+PICTURES = sorted(EXPERIMENTS.rglob("*.png"))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(EXPERIMENTS).as_posix()
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Found]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)  # records are named from here
+        return collect([Path("experiments")])
+
+
+def same(rendered: list[Path], folder: Path) -> None:
+    """Texts and tables to the byte; a picture by the table that it was drawn from."""
+    for path in rendered:
+        committed = folder / path.name
+        assert committed.is_file(), f"{name(committed)} is missing: render it again"
+        if path.suffix != ".png":
+            assert committed.read_bytes() == path.read_bytes(), f"{name(committed)}: render it again"
+
+
+@pytest.mark.parametrize("path", SPECS, ids=name)
+def test_a_table(path: Path, records: list[Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    own = [found for found in records if (ROOT / found.path).is_relative_to(path.parent)]
+    same(write_table(read_spec(path), own, tmp_path / path.stem), path.parent)
+
+
+@pytest.mark.parametrize(("folder", "report"), FOLDERS, ids=lambda part: name(part) if isinstance(part, Path) else "")
+def test_a_report(folder: Path, report: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = collect([folder.relative_to(ROOT)])
+    same(report.render(found, tmp_path), folder)  # type: ignore[attr-defined]
+
+
+def test_there_is_something_to_compare() -> None:
+    assert len(SPECS) >= 9 and len(FOLDERS) >= 5 and len(PICTURES) >= 5
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=name)
+def test_a_picture_was_drawn_from_the_numbers_beside_it(path: Path) -> None:
+    table = path.with_suffix(".csv")
+    assert figure.drawn_from(path) == hashlib.sha256(table.read_bytes()).hexdigest()
+
+
+def test_every_record_is_whole_and_has_its_identity(records: list[Found]) -> None:
+    """What a record stores is what its configuration gives today: a renamed key needs its line in the table."""
+    assert len(records) >= 70
+    for found in records:
+        about, environment = found.record["identity"], found.record["environment"]
+        assert problems(found.record) == [] and found.record["status"] == "finished", found.name
+        assert recipe(found.record["config"], about["weights"]) == about["recipe"], found.name
+        place = environment["device"], environment["threads"]
+        assert run(found.record["config"], about["corpus"], about["weights"], *place) == about["run"], found.name
+        assert found.record["task"] == found.record["config"]["task"]["name"], found.name
+    runs = [found.record["identity"]["run"] for found in records]
+    assert len(set(runs)) == len(runs)
+
+
+def test_sample_images_and_photos_are_runs_of_the_same_recipes(records: list[Found]) -> None:
+    images = [found.record for found in records if found.record["task"] == "imagenet" and "compression" in found.record]
+    trained = [record for record in images if record["mode"] == "train"]
+    assert len(trained) == 40 and len({record["identity"]["recipe"] for record in trained}) == 20
