@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from attnlab.errors import DataError
-from attnlab.runs.files import replacingfrom attnlab.runs.identity import of_checkpoint
+from attnlab.runs.files import replacing
+from attnlab.runs.identity import of_checkpoint
 
 UNREADABLE = (SafetensorError, RuntimeError, EOFError, LookupError, AttributeError, ValueError, OSError, TypeError)
 PREFIX = "model."  # of the model's weights in a training checkpoint
@@ -93,7 +94,8 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
 
 
 def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse a checkpoint of another model.
+    (
+        """Refuse a checkpoint of another model.
 
     Args:
         path: of the checkpoint, for the message.
@@ -102,13 +104,15 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
 
     Raises:
         DataError: names the first difference.
-    """    """Raise DataError naming the first thing in which a checkpoint differs from the model it should go into.
+    """
+        """Raise DataError naming the first thing in which a checkpoint differs from the model it should go into.
 
     Args:
         path: the checkpoint, for the message.
         found: the identity stored in it, whose keys and classes may have old names.
         wanted: the identity of the model.
     """
+    )
     found = of_checkpoint(found)
     for key, value in wanted.items():
         if found.get(key) != value:
