@@ -48,7 +48,7 @@ def _choice(group: str, *, _root_: DictConfig) -> str | None:
 
 
 def register_resolvers() -> None:
-    """Make the resolvers known; doing it again changes nothing."""
+    """Register the resolvers; calling it again changes nothing."""
     resolvers: dict[str, Callable[..., Any]] = {
         "or": lambda *values: next((value for value in values if value is not None), None),
         "mul": lambda a, b: a * b,
@@ -145,7 +145,7 @@ def _build(node: Any, path: str, more: Mapping[str, Any]) -> Any:
 
 
 class _Call(functools.partial[Any]):
-    """A partial whose refusal is a ConfigError that names where in the configuration it stands."""
+    """A partial that turns TypeError and ValueError into a ConfigError with its place in the configuration."""
 
     path: str
 

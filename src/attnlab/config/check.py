@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a command line, found before data or model are touched.
+"""Check a whole command line before data or a model are loaded.
 
 A typo must cost seconds. So nothing here imports torch: the configuration is composed with Hydra, classes are read as
 source (`schema.py`), and the first problem is raised as a ConfigError of one line with the nearest valid names.
@@ -29,7 +29,7 @@ from attnlab.errors import ConfigError
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command line asks for: each job's fixed configuration, and where a multirun's jobs lie."""
+    """The jobs of a command line: the fixed configuration of each, and the directory of a multirun."""
 
     jobs: list[DictConfig]
     multirun: bool
@@ -38,7 +38,14 @@ class Plan:
 
 
 def check(arguments: Sequence[str]) -> Plan:
-    """Compose and check what the command line asks for. ConfigError: the first thing that is wrong with it."""
+    """Compose and check the jobs of a command line.
+
+    Args:
+        arguments: as in sys.argv[1:].
+
+    Raises:
+        ConfigError: the first error found, in one line.
+    """
     parser = get_args_parser()
     parser.error = _usage  # type: ignore[method-assign]
     options = parser.parse_args(stack.plain(arguments))
@@ -74,7 +81,7 @@ def _usage(message: str) -> NoReturn:
 
 
 def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
-    """What concerns a composed configuration as a whole; the configuration to run with."""
+    """Check a composed configuration as a whole, and return it resolved and read-only."""
     missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
     if missing:
         raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
@@ -89,7 +96,7 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
 
 
 def _check_mode(cfg: DictConfig) -> None:
-    """The mode exists, the task has it, and every key that only some modes read is read."""
+    """Check that the mode exists, that the task has it, and that it reads the root keys that are set."""
     if cfg.mode not in MODES:
         raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
     if cfg.mode not in cfg.task.modes:
@@ -109,7 +116,7 @@ def _check_mode(cfg: DictConfig) -> None:
 
 
 def _check_task(cfg: DictConfig, composer: Composer) -> None:
-    """What the task has no use for is refused, not left unread."""
+    """Refuse groups that the task does not use."""
     choices = cfg.hydra.runtime.choices
     if choices.attention is not None and "attention_heads" not in cfg.task:
         raise ConfigError(f"attention={choices.attention}: task={choices.task} brings its own attention; leave it out")
@@ -144,7 +151,7 @@ def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
 
 
 def _check_nodes(node: object, path: str) -> None:
-    """Every `_target_` exists, and every node's keys are those of its class or schema, with values that fit."""
+    """Check that every `_target_` exists, and that every key of a node is declared and its value fits."""
     if isinstance(node, list):
         for i, item in enumerate(node):
             _check_nodes(item, f"{path}.{i}")

@@ -1,4 +1,4 @@
-"""Composing with Hydra, each override checked on its own first, so that an error can say what was meant."""
+"""Compose with Hydra. Each override is checked by itself first, so that an error can name the nearest valid key."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from attnlab.config.schema import signature
 from attnlab.config.settings import owner
 from attnlab.errors import ConfigError
 
-OVERLAYS = ("recipe", "experiment")  # groups whose files change what other files declare, and declare nothing
+OVERLAYS = ("recipe", "experiment")  # groups whose files only change keys of other files
 
 
 def one_line(error: BaseException) -> str:
@@ -34,7 +34,14 @@ def one_line(error: BaseException) -> str:
 
 
 class Composer:
-    """Hydra's composition inside `hydra.initialize`. `directory`: of YAML files, beside conf/."""
+    """Composes and checks configurations; used inside `hydra.initialize`.
+
+    Args:
+        directory: another directory of YAML files besides conf/ (`--config-dir`).
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
 
     def __init__(self, directory: str | None = None) -> None:
         self.directories = [config.CONF, *([Path(directory).absolute()] if directory else [])]
@@ -76,7 +83,7 @@ class Composer:
             raise ConfigError(f"cannot read {text!r}: settings are written key=value{meant}") from error
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """The composed configuration, Hydra's own node included. Not to be changed: it is kept for the next caller."""
+        """Return the composed configuration with Hydra's own node. It is cached: do not modify it."""
         newest = max(file.stat().st_mtime_ns for folder in self.directories for file in folder.rglob("*.yaml"))
         try:
             first = [text for text in overrides if not text.lstrip("+").startswith("attention.mechanisms.")]
@@ -98,7 +105,7 @@ class Composer:
             raise ConfigError(one_line(error.__cause__ or error)) from error
 
     def compose_checked(self, texts: Sequence[str]) -> DictConfig:
-        """Compose one job. ConfigError: the first override that names nothing or has a value of the wrong type."""
+        """Compose one job and check each override: its key exists and its value fits (else ConfigError)."""
         overrides = [self.parse(text) for text in texts]
         implied = stack.added([], [str(o.key_or_group) for o in overrides])
         overrides, texts = [*map(self.parse, implied), *overrides], [*implied, *texts]
@@ -141,7 +148,7 @@ class Composer:
             )
 
     def _check_overlays(self, base: DictConfig) -> None:
-        """What a recipe or an experiment sets is declared elsewhere, or a parameter of the class it is set beside."""
+        """Check that recipes and experiments set only keys that exist, with values of the right type."""
         choices = base.hydra.runtime.choices
         overlays = [group for group in OVERLAYS if choices.get(group)]
         others = [group for group in config.GROUPS if choices.get(group) and group not in OVERLAYS]
@@ -165,12 +172,12 @@ class Composer:
 
 @lru_cache
 def _composed(newest: int, *overrides: str) -> DictConfig:
-    """Composing takes Hydra a tenth of a second. `newest`: the files' time, so that a change of theirs is seen."""
+    """Cached, since Hydra needs 0.1 s. `newest`: the latest modification time of the files."""
     return compose("config", list(overrides), return_hydra_config=True)
 
 
 def _same_class(bare: dict[str, Any], parent: Any, key: str) -> bool:
-    """Whether the node of a key has the class that it has without overlays, so that defaults tell the types."""
+    """Whether an overlay leaves the class of a key's node as it is, so that the old value tells the type."""
     before = _walk(bare, key.rpartition(".")[0])[0]
     nodes = [node for node in (before, parent) if isinstance(node, dict)]
     return "." not in key or (len(nodes) == 2 and nodes[0].get("_target_") == nodes[1].get("_target_"))
@@ -232,7 +239,7 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
 
 
 def _parameters(target: str) -> Mapping[str, ast.expr | None]:
-    """A target's parameters; none if there is no such target, which is said elsewhere."""
+    """A target's parameters; none if there is no such target, which another check reports."""
     try:
         found = signature(target) if target else None
     except LookupError:
@@ -269,7 +276,7 @@ def _keys(node: Any, path: str = "") -> Iterator[str]:
 
 
 def require(key: str, annotation: ast.expr, value: Any) -> None:
-    """ConfigError if a value cannot stand where an annotation does."""
+    """Raise ConfigError if a value does not fit an annotation."""
     if not fits(annotation, value):
         close = matches(str(value), [str(literal) for literal in literals(annotation)])
         hint = f"; nearest: {close[0]}" if close else ""
@@ -284,7 +291,7 @@ def declared(node: Any, path: str, name: str) -> list[ast.expr]:
 
 
 def _check_value(base: DictConfig, key: str, value: Any) -> None:
-    """A value that is set has the type of the key's annotation, or else of the default."""
+    """Check that a value fits the annotation of its key, or else has the type of the default."""
     if "${" in str(value):
         return  # a reference: what it leads to is checked in the composed configuration
     parent, path, rest = (

@@ -1,4 +1,4 @@
-"""What a `_target_` may be given, read from its source without importing it.
+"""Signatures of `_target_` classes, read from source without importing them.
 
 A class's signature is its configuration schema, and a mistyped key must be refused within seconds: importing torch
 alone may take longer. So a name is followed through the files with `ast`: packages, re-exports, aliases, base classes,
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Signature:
-    """Parameters by name, each with its annotation (None: it has none). `open`: any other keyword is taken as well."""
+    """Parameters by name, each with its annotation (None: it has none). `open`: other keywords are accepted."""
 
     parameters: Mapping[str, ast.expr | None]
     open: bool = False
@@ -34,7 +34,7 @@ class _Found(NamedTuple):
 
 
 def signature(target: str) -> Signature | None:
-    """The signature of the dotted name `target`; None where source alone does not tell (compiled code).
+    """The signature of the dotted name `target`; None where the source does not tell (compiled code).
 
     Raises LookupError if there is no such module, or a module of this package without such a name.
     """
