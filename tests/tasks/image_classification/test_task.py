@@ -113,6 +113,7 @@ def test_mode_compress(start: Start, tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("task=imagenet mode=compress", "mode=compress needs compress=<method>, one of cp_slimatt, "),
+        ("task=imagenet compress=irratt compress.vo_rank=0", "compress.vo_rank=0: expected int >= 1 or null"),
         ("task=mustc mode=compress", "mode=compress: task=mustc has no such mode; it has train, "),
         ("task=mustc model=x", "model=x: task=mustc trains from random weights; pretrained ones are for task=imagenet"),
         ("task=imagenet task.model.checkpoint=x", "task.model.checkpoint was removed: write model=..., a local file"),
@@ -176,7 +177,6 @@ def test_what_is_refused_before_data_is_read(start: Start, tmp_path: Path, monke
     for line, message in {
         "compress=truncatt rank=9": "rank=9: blocks.0.attn takes 1 to 8",
         "compress=irratt rank=2": "rank=2: blocks.0.attn takes 3 to 24",
-        "compress=irratt compress.vo_rank=0": "vo_rank=0: expected int >= 1 or null",
         "compress=irratt compress.mlp_rank=25": "compress.mlp_rank=25",
         "task.pretrain.epochs=0": "there are no pretrained weights to compress",
         "task.model.name=vit_tinny_patch16_224": "timm has no such model; nearest: vit_tiny_patch16_224",
