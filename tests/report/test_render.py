@@ -85,10 +85,6 @@ def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
         {"status": "running"},
         {"status": "failed", "error": "x"},
         {"mode": "bench"},
-        {"scale": "sample"},
-        {"attention": "mla"},
-        {"stride": 3},
-        {"rank": 8},
         {"quality": {"wer": 3.0}},
         {"quality": {"bleu": "not run"}},
         {"corpus": "sample"},
@@ -104,6 +100,25 @@ def test_what_never_stands_for_a_row(tmp_path: Path, run: Run, values: dict[str,
     left = notes(grid, "Left out: 1 scored record(s) of ")
     assert len(left) == ("corpus" in values)
     assert all(("sample corpus" in note) == (values["corpus"] == "sample") for note in left)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "task=mustc attention=mtla",
+        "task=mustc scale=paper attention=mla",
+        "task=mustc scale=paper attention=mtla stride=3",
+        "task=mustc scale=paper attention=mtla rank=8",
+    ],
+)
+def test_another_mechanism_or_scale_never_stands_for_a_row(tmp_path: Path, run: Run, other: str) -> None:
+    run("a", other)
+    assert cell(rendered(tmp_path), "MTLA, s = 2", "BLEU, ours") == "not run"
+
+
+def test_names_of_options_do_not_count(tmp_path: Path, run: Run) -> None:
+    run("a", "task=mustc scale=paper attention=mtla stride=2", scale="renamed", task="renamed")
+    assert cell(rendered(tmp_path), "MTLA, s = 2", "BLEU, ours") == "20.00"
 
 
 def test_another_recipe_is_marked_and_yields_to_the_exact_one(tmp_path: Path, run: Run) -> None:
