@@ -119,7 +119,8 @@ class Module(LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         torch.manual_seed(hash((self.seed, self.current_epoch, batch_idx, self.global_rank)) % 2**63)
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self._sums = torch.zeros(3, device=self.device)
+            dtype = torch.promote_types(next(self.parameters()).dtype, torch.float32)
+            self._sums = torch.zeros(3, dtype=dtype, device=self.device)  # on a rank whose batches do not count, too
             self._statistics = self._statistics or RunningStatistics(self.model)
             self._statistics.begin_update()
 
@@ -131,7 +132,7 @@ class Module(LightningModule):
         place = self.global_step + 1, self.current_epoch, batch_idx
         self._pending.batches.append((*place, self.first_of(batch)))
         self._pending.losses.append(loss.detach())
-        self._sums = self._sums + torch.stack([loss.detach(), plain.detach(), count.to(loss)])
+        self._sums = self._sums + torch.stack([loss.detach(), plain.detach(), count.to(loss)]).to(self._sums)
         if self._statistics is not None:
             self._statistics.add_batch()
         return loss
