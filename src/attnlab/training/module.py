@@ -10,6 +10,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -100,6 +101,10 @@ class Module(LightningModule):
     def configure_model(self) -> None:
         """With hardware=fsdp: shard each layer, then the rest, over the processes."""
         if self.device_mesh is None or isinstance(self.model, FSDPModule):
+            return
+        if not isinstance(
+            self.trainer.strategy, ModelParallelStrategy
+        ):  # rank zero scores: the mesh is of the training
             return
         mesh = init_device_mesh(self.device_mesh.device_type, (self.trainer.world_size,))  # Lightning's has two axes
         for module in [*self.model.modules()]:
