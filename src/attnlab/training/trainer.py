@@ -143,8 +143,11 @@ def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback])
         Whether this process took part.
     """
     alone = cfg.hardware.strategy == "fsdp"
-    if alone and not first_process():
-        return False
+    if alone:
+        if distributed.is_initialized():  # else Lightning would wait for the processes that do not score
+            distributed.destroy_process_group()
+        if not first_process():
+            return False
     hardware = cfg.hardware
     trainer = L.Trainer(
         accelerator=hardware.accelerator,
