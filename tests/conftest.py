@@ -13,11 +13,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def corpora() -> Path:
-    """The folder of real corpora that the environment variable ATTNLAB_CORPORA names; without it, skip."""
-    root = os.environ.get("ATTNLAB_CORPORA")
-    if root is None:
-        pytest.skip("no real corpora: ATTNLAB_CORPORA is not set")
-    return Path(root)
+    """The folder of real corpora: ATTNLAB_CORPORA, else ../shared/data beside the checkout; without either, skip."""
+    root = Path(os.environ.get("ATTNLAB_CORPORA", Path(__file__).parents[2] / "shared" / "data"))
+    if not root.is_dir():
+        pytest.skip(f"no real corpora: {root} is no directory; set ATTNLAB_CORPORA")
+    return root
 
 
 @pytest.fixture(scope="session", autouse=True)
