@@ -71,12 +71,12 @@ def strides(name: str) -> tuple[int | None, ...]:
 
 def windows(name: str) -> tuple[int | None, ...]:
     """The window as it is configured, which is longer than the tests' texts, and a short one."""
-    slides = "window" in composed(name).attention and Mechanism(name).make().max_positions is None
+    slides = "window" in composed(name).attention and Mechanism(name).make(*TINY).max_positions is None
     return (None, 3) if slides else (None,)
 
 
 EVERY = [Mechanism(name, s, w) for name in NAMES for s in strides(name) for w in windows(name)]
-TWO_WAYS = [Mechanism(name, wide=True) for name in NAMES if hasattr(Mechanism(name).make(), "in_factor_space")]
+TWO_WAYS = [Mechanism(name, wide=True) for name in NAMES if hasattr(Mechanism(name).make(*TINY), "in_factor_space")]
 
 
 def prefix_lengths(grid: int) -> Tensor:
