@@ -89,7 +89,7 @@ def test_help_names_the_groups(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "outputs").write_text("a file stands in the way")
+    (tmp_path / "outputs").write_text("a file in place of the folder")
     done = shell("mode=describe", cwd=tmp_path)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1 and "outputs" in done.stderr

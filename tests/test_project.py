@@ -26,7 +26,7 @@ def make(*arguments: str) -> str:
     return done.stdout  # as if `make check` had not started these tests
 
 
-def test_make_explains_itself_and_runs_what_it_says() -> None:
+def test_make_help_lists_the_targets_and_their_commands() -> None:
     lines = make().splitlines()
     targets = ["help", "install", "demo", "test", "check", "table-irratt-1", "table-irratt-2", "clean"]
     assert [line.split()[1] for line in lines] == targets

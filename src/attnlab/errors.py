@@ -1,8 +1,12 @@
-"""Errors that the user can mend: they are shown as one line, without a traceback."""
+"""Errors that the user can correct: they are shown as one line, without a traceback."""
 
 
 class AttnlabError(Exception):
-    """Base of the errors that are shown as one line. `exit_code` is what the process ends with."""
+    """Base of the errors that are shown as one line.
+
+    Attributes:
+        exit_code: the exit code of the process.
+    """
 
     exit_code = 1
 

@@ -1,10 +1,10 @@
 """Declare two torchvision operators where torchvision's own library cannot, so that torchvision imports.
 
-While it is imported, torchvision tells torch the output shapes of `torchvision::nms` and `torchvision::qnms`. The
-operators themselves come from its C++ library, and the package index's build of that library needs CUDA: beside a CPU
-build of torch it does not load, and importing torchvision (hence timm and torchmetrics, hence lightning) ends with
-"operator torchvision::nms does not exist". attnlab calls neither operator; declaring their signatures is enough.
-Where the C++ library loads it declares them itself, and declaring them twice would be an error: so it goes first.
+On import, torchvision registers output shapes for `torchvision::nms` and `torchvision::qnms`. The operators are defined
+by its C++ library, and the build of that library on PyPI needs CUDA: with a CPU build of torch it does not load, and
+importing torchvision (and with it timm, torchmetrics and lightning) fails with "operator torchvision::nms does not
+exist". attnlab calls neither operator, so declaring their signatures is enough. Where the C++ library loads, it
+declares them, and a second declaration would be an error: therefore the library is tried first.
 
 Import this module before the first import of lightning, torchmetrics, timm or torchvision.
 """
@@ -18,7 +18,7 @@ SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def _library_loads() -> bool:
-    """Load torchvision's C++ operators without importing torchvision."""
+    """Load torchvision's C++ operators without importing torchvision; whether that worked."""
     spec = find_spec("torchvision")
     for folder in spec.submodule_search_locations or [] if spec else []:
         for library in Path(folder).glob("_C*"):

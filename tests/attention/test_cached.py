@@ -144,7 +144,7 @@ def test_after_any_operations_extend_equals_recomputation(mechanism: Mechanism, 
 
 @every
 @pytest.mark.parametrize("read", [0, 1, 2, 5])
-def test_crop_goes_back_wherever_a_slot_begins_and_says_where_it_cannot(mechanism: Mechanism, read: int) -> None:
+def test_crop_to_the_beginning_of_a_slot_and_an_error_elsewhere(mechanism: Mechanism, read: int) -> None:
     attention, steps, rng = mechanism.build(), 2 * mechanism.grid + 2, torch.Generator().manual_seed(3)
     x, prefix, other = (draw(rng, 2, n, 32) for n in (steps, read, 3))
     for length in range(steps + 1):

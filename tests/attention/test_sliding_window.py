@@ -127,7 +127,7 @@ def test_crop_goes_back_as_far_as_what_is_read_is_held() -> None:
                     cache.crop(length)
 
 
-def test_a_second_crop_knows_what_was_overwritten_before_the_first() -> None:
+def test_a_second_crop_accounts_for_what_was_overwritten_before_the_first() -> None:
     attention, x = SlidingWindow(32, 4, window=3).double(), draw(2, 8, 32)
     cache = attention.new_cache(2, 8)
     attention.extend(x[:, :7], cache)

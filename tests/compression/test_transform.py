@@ -71,7 +71,7 @@ def test_biases_matter_and_are_kept() -> None:
 
 
 @pytest.mark.parametrize("method", SMALL)
-def test_sizes_are_those_of_the_outline_and_training_goes_on(method: str) -> None:
+def test_sizes_are_those_of_the_outline_and_training_continues(method: str) -> None:
     model, plain = vit(), vit()
     reports = compress(model, SMALL[method])
     outline(plain, SMALL[method])
@@ -209,7 +209,7 @@ def test_what_heads_share_is_dropped_and_said() -> None:
 # --- the store --------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_compression_goes_on_from_finished_layers(
+def test_an_interrupted_compression_continues_from_finished_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = vit()

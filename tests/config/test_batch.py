@@ -130,6 +130,6 @@ def test_what_cannot_be_shared_is_refused_early(line: str, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_what_only_the_machine_knows_is_not_refused_early() -> None:
+def test_what_depends_on_the_machine_is_not_refused_early() -> None:
     compose("task=slurp", "hardware.devices=auto")
     compose("task=slurp", "hardware=ddp", "mode=describe")

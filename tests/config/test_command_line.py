@@ -177,7 +177,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_a_wrong_command_line_is_one_line_that_says_what_was_meant(line: str) -> None:
+def test_a_wrong_command_line_is_one_line_with_a_suggestion(line: str) -> None:
     assert WRONG[line] in error(*shlex.split(line))
 
 
@@ -226,7 +226,7 @@ def test_every_task_at_each_of_its_scales(task: str, scale: str) -> None:
 
 
 @pytest.mark.parametrize("hardware", options("hardware"))
-def test_every_hardware_says_the_same_things(hardware: str) -> None:
+def test_every_hardware_has_the_same_keys(hardware: str) -> None:
     assert set(compose(f"hardware={hardware}").hardware) == set(compose().hardware)
 
 

@@ -174,11 +174,11 @@ def test_what_surely_fits() -> None:
         ({}, "a group of keys"),
     ],
 )
-def test_a_default_says_what_it_is(value: Any, phrase: str) -> None:
+def test_the_annotation_of_a_default(value: Any, phrase: str) -> None:
     annotation = annotation_of(value)
     assert annotation is not None and words(annotation) == phrase
     assert fits(annotation, value)
 
 
-def test_null_says_nothing() -> None:
+def test_null_has_no_annotation() -> None:
     assert annotation_of(None) is None

@@ -49,7 +49,7 @@ def test_hydra_gets_the_files_of_all_jobs_and_each_job_its_own() -> None:
     assert [list(job.attention.mechanisms) for job in plan.jobs] == [["mtla", "mha"], ["mha", "gqa"]]
     files = [f"+attention@attention.mechanisms.{name}={name}" for name in ("mtla", "mha", "gqa")]
     assert plan.added == ["attention=hybrid", *files]
-    # As ddp starts a process: with what the first process has added.
+    # As ddp starts a process: with what rank zero has added.
     again = check(["task=wikitext2", "attention=hybrid", "attention.pattern=[mha,gqa]", *files])
     assert list(again.jobs[0].attention.mechanisms) == ["mha", "gqa"] and again.added == files[1:]
     assert not check(["task=wikitext2", "attention=mha"]).added

@@ -46,7 +46,7 @@ def test_wikitext_may_be_packed_or_be_named_as_in_other_copies(tmp_path: Path) -
     assert [list(WikiText().texts(tmp_path, split)) for split in SPLITS[1:]] == [["c"], ["d"]]
 
 
-def test_ptb_lies_in_mikolov_s_folders(tmp_path: Path) -> None:
+def test_ptb_in_mikolov_s_folders(tmp_path: Path) -> None:
     folder = tmp_path / "simple-examples" / "data"
     folder.mkdir(parents=True)
     (folder / "ptb.valid.txt").write_text(" a <unk> \n")

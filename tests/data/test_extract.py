@@ -41,7 +41,7 @@ def test_an_id_that_leaves_the_directory_is_refused(tmp_path: Path) -> None:
         extract(Kaldi(), tmp_path, tmp_path / "out", halves)
 
 
-def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(DataError, match=r"transformers is not installed: pip install 'attnlab\[hf\]'"):
         pretrained("any", "mean", "cpu")

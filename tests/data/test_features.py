@@ -120,7 +120,7 @@ def test_settings_change_the_fingerprint() -> None:
         FilterBank(num_mels=0)
 
 
-def test_read_waveform_averages_channels_and_notices_the_end(tmp_path: Path) -> None:
+def test_read_waveform_averages_channels_and_checks_the_end(tmp_path: Path) -> None:
     path = tmp_path / "stereo.wav"
     soundfile.write(path, np.array([[0.5, 0.25], [0.0, -0.5], [0.25, 0.25]]), 16000, "PCM_16")
     np.testing.assert_array_equal(read_waveform(path, 1, 2), np.array([-0.25, 0.25], np.float32))

@@ -61,7 +61,7 @@ def test_an_unknown_class_in_the_test_set(slurp: Path, tmp_path: Path) -> None:
     assert batch.targets[0, 0] == data.tokenizer.unk and batch.labels == ["music_stop"]
 
 
-def test_training_hears_each_recording_at_every_speed(slurp: Path, tmp_path: Path) -> None:
+def test_training_has_each_recording_at_every_speed(slurp: Path, tmp_path: Path) -> None:
     data = make(slurp, tmp_path, reader=SLURP(), features=BANK, speeds=[0.5, 1.0, 2.0])
     data.setup()
     lengths = {id: int(n) for b in data.train_dataloader() for id, n in zip(b.ids, b.feature_lengths, strict=True)}

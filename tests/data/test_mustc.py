@@ -170,7 +170,7 @@ def test_unreadable_audio(corpus: Path) -> None:
     line_of(error)
 
 
-def test_a_recording_cut_short_is_noticed_from_its_header(corpus: Path) -> None:
+def test_a_truncated_recording_is_refused_by_its_header(corpus: Path) -> None:
     wav = corpus / "en-de/data/train/wav/ted_2.wav"
     wav.write_bytes(wav.read_bytes()[:20000])
     with pytest.raises(DataError, match=r"train\.yaml line 5: the segment ends at 3.250 s, but ted_2.wav is 1.2"):

@@ -40,7 +40,7 @@ def texts(found: list[Utterance]) -> list[str]:
 
 
 @pytest.mark.parametrize("reader", [AMI(), Kaldi(), AN4(), SLURP(), Picovoice(), XSum(), SciTLDR(), Parallel()])
-def test_a_wrong_root_says_what_belongs_there(reader: Reader, tmp_path: Path) -> None:
+def test_a_wrong_root_is_an_error_with_the_expected_layout(reader: Reader, tmp_path: Path) -> None:
     kind, split = reader.kinds[0], reader.splits[0]
     with pytest.raises(DataError, match=r"data_root=.*nowhere: no such directory; data_root must hold"):
         reader.check(tmp_path / "nowhere", [split], kind)

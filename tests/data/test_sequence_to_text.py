@@ -52,7 +52,7 @@ def ids(loader: Any) -> list[str]:
     return [id for batch in loader for id in batch.ids]
 
 
-def test_batches_are_what_the_corpus_says(make: Callable[..., SequenceToTextData]) -> None:
+def test_batches_equal_the_corpus(make: Callable[..., SequenceToTextData]) -> None:
     data = make(ctc_vocab_size=15)
     data.prepare_data()
     data.setup("fit")
@@ -76,7 +76,7 @@ def test_batches_are_what_the_corpus_says(make: Callable[..., SequenceToTextData
     assert (batch.targets.dtype, batch.feature_lengths.dtype, batch.target_lengths.dtype) == (torch.int64,) * 3
 
 
-def test_says_what_was_read(make: Callable[..., SequenceToTextData], corpus: Path) -> None:
+def test_the_corpus_is_named(make: Callable[..., SequenceToTextData], corpus: Path) -> None:
     data = make()
     data.prepare_data()
     assert data.corpus == f"MuST-C en-de at {corpus}: train 5, dev 5, tst-COMMON 5 segments"

@@ -55,7 +55,7 @@ def test_a_damaged_file_is_built_again(tmp_path: Path, damage: str, caplog: pyte
     assert "computing it again" in caplog.text
 
 
-def test_damage_in_a_large_file_is_noticed_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_in_a_large_file_is_found_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "EAGER", 0)
     monkeypatch.setattr(tokens, "BLOCK", 8)
     build(tmp_path / "a", [([list(range(10))], 1)], 10)

@@ -85,7 +85,7 @@ def missing(rank: int, world: int) -> str:
     return str(error.value)
 
 
-def test_items_that_nobody_scored_are_an_error_on_every_process(tmp_path: Path) -> None:
+def test_items_without_a_score_are_an_error_on_every_process(tmp_path: Path) -> None:
     for found in in_processes(2, tmp_path, missing):
         assert found.startswith("WER: 3 of 5 items were not scored (the first is number 2)")
 

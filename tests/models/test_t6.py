@@ -111,7 +111,7 @@ def test_the_embedding_begins_as_a_linear_layer_does() -> None:
     assert weight.abs().max() <= 1 / 8 and weight.std().item() == pytest.approx(3**-0.5 / 8, rel=0.01)
 
 
-def test_a_mechanism_without_an_output_projection_says_so() -> None:
+def test_a_mechanism_without_an_output_projection_is_refused() -> None:
     class Bare(MHA):
         def __init__(self) -> None:
             super().__init__(32, 4)

@@ -130,7 +130,7 @@ def test_a_key_of_the_same_name_elsewhere_counts(mtla: DictConfig, key: str) -> 
 
 
 @pytest.mark.parametrize("key", ["new", "hardware.new", "task.new", "task.data.new", "task.train.new", "trainer.new"])
-def test_a_key_that_nobody_listed_counts(mtla: DictConfig, key: str) -> None:
+def test_a_key_that_is_not_listed_counts(mtla: DictConfig, key: str) -> None:
     assert recipe(changed(mtla, **{key: 1})) != recipe(mtla)
 
 

@@ -217,7 +217,7 @@ def test_signals_that_are_switched_off_stay_so(run: Run, tmp_path: Path) -> None
 # --- several processes of one run -------------------------------------------------------------------------------
 
 
-def test_only_the_first_process_writes(
+def test_only_rank_zero_writes(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -226,10 +226,10 @@ def test_only_the_first_process_writes(
     assert capsys.readouterr().out == ""
 
 
-def test_another_process_that_fails_says_so_in_the_record(
+def test_another_process_that_fails_is_named_in_the_record(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lightning kills the first process when another dies: it cannot say what happened."""
+    """Lightning kills rank zero when another rank fails, so rank zero cannot record the error."""
 
     def fail(*_: Any) -> None:
         raise DataError("only here")

@@ -80,4 +80,4 @@ def test_the_exit_code_of_a_multirun(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         write({"status": ended}, tmp_path / name)
     assert summarize(tmp_path, 2) == 0
-    assert summarize(tmp_path, 3) == 1  # a job that left no record has not finished
+    assert summarize(tmp_path, 3) == 1  # a job without a record has not finished

@@ -115,7 +115,7 @@ def test_two_processes_score_images_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sharded_language_model_goes_on(tmp_path: Path) -> None:
+def test_a_sharded_language_model_continues(tmp_path: Path) -> None:
     root, directory = write_texts(tmp_path), tmp_path / "run"
     words = ["task=wikitext2", "attention=mtla", f"data_root='{root}'", f"cache_dir='{root}/cache'", *TINY_TEXT]
     words += ["hardware=fsdp", "hardware.accelerator=cpu", f"hydra.run.dir='{directory}'"]
@@ -129,7 +129,7 @@ def test_a_sharded_language_model_goes_on(tmp_path: Path) -> None:
     assert found["quality"]["perplexity"] < 12  # of nine words
 
 
-def test_a_stopped_run_says_so_and_goes_on(root: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_is_recorded_as_such_and_continues(root: Path, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     arguments = command(root, directory, "task.train.max_epochs=2000")
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -46,7 +46,7 @@ def test_a_new_record_has_every_promised_key_and_no_number_yet(skeleton: dict[st
     assert records.new(compose("attention=mha"), "")["stride"] is None
 
 
-def test_the_environment_says_what_ran(skeleton: dict[str, Any]) -> None:
+def test_the_environment_names_what_ran(skeleton: dict[str, Any]) -> None:
     found = records.environment("cpu")
     assert found["torch"] == torch.__version__
     assert found["device"].startswith("cpu: ") and found["device"] != "cpu: "
@@ -128,7 +128,7 @@ def test_a_record_has_its_configuration_and_identity(skeleton: dict[str, Any]) -
     assert about["identity"]["run"] != first
 
 
-def test_a_record_says_which_task_ran() -> None:
+def test_a_record_names_its_task() -> None:
     for overlay, name in {
         "corpora/an4": "an4",
         "corpora/picovoice": "picovoice",
@@ -161,7 +161,7 @@ def test_a_record_without_a_knob_is_recognised(skeleton: dict[str, Any]) -> None
     assert problems({key: value for key, value in skeleton.items() if key != "rank"}) == ["rank: missing"]
 
 
-def test_the_git_state_is_a_commit_or_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_git_state_is_a_commit_or_the_reason_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "ROOT", tmp_path)
     assert records.environment("cpu")["git"] == "not a checkout"
     (tmp_path / ".git").mkdir()

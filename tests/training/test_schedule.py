@@ -34,7 +34,7 @@ def test_cosine_ends_at_its_floor() -> None:
     assert found[9] == pytest.approx(0.2)
 
 
-def test_a_run_made_longer_goes_on_with_the_longer_schedule() -> None:
+def test_a_run_made_longer_continues_with_the_longer_schedule() -> None:
     short = WarmupCosine(optimizer(), 2, 10)
     rates(short, 10)
     longer = WarmupCosine(optimizer(), 2, 20)

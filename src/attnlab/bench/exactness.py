@@ -1,4 +1,4 @@
-"""No ratio without a check: a variant equals the published algorithm, in wider precision, with the same weights."""
+"""Check that a variant equals the published algorithm with the same weights.  No ratio is given without this check."""
 
 import copy
 from typing import Any
@@ -10,23 +10,34 @@ from attnlab.attention import Attention
 from attnlab.bench.settings import rounded
 from attnlab.bench.variants import AttentionVariant, Publish
 
-# Of a tensor's norm.  Wrong formulas are off by 1e-2 and more; half precision cannot tell less.
+# Relative to a tensor's norm.  Wrong formulas differ by 1e-2 or more; half precision does not resolve less.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 TEXT, PREFIX, STEPS, BEAM = 67, 29, 9, 3  # no multiple of a stride, more than one tile of a kernel
 
 
 def check(variant: AttentionVariant, publish: Publish, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Relative errors against the published parallel form: outputs, gradients, and cached steps of moving beams.
+    """Relative errors of a variant against the published parallel form.
 
-    Of a hybrid stack each mechanism is checked; the largest errors count. LookupError: no published algorithm of a
-    mechanism is kept.
+    In a hybrid stack each mechanism is checked, and the largest errors count.
+
+    Args:
+        variant: what is checked.
+        publish: gives the published algorithm with the weights of a mechanism.
+        dtype: of the variant; the published form runs in float64.
+        device: the device.
+
+    Returns:
+        The errors `output`, `gradient` and `steps` (cached steps with reordered beams), and the `tolerance`.
+
+    Raises:
+        LookupError: there is no published algorithm for a mechanism.
     """
     found = [_check_layer(layer, publish, dtype, device) for layer in variant.layers()]
     return {name: _largest([each[name] for each in found]) for name in found[0]}
 
 
 def _largest(values: list[float]) -> float:
-    """NaN, if one is."""
+    """The largest value; NaN if one is NaN."""
     return next((value for value in values if value != value), max(values))
 
 
@@ -57,7 +68,7 @@ def _check_layer(
 
 @torch.no_grad()
 def _sharpen(attention: Attention, generator: torch.Generator) -> None:
-    """Weights with which the softmax chooses, and biases and norms that count."""
+    """Scale the weights so that the softmax is not uniform, and change biases and norms from 0 and 1."""
     for parameter in attention.parameters():
         if parameter.dim() > 1:
             parameter.mul_(2.0)
@@ -77,7 +88,7 @@ def _passes(attention: Attention, x: Tensor, prefix: Tensor, grad: Tensor) -> li
 
 @torch.no_grad()
 def _steps(tested: Attention, reference: Attention, x: Tensor, prefix: Tensor, order: Tensor, copied: bool) -> float:
-    """Two sentences whose hypotheses take each other's place, against the parallel form of what each row has read."""
+    """The largest error of cached steps of two sentences with reordered beams, against the parallel form."""
     rows, size = len(x), prefix.shape[1]
     copies = prefix.repeat_interleave(BEAM, 0)
     cache = tested.new_cache(rows, STEPS, size, prefix_batch=rows if copied else 2)
@@ -95,12 +106,12 @@ def _steps(tested: Attention, reference: Attention, x: Tensor, prefix: Tensor, o
 
 
 def _moves(generator: torch.Generator) -> Tensor:
-    """Which hypothesis of its own sentence each row continues."""
+    """(2 BEAM,): for each row the row that it continues, of the same sentence."""
     return torch.cat([first + torch.randint(0, BEAM, (BEAM,), generator=generator) for first in (0, BEAM)])
 
 
 def _error(got: list[Tensor], want: list[Tensor]) -> float:
-    """Largest norm of a difference, relative to the tensor's norm (a tiny one's: to a thousandth of the largest)."""
+    """The largest norm of a difference relative to the tensor's norm, which is at least a thousandth of the largest."""
     wide = [t.detach().double() for t in want]
     norms = torch.stack([t.norm() for t in wide])
     differences = torch.stack([(g.detach() - w).norm() for g, w in zip(got, wide, strict=True)])

@@ -1,4 +1,4 @@
-"""Peak memory of one run, measured in a process that does nothing else."""
+"""Peak memory of one run of a workload, measured in a process of its own."""
 
 import gc
 import json
@@ -31,7 +31,17 @@ PROTOCOL = {
 
 
 def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -> float | str:
-    """MiB that a run adds at its highest, or why there is no number."""
+    """The peak memory of one run of a workload, in a process of its own.
+
+    Args:
+        variant: what is measured.
+        shape: the sizes.
+        dtype: the name of the torch dtype.
+        device: the device; on CUDA the allocator's memory is measured, on a CPU the resident set.
+
+    Returns:
+        MiB above the memory in use before the run, or a text with the reason why there is no number.
+    """
     order = {
         "variant": {**vars(variant), "cfg": written(variant.cfg)},
         "kind": f"{type(variant).__module__}:{type(variant).__qualname__}",
@@ -55,7 +65,13 @@ def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -
 
 
 def shortage(work: Workload, shape: Shape, device: torch.device) -> str | None:
-    """Why a training step cannot run here: T x T tensors that do not fit. Fused kernels form none."""
+    """The reason why a training step cannot run: its T x T tensors do not fit.  None: they do, or there are none.
+
+    Args:
+        work: the workload.
+        shape: the sizes.
+        device: the device that it would run on.
+    """
     needed = work.quadratic_bytes()
     if needed is None:
         return None
@@ -67,7 +83,7 @@ def shortage(work: Workload, shape: Shape, device: torch.device) -> str | None:
 
 
 def measure(order: dict[str, Any]) -> float:
-    """The number that `peak_mib` has started this process for."""
+    """MiB that a run adds; the body of the process that :func:`peak_mib` starts, whose arguments `order` has."""
     torch.set_num_threads(order["threads"])
     device, dtype = torch.device(order["device"]), getattr(torch, order["dtype"])
     kind = pkgutil.resolve_name(order["kind"])
@@ -92,7 +108,7 @@ def _run(work: Workload) -> None:
 
 
 def _reset_peak() -> int:
-    """Resident bytes now; forgets the highest so far where the system allows."""
+    """Resident bytes now; resets the recorded peak where the system allows it."""
     try:
         CLEAR.write_text("5")
     except OSError:  # not Linux, or forbidden: growth shows only above the highest so far
@@ -101,7 +117,7 @@ def _reset_peak() -> int:
 
 
 def _peak() -> int:
-    """The highest number of resident bytes."""
+    """The peak of resident bytes."""
     if STATUS.is_file():
         line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""Print a benchmark: its progress to stderr, its table to stdout."""
+"""Print the progress of a benchmark to stderr and its table to stdout."""
 
 import sys
 from pathlib import Path
@@ -12,12 +12,18 @@ from attnlab.runs.record import NOT_RUN
 
 
 def progress() -> Progress:
+    """A progress bar on stderr."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def show(record: dict[str, Any], directory: Path) -> None:
-    """The protocol, the checks, and a line for each variant of each row."""
+    """Print the protocol, a line for each variant of each row, and the checks.
+
+    Args:
+        record: the record of a benchmark.
+        directory: the run directory, which has record.json.
+    """
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     bench = record["bench"]
     chosen = next(iter(bench["rows"][0]["variants"]))

@@ -1,4 +1,4 @@
-"""mode=evaluate checkpoint=...: a trained language model on tasks of lm-evaluation-harness."""
+"""mode=evaluate checkpoint=...: evaluate a trained language model on tasks of lm-evaluation-harness."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,17 @@ from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fill `quality` with the harness's own numbers for each of its tasks, and print them."""
+    """Fill the record's `quality` with the harness's numbers for each task, and print them.
+
+    Args:
+        cfg: the run's whole configuration, resolved.
+        record: gets `quality` and `corpus`.
+        directory: the run's; not used.
+
+    Raises:
+        ConfigError: lm-evaluation-harness is not installed or has no such task.
+        DataError: the checkpoint cannot be read.
+    """
     task: LanguageModellingTask = task_of(cfg)
     evaluation = instantiate(cfg.task.evaluation, path="task.evaluation")
     module = task.restore(record)

@@ -1,4 +1,4 @@
-"""mode=generate checkpoint=... prompt=...: a trained language model continues a text, through its cache."""
+"""mode=generate checkpoint=... prompt=...: continue a text with a trained language model, through its cache."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,16 @@ from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Print the prompt and its continuation, and save them in the record as `generation`."""
+    """Print the prompt and its continuation, and save them in the record as `generation`.
+
+    Args:
+        cfg: the run's whole configuration, resolved.
+        record: gets `generation`, `corpus`, and seconds and tokens per second in `inference`.
+        directory: the run's; not used.
+
+    Raises:
+        ConfigError: the prompt and its continuation are longer than the model's context.
+    """
     task: LanguageModellingTask = task_of(cfg)
     sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
     module = task.restore(record)
@@ -25,7 +34,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     if len(ids) + sampling.tokens > longest:
         raise ConfigError(
             f"prompt of {len(ids)} {vocabulary.unit}s and task.sampling.tokens={sampling.tokens} make "
-            f"{len(ids) + sampling.tokens} positions; the model and its attention take {longest}"
+            f"{len(ids) + sampling.tokens} positions, more than the model's context of {longest}; shorten the "
+            "prompt or lower task.sampling.tokens"
         )
     low = torch.bfloat16 if cfg.hardware.precision.startswith("bf16") else None
     began = time.perf_counter()

@@ -23,7 +23,14 @@ OUTPUTS = Path("outputs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0, 1 for records that cannot be used, 2 for a wrong command or specification."""
+    """Write the tables and plots that the command line names.
+
+    Args:
+        arguments: of the command line; None: those of this process.
+
+    Returns:
+        The exit code: 0, 1 for records that cannot be used, 2 for a wrong command or specification.
+    """
     parser = argparse.ArgumentParser("python -m attnlab.report", description="Tables and plots from records.")
     parser.add_argument(
         "specs", nargs="*", type=Path, metavar="SPEC", help="table specifications: rendered beside them"
@@ -55,7 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
-    """Render specifications beside their files from the records in `places`; the files written."""
+    """Render specifications beside their files.
+
+    Args:
+        specs: table specifications, YAML.
+        places: folders or files with records; None: outputs/ if it exists.
+
+    Returns:
+        The paths of the files written.
+
+    Raises:
+        ConfigError: a specification is wrong.
+        DataError: a record cannot be used.
+    """
     from attnlab.report.render import write_table
     from attnlab.report.spec import read_spec
 
@@ -68,7 +87,7 @@ def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
 
 
 def written(options: argparse.Namespace) -> list[Path]:
-    """The files that the chosen report consists of."""
+    """Write the chosen report; the paths of its files."""
     if options.specs:
         return tables(options.specs, options.records)
     from attnlab.report import bench, compression
@@ -83,7 +102,7 @@ def written(options: argparse.Namespace) -> list[Path]:
 
 
 def overview(records: Sequence[Found]) -> None:
-    """A line for each record, the oldest first."""
+    """Print a line for each record, the oldest first."""
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     headings = "status mode task mechanism scale corpus quality parameters cache tokens/s record"
     table = Table(*headings.split(), box=None, pad_edge=False)

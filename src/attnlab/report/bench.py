@@ -19,7 +19,19 @@ CURVES = ["record", "mechanism", "against", "batch", "prefix", "text", "seconds"
 
 
 def render(records: Sequence[Found], directory: Path) -> list[Path]:
-    """Writes bench.md and bench.csv; where training was measured, training.csv and training.png too."""
+    """Write bench.md and bench.csv; where training was measured, also training.csv and training.png.
+
+    Args:
+        records: records of mode=bench; others and unfinished ones are left out.
+        directory: where the files are written.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        DataError: there is no finished record of mode=bench.
+        WriteError: a file cannot be written.
+    """
     benches = [found for found in records if "bench" in found.record and found.record["status"] == "finished"]
     if not benches:
         raise DataError("no finished record of mode=bench among those given")
@@ -31,7 +43,10 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
 
 
 def bench_table(benches: Sequence[Found]) -> Grid:
-    """Times are medians over rounds.  "Times faster": the variant's time by the mechanism's."""
+    """A row for each variant of each measurement.
+
+    Times are medians over rounds.  "Times faster" is the variant's time divided by the mechanism's.
+    """
     grid = Grid("Benchmarks with random weights", HEADERS)
     for i, found in enumerate(benches, 1):
         record, bench = found.record, found.record["bench"]
@@ -68,7 +83,7 @@ def _compared(pair: dict[str, Any]) -> list[str]:
 
 
 def curves(benches: Sequence[Found]) -> Grid:
-    """Each measured ratio of a training step: how many times the other's time and peak memory are the mechanism's."""
+    """The measured ratios of training steps: time and peak memory of the other variant divided by the mechanism's."""
     grid = Grid("Training: ratios over the text length", CURVES)
     for i, found in enumerate(benches, 1):
         for row in found.record["bench"]["rows"]:
@@ -81,7 +96,7 @@ def curves(benches: Sequence[Found]) -> Grid:
 
 
 def plot(sweep: Grid) -> "Figure":
-    """Time on the left, peak memory on the right, a line per record and reference."""
+    """Ratios of time on the left and of peak memory on the right, a line for each record and reference."""
     from matplotlib.figure import Figure
 
     panels = Figure(figsize=(11, 4.2), layout="constrained")

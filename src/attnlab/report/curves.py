@@ -1,4 +1,4 @@
-"""The curves of a training run, from the metrics that it wrote."""
+"""The curves of a training run, from its logged metrics."""
 
 import csv
 from pathlib import Path
@@ -14,7 +14,14 @@ PANELS = {
 
 
 def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """Each metric's (update, value) pairs, over all parts of a run that was resumed."""
+    """The logged metrics of a run, over all its parts where it was resumed.
+
+    Args:
+        directory: the run directory.
+
+    Returns:
+        For each metric its (update, value) pairs.
+    """
     curves: dict[str, list[tuple[int, float]]] = {}
     for path in sorted(directory.glob("curves*/metrics.csv"), key=lambda p: (len(str(p)), str(p))):
         with open(path, encoding="utf-8", newline="") as file:
@@ -26,7 +33,7 @@ def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def plot_curves(directory: Path) -> Path | None:
-    """Writes curves.png into a run directory; None where nothing was logged."""
+    """Write curves.png into a run directory; its path, or None where nothing was logged."""
     from matplotlib.figure import Figure
 
     curves = read_curves(directory)

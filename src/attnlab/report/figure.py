@@ -1,4 +1,4 @@
-"""A figure is drawn from a table of numbers, which is committed beside it as CSV."""
+"""Figures, each drawn from a table of numbers that is saved beside it as CSV."""
 
 import hashlib
 import io
@@ -38,7 +38,7 @@ def write(stem: Path, data: Grid, draw: Callable[[Grid], "Figure"]) -> list[Path
 
 
 def drawn_from(picture: Path) -> str | None:
-    """The SHA-256 of the CSV that a PNG was drawn from; None if there is no such file, or nothing in it says so."""
+    """The SHA-256 of the CSV that a PNG was drawn from; None if there is no such file or it names none."""
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -15,7 +15,14 @@ LATEX |= {"–": "--", "—": "---"} | {character: f"\\{character}" for characte
 
 @dataclass
 class Grid:
-    """A title, headers, rows of texts, and sentences below the table, in which backquotes mark code."""
+    """A table.
+
+    Args:
+        title: the heading or caption.
+        headers: of the columns.
+        rows: one text for each column.
+        notes: sentences below the table, in which backquotes mark code.
+    """
 
     title: str
     headers: list[str]
@@ -23,6 +30,8 @@ class Grid:
     notes: list[str] = field(default_factory=list)
 
     def markdown(self) -> str:
+        """A heading, a table with the numbers flush right, and the notes as a list."""
+
         def line(cells: Iterable[str]) -> str:
             return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -32,7 +41,7 @@ class Grid:
         return "\n".join([f"# {self.title}", "", *table, *notes, ""])
 
     def latex(self) -> str:
-        r"""A `table` for the booktabs package, notes below it."""
+        r"""A `table` environment that needs the booktabs package, with the notes below the rows."""
 
         def line(cells: Sequence[str]) -> str:
             return " & ".join(map(escape, cells)) + r" \\"
@@ -57,12 +66,20 @@ class Grid:
         )
 
     def csv(self) -> str:
+        """Headers and rows, without title and notes."""
         file = io.StringIO()
         csv.writer(file, lineterminator="\n").writerows([self.headers, *self.rows])
         return file.getvalue()
 
     def write(self, stem: Path, *kinds: str) -> list[Path]:
-        """Write stem.md, stem.tex and stem.csv, those of them that `kinds` names; the paths written.
+        """Write the table to files.
+
+        Args:
+            stem: the path without suffix.
+            kinds: the suffixes, of md, tex and csv.
+
+        Returns:
+            The paths of the files.
 
         Raises:
             WriteError: a file cannot be written.
@@ -75,6 +92,6 @@ class Grid:
 
 
 def escape(text: str) -> str:
-    """Text for LaTeX; `code` becomes typewriter."""
+    """`text` with LaTeX's special characters escaped; text in backquotes becomes typewriter."""
     plain = "".join(LATEX.get(character, character) for character in text)
     return re.sub(r"`([^`]*)`", r"\\texttt{\1}", plain)

@@ -90,7 +90,7 @@ def test_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     ],
     ids=["missing audio", "short audio", "other text", "no manifest", "empty manifest", "no files"],
 )
-def test_damage_is_noticed_and_mended(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_damage_is_found_and_repaired(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     root = write_speech_translation(tmp_path, seed=3)
     before = contents(root)
     damage(root)

@@ -73,7 +73,7 @@ def test_texts_longer_than_the_model(module: LanguageModelling) -> None:
     (total,) = run.loglikelihood_rolling(requests((" ".join(WORDS[i] for i in long),)))
     parts = [logp(module, [0, *long[:8]]), logp(module, long[7:16]), logp(module, long[11:20])[-4:]]
     assert total == pytest.approx(sum(float(part.sum()) for part in parts), abs=1e-4)
-    with pytest.raises(DataError, match="a continuation of 9 words is longer than the model"):
+    with pytest.raises(DataError, match="a continuation of 9 words is longer than the model's context"):
         run._loglikelihood_tokens([(None, [1], [1] * 9)])
 
 

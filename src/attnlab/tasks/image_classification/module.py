@@ -23,10 +23,21 @@ from attnlab.training.module import Module, at_least_float32
 
 
 class ImageClassification(Module):
-    """DeiT's recipe without its distillation token.
+    """Trains a vision transformer by DeiT's recipe without its distillation token.
 
-    ema_decay: of the averaged weights, which are then what is validated, kept and scored; 0: none. mixup: of timm's
-    Mixup, None: none. fusion_penalty: weight of the constraint on CP SlimAtt's fusions (IrrAtt, eq. 7).
+    Args:
+        model: maps images (B, 3, H, W) to logits (B, C).
+        optimizer: makes the optimizer of a model: timm's `create_optimizer_v2`.
+        schedule: makes the schedule of an optimizer: timm's `create_scheduler_v2`.
+        identity: stored in checkpoints; must match when one is loaded: model, classes, compression.
+        seed: of Mixup and dropout.
+        clip: the largest norm of the gradient; 0: not clipped.
+        label_smoothing: of the cross-entropy, in [0, 1); not used with `mixup`, which has its own.
+        mixup: timm's Mixup; None: images are not mixed.
+        ema_decay: the decay of the averaged weights, which are then validated, saved and scored; 0: no averaging.
+        ema_warmup: increase the decay over the first updates, as timm's `ModelEmaV3` does.
+        fusion_penalty: the weight of the penalty on CP SlimAtt's fusion matrices (IrrAtt, eq. 7); 0: none.
+        channels_last: whether images are given in torch.channels_last.
     """
 
     def __init__(
@@ -54,10 +65,12 @@ class ImageClassification(Module):
         self._updates = 0
 
     def forward(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) to logits (B, C), by the averaged weights in evaluation if there are any."""
         logits: Tensor = self._scored_model()(images)
         return logits
 
     def losses(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Sums over a batch of images (B, 3, H, W) and classes (B,): training loss, loss, right images, images."""
         images, labels = batch
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
@@ -101,7 +114,7 @@ class ImageClassification(Module):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         update = batch_idx // self.trainer.accumulate_grad_batches
-        np.random.seed(hash((self.seed, self.current_epoch, update, 0)) % 2**32)  # Mixup draws from it: once an update
+        np.random.seed(hash((self.seed, self.current_epoch, update, 0)) % 2**32)  # of Mixup
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self._make_optimizer(self.model)  # not its parameters: timm then leaves biases and norms undecayed
@@ -126,7 +139,7 @@ class ImageClassification(Module):
             self._ema[0].update(self.model, step=self._updates)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """`state_dict` has the weights that are scored; the ones that are trained, if others, stand beside it."""
+        """Save the scored weights as `state_dict`, and the trained ones, where these differ, as `trained`."""
         super().on_save_checkpoint(checkpoint)
         if self._ema:
             checkpoint["trained"] = checkpoint["state_dict"]
@@ -145,12 +158,18 @@ class ImageClassification(Module):
         return self._ema[0].module if self._ema and not self.training else self.model
 
     def forget_average(self) -> None:
-        """From now on `model` is what is scored: it has been given the final weights."""
+        """Score `model` from now on: it has been given the averaged weights."""
         self._ema = []
 
 
 class Schedule:
-    """A timm schedule as Lightning wants one. Without a state: a resumed run goes on at its update, as configured."""
+    """A timm schedule as a Lightning scheduler.
+
+    It has no state: a resumed run continues at its update with the configured schedule.
+
+    Args:
+        schedule: timm's schedule, counted in updates.
+    """
 
     def __init__(self, schedule: Any) -> None:
         self.optimizer, self.step_update = schedule.optimizer, schedule.step_update
@@ -159,4 +178,4 @@ class Schedule:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing was kept."""
+        """Nothing: the schedule has no state."""

@@ -37,6 +37,10 @@ def pretrain(
         directory: the run's; the curves are written to its folder pretraining/.
         data: the images.
         module: its model is trained.
+
+    Raises:
+        DataError: the stored weights cannot be read.
+        KeyboardInterrupt: training was interrupted.
     """
     path = Path(cfg.cache_dir).expanduser() / "pretrained" / f"{_key(cfg, data, module)}.safetensors"
     if path.is_file():
@@ -80,7 +84,7 @@ def pretrain(
 
 
 def _without_validation(cfg: DictConfig) -> DictConfig:
-    """The configuration with the length of the pretraining in the place of that of the training."""
+    """A copy of the configuration with the length of the pretraining and without validation."""
     cfg = cfg.copy()
     OmegaConf.set_readonly(cfg, False)
     epochs = cfg.task.pretrain.epochs
@@ -98,7 +102,7 @@ def _without_validation(cfg: DictConfig) -> DictConfig:
 
 
 def _key(cfg: DictConfig, data: ImageData, module: ImageClassification) -> str:
-    """What two pretrainings with the same result share."""
+    """24 hexadecimal digits: a hash of everything that the pretrained weights depend on."""
     node: Any = OmegaConf.to_container(cfg.task, resolve=True)
     names = [data.sets["train"].filename(i) for i in range(len(data.sets["train"]))]
     settings = {

@@ -1,4 +1,4 @@
-"""A pretrained vision transformer: scored, compressed, scored, fine-tuned, scored."""
+"""The task image classification: score a pretrained vision transformer, compress it, fine-tune it, score it again."""
 
 import copy
 import hashlib
@@ -45,7 +45,17 @@ POINTS = ("dense", "compressed", "finetuned")
 
 
 class ImageClassificationTask(Task):
-    """`record["compression"]`: top-1 and top-5 at three points, ranks and errors of every layer, and what remains."""
+    """Compresses and fine-tunes a vision transformer on a folder of images.
+
+    `record["compression"]` has top-1 and top-5 at three points (`POINTS`), ranks and errors of every layer, and the
+    remaining share of multiply-adds and parameters.
+
+    Args:
+        cfg: the run's whole configuration, resolved.
+
+    Raises:
+        ConfigError: `compress=` names a method for other models.
+    """
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
@@ -68,7 +78,7 @@ class ImageClassificationTask(Task):
         return self.spec.create(None if known else len(CLASSES))
 
     def describe(self, record: dict[str, Any]) -> None:
-        """The three ratios of IrrAtt's table 1, and the numbers behind them."""
+        """Fill `record` with the three ratios of IrrAtt's table 1, the parameters and the multiply-adds."""
         with without_memory():
             dense, model = self.build(), self.build()
             if self.method:
@@ -77,9 +87,12 @@ class ImageClassificationTask(Task):
         self._sizes(record, model)
 
     def check(self, directory: Path) -> None:
+        """Raise ConfigError for a strategy, a schedule, weights or ranks that cannot work, before the data is read."""
         instantiate(self.cfg.task.schedule, path="task.schedule")
         if self.cfg.hardware.strategy == "fsdp":
-            raise ConfigError("hardware=fsdp shards what is too large for one device; task=imagenet takes hardware=ddp")
+            raise ConfigError(
+                "hardware=fsdp is not supported for image classification; task=imagenet takes hardware=ddp"
+            )
         if self.spec.weights is None and self.cfg.task.pretrain.epochs < 1:
             raise ConfigError(
                 "model: there are no pretrained weights to compress; give a file, a run or a name of timm's hub, or "
@@ -104,6 +117,7 @@ class ImageClassificationTask(Task):
     # --- with data ----------------------------------------------------------------------------------------------
 
     def module(self, record: dict[str, Any], data: ImageData) -> ImageClassification:
+        """The LightningModule for `data`; `record` gets parameters and multiply-adds."""
         cfg, task = self.cfg, self.cfg.task
         model = self._model_of_run() or self.spec.create(len(data.classes))
         if task.channels_last:
@@ -137,7 +151,7 @@ class ImageClassificationTask(Task):
         }
 
     def _model_of_run(self) -> nn.Module | None:
-        """The compressed model of the run that is tested or resumed, with the ranks that it was given."""
+        """The compressed model of the run that is tested or resumed; None if it has none."""
         source = self.cfg.checkpoint if self.cfg.mode == "test" else self.cfg.resume
         run = Path(source).expanduser() if source else None
         for parent in [run, *run.parents] if run else []:
@@ -146,13 +160,13 @@ class ImageClassificationTask(Task):
         return None
 
     def _compressed_folder(self) -> Path | None:
-        """The compressed model that `model=` names, if it names one: its folder, or the directory of a run."""
+        """The folder of the compressed model that `model=` names, as a folder or as a run; None: it names none."""
         path = Path(self.spec.weights).expanduser() if self.spec.weights else None
         candidates = [path / COMPRESSED, path] if path else []
         return next((candidate for candidate in candidates if folder.is_folder(candidate)), None)
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Load or pretrain, score, compress, score."""
+        """Prepare the model by :meth:`compress`, then compile it if the hardware settings say so."""
         self.compress(record, directory, data, module)
         if self.cfg.hardware.compile:
             module.model.compile()
@@ -199,6 +213,7 @@ class ImageClassificationTask(Task):
             about["quality"]["compressed"] = self._scored(data, module)["quality"]
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """Save the compressed folder with the final weights, score them, and fill `record`."""
         module.forget_average()
         if self.method and "compression" in record:
             self._save(directory, data, module)
@@ -229,7 +244,7 @@ class ImageClassificationTask(Task):
             show(record, directory)
 
     def _scored(self, data: ImageData, module: ImageClassification, predictions: Path | None = None) -> Sections:
-        """Top-1 and top-5 in percent, and what they cost; on all processes together.
+        """Top-1 and top-5 in percent, speed and memory, over all processes.
 
         Args:
             data: the images.

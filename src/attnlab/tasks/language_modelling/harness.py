@@ -1,4 +1,4 @@
-"""A trained run as a model of lm-evaluation-harness.  Needs the extra `eval`."""
+"""A trained language model as a model of lm-evaluation-harness.  Needs the extra `eval`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,11 +25,13 @@ except ImportError as error:
 
 
 class TrainedRun(TemplateLM):
-    """Log-likelihoods and greedy or sampled continuations.  Texts longer than the model are cut at their beginning.
+    """Log-likelihoods and greedy or sampled continuations for lm-evaluation-harness.
+
+    A text longer than the model's context is cut at its beginning.
 
     Args:
         module: a trained language model with its vocabulary.
-        batch_size: texts computed together.
+        batch_size: the number of texts in a batch.
         dtype: of autocast and caches; None: float32.
     """
 
@@ -53,7 +55,11 @@ class TrainedRun(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Of (text, context, continuation): log p(continuation | context), and whether it is the greedy one."""
+        """For each (text, context, continuation): log p(continuation | context) in nats, and whether it is greedy.
+
+        Raises:
+            DataError: a continuation is longer than the model's context.
+        """
         found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
         for first in range(0, len(order), self.size):
@@ -82,13 +88,16 @@ class TrainedRun(TemplateLM):
             context = [self.eot_token_id]
         if len(continuation) > self.model.longest:
             raise DataError(
-                f"a continuation of {len(continuation)} {self.vocabulary.unit}s is longer than the model "
-                f"({self.model.longest}); this task does not fit it"
+                f"a continuation of {len(continuation)} {self.vocabulary.unit}s is longer than the model's context of "
+                f"{self.model.longest}; choose another task in task.evaluation.tasks"
             )
         return (context + continuation)[-self.model.longest - 1 :]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts: windows as long as the model, each token predicted once, the first after the end mark."""
+        """Log p of whole texts in nats.
+
+        Windows are as long as the context; each token is predicted once, the first one after the end mark.
+        """
         sums = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.model.longest, 1)
@@ -98,6 +107,7 @@ class TrainedRun(TemplateLM):
         return sums
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The continuation of each context, up to its first stop string."""
         found = []
         for context, settings in (request.args for request in requests):
             sampling = Sampling(
@@ -115,7 +125,7 @@ class TrainedRun(TemplateLM):
                     torch.tensor([ids], device=self._device),
                     num_ids=self.vocabulary.num_ids,
                     end=self.eot_token_id,
-                    stop=self._says(stops),
+                    stop=self._contains(stops),
                     dtype=self.dtype,
                 )[0].tolist()
             text = self.vocabulary.text(
@@ -127,20 +137,32 @@ class TrainedRun(TemplateLM):
             self.cache_hook.add_partial("generate_until", (context, settings), text)
         return found
 
-    def _says(self, stops: list[str]) -> Callable[[Tensor], bool]:
-        def said(tokens: Tensor) -> bool:
+    def _contains(self, stops: list[str]) -> Callable[[Tensor], bool]:
+        """Whether the text of tokens (1, n) contains one of `stops`."""
+
+        def contains(tokens: Tensor) -> bool:
             text = self.vocabulary.text(tokens[0].tolist())
             return any(stop and stop in text for stop in stops)
 
-        return said
+        return contains
 
 
 @bounded
 @dataclass(frozen=True)
 class Evaluation:
-    """Tasks of lm-evaluation-harness, by its names, or of YAML files in `folder`.
+    """Evaluates a language model on tasks of lm-evaluation-harness.
 
-    `limit`: examples of each task, for a quick look.  The harness fetches its own tasks' data from the network.
+    The harness downloads the data of its own tasks.
+
+    Args:
+        tasks: the names of the tasks.
+        num_fewshot: the number of solved examples before each question.
+        limit: the largest number of examples of a task; None: all.
+        batch_size: the number of texts in a batch.
+        folder: a directory with YAML files of tasks, in place of the harness's own; None: the harness's own.
+
+    Raises:
+        ValueError: `folder` does not exist.
     """
 
     tasks: Annotated[list[str], MinLen(1)]
@@ -154,7 +176,20 @@ class Evaluation:
             raise ValueError(f"folder={self.folder}: no such directory of task files")
 
     def __call__(self, module: LanguageModelling, seed: int, dtype: torch.dtype | None = None) -> dict[str, Any]:
-        """Each task's numbers with their standard errors, its version, and how many examples it had."""
+        """Evaluate all tasks.
+
+        Args:
+            module: a trained language model with its vocabulary.
+            seed: of the choice of few-shot examples and of sampling.
+            dtype: of autocast and caches; None: float32.
+
+        Returns:
+            For each task its metrics with their standard errors, its version and its number of examples.
+
+        Raises:
+            ConfigError: there is no such task.
+            DataError: a continuation is longer than the model's context.
+        """
         folder = None if self.folder is None else str(Path(self.folder).expanduser())
         manager = TaskManager(include_path=folder, include_defaults=self.folder is None)
         unknown = [name for name in self.tasks if not manager.match_tasks([name])]
