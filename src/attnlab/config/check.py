@@ -23,7 +23,7 @@ from attnlab.config.compose import Composer, declared, one_line, require
 from attnlab.config.nearest import nearest
 from attnlab.config.rules import check_relations
 from attnlab.config.schema import siblings, signature
-from attnlab.config.settings import MODES, OPEN, SCHEMAS, owner, read_by
+from attnlab.config.settings import MODES, OPEN, SCHEMAS, modes_of_every_task, owner, read_by
 from attnlab.errors import ConfigError
 
 
@@ -99,14 +99,15 @@ def _check_mode(cfg: DictConfig) -> None:
     """Check that the mode exists, that the task has it, and that it reads the root keys that are set."""
     if cfg.mode not in MODES:
         raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
-    if cfg.mode not in cfg.task.modes:
-        has = ", ".join(cfg.task.modes)
+    modes = list(dict.fromkeys([*cfg.task.modes, *modes_of_every_task()]))
+    if cfg.mode not in modes:
+        has = ", ".join(modes)
         raise ConfigError(f"mode={cfg.mode}: task={cfg.hydra.runtime.choices.task} has no such mode; it has {has}")
     readers = read_by()
-    for key, modes in readers.items():
+    for key, reading in readers.items():
         value = cfg[key]
-        if value is not None and cfg.mode not in modes:
-            raise ConfigError(f"{key}= is read by mode={' and mode='.join(modes)}, not by mode={cfg.mode}")
+        if value is not None and cfg.mode not in reading:
+            raise ConfigError(f"{key}= is read by mode={' and mode='.join(reading)}, not by mode={cfg.mode}")
         if value is not None and key != "prompt" and not Path(value).expanduser().exists():
             raise ConfigError(f"{key}={value}: no such file or directory")
     if cfg.mode in readers["checkpoint"] and cfg.checkpoint is None:

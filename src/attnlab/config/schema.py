@@ -74,6 +74,15 @@ def definitions(name: str) -> list[str]:
     return list(dict.fromkeys(_everything().get(name, [])))
 
 
+def constant(target: str) -> object:
+    """The value of a module's constant, by its dotted name, without importing the module; None where there is none."""
+    module, _, name = target.rpartition(".")
+    for bound, node in _definitions(module):
+        if bound == name and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            return node.value.value
+    return None
+
+
 def siblings(target: str) -> list[str]:
     """The public names in `target`'s module, dotted."""
     module, _ = _split(target)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
+from attnlab.config.schema import constant
+
 
 @dataclass(frozen=True)
 class ReadBy:
@@ -128,6 +130,11 @@ SCHEMAS: dict[str, type] = {
 }
 OPEN = (Root, Task)  # may have keys that are not listed: groups and a task's own
 MODES = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "modes").glob("[!_]*.py")))
+
+
+def modes_of_every_task() -> tuple[str, ...]:
+    """The modes that a task need not list: those whose file says `EVERY_TASK = True`."""
+    return tuple(mode for mode in MODES if constant(f"attnlab.modes.{mode}.EVERY_TASK") is True)
 
 
 def read_by() -> dict[str, tuple[str, ...]]:

@@ -7,6 +7,8 @@ from omegaconf import DictConfig
 
 from attnlab.tasks.base import task_of
 
+EVERY_TASK = True  # a task need not list this mode in `task.modes`
+
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fill the record; the command prints it."""

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class Task(ABC):
     """Wires the data, the model and the module of one kind of task.
 
-    The modes that a task supports stand in its YAML file (`modes`, the default first); `config/check.py` refuses the
-    others.
+    The modes that a task supports are in its YAML file (`modes`, the default first), except those that every task
+    has (`EVERY_TASK` in the mode's file); `config/check.py` refuses the others.
 
     Args:
         cfg: the run's whole configuration, resolved.
