@@ -49,8 +49,8 @@ def test_a_folder(root: Path, tmp_path: Path) -> None:
     assert found.classes == ["red apple", "sky"]
     assert found.corpus == f"image folder at {root}: train 6, val 6 images, 2 classes"
     batches = list(found.test_dataloader())
-    assert [tuple(images.shape) for images, _ in batches] == 2 * [(3, 3, 16, 16)]
-    assert torch.cat([labels for _, labels in batches]).tolist() == [0, 0, 0, 1, 1, 1]
+    assert [tuple(images.shape) for images, *_ in batches] == 2 * [(3, 3, 16, 16)]
+    assert torch.cat([labels for _, labels, _ in batches]).tolist() == [0, 0, 0, 1, 1, 1]
     red = batches[0][0][0]
     expected = (np.array([200, 0, 10]) / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     assert red.mean((1, 2)).tolist() == pytest.approx(expected.tolist(), abs=0.05)
@@ -60,7 +60,7 @@ def test_a_folder(root: Path, tmp_path: Path) -> None:
 def test_other_colours_become_rgb(mode: str, root: Path, tmp_path: Path) -> None:
     place = root / "val" / "sky" / ("9.jpg" if mode in ("L", "CMYK") else "9.png")
     Image.new("RGB", (20, 18), (128, 128, 128)).convert(mode).save(place)
-    images = torch.cat([images for images, _ in data(root, tmp_path).test_dataloader()])
+    images = torch.cat([images for images, *_ in data(root, tmp_path).test_dataloader()])
     assert images.shape == (7, 3, 16, 16) and images.isfinite().all()
 
 
@@ -70,7 +70,7 @@ def test_an_image_that_does_not_decode_is_named(workers: int, root: Path, tmp_pa
     file.write_bytes(file.read_bytes()[:150])
     with pytest.raises(DataError) as caught:
         list(data(root, tmp_path, num_workers=workers).train_dataloader())
-    assert str(caught.value) == f"{file}: cannot be decoded as an image; replace it or take it away"
+    assert str(caught.value) == f"{file}: cannot be decoded as an image; replace or remove it"
 
 
 def test_what_is_wrong_with_a_folder_is_one_line(root: Path, tmp_path: Path) -> None:
@@ -161,16 +161,14 @@ def test_fewer_images_than_a_batch_are_refused(root: Path, tmp_path: Path) -> No
         data(root, tmp_path, update_images=7).train_dataloader()
 
 
-def test_the_first_of_several_processes_scores_all_images(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    monkeypatch.setattr(images, "create_loader", lambda *_, **settings: asked.append(settings["distributed"]))
+def test_the_processes_share_the_held_out_images(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = []
+    monkeypatch.setattr(images, "create_loader", lambda *_, **settings: shared.append(settings["distributed"]))
     found = data(root, tmp_path)
     found.trainer = SimpleNamespace(global_rank=0, world_size=2)  # type: ignore[assignment]
     found.test_dataloader()
     found.val_dataloader()
-    assert asked == [False, True]
+    assert shared == [True, True]
 
 
 def test_sample_images_are_made_once_and_alike(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class TestLayout:
 
     @pytest.mark.parametrize("inside", ["en-de", "en-de/data", "en-de/data/train/wav"])
     def test_too_deep(self, corpus: Path, inside: str) -> None:
-        self.refuse(corpus / inside, f"lies inside en-de; set data_root={corpus}")
+        self.refuse(corpus / inside, f"is inside en-de; set data_root={corpus}")
 
     def test_too_high(self, corpus: Path) -> None:
         self.refuse(corpus.parent, f"does not hold en-de, but {corpus} does")

@@ -92,7 +92,7 @@ def test_transcript_as_target(make: Callable[..., SequenceToTextData]) -> None:
     (batch,) = batches(data.test_dataloader())
     assert batch.references == batch.sources == ["seven two one", "seven three", "two one", "one", "three"]
     assert data.tokenizer.decode(batch.targets[1].tolist()) == "seven three"
-    with pytest.raises(ConfigError, match="task.target=translat: it is translation or transcript"):
+    with pytest.raises(ConfigError, match="task.target=translat: expected translation or transcript"):
         make(target="translat")
 
 

@@ -52,7 +52,7 @@ def test_files_that_are_no_features(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="e.npy: no frames"):
         frames(tmp_path / "e.npy", 3)
     np.save(tmp_path / "n.npy", np.full((2, 3), np.nan))
-    with pytest.raises(DataError, match="n.npy: holds numbers that are not finite"):
+    with pytest.raises(DataError, match="n.npy: contains NaN or infinity"):
         StoredFeatures(3)(tmp_path / "n.npy")
 
 

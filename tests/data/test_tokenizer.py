@@ -110,5 +110,5 @@ def test_cached_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     model.write_bytes(data)
     with caplog.at_level(logging.WARNING):
         assert Tokenizer.cached(LINES, tmp_path, 32).fingerprint == first.fingerprint
-    assert "damaged; learning it again" in caplog.text
+    assert "damaged; training it again" in caplog.text
     assert Tokenizer.load(model).fingerprint == first.fingerprint

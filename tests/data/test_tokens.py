@@ -95,8 +95,8 @@ def test_a_shard_may_have_no_header(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"version": 2}, "says version 2, 3 ids; expected version 1 and 3 ids"),
-        ({"count": 4}, "says version 1, 4 ids; expected version 1 and 3 ids"),
+        ({"version": 2}, "has version 2, 3 ids; expected version 1 and 3 ids"),
+        ({"count": 4}, "has version 1, 4 ids; expected version 1 and 3 ids"),
         ({"magic": 20240801}, "uint32 ids of the Llama 3 vocabulary"),
         ({"magic": int(np.int32(MAGIC).byteswap())}, "another byte order"),
         ({"magic": 1234}, f"header of magic 1234, version 1, 3 ids; expected uint16 ids after magic {MAGIC}"),

@@ -2,8 +2,8 @@
 
     <root>/train/<class>/*.jpg     <root>/val/<class>/*.jpg       as ImageNet is laid out; grey and CMYK become RGB
 
-What timm lacks is added: a folder is checked before training, a file that cannot be decoded is an error that names it,
-and an update sees the same images on any number of processes, also when a run is resumed in the middle of an epoch.
+Added to timm: a folder is checked before training, a file that cannot be decoded is an error with its path, and an
+update has the same images on any number of processes, also when a run is resumed in the middle of an epoch.
 """
 
 import copy
@@ -39,25 +39,25 @@ SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", 
 
 @bounded
 class ImageData(Data):
-    """Training and validation images; the latter are the test set too, as everywhere on ImageNet.
+    """Training and validation images; the validation images are also the test set, as is usual for ImageNet.
 
     Order and augmentation of an epoch are pure functions of (seed, epoch, index): they do not depend on the number of
     processes.  Images that do not fill an update are left out of an epoch.
 
     Args:
-        root: an image folder; None: the sample images.
+        root: the directory of the images; None: the sample images.
         cache_dir: the directory for the sample images.
         seed: of order and augmentation.
         image_size: pixels of a side.
         update_images: images of an update, on all processes together.
         batch_size: the largest number of images in a batch of one process.
         eval_batch_size: images of a held-out batch.
-        num_workers: processes that read ahead; 0: none.
+        num_workers: worker processes of a loader; 0: none.
         mean, std: of each channel, for normalisation; None: ImageNet's.
         interpolation, crop_pct: timm's settings of resizing; `crop_pct` for held-out images.
         no_aug, hflip, color_jitter, auto_augment, random_erase, erase_mode: timm's settings of augmentation.
-        repeats: times that an image is seen in an epoch, each time augmented anew (repeated augmentation); an epoch
-            then sees fewer images.  0: once.
+        repeats: how often an image occurs in an epoch, each time with another augmentation (repeated augmentation); an
+            epoch keeps its length and has fewer different images.  0: once.
         sample_train, sample_val: images of each class of the sample corpus.
 
     Attributes:
@@ -115,7 +115,7 @@ class ImageData(Data):
         self.filtered, self.corpus = {}, ""
 
     def setup(self, stage: str | None = None) -> None:
-        """Lists all images. DataError: what is wrong with the folder."""
+        """List all images.  Raises DataError where the folder is not a folder of images for each class."""
         root = self.root or sample_images(self.cache_dir / "samples", self.seed, *self.sample_counts)
         places = {split: _place(root, split) for split in SPLITS}
         self.sets = {split: Images(place, self.seed) for split, place in places.items()}
@@ -156,7 +156,7 @@ class ImageData(Data):
                 batch_sampler=updates,
                 num_workers=self.num_workers,
                 collate_fn=loader.collate_fn,
-                generator=torch.Generator(),  # its own: making an iterator must not move the global one
+                generator=torch.Generator(),  # so that an iterator does not advance the global one
             )
         )
 
@@ -170,7 +170,7 @@ class ImageData(Data):
         return self._held_out(indexed)
 
     def _held_out(self, images: "Images") -> "Batches":
-        """This process's share of a set; the last images are repeated where they do not divide."""
+        """The images of this process; the last ones are repeated so that all processes have as many."""
         distributed = self._ranks()[1] > 1
         settings: dict[str, Any] = {"batch_size": self.eval_batch_size, "distributed": distributed, **self.common}
         return Batches(create_loader(images, is_training=False, **settings))
@@ -179,7 +179,7 @@ class ImageData(Data):
 class Images(ImageDataset):
     """timm's dataset of an image folder.  Augmentation is a function of (seed, epoch, copy, image).
 
-    The index of copy c of image i, in an epoch that sees an image several times, is c * (number of images) + i.
+    Where an image occurs several times in an epoch, the index of copy c of image i is c * (number of images) + i.
     """
 
     def __init__(self, root: Path, seed: int) -> None:
@@ -202,7 +202,7 @@ class Images(ImageDataset):
             image, label = super().__getitem__(index)
         except (OSError, RuntimeError, ValueError, SyntaxError) as error:
             raise DataError(
-                f"{self.filename(index, absolute=True)}: cannot be decoded as an image; replace it or take it away"
+                f"{self.filename(index, absolute=True)}: cannot be decoded as an image; replace or remove it"
             ) from error
         finally:
             torch.set_rng_state(state[0])
@@ -221,7 +221,7 @@ class ImageUpdates(Sampler[list[int]]):
     Args:
         images: the number of training images.
         share: how an update is shared: `share.accumulate` batches of `share.size` images on each process.
-        repeats: times that an image follows itself in the order.
+        repeats: how often an image occurs, one copy after the other.
         seed, epoch: the order is a function of these two.
         rank, world_size: of the process.
         start: the number of this process's batches to leave out at the beginning.  The length remains that of the whole
@@ -255,7 +255,7 @@ class ImageUpdates(Sampler[list[int]]):
 
 
 class Batches:
-    """A loader that raises the errors of its workers as they were raised there, in one line."""
+    """A loader that raises a DataError of a worker process with its message alone, without the worker's traceback."""
 
     def __init__(self, loader: DataLoader[Batch]) -> None:
         self.loader = loader
@@ -286,5 +286,7 @@ def _place(root: Path, split: str) -> Path:
     kinds = get_img_extensions(as_set=True)
     for folder in folders:
         if not any(path.suffix.lower() in kinds for path in folder.rglob("*")):
-            raise DataError(f"{folder}: a class folder without images; fill it, or take it away from train and val")
+            raise DataError(
+                f"{folder}: a class folder without images; add images, or remove the folder from train and val"
+            )
     return place

@@ -1,7 +1,7 @@
 """The embedded corpus of short news articles with one-sentence summaries, in XSum's layout of parallel files.
 
-An article tells what happened, where, when and to how many in sentences of their own, among others that do not matter;
-the summary joins these facts.  So it can be checked word by word against the article.
+An article gives the event, its place, its day and the number of people in one sentence each, among other sentences.
+The summary joins these facts, so each of its words can be checked against the article.
 """
 
 from __future__ import annotations
@@ -41,18 +41,30 @@ class Article:
 
 
 def write_articles(cache_dir: Path, seed: int = 1) -> Path:
-    """The directory that holds train.source and the others; written under `cache_dir` unless it is there already."""
+    """Write the corpus, unless it exists.
+
+    Args:
+        cache_dir: the directory that samples are stored in.
+        seed: of the articles.
+
+    Returns:
+        The directory with {train,validation,test}.source and .target.
+
+    Raises:
+        DataError: the corpus cannot be written.
+    """
     version = fingerprint([keeping, __file__], seed, spoken=False)
     return stored_files(Path(cache_dir) / f"articles-{version}", lambda root: _write(root, seed))
 
 
 def split_articles(seed: int) -> dict[str, list[Article]]:
-    """No summary twice in all."""
+    """The articles of each split.  No summary occurs twice in all splits together."""
     drawn = articles(random.Random(seed))
     return {split: [next(drawn) for _ in range(size)] for split, size in SIZES.items()}
 
 
 def articles(rng: random.Random) -> Iterator[Article]:
+    """Articles with distinct summaries, without end."""
     seen = set()
     while True:
         event, town, day = rng.choice(list(EVENTS)), rng.choice(TOWNS), rng.choice(DAYS)

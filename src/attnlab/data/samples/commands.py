@@ -49,13 +49,27 @@ WORDS = {
 
 
 def write_commands(cache_dir: Path, seed: int = 1) -> Path:
-    """The directory that holds `dataset` and `audio`; written under `cache_dir` unless it is there already."""
+    """Write the corpus, unless it exists.
+
+    Args:
+        cache_dir: the directory that samples are stored in.
+        seed: of the sentences and voices.
+
+    Returns:
+        The directory with `dataset` and `audio`.
+
+    Raises:
+        DataError: espeak-ng cannot be loaded, or the corpus cannot be written.
+    """
     version = fingerprint([speech, speech_translation, keeping, __file__], seed)
     return stored_files(Path(cache_dir) / f"spoken-commands-{version}", lambda root: _write(root, seed))
 
 
 def split_prompts(seed: int) -> dict[str, list[tuple[str, str]]]:
-    """(class, sentence); no sentence twice in all, every class and word of devel and test in train."""
+    """(class, sentence) pairs of each split.
+
+    No sentence occurs twice in all splits together; every class and word of devel and test occurs in train.
+    """
     drawn = _distinct(random.Random(seed))
     train = [next(drawn) for _ in range(SIZES["train"])]
     known = {word for _, sentence in train for word in sentence.split()}
@@ -64,7 +78,7 @@ def split_prompts(seed: int) -> dict[str, list[tuple[str, str]]]:
 
 
 def _distinct(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Endless while politeness lasts: the few thousand plain commands, some with a word before or after."""
+    """Distinct commands, some with a polite word before or after; a few thousand exist."""
     seen = set()
     while True:
         intent = rng.choice(list(TEMPLATES))
@@ -77,6 +91,7 @@ def _distinct(rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def fill(template: str, choose: Callable[[str], str]) -> str:
+    """`template` with each {name} replaced by choose(name)."""
     return re.sub(r"\{(\w+)\}", lambda match: choose(match[1]), template)
 
 

@@ -1,9 +1,9 @@
-"""English sentences of a small world, each with its one German translation.
+"""English sentences of a small grammar, each with its one German translation.
 
-Six sentence patterns over about a hundred English word forms. The German side is built from grammar, not from the
-English words: the finite verb stands second in statements (the adverb in front throws the subject behind it), first
-in questions and last in subordinate clauses; participles, infinitives and separable prefixes close the clause;
-articles and adjectives agree in gender, number and case; numbers put the unit before the ten.
+There are six sentence patterns over about a hundred English word forms. The German side follows German grammar: the
+finite verb is second in statements (the subject follows it where an adverb is in front), first in questions and last
+in subordinate clauses; participles, infinitives and separable prefixes end the clause; articles and adjectives agree
+in gender, number and case; numbers have the unit before the ten.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-MAX_SPOKEN_WORDS = 8  # "twenty-one" is two
+MAX_SPOKEN_WORDS = 8  # "twenty-one" counts as two
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Sentence:
 
     @property
     def english_words(self) -> list[str]:
-        """As spoken: lower case, no punctuation, numbers taken apart."""
+        """As spoken: lower case, without punctuation, "twenty-one" as two words."""
         return self.english.lower().replace("-", " ").rstrip(".?").split()
 
     @property
     def german_words(self) -> list[str]:
-        """Without punctuation and the capital of the sentence's start; numbers are one word."""
+        """Without punctuation and without the capital at the beginning; numbers are one word."""
         first, *others = [word.rstrip(",.?") for word in self.german.split()]
         capital = first in {"Anna", "Peter"}
         return [first if capital else first[0].lower() + first[1:], *others]
@@ -38,7 +38,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Noun:
-    """`traits`: o = can be opened and closed, m = can be moved about, p = can be bought and sold."""
+    """A noun.  `traits`: o = can be opened and closed, m = can be moved, p = can be bought and sold."""
 
     english: str
     german: str
@@ -74,12 +74,12 @@ class Verb:
     infinitive: str  # without the separable prefix
     german_third: str
     participle: str  # without the separable prefix
-    wants: str = ""  # the trait its object must have
+    object_trait: str = ""  # the trait that its object must have
     prefix: str = ""  # separable
-    particle: str = ""  # closes the English clause, as the prefix does the German one
+    particle: str = ""  # ends the English clause
 
     def german_present(self, person: str) -> str:
-        """Without the prefix; `person` is 1 (I), 3 (he, Anna) or p (we, they)."""
+        """The present tense without the prefix; `person` is 1 (I), 3 (he, Anna) or p (we, they)."""
         return {"1": self.infinitive.removesuffix("n"), "3": self.german_third, "p": self.infinitive}[person]
 
 
@@ -115,7 +115,7 @@ LINKS = {"that": "dass", "because": "weil"}
 class Person:
     english: str
     nominative: str
-    dative: str  # pronouns never receive anything here
+    dative: str  # pronouns are never receivers here
     person: str  # 1, 3, p
 
 
@@ -174,7 +174,15 @@ class Phrase:
 
 
 def noun_phrase(noun: Noun, kind: str, case: str, adjective: str | None = None, number: str | None = None) -> Phrase:
-    """`kind`: definite, definite plural, indefinite or number (which needs `number`); `case`: nom, acc or dat."""
+    """A noun with its article or number, and an adjective.
+
+    Args:
+        noun: the noun.
+        kind: "definite", "definite plural", "indefinite" or "number".
+        case: the German case: "nom", "acc" or "dat".
+        adjective: English, a key of ADJECTIVES; None: no adjective.
+        number: English, a number word; needed with kind "number".
+    """
     kind, plural = kind.removesuffix(" plural"), kind.endswith("plural") or kind == "number"
     form = "p" if plural else noun.gender
     if kind == "definite":
@@ -199,7 +207,7 @@ def noun_phrase(noun: Noun, kind: str, case: str, adjective: str | None = None, 
 
 @dataclass(frozen=True)
 class Clause:
-    """A German clause whose verb has not found its place yet."""
+    """The parts of a German clause; the methods put them in order."""
 
     subject: str
     finite: str
@@ -208,18 +216,22 @@ class Clause:
     separable: bool = False  # `closing` is a prefix: one word with the finite verb where they meet
 
     def statement(self, front: str = "") -> list[str]:
+        """The finite verb second, after `front` or the subject."""
         opening = [front, self.finite, self.subject] if front else [self.subject, self.finite]
         return [*opening, *self.middle, self.closing]
 
     def question(self) -> list[str]:
+        """The finite verb first."""
         return [self.finite, self.subject, *self.middle, self.closing]
 
     def subordinate(self) -> list[str]:
+        """The finite verb last."""
         verb = [self.closing + self.finite] if self.separable else [self.closing, self.finite]
         return [self.subject, *self.middle, *verb]
 
 
 def english_verb(subject: Person, verb: Verb, tense: str) -> str:
+    """`tense`: present, past or one of the modals."""
     if tense == "present":
         return verb.third if subject.person == "3" else verb.english
     return verb.past if tense == "past" else f"{MODALS[tense][subject.person][0]} {verb.english}"
@@ -250,7 +262,7 @@ def statement(
 ) -> Sentence:
     """Yesterday he sold the old house. / Gestern hat er das alte Haus verkauft.
 
-    An adverb that closes the English sentence stands before the German object.
+    An adverb at the end of the English sentence precedes the German object.
     """
     german_adverb = ADVERBS[adverb] if adverb else ""
     english = [subject.english, english_verb(subject, verb, tense), thing.english, verb.particle]
@@ -305,7 +317,11 @@ def location(thing: Phrase, preposition: str, place: Phrase) -> Sentence:
 
 
 class Grammar:
-    """Draws sentences; the same state of `rng` gives the same ones."""
+    """Draws sentences.
+
+    Args:
+        rng: the same state gives the same sentences.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -319,7 +335,7 @@ class Grammar:
         }
 
     def sentences(self) -> Iterator[Sentence]:
-        """Endless, with repetitions; none has more than `MAX_SPOKEN_WORDS` words."""
+        """Sentences of at most `MAX_SPOKEN_WORDS` words, without end and with repetitions."""
         patterns, weights = list(self.patterns), list(self.patterns.values())
         while True:
             sentence = self.rng.choices(patterns, weights)[0]()
@@ -330,14 +346,14 @@ class Grammar:
         return self.rng.random() < 0.5
 
     def _subject(self, *others: Person) -> Person:
-        """A pronoun, or a person who is none of `others`."""
+        """A pronoun, or a person that is not in `others`."""
         return self.rng.choice(PRONOUNS if self._either() else [person for person in PEOPLE if person not in others])
 
     def _adjective(self) -> str | None:
         return self.rng.choice(list(ADJECTIVES)) if self._either() else None
 
     def _object(self, verb: Verb) -> Phrase:
-        noun = self.rng.choice([noun for noun in NOUNS if verb.wants in noun.traits])
+        noun = self.rng.choice([noun for noun in NOUNS if verb.object_trait in noun.traits])
         kind = self.rng.choices(["definite", "definite plural", "indefinite", "number"], [3, 1, 3, 3])[0]
         number = self.rng.choice(list(SMALL_NUMBERS)) if kind == "number" else None
         return noun_phrase(noun, kind, "acc", self._adjective(), number)

@@ -1,7 +1,7 @@
 """Sample images whose class is a composition: a shape, a texture and a layout.
 
-None of the three alone tells the class, so a model must combine what lies apart in the image. Position, size, colours
-and noise are free. The same seed gives the same bytes.
+The class depends on all three, so a model must combine distant parts of the image. Position, size, colours and noise
+are random. The same seed gives the same bytes.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from attnlab.runs.cache import stored_files
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # to be raised when the same settings give other images
+VERSION = 1  # increase it when the same settings give other images
 SIZE = 32  # pixels
 SHAPES = ("disc", "square", "triangle")
 TEXTURES = ("plain", "stripes")
@@ -27,9 +27,18 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def sample_images(folder: Path, seed: int, train: int = 150, val: int = 40) -> Path:
-    """ImageFolder layout below `folder`, made first if it is not there: `train` and `val` images of each class.
+    """Write the sample images in the layout of ImageFolder, unless they exist.
 
-    DataError: cannot be written; then nothing half-made is left.
+    Args:
+        folder: the directory that samples are stored in.
+        seed: of the images.
+        train, val: the number of images of each class in each split.
+
+    Returns:
+        The directory with train/<class>/*.png and val/<class>/*.png.
+
+    Raises:
+        DataError: the images cannot be written; no partial corpus is left.
     """
     key = hashlib.sha256(repr((VERSION, SIZE, CLASSES, seed, train, val)).encode()).hexdigest()[:16]
     root = folder / f"images-{key}"
@@ -48,7 +57,7 @@ def sample_images(folder: Path, seed: int, train: int = 150, val: int = 40) -> P
 
 
 def draw(name: str, random: np.random.Generator) -> Image.Image:
-    """One image of a class."""
+    """An image of size SIZE x SIZE of the class `name`, one of CLASSES."""
     shape, texture, layout = name.split("_")
     back, front, other = _colours(random)
     canvas = np.broadcast_to(back, (SIZE, SIZE, 3)).copy()
@@ -70,7 +79,7 @@ def _grid() -> tuple[Floats, Floats]:
 
 
 def _mask(shape: str, centre: Floats, radius: float) -> Floats:
-    """1 inside, 0 outside, soft over a pixel."""
+    """(SIZE, SIZE): 1 inside the shape, 0 outside, linear over one pixel at its border."""
     y, x = _grid()
     y, x = y - centre[0], x - centre[1]
     if shape == "disc":
@@ -89,6 +98,6 @@ def _texture(texture: str, front: Floats, other: Floats, random: np.random.Gener
 
 
 def _colours(random: np.random.Generator) -> Floats:
-    """Background and two paints, all of different brightness."""
+    """(3, 3): background and two paints in RGB, each of another brightness."""
     brightness = random.permutation([0.2, 0.5, 0.85])[:, None]
     return (brightness + random.uniform(-0.12, 0.12, size=(3, 3))).clip(0, 1)

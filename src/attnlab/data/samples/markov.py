@@ -1,9 +1,9 @@
-"""A generated language whose entropy is known, so that a perplexity can be held against the best there is.
+"""A generated language with a known entropy, which is a lower bound of a model's loss.
 
-An order-k source: the next word hangs on the classes of the last word and of the one `order` words back.  Each such
-pair of classes allows a few words, whose probabilities are the same numbers in every context (on other words); after
-every word the line ends with a fixed probability.  Words before the line's start are of a class of their own.  So the
-entropy of the next word is that of one distribution, whatever went before.
+The next word depends on the classes of the last word and of the word `order` words back.  Each such pair of classes
+allows a few words, with the same probabilities (CHOICES) for every pair.  After every word the line ends with a fixed
+probability.  Words before the start of the line have a class of their own.  So the entropy of the next word is the same
+in every context.
 """
 
 import math
@@ -17,7 +17,15 @@ SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "a
 
 
 class Source:
-    """`num_words` words in `num_classes` classes; a line ends after each of its words with probability `stop`."""
+    """A source of lines of words.
+
+    Args:
+        seed: of the words, their classes and the text.
+        order: the distance of the second word that the next word depends on.
+        num_words: the number of words.
+        num_classes: the number of classes of words.
+        stop: the probability that a line ends after a word.
+    """
 
     def __init__(
         self, seed: int = 7, order: int = 3, num_words: int = 200, num_classes: int = 8, stop: float = 1 / 16
@@ -27,24 +35,24 @@ class Source:
         pairs = random.permutation(len(SYLLABLES) ** 2)[:num_words]
         self.words = [SYLLABLES[i // len(SYLLABLES)] + SYLLABLES[i % len(SYLLABLES)] for i in pairs]
         self.classes: list[int] = random.permutation(np.arange(num_words) % num_classes).tolist()
-        contexts, share = (num_classes + 1) ** 2, num_words // len(CHOICES)  # a shuffle of all words serves so many
+        contexts, share = (num_classes + 1) ** 2, num_words // len(CHOICES)  # contexts for each shuffle
         shuffles = [random.permutation(num_words)[: share * len(CHOICES)] for _ in range(-(-contexts // share))]
         rows = np.concatenate(shuffles).reshape(-1, len(CHOICES))[:contexts]
         self.following = rows.reshape(num_classes + 1, num_classes + 1, -1)
 
     @property
     def entropy(self) -> float:
-        """Nats per token in the long run, a line's end counted as a token.
+        """Nats per token in the limit of long texts; the end of a line counts as a token.
 
-        Of a line's n words and its end, each word costs H(choices), and each of the n decisions whether to stop costs
-        h(stop); the mean of n is 1 / stop.
+        A line of n words has n + 1 tokens.  Each word has entropy H(CHOICES), each of the n decisions whether to stop
+        h(stop), and the mean of n is 1 / stop.
         """
         word = -float(CHOICES @ np.log(CHOICES))
         end = -self.stop * math.log(self.stop) - (1 - self.stop) * math.log1p(-self.stop)
         return (word + end) / (1 + self.stop)
 
     def lines(self, split: str, count: int | None = None) -> Iterator[str]:
-        """Lines of a split: LINES of them by default."""
+        """`count` lines of a split; None: LINES[split] of them."""
         random = np.random.default_rng([self.seed, *split.encode()])
         lengths = random.geometric(self.stop, LINES[split] if count is None else count)
         picks = iter(random.choice(len(CHOICES), lengths.sum(), p=CHOICES).tolist())
@@ -57,13 +65,13 @@ class Source:
             yield " ".join(self.words[i] for i in line)
 
     def context(self, line: list[int], i: int) -> tuple[int, int]:
-        """The two classes that the i-th word of a line hangs on."""
+        """The two classes that the i-th word of a line depends on."""
         last = self.classes[line[i - 1]] if i else self.start
         back = self.classes[line[i - self.order]] if i >= self.order else self.start
         return last, back
 
     def nats(self, line: str) -> float:
-        """-log of a line's probability, its end counted."""
+        """The negative log-likelihood of a line and its end, in nats."""
         numbers = {word: i for i, word in enumerate(self.words)}
         ids = [numbers[word] for word in line.split()]
         cost = -math.log(self.stop) - (len(ids) - 1) * math.log1p(-self.stop)

@@ -16,7 +16,7 @@ from attnlab.data.samples.speech_translation import FRAME, SAMPLE_RATE, speak_al
 from attnlab.runs.cache import stored_files
 
 MEETINGS = {"train": 24, "dev": 2, "eval": 3}
-TURNS = 14  # of each of the four
+TURNS = 14  # of each speaker
 AGENTS = "ABCD"
 
 TEMPLATES = (
@@ -36,12 +36,24 @@ WORDS = {
 
 
 def write_meetings(cache_dir: Path, seed: int = 1) -> Path:
-    """The directory that holds `words`, `segments` and the meetings' audio; written unless it is there already."""
+    """Write the corpus, unless it exists.
+
+    Args:
+        cache_dir: the directory that samples are stored in.
+        seed: of the sentences and voices.
+
+    Returns:
+        The directory with `words`, `segments` and a folder of audio for each meeting.
+
+    Raises:
+        DataError: espeak-ng cannot be loaded, or the corpus cannot be written.
+    """
     version = fingerprint([speech, speech_translation, commands, keeping, __file__], seed)
     return stored_files(Path(cache_dir) / f"meetings-{version}", lambda root: _write(root, seed))
 
 
 def turns(rng: random.Random) -> Iterator[str]:
+    """Sentences of a meeting, without end."""
     while True:
         yield fill(rng.choice(TEMPLATES), lambda name: rng.choice(WORDS[name]))
 
@@ -87,7 +99,7 @@ def _write(root: Path, seed: int) -> None:
 
 
 def _words(text: str, start: float, end: float) -> list[str]:
-    """Each word with a share of the time by its letters, and the full stop that closes the turn."""
+    """The XML elements of the words and the full stop of a turn, whose time is divided by numbers of letters."""
     words = text.split()
     total, at, found = sum(map(len, words)), start, []
     for word in words:

@@ -1,4 +1,4 @@
-"""Synthetic speech: espeak-ng through ctypes on the shared library that the package espeakng-loader brings."""
+"""Synthetic speech by espeak-ng: ctypes on the shared library of the package espeakng-loader."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ import numpy as np
 from attnlab.errors import DataError
 
 # From espeak-ng's speak_lib.h, the same since 1.48.
-SYNCHRONOUS = 2  # samples go to the callback in the calling thread; about ten times faster than the threaded mode
+SYNCHRONOUS = 2  # the callback runs in the calling thread: about ten times faster than the threaded mode
 DONT_EXIT = 0x8000  # report broken data instead of ending the process
 POSITION_CHARACTER, UTF8 = 1, 1
 RATE, PITCH = 1, 3
-UNAVAILABLE = "espeak-ng, which speaks the sample corpus, cannot be loaded"
+UNAVAILABLE = "espeak-ng, the speech synthesizer of the sample corpus, cannot be loaded"
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
 
 @dataclass(frozen=True)
 class Voice:
-    """`name`: a language, with "+variant" if wanted (en-us+f1); `rate`: words per minute; `pitch`: 0 to 99."""
+    """A voice of espeak-ng.
+
+    Args:
+        name: a language, optionally with "+variant" (en-us+f1).
+        rate: words per minute.
+        pitch: 0 to 99.
+    """
 
     name: str
     rate: int = 175
@@ -34,7 +40,7 @@ class Voice:
 
 
 def synthesizer_version() -> str:
-    """Of the package that brings espeak-ng; DataError without it."""
+    """The version of espeakng-loader.  Raises DataError where it is not installed."""
     try:
         return version("espeakng-loader")
     except PackageNotFoundError as error:
@@ -42,14 +48,18 @@ def synthesizer_version() -> str:
 
 
 class Synthesizer:
-    """One espeak-ng in its initial state; a context manager.
+    """An instance of espeak-ng in its initial state, as a context manager.
 
-    espeak-ng keeps phases and flutter positions in static variables that no call resets, so what it says depends on
-    all that it has said before. Each synthesizer therefore loads a private copy of the library: the same calls on a
-    fresh synthesizer give the same samples, and synthesizers do not disturb each other. The copy also gives the
-    voice data a short path (espeak-ng cuts paths at 160 bytes).
+    espeak-ng keeps phases and flutter positions in static variables that no call resets, so its output depends on all
+    calls before. Each synthesizer therefore loads its own copy of the library: the same calls on a new synthesizer
+    give the same samples, and synthesizers are independent. The copy also gives the voice data a short path
+    (espeak-ng cuts paths at 160 bytes).
 
-    Raises DataError where espeak-ng cannot be loaded or lacks the voice.
+    Attributes:
+        sample_rate: of the samples, in Hz.
+
+    Raises:
+        DataError: espeak-ng cannot be loaded.
     """
 
     def __init__(self) -> None:
@@ -75,8 +85,8 @@ class Synthesizer:
             espeak = ctypes.CDLL(library)
         except (OSError, RuntimeError) as error:
             raise DataError(
-                f"{UNAVAILABLE} ({error}): reinstall espeakng-loader, see that the temporary directory (TMPDIR) lies "
-                "where programs may run, or set data_root"
+                f"{UNAVAILABLE} ({error}): reinstall espeakng-loader, set TMPDIR to a directory without noexec, or set "
+                "data_root"
             ) from error
         espeak.espeak_Synth.argtypes = [
             *(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, ctypes.c_uint),
@@ -86,7 +96,7 @@ class Synthesizer:
         if rate <= 0:
             raise DataError(f"espeak-ng cannot read its voice data in {data.resolve()}: reinstall espeakng-loader")
         espeak.espeak_SetSynthCallback(self._callback)
-        espeak.espeak_ng_SetRandSeed(ctypes.c_long(1))  # the breath of some voices; else from the clock
+        espeak.espeak_ng_SetRandSeed(ctypes.c_long(1))  # for the breath noise of some voices; by default from the clock
         return espeak, rate
 
     def _collect(self, samples: ctypes._Pointer[ctypes.c_short] | None, count: int, _events: int | None) -> int:
@@ -95,7 +105,18 @@ class Synthesizer:
         return 0
 
     def speak(self, text: str, voice: Voice) -> np.ndarray:
-        """`text` as int16 samples at `self.sample_rate`, mono."""
+        """Synthesize a text.
+
+        Args:
+            text: the text.
+            voice: one of espeak-ng's voices.
+
+        Returns:
+            (n,) int16 samples at `self.sample_rate`, mono.
+
+        Raises:
+            DataError: there is no such voice, or espeak-ng fails.
+        """
         _, _, variant = voice.name.partition("+")
         data = Path(self._directory.name, "espeak-ng-data")
         known = not variant or (data / "voices" / "!v" / variant).is_file()  # espeak-ng ignores an unknown variant
@@ -112,7 +133,7 @@ class Synthesizer:
         return np.frombuffer(bytes(self._samples), np.int16)
 
     def close(self) -> None:
-        """Unloads the library; only the samples it gave remain."""
+        """Unload the library.  Samples remain valid."""
         self._thread.shutdown()
         self._library.espeak_Terminate()
         ctypes.CDLL(None).dlclose(ctypes.c_void_p(self._library._handle))
@@ -126,6 +147,10 @@ class Synthesizer:
 
 
 def speak(text: str, voice: Voice) -> tuple[np.ndarray, int]:
-    """`text` as int16 samples, mono, and their rate in Hz: always the same ones for the same text and voice."""
+    """`text` as (n,) int16 samples, mono, and their rate in Hz; the same for the same text and voice.
+
+    Raises:
+        DataError: espeak-ng cannot be loaded, has no such voice, or fails.
+    """
     with Synthesizer() as synthesizer:
         return synthesizer.speak(text, voice), synthesizer.sample_rate

@@ -1,4 +1,4 @@
-"""The embedded speech-translation corpus: grammar, spoken by espeak-ng, written in the layout of MuST-C v1.0."""
+"""The embedded speech-translation corpus: sentences of `grammar`, spoken by espeak-ng, in the layout of MuST-C v1.0."""
 
 from __future__ import annotations
 
@@ -29,24 +29,34 @@ VOICES = (
     Voice("en-us+f2", rate=190, pitch=45),
 )
 SAMPLE_RATE = 16000
-FRAME = 160  # samples; segments start and end on whole frames, hundredths of a second that the YAML writes exactly
+FRAME = 160  # samples; segments start and end on frames, hundredths of a second that are exact in the YAML
 MARGIN = 4  # frames of silence that belong to a segment, on each side
 PAUSE = (10, 30)  # frames between two segments: at least, at most
-NOISE = 4.0  # standard deviation of the room noise, in 16-bit steps: no stretch is digitally silent
+NOISE = 4.0  # standard deviation of the room noise, in 16-bit steps: no frame is all zero
 
 
 def write_speech_translation(cache_dir: Path, seed: int = 1) -> Path:
-    """The directory that holds `en-de`, in the layout of MuST-C; written under `cache_dir` unless it is there already.
+    """Write the corpus, unless it exists.  The same seed gives the same bytes.
 
-    The same seed gives the same bytes.  Raises DataError where espeak-ng cannot be loaded or the corpus cannot be
-    written.
+    Args:
+        cache_dir: the directory that samples are stored in.
+        seed: of the sentences and voices.
+
+    Returns:
+        The directory that holds `en-de`.
+
+    Raises:
+        DataError: espeak-ng cannot be loaded, or the corpus cannot be written.
     """
     version = fingerprint([grammar, speech, keeping, __file__], seed)
     return stored_files(Path(cache_dir) / f"speech-translation-{version}", lambda root: _write(root, seed))
 
 
 def split_sentences(seed: int) -> dict[str, list[Sentence]]:
-    """No sentence twice in all; every word of dev and tst-COMMON, English or German, occurs in train."""
+    """The sentences of each split.
+
+    No sentence occurs twice in all splits together; every word of dev and tst-COMMON, in both languages, is in train.
+    """
     unseen = _distinct(Grammar(random.Random(seed)).sentences())
     splits = {"train": [next(unseen) for _ in range(SIZES["train"])]}
     known = {word for sentence in splits["train"] for word in _words(sentence)}
@@ -104,13 +114,13 @@ T = TypeVar("T")
 
 
 def speaking(parts: Sequence[T]) -> Iterable[T]:
-    """The same parts, with a bar on a terminal."""
+    """Iterate over `parts`, with a progress bar on a terminal."""
     console = Console(stderr=True)
     return track(parts, "Speaking the sample corpus", console=console, transient=True, disable=not console.is_terminal)
 
 
 def speaker(number: int, rng: np.random.Generator) -> Voice:
-    """One of the voices, somewhat faster or slower, higher or lower."""
+    """The voice of speaker `number`: one of VOICES with a random change of rate and pitch."""
     base = VOICES[number % len(VOICES)]
     return replace(base, rate=base.rate + int(rng.integers(-8, 9)), pitch=base.pitch + int(rng.integers(-5, 6)))
 
@@ -118,7 +128,19 @@ def speaker(number: int, rng: np.random.Generator) -> Voice:
 def speak_all(
     voice: Voice, sentences: Sequence[str], rng: np.random.Generator
 ) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """int16 samples at `SAMPLE_RATE`, and for each sentence its start and length in frames."""
+    """Speak sentences one after another, with pauses and noise.
+
+    Args:
+        voice: the voice.
+        sentences: the texts.
+        rng: of pauses and noise.
+
+    Returns:
+        (n,) int16 samples at `SAMPLE_RATE`, and for each sentence its start and length in frames.
+
+    Raises:
+        DataError: espeak-ng cannot be loaded or fails.
+    """
     pieces, spans, position = [], [], 0
     with Synthesizer() as synthesizer:
         for sentence in sentences:
@@ -137,6 +159,7 @@ def speak_all(
 
 
 def write_wav(path: Path, samples: np.ndarray) -> None:
+    """Write (n,) int16 samples at `SAMPLE_RATE` as mono WAV."""
     with wave.open(str(path), "wb") as file:  # unlike libsndfile, it raises OSError when the disk is full
         file.setnchannels(1)
         file.setsampwidth(2)

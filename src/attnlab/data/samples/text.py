@@ -1,4 +1,4 @@
-"""The sample corpus of language modelling, in the layout of any of its corpora."""
+"""The sample corpus of language modelling, written in the layout of any text corpus."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -6,11 +6,11 @@ from typing import Any, Protocol
 from attnlab.data.samples.markov import Source
 from attnlab.runs.cache import digest, stored_files
 
-VERSION = 1  # to be raised when the generator gives other texts
+VERSION = 1  # increase it when the generator gives other texts
 
 
 class Layout(Protocol):
-    """A reader that can also write."""
+    """A reader that can also write the sample corpus in its layout."""
 
     name: str
 
@@ -18,7 +18,18 @@ class Layout(Protocol):
 
 
 def write_text(cache_dir: Path, layout: Layout) -> Path:
-    """The folder of the sample corpus, written unless it is there whole.  DataError: cannot be written."""
+    """Write the sample corpus, unless it exists.
+
+    Args:
+        cache_dir: the directory that samples are stored in.
+        layout: the reader whose layout it gets.
+
+    Returns:
+        The directory of the corpus.
+
+    Raises:
+        DataError: the corpus cannot be written.
+    """
     key: dict[str, Any] = {"version": VERSION, "layout": type(layout).__name__} | {
         name: value for name, value in vars(layout).items() if isinstance(value, str | int | float)
     }

@@ -1,4 +1,4 @@
-"""The embedded corpus of text translation: the sentences of `grammar`, one a line, in two files for each split."""
+"""The embedded corpus of text translation: sentences of `grammar`, one per line, in two files for each split."""
 
 from __future__ import annotations
 
@@ -14,13 +14,24 @@ SIZES = {"train": 6000, "dev": 100, "test": 200}
 
 
 def write_translations(cache_dir: Path, seed: int = 1) -> Path:
-    """The directory that holds train.en, train.de and so on; written under `cache_dir` unless it is there already."""
+    """Write the corpus, unless it exists.
+
+    Args:
+        cache_dir: the directory that samples are stored in.
+        seed: of the sentences.
+
+    Returns:
+        The directory with {train,dev,test}.en and .de.
+
+    Raises:
+        DataError: the corpus cannot be written.
+    """
     version = fingerprint([grammar, keeping, __file__], seed, spoken=False)
     return stored_files(Path(cache_dir) / f"translations-{version}", lambda root: _write(root, seed))
 
 
 def split_pairs(seed: int) -> dict[str, list[Sentence]]:
-    """No English sentence twice in all."""
+    """The sentence pairs of each split.  No English sentence occurs twice in all splits together."""
     drawn = iter(Grammar(random.Random(seed)).sentences())
     seen: dict[str, Sentence] = {}
     while len(seen) < sum(SIZES.values()):

@@ -4,7 +4,7 @@
 <root>/segments/<MEETING>.<A..E>.segments.xml    <segment transcriber_start= transcriber_end=>
 <root>/corpusResources/meetings.xml              <meeting observation=> <speaker nxt_agent= channel= global_name=>
 <root>/<MEETING>/audio/<MEETING>.Headset-<channel>.wav    (or amicorpus/, wav_db/ between)
-<root>/splits/split_{train,dev,eval}.orig        meetings, one a line; without them the full-corpus-ASR partition
+<root>/splits/split_{train,dev,eval}.orig        meetings, one per line; without them the full-corpus-ASR partition
 
 <root>/<split>/text             <id> WORDS
 <root>/<split>/wav.scp          <recording> <path>      with segments: <id> <recording> <start> <end>
@@ -23,11 +23,11 @@ from xml.parsers.expat import errors as expat
 from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, inspect_audio, read_lines, refuse_empty
 from attnlab.errors import DataError
 
-# The partition of the full corpus for recognition, as its recipes publish it: all other meetings are for training.
+# The full-corpus-ASR partition, as the published recipes have it: all other meetings are for training.
 DEV = "ES2011a ES2011b ES2011c ES2011d IB4001 IB4002 IB4003 IB4004 IB4010 IB4011 IS1008a IS1008b IS1008c IS1008d TS3004a TS3004b TS3004c TS3004d"  # noqa: E501
 EVAL = "EN2002a EN2002b EN2002c EN2002d ES2004a ES2004b ES2004c ES2004d IS1009a IS1009b IS1009c IS1009d TS3003a TS3003b TS3003c TS3003d"  # noqa: E501
 
-BEYOND = 1.0  # seconds that a segment may reach past its recording's end
+BEYOND = 1.0  # seconds that a segment may end after its recording
 MAX_WORDS = 30  # longer segments are split at full stops, then at commas
 
 
@@ -40,11 +40,11 @@ class _Word:
 
 
 class AMI(Reader):
-    """AMI IHM for recognition: each person's own headset, segments as transcribed, text as ESPnet and Kaldi prepare it.
+    """AMI IHM for recognition: each speaker's headset, the transcribed segments, text as ESPnet and Kaldi prepare it.
 
-    Upper case; "-" becomes a space and "_" ". "; MM HMM and UH HUH are joined; what holds no word is left out.  Ids are
-    AMI_<meeting>_H0<channel>_<speaker>_<start>_<end> in hundredths of a second.  A root with <split>/text is read as
-    Kaldi directories.
+    Texts are in upper case; "-" becomes a space and "_" becomes ". "; MM HMM and UH HUH are joined; segments without
+    words are left out.  Ids are AMI_<meeting>_H0<channel>_<speaker>_<start>_<end>, times in hundredths of a second.  A
+    root with <split>/text is read as Kaldi directories.
     """
 
     name = "AMI IHM"
@@ -85,7 +85,13 @@ class AMI(Reader):
         return found
 
     def meetings(self, root: Path, split: str) -> list[str]:
-        """From splits/split_<split>.final or .orig; without them, those of the partition that are there."""
+        """The meetings of a split.
+
+        They are those of splits/split_<split>.final or .orig; without these files, those of the partition that exist.
+
+        Raises:
+            DataError: the split has no meetings.
+        """
         for suffix in ("final", "orig"):
             path = root / "splits" / f"split_{split}.{suffix}"
             if path.is_file():
@@ -105,9 +111,7 @@ class AMI(Reader):
             return []  # a speaker without words
         for one, other in ((path, words_path), (words_path, path)):
             if not one.is_file():
-                raise DataError(
-                    f"{one} is missing, but {other.parent.name}/{other.name} is there; each needs the other"
-                )
+                raise DataError(f"{one} is missing, but {other.parent.name}/{other.name} exists; a speaker needs both")
         words = _words(words_path)
         pieces = [
             piece
@@ -145,7 +149,10 @@ class AMI(Reader):
 
 
 class Kaldi(Reader):
-    """Kaldi-style directories.  <split> may also be called ihm_<split>, and train train_sp or ihm_train_sp."""
+    """Kaldi-style directories.
+
+    The folder of a split may also be named ihm_<split>, that of train also train_sp or ihm_train_sp.
+    """
 
     name = "Kaldi directories"
     splits = ("train", "dev", "eval")
@@ -155,6 +162,7 @@ class Kaldi(Reader):
     )
 
     def folder(self, root: Path, split: str) -> Path:
+        """The folder of a split.  Raises DataError where it is missing."""
         names = [split, f"ihm_{split}", *([f"{split}_sp", f"ihm_{split}_sp"] if split == "train" else [])]
         for name in names:
             if (root / name / "text").is_file():
@@ -180,8 +188,8 @@ class Kaldi(Reader):
         for id, (line, path) in audio.items():
             if path.endswith("|"):
                 raise DataError(
-                    f"{folder / 'wav.scp'} line {line}: {id} is a command; commands are not run here: "
-                    "write the audio to files and name these"
+                    f"{folder / 'wav.scp'} line {line}: {id} is a command, and commands are not run; write the audio "
+                    "to a file and give its path"
                 )
         if (folder / "segments").is_file():
             return list(self._segments(root, folder, texts, audio))
@@ -220,19 +228,29 @@ class Kaldi(Reader):
 
 
 def spoken(id: str, text: str, audio: Path, rate: int, first: int, last: int) -> Segment:
-    """Samples `first` to `last` of a recording, and their words."""
+    """The utterance of samples `first` to `last` (exclusive) of a recording with `rate` samples per second."""
     return Segment(id=id, source=text, target=text, audio=audio, rate=rate, start=first, num_samples=last - first)
 
 
 def table(path: Path) -> Iterator[tuple[int, str, str]]:
-    """(line, first word, rest) of each line."""
+    """The rows of a Kaldi table.
+
+    Args:
+        path: the file.
+
+    Yields:
+        Line number, first word, rest of the line.
+
+    Raises:
+        DataError: an empty line, or a first word that occurs twice.
+    """
     seen: set[str] = set()
     for number, line in enumerate(read_lines(path), 1):
         if not line:
             raise DataError(f"{path} line {number}: empty line")
         id, *others = line.split(None, 1)  # blanks or tabs
         if id in seen:
-            raise DataError(f"{path} line {number}: {id} stands here twice")
+            raise DataError(f"{path} line {number}: {id} occurs twice; expected one line for each id")
         seen.add(id)
         yield number, id, others[0] if others else ""
 
@@ -240,24 +258,32 @@ def table(path: Path) -> Iterator[tuple[int, str, str]]:
 def same_ids(
     path: Path, texts: Mapping[str, tuple[int, str]], other: Path, found: Mapping[str, tuple[int, object]], what: str
 ) -> None:
-    """DataError: text without the other, or the other without text."""
+    """Raise DataError where an id is in one of two files only."""
     for id, (line, _) in texts.items():
         if id not in found:
-            raise DataError(f"{path} line {line}: {id} has text, but {other.name} has not {what} for it")
+            raise DataError(f"{path} line {line}: {id} has text, but {other.name} has no line for it; expected {what}")
     for id, (line, _) in found.items():
         if id not in texts:
-            raise DataError(f"{other} line {line}: {id} has no line in {path.name}: {what} without text")
+            raise DataError(f"{other} line {line}: {id} has no line in {path.name}; expected its text")
 
 
 def clean(words: Sequence[_Word]) -> str:
-    """The text of a segment as the recipes have it."""
+    """The text of a segment as the ESPnet and Kaldi recipes prepare it."""
     text = " ".join(w.text for w in words if not w.punctuation).upper()
     text = " ".join(text.replace("-", " ").replace("_", ". ").split())
     return re.sub(r"\b(UH) (HUH)\b", r"\1-\2", re.sub(r"\b(MM) (HMM)\b", r"\1-\2", text))
 
 
 def split_long(words: Sequence[_Word], start: float, end: float) -> list[tuple[float, float, list[_Word]]]:
-    """Pieces of at most about `MAX_WORDS` words, cut after full stops and, where these are too few, commas."""
+    """Split a segment of more than `MAX_WORDS` words after full stops, and pieces that are still longer after commas.
+
+    Args:
+        words: of the segment.
+        start, end: of the segment, in seconds.
+
+    Returns:
+        Start, end and words of each piece.
+    """
     pieces = [list(words)]
     for signs in (".?!", ","):
         pieces = [part for piece in pieces for part in _cut(piece, signs)]
@@ -285,7 +311,7 @@ def _words(path: Path) -> list[_Word]:
         text = (element.text or "").strip()
         if any(time and not math.isfinite(seconds) for time, seconds in zip(times, (start, end), strict=True)):
             raise DataError(f"{path}: the word {text!r} has the times {times}; expected seconds, or none")
-        if text and math.isfinite(start) and math.isfinite(end):  # some words were never given a time
+        if text and math.isfinite(start) and math.isfinite(end):  # some words have no times
             found.append(_Word(text, start, end, element.get("punc") == "true"))
     return found
 
@@ -297,7 +323,7 @@ def _segments(path: Path) -> list[tuple[float, float]]:
         if not (math.isfinite(start) and math.isfinite(end)):
             raise DataError(f"{path}: segment {i} has no transcriber_start and transcriber_end in seconds")
         if end < start:
-            raise DataError(f"{path}: segment {i} ends at {end} s, before it begins at {start} s")
+            raise DataError(f"{path}: segment {i} ends at {end} s, before its start at {start} s")
         found.append((start, end))
     return found
 

@@ -1,8 +1,8 @@
 """Reader of CMU's AN4, and of other corpora laid out for CMU Sphinx.
 
-<root>/etc/an4_{train,test}.fileids          one path a line, without suffix
-<root>/etc/an4_{train,test}.transcription    WORDS (utterance), in the same order; <s> and </s> may stand around
-<root>/wav/<path>.sph                        or .wav, .flac, .raw files are not read
+<root>/etc/an4_{train,test}.fileids          one path per line, without suffix
+<root>/etc/an4_{train,test}.transcription    WORDS (utterance), in the same order; <s> WORDS </s> is allowed
+<root>/wav/<path>.sph                        or .wav or .flac; .raw is not read
 <root>/feat/<path>.mfc                       stored features
 """
 
@@ -21,17 +21,26 @@ SUFFIXES = (".sph", ".wav", ".flac")
 
 
 class AN4(Reader):
-    """AN4 has no validation split: that is every `dev_every`-th of the training speakers, sorted by name."""
+    """AN4.  It has no validation split: every `dev_every`-th training speaker, sorted by name, is held out for it.
+
+    Args:
+        stem: the name in the names of the files in etc/.
+        dev_every: at least 2.
+
+    Raises:
+        ConfigError: `dev_every` is less than 2.
+    """
 
     kinds = ("audio", "stored")
     layout = "data_root must hold etc/<name>_{train,test}.fileids and .transcription, and wav/ or feat/"
 
     def __init__(self, stem: str = "an4", dev_every: Annotated[int, Ge(2)] = 12) -> None:
         if dev_every < 2:
-            raise ConfigError(f"task.data.reader.dev_every={dev_every}: at least 2, or nothing is left to train on")
+            raise ConfigError(f"task.data.reader.dev_every={dev_every}: expected at least 2")
         self.name, self.stem, self.dev_every = stem.upper(), stem, dev_every
 
     def files(self, root: Path, split: str) -> tuple[Path, Path]:
+        """The .fileids and the .transcription of a split; dev is in those of train."""
         stem = root / "etc" / f"{self.stem}_{'test' if split == 'test' else 'train'}"
         return stem.with_name(stem.name + ".fileids"), stem.with_name(stem.name + ".transcription")
 
@@ -45,7 +54,7 @@ class AN4(Reader):
         ids, lines = read_lines(ids_path), read_lines(text_path)
         if len(ids) != len(lines):
             raise DataError(
-                f"{text_path} has {len(lines)} lines, {ids_path.name} {len(ids)}: line i of both is one utterance"
+                f"{text_path} has {len(lines)} lines, {ids_path.name} {len(ids)}; expected one line per utterance"
             )
         found: list[Utterance] = []
         for number, (id, line) in enumerate(zip(ids, lines, strict=True), 1):
@@ -66,9 +75,9 @@ class AN4(Reader):
         if kind == "stored":
             path = root / "feat" / f"{id}.mfc"
             if not path.is_file():
-                raise DataError(f"{path}: missing features, named in {where}: text without features")
+                raise DataError(f"{path}: missing features, named in {where}")
             return Stored(id=name, source=text, target=text, path=path)
         for suffix in SUFFIXES:
             if (path := root / "wav" / f"{id}{suffix}").is_file():
                 return Segment(id=name, source=text, target=text, **whole(path, where))
-        raise DataError(f"{root / 'wav' / id}.sph: missing recording, named in {where}: text without audio")
+        raise DataError(f"{root / 'wav' / id}.sph: missing recording, named in {where}")

@@ -3,8 +3,8 @@
     python -m attnlab.data.speech.extract --root AMI --output WAVLM_FEATURES
     python -m attnlab experiment=mtla/table3 attention=mtla stride=2 data_root=WAVLM_FEATURES
 
-Needs the extra `hf` and the model's weights (microsoft/wavlm-large unless another is named).  <output>/<split>/ gets
-text, feats.scp and feats/<id>.npy, float16; what is there already is not computed again.
+Needs the extra `hf` and the weights of the model (by default microsoft/wavlm-large).  The files text, feats.scp and
+feats/<id>.npy (float16) are written to <output>/<split>/; features that exist are not computed again.
 """
 
 import argparse
@@ -32,7 +32,18 @@ log = logging.getLogger(__name__)
 
 
 def extract(reader: Reader, root: Path, output: Path, model: Model, speeds: Sequence[float] = (1.0,)) -> None:
-    """All splits; training once at each of `speeds`.  DataError: as readers do, or an id that is no name."""
+    """Store the features of all splits.
+
+    Args:
+        reader: of the corpus.
+        root: the directory of the corpus.
+        output: the directory for the features.
+        model: waveform to features.
+        speeds: the training split is stored once at each of these speeds.
+
+    Raises:
+        DataError: the corpus cannot be read, or an id cannot be the name of a file.
+    """
     reader.check(root, reader.splits, "audio")
     for split in reader.splits:
         found = cast(list[Segment], list(reader.read(root, split, "audio", False)))
@@ -58,7 +69,16 @@ def extract(reader: Reader, root: Path, output: Path, model: Model, speeds: Sequ
 
 
 def pretrained(name: str, layer: str, device: str) -> Model:
-    """Hidden states of a Hugging Face model: of one layer (0: before the first), or the mean of all."""
+    """The hidden states of a Hugging Face model.
+
+    Args:
+        name: the name or directory of the model.
+        layer: the number of a layer (0: the input of the first one), or "mean" of all layers.
+        device: the torch device.
+
+    Raises:
+        DataError: transformers is not installed.
+    """
     try:
         from transformers import AutoModel
     except ImportError as error:
@@ -81,16 +101,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m attnlab.data.speech.extract", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--root", type=Path, required=True, help="the corpus")
-    parser.add_argument("--output", type=Path, required=True, help="where the directories go")
+    parser.add_argument("--root", type=Path, required=True, help="the directory of the corpus")
+    parser.add_argument("--output", type=Path, required=True, help="the directory for the features")
     parser.add_argument("--reader", default="AMI", choices=("AMI", "Kaldi", "AN4"))
     parser.add_argument("--model", default="microsoft/wavlm-large", help="a name or a directory")
-    parser.add_argument("--layer", default="mean", help="mean, or a number")
-    parser.add_argument("--speeds", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="of the training split")
+    parser.add_argument("--layer", default="mean", help="the number of a layer, or mean")
+    parser.add_argument("--speeds", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="speeds of the training split")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
     if given.layer != "mean" and not given.layer.isdigit():
-        parser.error(f"--layer={given.layer}: expected mean, or a number")
+        parser.error(f"--layer={given.layer}: expected mean or an int")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         model = pretrained(given.model, given.layer, given.device)

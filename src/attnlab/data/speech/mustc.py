@@ -4,7 +4,7 @@
     <root>/en-de/data/<split>/txt/<split>.yaml     one list item per segment: offset and duration in seconds, wav
     <root>/en-de/data/<split>/txt/<split>.en, .de  one line per segment, in the order of the YAML list
 
-Everything is checked here, before anything is computed; each error is one line that names the file and the line.
+Everything is checked before anything is computed; each error is one line that names the file and the line.
 """
 
 import math
@@ -20,10 +20,10 @@ import yaml
 from attnlab.data.corpus import Kind, Reader, Segment, inspect_audio, read_lines, read_text
 from attnlab.errors import ConfigError, DataError
 
-# A segment may end this much after its recording (rounding of published offsets); it is cut there.
+# A segment may end this much after its recording (rounding of published offsets); it is cut at the end.
 END_TOLERANCE_SECONDS = 0.010
 
-# The published form: one plain flow mapping per line. PyYAML takes half a minute for MuST-C, this a second or two.
+# The published form, one plain flow mapping per line: PyYAML takes half a minute for MuST-C, this regex two seconds.
 _SCALAR = r"-?\w[\w.+-]*"
 _PLAIN_ITEM = re.compile(rf"- \{{(\w+: {_SCALAR}(?:, \w+: {_SCALAR})*)\}}[ \r]*")
 _Loader: type = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
@@ -33,7 +33,15 @@ Target = Literal["translation", "transcript"]
 
 
 class MustC(Reader):
-    """MuST-C; target: "translation" or "transcript" (recognition: the decoder's text is the transcript)."""
+    """MuST-C.
+
+    Args:
+        source_language, target_language: the codes in the names of folder and files.
+        target: the decoder's text: "translation" or "transcript" (recognition).
+
+    Raises:
+        ConfigError: `target` is neither.
+    """
 
     unit = "segments"
     splits = ("train", "dev", "tst-COMMON")
@@ -42,7 +50,7 @@ class MustC(Reader):
         self, source_language: str = "en", target_language: str = "de", target: Target = "translation"
     ) -> None:
         if target not in get_args(Target):
-            raise ConfigError(f"task.target={target}: it is {' or '.join(get_args(Target))}")
+            raise ConfigError(f"task.target={target}: expected {' or '.join(get_args(Target))}")
         self.languages, self.target = (source_language, target_language), target
         self.name = f"MuST-C {source_language}-{target_language}"
 
@@ -71,13 +79,19 @@ class _Item:
 def read_split(
     root: Path, split: str, source_language: str, target_language: str, required: str | None = "target"
 ) -> list[Segment]:
-    """Segments of `<root>/<source>-<target>/data/<split>`, in the order of the files.
+    """The segments of `<root>/<source>-<target>/data/<split>`, in the order of the files.
 
-    Ids are `<wav stem>_<i>`: i counts the segments of that recording by offset as a number (ties: by line).
-    `required` names the text that may not be empty: "target", "source", or None.
+    Ids are `<wav stem>_<i>`, where i counts the segments of a recording in the order of their offsets, then of lines.
 
-    Raises DataError: missing or malformed files, unequal line counts, bad or misplaced segments, unreadable audio,
-    empty text.
+    Args:
+        root: the directory that holds `<source>-<target>`.
+        split: the name of the split.
+        source_language, target_language: the codes in the names of folder and files.
+        required: the text that must not be empty: "target", "source", or None.
+
+    Raises:
+        DataError: missing or malformed files, unequal numbers of lines, segments outside their recording, unreadable
+            audio, empty text.
     """
     folder = split_folder(root, split, source_language, target_language)
     yaml_path = folder / "txt" / f"{split}.yaml"
@@ -87,7 +101,7 @@ def read_split(
     if not len(items) == len(sources) == len(targets):
         raise DataError(
             f"{yaml_path.parent}: {yaml_path.name} has {len(items)} segments, {source_path.name} {len(sources)} lines, "
-            f"{target_path.name} {len(targets)} lines; all three must be equal, line i of each is one utterance"
+            f"{target_path.name} {len(targets)} lines; expected one of each per utterance"
         )
     if not items:
         raise DataError(f"{yaml_path}: no segments")
@@ -126,7 +140,7 @@ def read_split(
 
 
 def check_layout(root: Path, splits: Sequence[str], source_language: str, target_language: str) -> None:
-    """Raises DataError unless all files and folders of `splits` are there; the line says what is missing and where."""
+    """Raise DataError where a file or folder of `splits` is missing; the message names it."""
     try:
         _check_layout(root, splits, source_language, target_language)
     except OSError as error:
@@ -144,7 +158,7 @@ def _check_layout(root: Path, splits: Sequence[str], source_language: str, targe
         resolved = root.resolve()
         for folder in (resolved, *resolved.parents):
             if folder.name == pair:
-                raise DataError(f"data_root={root} lies inside {pair}; set data_root={folder.parent}")
+                raise DataError(f"data_root={root} is inside {pair}; set data_root={folder.parent}")
         for folder in sorted(root.glob(f"*/{pair}")):
             raise DataError(f"data_root={root} does not hold {pair}, but {folder.parent} does: set data_root to that")
         there = sorted(path.name for path in root.iterdir())[:8]
@@ -159,13 +173,14 @@ def _check_layout(root: Path, splits: Sequence[str], source_language: str, targe
             missing.append(folder / "wav")
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise DataError(f"data_root={root} is incomplete: {missing[0]} is missing{more}; MuST-C puts it there: {_HINT}")
+        raise DataError(f"data_root={root} is incomplete: {missing[0]} is missing{more}; MuST-C has {_HINT}")
 
 
 _HINT = "data/<split>/txt/<split>.yaml, .en, .de and data/<split>/wav/*.wav for train, dev and tst-COMMON"
 
 
 def split_folder(root: Path, split: str, source_language: str, target_language: str) -> Path:
+    """The folder of a split in the layout of MuST-C."""
     return root / f"{source_language}-{target_language}" / "data" / split
 
 

@@ -1,7 +1,7 @@
-"""Readers of spoken commands with a class: SLURP and Picovoice's coffee orders.
+"""Readers of spoken commands with a class: SLURP, and Picovoice's coffee orders.
 
-<root>/dataset/slurp/{train,train_synthetic,devel,test}.jsonl    one prompt a line, with its recordings
-<root>/dataset/slurp/metadata.json                               speakers, if it is there
+<root>/dataset/slurp/{train,train_synthetic,devel,test}.jsonl    one prompt per line, with its recordings
+<root>/dataset/slurp/metadata.json                               speakers; optional
 <root>/audio/slurp_real/<file>.flac, audio/slurp_synth/<file>.flac
 
 <root>/label.json               {"<file>.wav": {"intent": ..., "slots": {"coffeeDrink": ...}}}
@@ -33,17 +33,20 @@ from attnlab.errors import ConfigError, DataError
 
 
 class SLURP(Reader):
-    """Target: the class <scenario>_<action>, then the transcript.
+    """SLURP.  The target is the class <scenario>_<action>, then the transcript.
 
-    The class is not the file's `intent` field, which differs for some prompts.  Each recording counts once, whichever
-    split names it first, as published; `train` and the others name the files of each split.  As text (no recordings),
-    one utterance is a prompt, its input the sentence itself.
+    The class is not the field `intent`, which differs for some prompts.  A recording that several lines name counts
+    once, at the first of them, as in the published preparation.  As text, an utterance is a prompt, and its input is
+    the sentence itself.
+
+    Args:
+        train, devel, test: the names of the .jsonl files of each split; None: train and train_synthetic, devel, test.
     """
 
     name = "SLURP"
     splits = ("train", "devel", "test")
     kinds = ("audio", "text")
-    layout = "data_root must hold dataset/slurp/*.jsonl and, to be heard, audio/slurp_real and audio/slurp_synth"
+    layout = "data_root must hold dataset/slurp/*.jsonl and, for audio, audio/slurp_real and audio/slurp_synth"
 
     def __init__(
         self, train: list[str] | None = None, devel: list[str] | None = None, test: list[str] | None = None
@@ -53,9 +56,10 @@ class SLURP(Reader):
             "devel": devel or ["devel"],
             "test": test or ["test"],
         }
-        self._taken: dict[str, tuple[Path, int]] = {}  # recording -> the line that has it
+        self._taken: dict[str, tuple[Path, int]] = {}  # recording -> the first line that names it
 
     def paths(self, root: Path, split: str) -> list[Path]:
+        """The .jsonl files of a split."""
         return [root / "dataset" / "slurp" / f"{name}.jsonl" for name in self.files[split]]
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
@@ -90,7 +94,7 @@ class SLURP(Reader):
         parts = {key: field(record, key, str, path, line) for key in ("scenario", "action")}
         for key, value in parts.items():
             if not value.strip():
-                raise DataError(f"{path} line {line}: empty {key}: a sentence without its class")
+                raise DataError(f"{path} line {line}: empty {key}; expected the class of the sentence")
         label = "_".join(parts.values())
         shared: dict[str, Any] = {"source": text, "target": text, "label": label.replace(" ", "_")}
         if kind == "text":
@@ -99,10 +103,10 @@ class SLURP(Reader):
             return
         recordings = field(record, "recordings", list, path, line)
         if not recordings:
-            raise DataError(f"{path} line {line}: text without audio: no recordings")
+            raise DataError(f"{path} line {line}: no recordings; expected at least one")
         for recording in recordings:
             if not isinstance(recording, dict) or not isinstance(recording.get("file"), str):
-                raise DataError(f"{path} line {line}: a recording without its file's name")
+                raise DataError(f"{path} line {line}: a recording has no `file`; expected the name of its file")
             file = recording["file"]
             if self._taken.setdefault(file, (path, line)) != (path, line):
                 continue
@@ -118,14 +122,22 @@ class SLURP(Reader):
 
 
 class Picovoice(Reader):
-    """Coffee orders; the class is the drink, no words are known.  Validation is every fifth of the training files."""
+    """Picovoice's coffee orders.  The class is the drink; there are no transcripts.
+
+    Args:
+        slot: the slot of label.json that is the class.
+        dev_every: every `dev_every`-th training file is held out for validation; at least 2.
+
+    Raises:
+        ConfigError: `dev_every` is less than 2.
+    """
 
     name = "Picovoice coffee orders"
     layout = "data_root must hold label.json, selection.tsv and speech/*.wav"
 
     def __init__(self, slot: str = "coffeeDrink", dev_every: Annotated[int, Ge(2)] = 5) -> None:
         if dev_every < 2:
-            raise ConfigError(f"task.data.reader.dev_every={dev_every}: at least 2, or nothing is left to train on")
+            raise ConfigError(f"task.data.reader.dev_every={dev_every}: expected at least 2")
         self.slot, self.dev_every = slot, dev_every
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
@@ -153,9 +165,9 @@ class Picovoice(Reader):
             try:
                 label = str(labels[row[0]]["slots"][self.slot])
             except (KeyError, TypeError) as error:
-                raise DataError(f"{path}: {row[0]} has no slot {self.slot}: audio without a class") from error
+                raise DataError(f"{path}: {row[0]} has no slot {self.slot}; expected its class") from error
             if rows[0][1] == self.slot and row[1] != label:
-                raise DataError(f"{table} line {number}: {row[0]} is {row[1]!r}, but {path.name} says {label!r}")
+                raise DataError(f"{table} line {number}: {row[0]} is {row[1]!r}, but {label!r} in {path.name}")
             audio = whole(root / "speech" / row[0], f"{table} line {number}")
             found.append(Segment(id=Path(row[0]).stem, source="", target="", label=label.replace(" ", "_"), **audio))
         if split == "test":
@@ -170,7 +182,7 @@ def clean(sentence: str, lower: bool) -> str:
 
 
 def _speakers(path: Path) -> dict[str, str]:
-    """file -> speaker; empty where there is no metadata.json."""
+    """File to speaker; empty where there is no metadata.json."""
     if not path.is_file():
         return {}
     try:
@@ -181,4 +193,4 @@ def _speakers(path: Path) -> dict[str, str]:
     except json.JSONDecodeError as error:
         raise DataError(f"{path} line {error.lineno}: malformed JSON ({error.msg})") from error
     except (AttributeError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: a prompt without recordings and their usrid") from error
+        raise DataError(f"{path}: a prompt has no recordings or a recording no usrid; expected both") from error

@@ -1,4 +1,4 @@
-"""Features that were computed elsewhere, one file for each utterance: .npy, or HTK's and Sphinx's .mfc."""
+"""Features computed by other programs, one file for each utterance: .npy, or HTK's and Sphinx's .mfc."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +18,15 @@ HTK_HEADER = 12  # int32 frames, int32 period, int16 bytes of a frame, int16 kin
 
 @dataclass(frozen=True)
 class StoredFeatures:
-    """(T, F) float32 from each utterance's file, read when it is needed.
+    """Reads (T, F) float32 features from the file of each utterance, when they are needed.
 
     Args:
-        width: the number of values in a frame that the model sees: 1 + `deltas` times the columns of the files.
-        deltas: 1 adds the regression slopes over two frames to either side, 2 also the slopes of the slopes.
-        normalize: utterance CMVN.
+        width: F, the number of values in a frame of the model's input: 1 + `deltas` times the columns of the files.
+        deltas: 1 appends the regression slopes over two frames to either side, 2 also the slopes of these.
+        normalize: apply CMVN to each utterance.
+
+    Raises:
+        ConfigError: `width` is not a multiple of 1 + `deltas`.
     """
 
     width: Annotated[int, Ge(1)]
@@ -35,11 +38,12 @@ class StoredFeatures:
     def __post_init__(self) -> None:
         if self.width < 1 or self.deltas < 0 or self.width % (1 + self.deltas):
             raise ConfigError(
-                f"features: width={self.width}, deltas={self.deltas}: width is the files' columns times 1 + deltas"
+                f"features: width={self.width}, deltas={self.deltas}: expected width = (1 + deltas) x file columns"
             )
 
     @property
     def columns(self) -> int:
+        """The number of values in a frame of the files."""
         return self.width // (1 + self.deltas)
 
     def open(self, utterances: Sequence[Stored]) -> "StoredInputs":
@@ -48,7 +52,7 @@ class StoredFeatures:
     def __call__(self, path: Path) -> Array:
         features = read_features(path, self.columns)
         if not np.isfinite(features).all():
-            raise DataError(f"{path}: holds numbers that are not finite")
+            raise DataError(f"{path}: contains NaN or infinity; expected finite values")
         parts = [features]
         for _ in range(self.deltas):
             parts.append(slopes(parts[-1]))
@@ -57,7 +61,18 @@ class StoredFeatures:
 
 
 class StoredInputs:
-    """The features of `utterances`; `lengths` come from sizes and headers."""
+    """The features of utterances.
+
+    Args:
+        utterances: with the paths of their files.
+        front: how the files are read.
+
+    Attributes:
+        lengths: (n,) int64, the frames of each, from headers and sizes of the files.
+
+    Raises:
+        DataError: a file is missing, unreadable, empty or of another width.
+    """
 
     def __init__(self, utterances: Sequence[Stored], front: StoredFeatures) -> None:
         self._paths, self._front = [x.path for x in utterances], front
@@ -68,13 +83,21 @@ class StoredInputs:
 
 
 def slopes(x: Array) -> Array:
-    """(T, F): regression slopes over frames t - 2 ... t + 2, the ends repeated (HTK book, eq. 5.16)."""
+    """(T, F) to (T, F): regression slopes over frames t - 2 to t + 2, with the ends repeated (HTK book, eq. 5.16)."""
     p = np.pad(x, ((2, 2), (0, 0)), mode="edge")
     return ((p[3:-1] - p[1:-3] + 2 * (p[4:] - p[:-4])) / 10).astype(np.float32)
 
 
 def frames(path: Path, columns: int) -> int:
-    """Frames of a file, from its header and size.  DataError: no such file, not such a file, another width."""
+    """The number of frames of a file, from its header and size.
+
+    Args:
+        path: .npy, or .mfc of HTK or Sphinx.
+        columns: the expected number of values in a frame.
+
+    Raises:
+        DataError: the file is missing, unreadable, empty or of another width.
+    """
     try:
         if path.suffix == ".npy":
             shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
@@ -94,7 +117,7 @@ def frames(path: Path, columns: int) -> int:
 
 
 def read_features(path: Path, columns: int) -> Array:
-    """(T, columns) float32."""
+    """The features of a file, (T, columns) float32.  Raises DataError as :func:`frames` does."""
     frames(path, columns)
     if path.suffix == ".npy":
         return np.load(path, allow_pickle=False).astype(np.float32)
@@ -104,7 +127,7 @@ def read_features(path: Path, columns: int) -> Array:
 
 
 def _layout(path: Path, columns: int) -> tuple[tuple[int, int], npt.DTypeLike, int]:
-    """Shape, type and first byte of an .mfc file: its size tells Sphinx's header (a count of numbers) from HTK's."""
+    """Shape, dtype and offset of an .mfc file.  Its size distinguishes Sphinx's header (a count) from HTK's."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header = file.read(HTK_HEADER)
@@ -113,7 +136,7 @@ def _layout(path: Path, columns: int) -> tuple[tuple[int, int], npt.DTypeLike, i
             count = int(np.frombuffer(header, f"{order}i4", 1)[0])
             if count > 0 and size == 4 + 4 * count:
                 if count % columns:
-                    raise ValueError(f"its {count} numbers are not a multiple of {columns}, the numbers of a frame")
+                    raise ValueError(f"its {count} values are not a multiple of {columns}, the values of a frame")
                 return (count // columns, columns), f"{order}f4", 4
     if len(header) == HTK_HEADER:
         count, width = int(np.frombuffer(header, ">i4", 1)[0]), int(np.frombuffer(header, ">i2", 1, 8)[0])

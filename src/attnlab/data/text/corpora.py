@@ -1,4 +1,4 @@
-"""Text corpora in their published layouts: which file is which split, and the texts in it."""
+"""Text corpora in their published layouts: the files of each split, and their texts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ class TextCorpus(ABC):
 
 
 class PennTreebank(TextCorpus):
-    """The Penn Treebank as Mikolov prepared it: ptb.{train,valid,test}.txt, a sentence a line, 10,000 words."""
+    """The Penn Treebank as Mikolov prepared it: ptb.{train,valid,test}.txt, a sentence per line, 10,000 words."""
 
     def __init__(self, name: str = "Penn Treebank") -> None:
         self.name = name
@@ -66,7 +66,7 @@ class PennTreebank(TextCorpus):
 
 
 class WikiText(TextCorpus):
-    """WikiText-2 or -103: wiki.{train,valid,test}.tokens, a paragraph, a heading or nothing a line."""
+    """WikiText-2 or -103: wiki.{train,valid,test}.tokens, each line a paragraph, a heading or empty."""
 
     def __init__(self, name: str = "WikiText-2") -> None:
         self.name = name
@@ -83,10 +83,10 @@ class WikiText(TextCorpus):
 
 
 class BillionWords(TextCorpus):
-    """The one billion word benchmark: 99 shards to train on, 50 held-out ones; a sentence a line.
+    """The one billion word benchmark: 99 training shards and 50 held-out shards, a sentence per line.
 
-    Held-out shard 00000 is the test set, as usual, and the others are for validation: no checkpoint is chosen on the
-    test set (the Tensorized Transformer's code validates and tests on all 50).
+    Held-out shard 00000 is the test set, as usual, and the others are the validation set, so no checkpoint is chosen on
+    the test set (the Tensorized Transformer's code validates and tests on all 50).
     """
 
     held_out = "test: held-out shard 00000; validation: the other held-out shards"
@@ -137,9 +137,16 @@ class BillionWords(TextCorpus):
 class FineWebEdu(TextCorpus):
     """FineWeb-Edu: Parquet files with a column `text`, or the uint16 token shards that the T6 system makes of them.
 
-    Parquet: the first `held_out_documents` of the first file are for validation, the next ones for the test.
-    Shards: *_val_*.bin (or val.bin) are held out, and each is halved: validation, then test; the published system has
-    no test set beside its validation set.
+    Parquet: the first `held_out_documents` documents of the first file are for validation, as many after them for the
+    test.  Shards: *_val_*.bin (or val.bin) are held out; the first half of each is for validation, the second for the
+    test, because the published system has no test set.
+
+    Args:
+        name: the name of the corpus.
+        held_out_documents: the number of documents for validation, and again for the test; at least 1.
+
+    Raises:
+        ValueError: `held_out_documents` is less than 1.
     """
 
     def __init__(self, name: str = "FineWeb-Edu", held_out_documents: Annotated[int, Ge(1)] = 10_000) -> None:
@@ -206,7 +213,7 @@ class FineWebEdu(TextCorpus):
 
 
 def read_parquet(path: Path) -> Iterator[str]:
-    """The column `text`, a part of the file at a time.  DataError: no Parquet file, or one without that column."""
+    """The texts of the column `text`.  Raises DataError where the file is not Parquet or has no such column."""
     import pyarrow
     from pyarrow import parquet
 
@@ -221,7 +228,7 @@ def read_parquet(path: Path) -> Iterator[str]:
 
 
 def as_tokens(files: list[TokenFile]) -> TokenFile:
-    """Several files as one: held-out shards are few and are read in order."""
+    """Several files as one, in memory; for the few held-out shards."""
     if len(files) == 1:
         return files[0]
     ids = np.concatenate([file.read(0, len(file)) for file in files])

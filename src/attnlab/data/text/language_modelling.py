@@ -43,15 +43,14 @@ class LanguageModellingData(Data):
         vocabulary: words or byte pairs.
         vocab_size: of the model.  Words: the largest number of them.  Byte pairs: the exact number; ids beyond the
             tokenizer's are padding.
-        window: tokens of a training window.  Windows lie side by side, from another offset in each epoch, in an order
-            that seed and epoch determine.
+        window: tokens of a training window.  Windows are adjacent; their offset and order depend on seed and epoch.
         update_tokens: tokens of an update, on all processes together; a multiple of `window`.
         batch_size: the largest number of windows in a batch of one process.
         eval_window: tokens of a held-out window, disjoint; None: `window`.
         eval_batch_size: windows of a held-out batch; None: `batch_size`.
         eval_windows: the largest number of held-out windows, evenly spread; None: all.
         seed: of the order of windows.
-        num_workers: processes that read ahead; 0: none.
+        num_workers: worker processes of a loader; 0: none.
 
     Raises:
         ConfigError: settings that do not fit.
@@ -90,11 +89,11 @@ class LanguageModellingData(Data):
         self._files: dict[Split, list[TokenFile]] = {}
 
     def prepare_data(self) -> None:
-        """Checks the corpus, then writes what is missing: sample corpus, vocabulary, ids."""
+        """Check the corpus, then write the sample corpus, vocabulary and ids that do not exist."""
         self.setup()
 
     def setup(self, stage: str | None = None) -> None:
-        """All splits, or with `stage` "test" the vocabulary and the test set."""
+        """Read all splits, or with `stage` "test" the vocabulary and the test set.  Raises DataError."""
         if self._files:
             return
         if self.root is None:
@@ -103,7 +102,7 @@ class LanguageModellingData(Data):
         if not self.root.is_dir():
             raise DataError(f"{self.root}: no such directory; data_root names the directory of {self.source.name}")
         splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
-        for split in SPLITS:  # a missing file is an error before hours are spent on the others
+        for split in SPLITS:  # a missing file is found before the others are encoded
             self.source.files(self.root, split)
         self.vocabulary = self.settings.build(self.source, self.root, self.cache_dir, self.vocab_size)
         files = {split: self._read(split) for split in splits}
@@ -119,12 +118,12 @@ class LanguageModellingData(Data):
         self._files = files
 
     def _read(self, split: Split) -> list[TokenFile]:
-        """The ids of a split: shards of another program, or built from its texts."""
+        """The ids of a split: given shards, or ids encoded from its texts."""
         assert self.root is not None
         shards = self.source.shards(self.root, split, self.vocabulary.num_ids)
         if shards:
             for file in shards:
-                file.read(0, min(len(file), 1 << 20))  # another tokenizer's ids show at once
+                file.read(0, min(len(file), 1 << 20))  # find the ids of another tokenizer early
             return shards
         digests = file_digests(self.source.files(self.root, split), self.cache_dir / "tokens" / "files.json")
         key = digest([VERSION, split, self.source.held_out, self.vocabulary.fingerprint, sorted(digests.values())])
@@ -175,9 +174,9 @@ class LanguageModellingData(Data):
         return self.held_out("validation", shared=True)
 
     def test_dataloader(self) -> list[DataLoader[Window]]:
-        """Disjoint windows of the test set, then, with `sliding_stride`, a window every so many tokens.
+        """Disjoint windows of the test set; with `sliding_stride`, then also windows every `sliding_stride` tokens.
 
-        The processes share them inside `trainer.test`; elsewhere the caller gets all.
+        Inside `trainer.test` the processes share them; elsewhere each loader has all windows.
         """
         shared = self.trainer is not None and bool(self.trainer.testing)
         strides = [None, *([self.sliding_stride] if self.sliding_stride else [])]
@@ -191,7 +190,7 @@ class LanguageModellingData(Data):
         return EvaluationWindows(self.tokens(split), self.eval_window, stride or self.eval_window, self.eval_windows)
 
     def held_out(self, split: Split, stride: int | None = None, shared: bool = False) -> DataLoader[Window]:
-        """Windows of `eval_window` every `stride` tokens (None: disjoint).  `shared`: dealt out to the processes."""
+        """Windows of `eval_window` every `stride` tokens (None: disjoint); `shared`: only those of this process."""
         windows = self._evaluation(split, stride)
         rank, world_size = self._ranks() if shared else (0, 1)
         batches = OrderedBatches(len(windows), self.eval_batch_size, rank=rank, world_size=world_size)
@@ -205,5 +204,5 @@ class LanguageModellingData(Data):
             batch_sampler=batches,
             num_workers=self.num_workers,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
-            generator=torch.Generator(),  # its own: making an iterator must not move the global one
+            generator=torch.Generator(),  # so that an iterator does not advance the global one
         )

@@ -28,7 +28,7 @@ def read_lines(path: Path) -> Iterator[str]:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not number:
-        raise DataError(f"{path}: the file is empty; expected text, one sentence or paragraph a line")
+        raise DataError(f"{path}: the file is empty; expected text, one sentence or paragraph per line")
 
 
 def find(root: Path, names: list[str], what: str) -> Path:

@@ -1,4 +1,4 @@
-"""Reader of parallel text: one sentence a line, the same line in two files, or numbered segments in two SGML files."""
+"""Reader of parallel text: two files with one sentence per line, or two SGML files with numbered segments."""
 
 import html
 import re
@@ -23,7 +23,7 @@ class Files:
     Attributes:
         train: the training files.
         dev, test: the held-out files; empty: held out of the training files.
-        subwords: whether the words are cut into pieces, each but a word's last one marked by `@@`.
+        subwords: whether words are split into pieces; every piece but the last of a word ends in `@@`.
     """
 
     train: tuple[str, ...]
@@ -57,15 +57,14 @@ LAYOUTS = {
 class Parallel(Reader):
     """Sentence pairs: line i of the source file and line i of the target file.
 
-    Typographic apostrophes become plain ones.  In a layout whose words are cut into pieces, the pieces are joined;
-    elsewhere `@@` is text like any other.
+    Typographic apostrophes become plain ones.  In a layout with `subwords` the pieces of a word are joined; in other
+    layouts `@@` is text.
 
     Args:
         source_language, target_language: the codes in the file names.
-        layout: one of LAYOUTS, or "auto": the first one whose files are all there.
+        layout: one of LAYOUTS, or "auto": the first one whose files all exist.
         unescape: replace HTML entities by their characters.
-        hold_out: a split without files of its own is every `hold_out`-th training pair, which training then lacks; at
-            least 3.
+        hold_out: for a split without files, every `hold_out`-th pair is taken out of the training pairs; at least 3.
 
     Raises:
         ConfigError: `hold_out` is too small.
@@ -83,7 +82,7 @@ class Parallel(Reader):
         hold_out: Annotated[int, Ge(3)] = 100,
     ) -> None:
         if hold_out < 3:
-            raise ConfigError(f"task.data.reader.hold_out={hold_out}: at least 3")
+            raise ConfigError(f"task.data.reader.hold_out={hold_out}: expected at least 3")
         self.languages, self.chosen, self.unescape, self.hold_out = (
             (source_language, target_language),
             layout,
@@ -100,6 +99,7 @@ class Parallel(Reader):
         return name.format(**words, **{"from": ("src", "tgt")[side]})
 
     def files(self, root: Path) -> Files:
+        """The layout of `root`.  Raises DataError where no layout fits."""
         for name, files in LAYOUTS.items():
             if self.chosen == name or (self.chosen == "auto" and all(p.is_file() for p in self._all(root, files))):
                 return files
@@ -153,7 +153,7 @@ class Parallel(Reader):
 def _sgml(source: Path, target: Path, name: str, drop_empty: bool) -> list[Utterance]:
     sides = [[squeeze(html.unescape(text)) for _, text in _SEGMENT.findall(read_text(p))] for p in (source, target)]
     if not sides[0] or len(sides[0]) != len(sides[1]):
-        raise DataError(f"{source} has {len(sides[0])} <seg> lines, {target.name} {len(sides[1])}: they must be equal")
+        raise DataError(f"{source} has {len(sides[0])} segments, {target.name} {len(sides[1])}; expected equal numbers")
     found = []
     for number, (left, right) in enumerate(zip(*sides, strict=True), 1):
         if not (left and right) and not drop_empty:

@@ -15,7 +15,7 @@ from attnlab.errors import ConfigError
 
 @dataclass(frozen=True)
 class SourceText:
-    """Piece ids of the source, ending in </s>.
+    """The source text as piece ids that end in </s>.
 
     Args:
         max_tokens: the largest number of ids, at least 2.  A longer text is cut to its first `max_tokens` - 1 pieces
@@ -35,7 +35,16 @@ class SourceText:
 
 
 class TextInputs:
-    """(T,) int64 of each text; `truncated` counts those that were cut."""
+    """(T,) int64 ids of each text.
+
+    Args:
+        pieces: the ids of each text, without </s>.
+        max_tokens: the largest number of ids, </s> included.
+
+    Attributes:
+        truncated: the number of texts that were cut.
+        lengths: (n,) int64, the number of ids of each text.
+    """
 
     def __init__(self, pieces: Sequence[Sequence[int]], max_tokens: int) -> None:
         self._ids = [np.asarray([*x[: max_tokens - 1], Tokenizer.eos], dtype=np.int64) for x in pieces]

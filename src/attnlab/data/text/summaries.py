@@ -3,7 +3,7 @@
 (a) <root>/bbc-summary-data/<id>.summary     sections [SN]URL[SN], TITLE, FIRST-SENTENCE, RESTBODY
     <root>/XSum-TRAINING-DEV-TEST-SPLIT-90-5-5.json     {"train": [ids], "validation": ..., "test": ...}
 (b) <root>/{train,validation,test}.json      records with document and summary (Hugging Face's fields)
-(c) <root>/{train,validation,test}.{source,target}     one example a line; also [.raw].source, .document/.summary
+(c) <root>/{train,validation,test}.{source,target}     one example per line; also [.raw].source, .document/.summary
 
 <root>/{train,dev,test}.jsonl                SciTLDR: source, a list of sentences; target, a list of summaries
 """
@@ -35,7 +35,7 @@ SHARE_BAR = {
 
 
 class XSum(Reader):
-    """Whichever of the three layouts lies at the root; documents with all whitespace squeezed."""
+    """XSum in the first of the three layouts that the root has.  Runs of white space become one space."""
 
     name = "XSum"
     unit = "documents"
@@ -108,7 +108,7 @@ class XSum(Reader):
 
 
 class SciTLDR(Reader):
-    """Papers' abstracts; the first summary is the target, all count as references."""
+    """Abstracts of papers.  The first summary is the target; all summaries are references."""
 
     name = "SciTLDR"
     unit = "papers"
@@ -136,11 +136,21 @@ class SciTLDR(Reader):
 def read_pairs(
     source: Path, target: Path, name: str, drop_empty: bool, what: tuple[str, str] = ("source", "target")
 ) -> list[Utterance]:
-    """Two files of lines; line i of both is one example."""
+    """Examples from two files of lines; line i of both is one example.
+
+    Args:
+        source, target: the files.
+        name: the prefix of the ids.
+        drop_empty: give examples with an empty text an empty target, to be left out, in place of an error.
+        what: what the lines of both files are, for messages.
+
+    Raises:
+        DataError: the files have unequal numbers of lines, or a line is empty.
+    """
     sides = read_lines(source), read_lines(target)
     if len(sides[0]) != len(sides[1]):
         raise DataError(
-            f"{source} has {len(sides[0])} lines, {target.name} {len(sides[1])}: line i of both is one example"
+            f"{source} has {len(sides[0])} lines, {target.name} {len(sides[1])}; expected one line per example in both"
         )
     found = []
     for number, (left, right) in enumerate(zip(*([squeeze(line) for line in side] for side in sides), strict=True), 1):
@@ -151,4 +161,5 @@ def read_pairs(
 
 
 def squeeze(text: str) -> str:
+    """`text` with each run of white space as one space."""
     return " ".join(text.split())

@@ -57,6 +57,7 @@ class Tokenizer:
         return ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without <s> and </s>."""
         ids: list[list[int]] = self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
         return ids
 
@@ -66,6 +67,7 @@ class Tokenizer:
         return text
 
     def piece(self, id: int) -> str:
+        """The text of one piece."""
         piece: str = self._processor.id_to_piece(id)
         return piece
 
@@ -93,13 +95,21 @@ class Tokenizer:
         labels: Sequence[str] = (),
         hard_limit: bool = True,
     ) -> "Tokenizer":
-        """Learns `vocab_size` pieces from `lines`, `labels` included, and writes `<path_prefix>.model` (atomically).
+        """Train a model and write `<path_prefix>.model` (atomically).  The same lines give the same file.
 
-        Deterministic: the same lines give the same file. Raises ConfigError for a size that the text does not allow;
-        without `hard_limit`, takes the most pieces that it does allow.
+        Args:
+            lines: the training text.
+            path_prefix: the path without suffix.
+            vocab_size: the number of pieces, specials and `labels` included.
+            type: "unigram", "bpe" or "char".
+            labels: the names of classes, each of which becomes a piece that does not occur in texts.
+            hard_limit: False: where the text allows fewer pieces than `vocab_size`, take as many as it allows.
+
+        Raises:
+            ConfigError: unknown `type`, or a size that the text does not allow.
         """
         if type not in get_args(Kind):
-            raise ConfigError(f"vocab_type={type}: it is one of {', '.join(get_args(Kind))}")
+            raise ConfigError(f"vocab_type={type}: expected one of {', '.join(get_args(Kind))}")
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -114,14 +124,16 @@ class Tokenizer:
                 pad_id=cls.pad,
                 eos_id=cls.eos,
                 unk_id=cls.unk,
-                num_threads=4,  # a constant: sums in another order give other pieces
+                num_threads=4,  # fixed: another order of summation gives other pieces
                 minloglevel=2,
             )
         except RuntimeError as error:
             raise ConfigError(_explain(str(error), vocab_size, type)) from error
         tokenizer = cls(model.getvalue())
         if hard_limit and tokenizer.size != vocab_size:
-            raise ConfigError(_TOO_HIGH.format(vocab_size, tokenizer.size))  # characters: it just made fewer
+            raise ConfigError(
+                _TOO_HIGH.format(vocab_size, tokenizer.size)
+            )  # with type="char" SentencePiece raises no error
         write_bytes(Path(f"{path_prefix}.model"), model.getvalue())
         return tokenizer
 
@@ -136,9 +148,9 @@ class Tokenizer:
         labels: Sequence[str] = (),
         hard_limit: bool = True,
     ) -> "Tokenizer":
-        """As :meth:`train`, but learned once: stored in `folder` under the content of `lines` and the settings.
+        """As :meth:`train`, but trained only once for the same `lines` and settings.
 
-        A stored model whose SHA-256 is not that of the file beside it is learned again.
+        The model is stored in `folder` beside its SHA-256; a damaged one is trained again.
         """
         own = [list(labels)] if labels else []
         settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit, *own])
@@ -148,7 +160,7 @@ class Tokenizer:
         if model.exists() and check.exists():
             if hashlib.sha256(model.read_bytes()).hexdigest() == check.read_text(errors="replace"):
                 return cls.load(model)
-            log.warning("%s: damaged; learning it again", model)
+            log.warning("%s: damaged; training it again", model)
         tokenizer = cls.train(lines, prefix, vocab_size, type, labels=labels, hard_limit=hard_limit)
         write_bytes(check, tokenizer.fingerprint.encode())
         return tokenizer
@@ -162,5 +174,5 @@ def _explain(message: str, vocab_size: int, type: str) -> str:
     if found := re.search(r"too high.*<= (\d+)", message):
         return _TOO_HIGH.format(vocab_size, found[1])
     if found := re.search(r"required_chars. \d+ vs (\d+)", message):
-        return f"vocab_size={vocab_size} is less than the characters of the training text; at least {found[1]}"
+        return f"vocab_size={vocab_size} is less than the characters of the training text; expected at least {found[1]}"
     return f"vocab_size={vocab_size}: SentencePiece cannot learn {type} pieces: {message.strip().splitlines()[-1]}"

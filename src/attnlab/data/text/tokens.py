@@ -1,8 +1,8 @@
-"""Token ids on disk: written once, found again by content, read through memory maps.
+"""Token ids on disk: written once for each corpus and vocabulary, and read through memory maps.
 
-A built file is a folder `<name>-<key>` with `tokens.bin`, the ids one after the other, and `index.json`: their number
-and type, counts of texts and words, the CRC-32 of each block.  The key hashes the corpus's bytes and the vocabulary.
-A shard is a file that another program wrote: uint16 ids, with or without the 1,024-byte header of the T6 system.
+Built ids are a folder `<name>-<key>` with `tokens.bin`, the ids one after the other, and `index.json`: their number and
+type, the numbers of texts and words, the CRC-32 of each block.  The key is a hash of the corpus and the vocabulary.
+A shard is a file of another program: uint16 ids, with or without the 1,024-byte header of the T6 system.
 """
 
 import logging
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 Ids = npt.NDArray[np.int64]
 
-VERSION = 1  # to be raised when the same texts and vocabulary give other ids
+VERSION = 1  # increase it when the same texts and vocabulary give other ids
 BLOCK = 1 << 22  # bytes under one checksum
-EAGER = 1 << 28  # built files up to this size are checked whole when they are opened, larger ones block by block
+EAGER = 1 << 28  # bytes; built files up to this size are verified when they are opened, larger ones block by block
 
 MAGIC, HEADER = 20240520, 256  # int32 words: magic, version, number of ids, zeros
-FOREIGN = {20240801: "uint32 ids of the Llama 3 vocabulary"}  # other headers that would else be read as ids
+FOREIGN = {20240801: "uint32 ids of the Llama 3 vocabulary"}  # headers of other formats, which must not be read as ids
 
 
 class TokenFile:
@@ -43,7 +43,7 @@ class TokenFile:
     def __init__(self, path: Path, ids: npt.NDArray[Any], vocab_size: int, texts: int = 0, words: int = 0) -> None:
         self.path, self.texts, self.words = path, texts, words
         self._ids, self._limit = ids, vocab_size
-        self._checks: list[int] | None = None  # block by block, those not yet verified
+        self._checks: list[int] | None = None  # CRC-32 of each block
         self._verified: set[int] = set()
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class TokenFile:
         return ids
 
     def half(self, which: int) -> "TokenFile":
-        """The first or the second half of a shard, as a file of its own."""
+        """The first half (`which` = 0) or the second one (1) of a shard."""
         middle = len(self._ids) // 2
         return TokenFile(self.path, self._ids[middle:] if which else self._ids[:middle], self._limit)
 
@@ -84,9 +84,15 @@ class TokenFile:
 
 
 def open_shard(path: Path, vocab_size: int) -> TokenFile:
-    """uint16 ids of the T6 system's layout, or without any header (nanoGPT's).
+    """Open a shard of uint16 ids, with the header of the T6 system or without a header (nanoGPT).
 
-    DataError: odd length, a header that does not fit the file, another format's header.
+    Args:
+        path: the file.
+        vocab_size: the number of ids that are allowed.
+
+    Raises:
+        DataError: the file cannot be read, is empty, has an odd length, a header that does not fit its size, or the
+            header of another format.
     """
     try:
         size = path.stat().st_size
@@ -115,7 +121,7 @@ def open_shard(path: Path, vocab_size: int) -> TokenFile:
         if len(head) < HEADER or head[1] != 1 or int(head[2]) != (size - offset) // 2:
             said = f"version {head[1]}, {head[2]} ids" if len(head) >= 3 else "nothing after its magic"
             raise DataError(
-                f"{path}: the header says {said}; expected version 1 and {(size - offset) // 2} ids, which the file has"
+                f"{path}: the header has {said}; expected version 1 and {(size - offset) // 2} ids, which the file has"
             )
         if size == offset:
             raise DataError(f"{path}: the shard holds no ids")
@@ -123,11 +129,11 @@ def open_shard(path: Path, vocab_size: int) -> TokenFile:
 
 
 def build(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], vocab_size: int) -> TokenFile:
-    """The stored ids of a corpus, written first if they are not there or damaged.
+    """The stored ids of a corpus; they are written first where they are missing or damaged.
 
     Args:
         folder: where they are stored.
-        batches: read only to write: of some texts, the ids of each and the number of words of all.
+        batches: the ids of each text of a batch, and the number of words of the batch; read only to write.
         vocab_size: the number of ids that are allowed.
 
     Raises:

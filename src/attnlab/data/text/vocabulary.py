@@ -1,4 +1,4 @@
-"""Texts to token ids and back: whole words, or byte pairs."""
+"""Text to token ids and back, by words or by byte pairs."""
 
 import hashlib
 import json
@@ -68,11 +68,20 @@ class Vocabulary(ABC):
         return [self.ids(text) for text in texts]
 
     def save(self, path: Path) -> None:
+        """Write the vocabulary as JSON (atomically)."""
         write_bytes(path, json.dumps(self.plain(), ensure_ascii=False).encode())
 
 
 class WordVocabulary(Vocabulary):
-    """Whole words, split at white space, the most frequent first."""
+    """Words, split at white space.
+
+    Args:
+        words: the words, the most frequent first; ids are their indices.
+        end: the mark between texts, one of `words`.
+        unknown: the word for words that are not in `words`; without it in `words`, these are an error.
+        ends: the place of the mark.
+        lower: convert texts to lower case.
+    """
 
     unit = "word"
 
@@ -111,12 +120,21 @@ class WordVocabulary(Vocabulary):
 
 
 class BytePairVocabulary(Vocabulary):
-    """Byte-pair encoding in the form of a tokenizer.json; `size` is the model's, at least the tokenizer's."""
+    """Byte-pair encoding.
+
+    Args:
+        tokenizer: the content of a tokenizer.json.
+        size: the number of ids in the model's table, at least that of the tokenizer.
+        ends: the place of the mark between texts.
+        end: the mark between texts.
+
+    Raises:
+        ValueError: not a tokenizer, without the mark, or with more pieces than `size`.
+    """
 
     unit = "token"
 
     def __init__(self, tokenizer: str, size: int, ends: Ends, end: str = END_OF_TEXT) -> None:
-        """ValueError: not a tokenizer, without the end mark, or with more pieces than `size`."""
         try:
             self.tokenizer = Tokenizer.from_str(tokenizer)
         except Exception as error:  # the library raises this class itself
@@ -163,12 +181,12 @@ class Words:
 
     Args:
         end: the mark between texts.
-        unknown: the word for words that are left out.
+        unknown: the word for words that are not in the vocabulary.
         ends: the place of `end`: after each text, before it, or "around": both, as in the published LM1B code.
         of: the splits whose words count; None: training.
-        min_count: occurrences that a word needs.
-        lower: write all words in lower case.
-        file: a file with one word a line, in place of the corpus; None: the corpus.
+        min_count: words with fewer occurrences are left out.
+        lower: convert texts to lower case.
+        file: a file with one word per line, in place of the words of the corpus; None: the corpus.
     """
 
     def __init__(
@@ -186,7 +204,17 @@ class Words:
         self.min_count, self.file = min_count, None if file is None else Path(file).expanduser()
 
     def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> WordVocabulary:
-        """The vocabulary of at most `vocab_size` words.  Words are counted once; the result is stored in the cache."""
+        """The vocabulary of a corpus.
+
+        Args:
+            corpus: the layout of the corpus.
+            root: the directory of the corpus.
+            cache_dir: the result is stored here, so that words are counted once.
+            vocab_size: the largest number of words, marks included.
+
+        Raises:
+            DataError: a file is missing or unreadable, or has no words.
+        """
         files = [path for split in self.of for path in corpus.files(root, split)]
         sources = [self.file] if self.file else files
         digests = file_digests(sources, cache_dir / "tokens" / "files.json")
@@ -209,7 +237,7 @@ class Words:
         return vocabulary
 
     def _cut(self, words: list[str], left_out: bool, vocab_size: int) -> list[str]:
-        """At most `vocab_size` of the words, the marks among them; `unknown` only where something is left out."""
+        """At most `vocab_size` words, the marks included; `unknown` only where words are left out."""
         cut = len(words) > vocab_size
         marks = [self.end, self.unknown] if cut or left_out else [self.end]
         missing = [mark for mark in marks if mark not in words[: vocab_size - len(marks)]]
@@ -237,7 +265,7 @@ class Words:
         words = [line.split()[0] for line in read_lines(self.file) if line.strip()]
         twice = [word for word, count in Counter(words).items() if count > 1]
         if twice:
-            raise DataError(f"{self.file}: {twice[0]!r} occurs twice; expected one word a line")
+            raise DataError(f"{self.file}: {twice[0]!r} occurs twice; expected each word on one line")
         return words, True
 
 
@@ -245,15 +273,27 @@ class BytePairs:
     """A vocabulary of byte pairs.
 
     Args:
-        file: a tokenizer.json; None: learned from the training texts.
+        file: a tokenizer.json; None: train one on the training texts.
         ends: the place of the mark between texts.
-        sample_texts: the largest number of texts to learn from.
+        sample_texts: the largest number of texts to train on.
     """
 
     def __init__(self, file: str | None = None, ends: Ends = "before", sample_texts: int = 200_000) -> None:
         self.file, self.ends, self.sample = None if file is None else Path(file).expanduser(), ends, sample_texts
 
     def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> BytePairVocabulary:
+        """The vocabulary of a corpus.
+
+        Args:
+            corpus: the layout of the corpus.
+            root: the directory of the corpus.
+            cache_dir: a trained tokenizer is stored here.
+            vocab_size: the number of ids in the model's table.
+
+        Raises:
+            ConfigError: the corpus has token shards and no `file`, or `vocab_size` is less than 257.
+            DataError: a file is missing or unreadable, or has more pieces than `vocab_size`.
+        """
         if self.file is not None:
             try:
                 return BytePairVocabulary(self.file.read_text(encoding="utf-8"), vocab_size, self.ends)
@@ -262,7 +302,7 @@ class BytePairs:
         files = corpus.files(root, "train")
         if files[0].suffix == ".bin":
             raise ConfigError(
-                f"{files[0]}: token shards need the tokenizer that made them: "
+                f"{files[0]}: token shards need the tokenizer that they were encoded with; set "
                 "task.data.vocabulary.file=<GPT-2's tokenizer.json>"
             )
         digests = file_digests(files, cache_dir / "tokens" / "files.json")
@@ -272,7 +312,7 @@ class BytePairs:
         if path.is_file() and check.is_file():
             if hashlib.sha256(path.read_bytes()).hexdigest() == check.read_text(errors="replace"):
                 return BytePairVocabulary(path.read_text(encoding="utf-8"), vocab_size, self.ends)
-            log.warning("%s: damaged; learning it again", path)
+            log.warning("%s: damaged; training it again", path)
         text = self._learn(corpus.texts(root, "train"), vocab_size)
         write_bytes(path, text.encode())
         write_bytes(check, hashlib.sha256(text.encode()).hexdigest().encode())
@@ -280,7 +320,7 @@ class BytePairs:
 
     def _learn(self, texts: Iterable[str], vocab_size: int) -> str:
         if vocab_size < 257:
-            raise ConfigError(f"task.data.vocab_size={vocab_size}: byte pairs need at least 257, the bytes and the end")
+            raise ConfigError(f"task.data.vocab_size={vocab_size}: expected at least 257, the bytes and the end mark")
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -300,5 +340,5 @@ def _first(texts: Iterable[str], number: int) -> Iterator[str]:
 
 
 def count_words(text: str) -> int:
-    """Words and line ends, the last one included."""
+    """The number of words and line ends of a text, the end of the last line included."""
     return len(text.split()) + text.count("\n") + 1

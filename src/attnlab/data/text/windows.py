@@ -1,4 +1,4 @@
-"""Which tokens form which window and batch: pure functions of seed, epoch, rank and place."""
+"""Windows of tokens and batches of windows, as pure functions of seed, epoch, rank and index."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,15 +10,19 @@ from torch.utils.data import Dataset, Sampler
 from attnlab.config.batch import Share
 from attnlab.data.text.tokens import Ids, TokenFile
 
-IGNORE = -1  # the target where nothing is to be predicted
+IGNORE = -1  # the target of tokens that are not scored
 
 Window = tuple[Tensor, Tensor]
 
 
 class Permutation:
-    """A pseudo-random order of range(size) that needs no memory: a Feistel network walked until it is inside.
+    """A pseudo-random permutation of range(size) that is computed by index, in constant memory.
 
-    So the order of 10^8 windows costs as much as that of 10, and its middle is found at once.
+    It is a Feistel network on the next power of four, applied again to results outside the range (cycle walking).
+
+    Args:
+        size: the number of items.
+        key: ints; the permutation is a function of `size` and these.
     """
 
     ROUNDS = 4
@@ -29,10 +33,10 @@ class Permutation:
         self._keys = np.random.default_rng(key).integers(1, 2**63, self.ROUNDS, dtype=np.uint64)
 
     def __getitem__(self, places: Ids) -> Ids:
-        """(n,) places in the order, each below `size` -> (n,) the numbers at these places."""
+        """(n,) indices below `size` to (n,) permuted indices."""
         x = places.astype(np.uint64)
         outside = np.ones(len(x), dtype=bool)
-        while outside.any():  # the network permutes the next power of four: at most four steps on average
+        while outside.any():  # at most four steps on average
             x[outside] = self._network(x[outside])
             outside = x >= self.size
         return x.astype(np.int64)
@@ -50,9 +54,9 @@ class Permutation:
 
 
 class TrainingWindows(Dataset[Window]):
-    """Training windows of tokens and of the tokens after them, side by side from an offset that changes with the epoch.
+    """Adjacent training windows of tokens and of the next tokens, from an offset that changes with the epoch.
 
-    A window lies in one file.
+    A window does not extend over several files.
 
     Args:
         files: the token ids of the training split.
@@ -115,8 +119,8 @@ class EvaluationWindows(Dataset[Window]):
 class ShuffledBatches(Sampler[list[int]]):
     """A process's batches of a training epoch, in an order that seed and epoch determine.
 
-    An update reads the next windows of that order, whatever the number of processes.  Windows that do not fill an
-    update are left out.
+    An update takes the next windows of that order, for any number of processes.  Windows that do not fill an update are
+    left out.
 
     Args:
         windows: the number of windows of the epoch.
@@ -153,7 +157,7 @@ class ShuffledBatches(Sampler[list[int]]):
 
 
 class OrderedBatches(Sampler[list[int]]):
-    """All windows in order, dealt out to the processes; counts may differ by one batch.
+    """The batches of all windows in order, distributed over the processes; their numbers may differ by one.
 
     Args:
         windows: the number of windows.
