@@ -17,7 +17,7 @@ TOLERANCE = {
     torch.float16: 0.02,
     torch.bfloat16: 0.1,
 }  # largest error over root mean square
-HUGE = 1e6  # what stands in padding: any leak shows
+HUGE = 1e6  # the values in padding: any leak is visible
 
 
 def prefixes(

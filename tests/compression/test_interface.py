@@ -138,7 +138,7 @@ def test_stacked_layers_as_trawl_does(case: Case) -> None:
 
 
 def test_a_method_of_matrices_needs_no_attention() -> None:
-    """MLPSVD knows the MLP's matrices by name alone: gate, up and down of a Llama."""
+    """MLPSVD needs only the names of the MLP's matrices: gate, up and down of a Llama."""
     model = llama().double()
     with torch.no_grad():
         expected = model(words())

@@ -22,7 +22,7 @@ CASES = [  # annotation, values that fit, values that do not, words
     ("list[Annotated[float, Gt(0)]]", [[], [1, 2.5]], [[0], 3], "a list, each float > 0"),
     ("Annotated[list[int], MinLen(1)]", [[3]], [[], ["a"]], "a list, each int, not empty"),
     ("Annotated[str, MinLen(1)]", ["a"], ["", 1], "str, not empty"),
-    ("Annotated[str, 'what a person reads']", ["", "a"], [1], "str"),
+    ("Annotated[str, 'a description']", ["", "a"], [1], "str"),
     ("bool", [True], [1, "true"], "bool"),
     ("Path", ["x"], [5], "a path"),
 ]

@@ -196,7 +196,7 @@ def test_a_second_signal_ends_at_once(run: Run, monkeypatch: pytest.MonkeyPatch)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
         finally:
-            with pytest.raises(Ended, match="143"):  # stands for the end of the process
+            with pytest.raises(Ended, match="143"):  # in place of the end of the process
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(5)
 
