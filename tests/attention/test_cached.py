@@ -125,7 +125,7 @@ def walk(mechanism: Mechanism, operations: list[str], kind: str, seed: int, *, b
 
 
 def crop(cache: Cache, model: Recomputed, length: int) -> bool:
-    """Crop both, or neither where the cache says that it cannot."""
+    """Crop both, or neither where the cache refuses."""
     try:
         cache.crop(length)
     except ValueError:

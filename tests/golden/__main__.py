@@ -1,4 +1,4 @@
-"""python -m tests.golden [RUN ...]: write the losses of the golden runs anew, after a change that must alter them."""
+"""python -m tests.golden [RUN ...]: write the losses of the golden runs again, after a change that must alter them."""
 
 import sys
 import tempfile

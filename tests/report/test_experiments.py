@@ -1,4 +1,4 @@
-"""Every overlay in conf/experiment/ composes and builds; every row of a table is what its specification says."""
+"""Every overlay in conf/experiment/ composes and builds; every row of a table agrees with its specification."""
 
 import shlex
 from pathlib import Path
@@ -37,7 +37,7 @@ def described(cfg: DictConfig) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_overlay(name: str) -> None:
-    """It composes, is checked, builds on meta, and its comment says its command."""
+    """It composes, is checked, builds on meta, and its comment has its command."""
     cfg = compose(f"experiment={name}")
     assert cfg.choices.experiment == name
     assert f"experiment={name} " in (CONF / "experiment" / f"{name}.yaml").read_text().replace("\n", " ")
@@ -47,7 +47,7 @@ def test_overlay(name: str) -> None:
 
 
 def test_an_overlay_is_more_than_options_and_heads() -> None:
-    """What `task attention scale` and a head count say, a command line says."""
+    """`task attention scale` and a head count give the same as a command line."""
     for name in OVERLAYS:
         own = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())
         own.pop("defaults", None)
@@ -57,7 +57,7 @@ def test_an_overlay_is_more_than_options_and_heads() -> None:
 
 @pytest.mark.parametrize(("path", "row"), ROWS, ids=lambda part: part.stem if isinstance(part, Path) else part.label)
 def test_row(path: Path, row: Row) -> None:
-    """What the specification says of a row is what its command line gives."""
+    """The command line of a row gives the numbers of its specification."""
     record = described(compose(*shlex.split(row.command)))
     assert record["parameters"]["total"] == row.parameters
     if "compression" in record:

@@ -30,7 +30,7 @@ def _take(x: Tensor, places: Tensor) -> Tensor:
 class MTLACache(LatentCache):
     """A slot per `stride` positions. The slot that a prefix leaves open belongs to the text of each row.
 
-    Positions count from the start of the prefix: text position t of a row whose prefix has length S stands in slot
+    Positions count from the start of the prefix: text position t of a row whose prefix has length S is in slot
     floor((S + t) / s). `offset` is S mod s, and text slot 0 is slot floor(S / s).
     """
 
@@ -265,7 +265,7 @@ class MTLA(MLA):
             mask = self._write(latent[:, 0], rotary[:, 0], start, cache)
             return self._step(q, cache, cache.slots_up_to(start + 1), cache.prefix_slots, mask)
         begin = cache.row_offset() + start
-        base = begin // s  # text slot that the first new position stands in
+        base = begin // s  # text slot of the first new position
         rows = torch.arange(len(begin), device=begin.device)[:, None]
         carry = text[rows[:, 0], base.clamp(max=text.shape[1] - 1), :r] * (begin % s != 0).unsqueeze(-1)
         past = []

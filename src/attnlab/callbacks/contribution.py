@@ -53,7 +53,7 @@ class Contributor(Callback):
     def contribution(self) -> Sections:
         """Values by section, once the trainer's call has ended; {} if nothing was measured.
 
-        A section's `protocol` says how its numbers were measured; those of several callbacks are joined.
+        A section's `protocol` describes how its numbers were measured; those of several callbacks are joined.
         """
 
 

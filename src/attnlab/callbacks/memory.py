@@ -14,7 +14,7 @@ from attnlab.callbacks.contribution import Contributor, Sections, over_processes
 
 
 class MemoryMeter:
-    """Memory in MiB between enter and exit: `peak`, `mean`, and `protocol`, which says what was read.
+    """Memory in MiB between enter and exit: `peak`, `mean`, and `protocol`, which names what was read.
 
     Args:
         device: CUDA: the allocator's bytes; CPU: the process's resident set.  The state before is included.

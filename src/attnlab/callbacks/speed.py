@@ -38,7 +38,7 @@ class ScoringSpeed(Contributor, ScoringCallback):
     """Seconds of the model alone while the test set is scored, and tokens (or images) per second.
 
     Contributes to the section `inference`: `seconds`, `UNIT_per_second`, `batch` (the largest), and `about`.  Over
-    several processes the units are summed and the seconds are those of the slowest; the protocol then says so.
+    several processes the units are summed and the seconds are those of the slowest; the protocol then notes it.
 
     Args:
         protocol: what is timed.

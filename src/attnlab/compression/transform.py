@@ -48,7 +48,7 @@ def compress(
         family: where the model's matrices lie; None: the first known family that the model belongs to.
 
     Returns:
-        A report for each unit: path, what the method says (ranks, relative errors, history of errors), seconds, and
+        A report for each unit: path, the method's report (ranks, relative errors, history of errors), seconds, and
         `stored` if it was read from the store.
 
     Raises:
@@ -241,7 +241,7 @@ def _computed(unit: Unit, watch: Watch) -> Change:
 
 
 def _stored(model: nn.Module, unit: Unit, store: Path, watch: Watch) -> Change:
-    """The same, from the store if it is there; the report then says so. The store has the type of the model."""
+    """The same, from the store if it is there, which the report then notes. The store has the type of the model."""
     computed: list[Change] = []
 
     def write(folder: Path) -> None:

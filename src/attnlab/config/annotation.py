@@ -1,4 +1,4 @@
-"""Whether a value from YAML may stand where a Python annotation does, and how to say so to a person.
+"""Whether a value from YAML fits a Python annotation, and annotations in words for messages.
 
 Annotations are read as syntax (`ast`), so nothing has to be imported. What is not understood is accepted: the class
 itself still checks it.
@@ -62,7 +62,7 @@ def within(annotation: ast.expr, value: Any) -> bool:
 
 
 def words(annotation: ast.expr) -> str:
-    """An annotation for a person: `Annotated[int, Ge(1)] | None` is "int >= 1 or null"."""
+    """An annotation in words, for messages: `Annotated[int, Ge(1)] | None` is "int >= 1 or null"."""
     return " or ".join(dict.fromkeys(_words(part) for part in _alternatives(annotation)))
 
 

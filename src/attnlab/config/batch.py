@@ -153,7 +153,7 @@ def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
 
 
 def configured_processes(cfg: DictConfig) -> int | None:
-    """The number of processes that `cfg.hardware` asks for; None where the machine decides."""
+    """The number of processes in `cfg.hardware`; None where it depends on the machine."""
     devices = cfg.hardware.devices
     if isinstance(devices, int) and devices > 0:
         return devices * int(cfg.hardware.num_nodes)

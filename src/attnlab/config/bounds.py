@@ -33,7 +33,7 @@ def bounded(cls: Class) -> Class:
         try:
             given = inspect.signature(init).bind(self, *args, **kwargs).arguments
         except TypeError:
-            given = {}  # the constructor itself says what is wrong
+            given = {}  # the constructor raises its own error
         for name, value in given.items():
             annotation = parameters().get(name)
             if annotation is not None and not within(annotation, value):

@@ -217,7 +217,7 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
         raise ConfigError(new)
     adding = override.is_add() or override.is_force_add()
     if adding and key.startswith("hydra."):
-        return  # Hydra knows its own schema
+        return  # Hydra checks its own schema
     if not rest:
         if override.is_add():
             raise ConfigError(f"{override.input_line}: {key} exists already; write it without '+'")

@@ -9,7 +9,7 @@ from lightning import LightningDataModule
 
 
 class Data(LightningDataModule):
-    """A task's data: Lightning's loaders, and what the record says of the corpus.
+    """A task's data: Lightning's loaders, and the description of the corpus in the record.
 
     Attributes:
         corpus: what was read, with sizes; "sample" for an embedded corpus.
@@ -39,7 +39,7 @@ class Data(LightningDataModule):
         return processes * self.batches_per_update(processes) == 1
 
     def first_batch(self, epoch: int) -> int:
-        """The first batch of an epoch.  Called repeatedly: the trainer counts batches before it knows its epoch."""
+        """The first batch of an epoch.  Called repeatedly: the trainer counts batches before its epoch is set."""
         return self.resume_at[1] if epoch == self.resume_at[0] else 0
 
     def _ranks(self) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""What every reader of a corpus gives, and what readers share.
+"""The examples that readers of corpora give, and functions that readers share.
 
-A reader knows one layout on disk.  It checks all that it can before anything is computed; each error is one line that
+A reader reads one layout on disk.  It checks all that it can before anything is computed; each error is one line that
 names the file and the line.
 """
 

@@ -1,4 +1,4 @@
-"""Decoding: knows caches only through their interface."""
+"""Decoding, which uses caches only through their interface."""
 
 from attnlab.decoding.beam import BeamSearch, Decodable, Hypothesis
 from attnlab.decoding.sampling import Continuable, Sampling

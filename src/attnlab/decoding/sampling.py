@@ -1,4 +1,4 @@
-"""Continuing text, greedily or by sampling. Knows models only through `Continuable`."""
+"""Continuing text, greedily or by sampling, with any model that is `Continuable`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ def build_model(cfg: DictConfig, **sizes: Any) -> Any:
 
     Args:
         cfg: a run's configuration, resolved.
-        sizes: arguments that only the data knows, such as the size of the vocabulary.
+        sizes: arguments that depend on the data, such as the size of the vocabulary.
     """
     return instantiate(cfg.task.model, path="task.model", attention=partial(build_attention, cfg), **sizes)
 

@@ -68,7 +68,7 @@ def chosen_workloads(cfg: DictConfig, workloads: Sequence[str], settings: Settin
 
 
 def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
-    """How the numbers are measured; the record's environment says where."""
+    """How the numbers are measured; the record's environment names the machine."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": settings.dtype,

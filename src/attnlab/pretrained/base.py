@@ -136,7 +136,7 @@ class Layer:
 
 
 class Family(ABC):
-    """A kind of model that others wrote. It has no state: everything is said by the model that it is given.
+    """A kind of model that others wrote. It has no state: everything is read from the model that it is given.
 
     Attributes:
         name: how a saved folder names the family.
@@ -157,7 +157,7 @@ class Family(ABC):
         """The dense architecture with random weights, on the default device.
 
         Args:
-            name: the name under which the family's library knows the model.
+            name: the name of the model in the family's library.
             options: plain values: sizes that differ from those of the name.
 
         Raises:

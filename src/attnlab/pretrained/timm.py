@@ -80,7 +80,7 @@ class VisionTransformer:
     """A timm model by name; sizes that are None are those that the name stands for.
 
     Args:
-        name: as timm knows it, "deit_small_patch16_224".
+        name: timm's name, "deit_small_patch16_224".
         weights: a weight file, a run's directory, a compressed model's folder, or a name of timm's hub; None:
             random weights.
         img_size: side of the square input, in pixels.
@@ -116,7 +116,7 @@ class VisionTransformer:
 
 
 def _attention(path: str, module: nn.Module) -> dict[str, Any]:
-    """What a Layer says of an attention module."""
+    """The fields of a Layer that describe an attention module."""
     kind = type(module).__name__
     if not hasattr(module, "qkv"):
         reason = f"{path}: {kind} has no qkv projection; only timm's plain attention can be compressed"
@@ -158,7 +158,7 @@ def _attention(path: str, module: nn.Module) -> dict[str, Any]:
 
 
 def _mlp(path: str, module: nn.Module) -> dict[str, Any]:
-    """What a Layer says of an MLP."""
+    """The fields of a Layer that describe an MLP."""
     plain = isinstance(module, Mlp) and type(module) is Mlp and isinstance(module.norm, nn.Identity)
     matrices = {name: getattr(module, name) for name in ("fc1", "fc2")} if plain else {}
     if not plain or not all(isinstance(linear, nn.Linear) for linear in matrices.values()):

@@ -181,7 +181,7 @@ def fusion_plot(fusion: Grid) -> "Figure":
 
 
 def _layers(one: Found) -> list[dict[str, Any]]:
-    """What the record says of each compressed attention layer."""
+    """The entries of the record for each compressed attention layer."""
     return [layer for layer in one.record.get("compression", {}).get("layers", []) if "qk_error" in layer]
 
 

@@ -15,7 +15,7 @@ SIZES = {"parameters": "Parameters", "cache": "Cache per token and layer"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. One of `value`, `ratio`, `against` and `computed` says where our number comes from.
+    """A column of a table. One of `value`, `ratio`, `against` and `computed` gives the source of our number.
 
     Args:
         key: its name in a row's `published` and `computed`.

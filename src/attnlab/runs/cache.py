@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 INDEX = "index.json"
 MANIFEST = ".manifest.json"  # hidden: it is no part of a corpus
-BY_SIZE = (".wav", ".flac", ".png")  # files that a manifest knows by their size alone
+BY_SIZE = (".wav", ".flac", ".png")  # files that a manifest lists with their size alone
 
 Content = TypeVar("Content")
 

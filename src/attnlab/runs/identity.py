@@ -1,7 +1,7 @@
 """What makes two runs the same: one definition for records, checkpoints and tables.
 
-The recipe is the resolved configuration without what says where and how fast it runs. The run is the recipe with its
-seed, its corpus, its mode and what that mode reads. Neither imports torch.
+The recipe is the resolved configuration without the keys that decide where and how fast it runs. The run is the recipe
+with its seed, its corpus, its mode and what that mode reads. Neither imports torch.
 """
 
 import copy

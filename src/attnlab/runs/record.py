@@ -60,7 +60,7 @@ TEXTS = {
 
 
 def new(cfg: DictConfig, command: str) -> dict[str, Any]:
-    """The record of a run that begins: what its configuration says, and NOT_RUN for everything else.
+    """The record of a run that begins: the values of its configuration, and NOT_RUN for everything else.
 
     `stride` and `rank` are the values in use; null: the mechanism has no such option.
 

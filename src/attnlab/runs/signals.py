@@ -21,7 +21,7 @@ class Interrupted(KeyboardInterrupt):
 def handling(handler: Handler) -> Iterator[None]:
     """Give :data:`SIGNALS` to `handler` inside the block.
 
-    A signal that is ignored when the block begins stays ignored, as nohup wants it for SIGHUP. In a thread other than
+    A signal that is ignored when the block begins stays ignored, as with nohup and SIGHUP. In a thread other than
     the main one nothing is changed, because Python allows signal handlers in the main thread only.
     """
     before: dict[int, Any] = {}

@@ -70,7 +70,7 @@ class Task(ABC):
         """The data, read and ready, and the module that trains on it.
 
         Args:
-            record: gets `corpus`, the identity of the run and what `module` knows.
+            record: gets `corpus`, the identity of the run and what `module` adds.
             stage: "test" reads what testing needs; None reads every split.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The generated language: its entropy is what it says."""
+"""The generated language: its entropy is the computed one."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Exact softmax attention in which stock fused kernels do the work, though no kernel knows these patterns.
+"""Exact softmax attention in which stock fused kernels do the work, though no kernel has these patterns.
 
 A fused kernel returns its output and the log-sum-exp of its logits. With those, parts of a softmax merge exactly:
     L = log sum_p exp(L_p),   o = sum_p exp(L_p - L) o_p.
@@ -253,7 +253,7 @@ def _groups(q: Tensor, size: int = 2) -> list[slice]:
 
 
 class Kept(NamedTuple):
-    """What backward wants beside inputs and output: log-sum-exp (B, T, H), own logits (s - 1, B, T/s, H), dropout."""
+    """What backward needs beside inputs and output: log-sum-exp (B, T, H), own logits (s - 1, B, T/s, H), dropout."""
 
     lse: Tensor
     own: Tensor | None
@@ -282,7 +282,7 @@ class Run(NamedTuple):
     dropout: float
 
     def forward(self, q: Tensor, packed: Tensor, past: Iterable[Past]) -> tuple[Tensor, Kept]:
-        """Output (B, T, H, Dv), and what backward wants."""
+        """Output (B, T, H, Dv), and what backward needs."""
         kernel = Kernel(self.value_dim, self.scale, self.dropout)
         s, dv = self.stride, self.value_dim
         slots = packed[:, s - 1 :: s]

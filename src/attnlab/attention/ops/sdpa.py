@@ -1,7 +1,7 @@
 """The stock fused kernels of CPU and CUDA in one shape, and the arithmetic that merges what they return.
 
 Shapes: q (B, T, H, D), packed [value | key] (B, K, H, Dv + D), out (B, T, H, Dv), log-sum-exp (B, T, H).
-The CPU kernel wants values as wide as keys; packed, the first D columns serve: what it makes of the columns beyond
+The CPU kernel needs values as wide as keys; packed, the first D columns serve: what it makes of the columns beyond
 Dv (which belong to the key) is never read, and their gradient is zero.
 """
 

@@ -1,4 +1,4 @@
-"""CP SlimAtt: query and key projections shared by all heads, which weigh their columns anew (IrrAtt, section 2.4)."""
+"""CP SlimAtt: query and key projections shared by all heads; each head weights their columns (IrrAtt, section 2.4)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CPSlimAtt(QueryKeyMethod):
     """CP decomposition of the query-key tensor, then the error-preserving correction.
 
     Args:
-        rank: columns for all heads together; None: half of what is exact.
+        rank: columns for all heads together; None: half of the exact rank.
         vo_rank: of each head's value-output matrix; None: half the head's width.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
         objective: what the correction makes small; "none": no correction.

@@ -24,7 +24,7 @@ class IrrAtt(QueryKeyMethod):
     training has left, `rank` has no effect, and values and outputs stay.
 
     Args:
-        rank: of all heads together; None: half of what is exact.
+        rank: of all heads together; None: half of the exact rank.
         vo_rank: of each head's value-output matrix; None: half the head's width.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
         start: where ranks and first terms come from: "cp" (algorithms 1 and 3), or "global" (the largest singular

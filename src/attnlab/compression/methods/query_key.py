@@ -103,7 +103,7 @@ class QueryKeyMethod(Method):
     """A low-rank form of the query-key tensor of every layer; values and outputs, and on request MLPs, by SVD.
 
     Args:
-        rank: of the query-key tensor; None: half of what is exact, at least one for each head.
+        rank: of the query-key tensor; None: half of the exact rank, at least one for each head.
         vo_rank: of each head's value-output matrix; None: half the head's width.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
 

@@ -4,7 +4,7 @@ MTLA's system: MHA, MLA, MTLA. T6's: tensor product attention. The Tensorized Tr
 with the causal mask that it lacks.
 
 `of(attention)` gives the published algorithm of one of our modules, with the same weights and the same interface.
-Where the release does more work than its algorithm asks for and it is unclear how much, this does less: a ratio against
+Where the release does more work than its algorithm needs and it is unclear how much, this does less: a ratio against
 it is not flattered. Two things are ours: rotary pairs are half-split (a permutation, see `ops/rope.py`), and the
 step counter is an integer (theirs, in the activations' dtype, sticks at 256 in bfloat16).
 

@@ -126,7 +126,7 @@ class PublishedMTLA(PublishedMLA):
 
 
 def _chunk_mask(size: int, stride: int) -> Tensor:
-    """(K, K): 1 where b stands in a's chunk, at or before a."""
+    """(K, K): 1 where b is in a's chunk, at or before a."""
     a, b = torch.arange(size)[:, None], torch.arange(size)[None]
     return ((a // stride == b // stride) & (a % stride >= b % stride)).float()
 
