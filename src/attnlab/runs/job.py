@@ -20,6 +20,7 @@ from attnlab.errors import AttnlabError
 from attnlab.runs import record as records
 from attnlab.runs.files import write_bytes
 from attnlab.runs.identity import NOTHING_READ
+from attnlab.runs.resuming import check_resumed
 from attnlab.runs.signals import Interrupted, interruptible
 
 log = logging.getLogger("attnlab.run")
@@ -61,6 +62,7 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
     with interruptible(save_interrupted) as received:
         try:
             if first:
+                check_resumed(cfg)  # before the directory's config.yaml is replaced
                 OmegaConf.save(cfg, directory / "config.yaml")
             save()
             record["environment"] = records.environment(cfg.hardware.accelerator)

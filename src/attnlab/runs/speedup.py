@@ -101,6 +101,8 @@ def speedup(record: Mapping[str, Any], baseline: Mapping[str, Any], place: str) 
     identity = baseline.get("identity", {}).get("run") or baseline.get("config_hash")
     ratios = {}
     for name, (key, more) in RATIOS.items():
+        if name == "peak_memory" and record.get("mode") != baseline.get("mode"):
+            continue  # a process that has trained before it scores holds more
         ours, theirs = _value(record, key), _value(baseline, key)
         if _positive(ours) and _positive(theirs):
             ratios[name] = round(ours / theirs if more else theirs / ours, 4)

@@ -94,25 +94,16 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
 
 
 def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    (
-        """Refuse a checkpoint of another model.
+    """Refuse a checkpoint of another model.
 
     Args:
-        path: of the checkpoint, for the message.
-        found: the identity stored in it.
+        path: the checkpoint, for the message.
+        found: the identity stored in it, whose keys and classes may have old names.
         wanted: the identity of this run's module.
 
     Raises:
         DataError: names the first difference.
     """
-        """Raise DataError naming the first thing in which a checkpoint differs from the model it should go into.
-
-    Args:
-        path: the checkpoint, for the message.
-        found: the identity stored in it, whose keys and classes may have old names.
-        wanted: the identity of the model.
-    """
-    )
     found = of_checkpoint(found)
     for key, value in wanted.items():
         if found.get(key) != value:
