@@ -1,11 +1,13 @@
 """The same numbers from one process and from several, however unequal their shares are."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from attnlab.errors import DataError
 from attnlab.metrics import BLEU, ROUGE, WER, IntentAccuracy, Perplexity, Predictions, TopAccuracy
 from tests.metrics.processes import in_processes
 
@@ -75,6 +77,30 @@ def test_two_and_three_processes_score_as_one(tmp_path: Path) -> None:
     for name, share in shares.items():
         for found in in_processes(len(share), tmp_path / name, scores, share):
             assert found == alone, name
+
+
+def not_finite(rank: int, world: int) -> str:
+    metric = TopAccuracy(4, classes=3)
+    logits = torch.eye(3)[[0, 1]]
+    if rank:
+        logits[1, 2] = math.nan
+    metric.update([rank, rank + 2], logits, torch.tensor([0, 1]))
+    with pytest.raises(DataError) as error:
+        metric.compute()
+    return str(error.value)
+
+
+def test_images_with_logits_that_are_not_finite_are_an_error_on_every_process(tmp_path: Path) -> None:
+    for found in in_processes(2, tmp_path, not_finite):
+        assert found == "the model's logits are NaN or infinite for 1 of 4 images (the first is number 3)"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_logit_that_is_not_finite_is_an_error(value: float) -> None:
+    metric = TopAccuracy(1, classes=3)
+    metric.update([0], torch.tensor([[0.0, 1.0, value]]), torch.tensor([1]))
+    with pytest.raises(DataError, match="NaN or infinite for 1 of 1 images"):
+        metric.compute()
 
 
 def missing(rank: int, world: int) -> str:

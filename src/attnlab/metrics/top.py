@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.errors import DataError
 from attnlab.metrics.base import IndexedMetric
+
+NOT_FINITE = -1  # the guesses of an image whose logits are NaN or infinite
 
 
 class TopAccuracy(IndexedMetric):
@@ -39,11 +42,24 @@ class TopAccuracy(IndexedMetric):
             logits: (B, classes).
             labels: (B,) right classes.
         """
-        self.append(index, labels=labels, guesses=logits.float().topk(self.many).indices)
+        guesses = logits.float().topk(self.many).indices
+        finite = logits.isfinite().all(-1, keepdim=True)
+        self.append(index, labels=labels, guesses=guesses.masked_fill(~finite, NOT_FINITE))
 
     def compute(self) -> dict[str, Any]:
-        """`top1` and `top5` in percent, rounded to three digits, and the number of `images`."""
+        """`top1` and `top5` in percent, rounded to three digits, and the number of `images`.
+
+        Raises:
+            DataError: logits are NaN or infinite.
+        """
         order = self.order()
-        hits = self.column("guesses")[order] == self.column("labels")[order, None]
+        guesses = self.column("guesses")[order]
+        wrong = (guesses[:, 0] == NOT_FINITE).nonzero().flatten()
+        if len(wrong):
+            raise DataError(
+                f"the model's logits are NaN or infinite for {len(wrong)} of {self.size} images (the first is number "
+                f"{int(wrong[0])})"
+            )
+        hits = guesses == self.column("labels")[order, None]
         shares = {"top1": int(hits[:, 0].sum()), "top5": int(hits.any(-1).sum())}
         return {name: round(100 * right / self.size, 3) for name, right in shares.items()} | {"images": self.size}
