@@ -217,17 +217,35 @@ def test_foreign_classes_keep_their_path() -> None:
     assert identity.stable_name("mine.MTLA") == "mine.MTLA" != identity.stable_name("attnlab.attention.MTLA")
 
 
+def test_a_class_in_a_package_called_src_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "src" / "mine").mkdir(parents=True)
+    (tmp_path / "src" / "attention").mkdir()
+    for path in ("mine/layers", "attention/own"):
+        (tmp_path / "src" / f"{path}.py").write_text("class MHA: ...\n")
+    (tmp_path / "src" / "__init__.py").write_text("")
+    own = ("src.mine.layers.MHA", "src.attention.own.MHA")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        forget()
+        assert [identity.stable_name(target) for target in own] == list(own)
+        assert identity.stable_name("src.attention.mha.MHA") == "MHA"  # of an old record of this package
+    forget()
+    assert identity.stable_name("src.mine.layers.MHA") == "src.mine.layers.MHA"  # read where that package is not
+    assert identity.stable_name("src.attention.own.Unknown") == "src.attention.own.Unknown"
+    assert identity.stable_name("src.modes.flow.SpokenIntentFlow") == "SpokenIntentTask"
+
+
 def test_a_key_that_is_renamed_keeps_its_identity() -> None:
     table = Renames(
         keys={"task.clip": "task.train.clip", "MTLA.pitch": "MTLA.stride", "task.flow": "task.task"},
         removed={"task.steps_per_update": "it follows from task.batch"},
     )
     new: dict[str, Any] = {
-        "task": {"train": {"clip": 1.0}, "task": {"_target_": "attnlab.X"}},
+        "task": {"train": {"clip": 1.0}, "task": {"_target_": "attnlab.decoding.BeamSearch"}},
         "attention": {"_target_": "MTLA", "stride": 2},
     }
     old: dict[str, Any] = {
-        "task": {"clip": 1, "train": {}, "flow": {"_target_": "src.X"}, "steps_per_update": 8},
+        "task": {"clip": 1, "train": {}, "flow": {"_target_": "src.decoding.beam.BeamSearch"}, "steps_per_update": 8},
         "attention": {"_target_": "src.attention.MTLA", "pitch": 2},
     }
     assert canonical(old, renames=table) == canonical(new, renames=table)

@@ -19,7 +19,11 @@ from attnlab.config.schema import definition, definitions
 from attnlab.errors import ConfigError
 from attnlab.runs import fingerprint
 
-PACKAGES = ("attnlab", "src")  # src: what the package was called in the first records and checkpoints
+FIRST_TREE = (  # the package was called `src` in the first records and checkpoints; these were its folders and files
+    "annotation", "attention", "bench", "callbacks", "check", "composition", "compression", "config", "data",
+    "decoding", "errors", "job", "models", "modes", "nearest", "record", "run", "signature", "tasks",
+    "torchvision_schemas",
+)  # fmt: skip
 OURS = re.compile(r"attnlab(\.[A-Za-z_]\w*)+")  # a function given by its dotted path
 
 # All keys are exact paths from the root: a key of the same name elsewhere counts, and so does every key not listed.
@@ -186,22 +190,25 @@ def renamed(plain: dict[str, Any], renames: Renames = RENAMES) -> dict[str, Any]
 def stable_name(target: str, renames: Renames = RENAMES) -> str:
     """The name of a class or function that survives its move to another module: `MTLA` for attnlab.attention.MTLA.
 
-    What is defined outside this package keeps its dotted path.
+    What is defined outside this package keeps its dotted path, also in a package of a user that is called `src`.
 
     Raises:
         ConfigError: another module of this package defines the same name, so that it would not tell them apart.
     """
     if target in renames.classes:
         return renames.classes[target]
-    if target.partition(".")[0] not in PACKAGES:
+    package, *words = target.split(".")
+    if package not in ("attnlab", "src") or not words:
         return target
     found = definition(target)
     if found is None:  # of an older tree
-        words = target.split(".")
-        first = next((i for i, word in enumerate(words) if word[0].isupper()), len(words) - 1)
+        first = next((i for i, word in enumerate(words) if word[:1].isupper()), len(words) - 1)
         name = ".".join(words[first:])
-    elif found[0].partition(".")[0] not in PACKAGES:
-        return ".".join(found)
+        known = name in renames.classes or definitions(words[first])
+        if package == "src" and not (first and words[0] in FIRST_TREE and known):
+            return target
+    elif found[0].partition(".")[0] != "attnlab":
+        return target if package == "src" else ".".join(found)
     else:
         name = found[1]
         places = definitions(name.partition(".")[0])
