@@ -80,6 +80,7 @@ class Llama(nn.Module):
 
 class LlamaFamily(Family):
     name = "test-llama"
+    options = frozenset(SIZES)
 
     def matches(self, model: nn.Module) -> bool:
         return isinstance(model, Llama)

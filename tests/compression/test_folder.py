@@ -1,6 +1,8 @@
 """A compressed model on disk, and back to a dense one."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,16 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"format": 2}, "format 2, expected 1"),
-        ({"modules": None}, "do not make a model"),
+        ({"modules": None}, "modules: expected dict, got None"),
+        ({"weights": 5}, "weights: expected str, got 5"),
+        ({"weights": None}, "weights: expected str, got None"),
+        ({"sha256": 7}, "sha256: expected str, got 7"),
+        ({"family": []}, "do not make a model"),
+        (
+            {"options": {**OPTIONS, "checkpoint_path": "x.pth"}},
+            "the option 'checkpoint_path' of manifest.json is unknown; expected only",
+        ),
+        ({"options": {**OPTIONS, "pretrained_cfg": {}}}, "the option 'pretrained_cfg' of manifest.json is unknown"),
         ({"model": "vit_of_nobody"}, "do not make a model"),
         ({"weights": "weights-none.safetensors"}, "cannot be read"),
         ({"sha256": "0"}, "damaged"),
@@ -97,6 +108,13 @@ def test_damage_and_absence_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(DataError, match="lacks dtype"):
         load(tmp_path)
+
+
+def test_compression_imports_timm_first_or_not(tmp_path: Path) -> None:
+    """In a process of its own, as the README has it: with a CPU build of torch, timm alone may not import."""
+    code = "from attnlab.compression import densify, load\nimport timm\nassert timm.is_model('deit_small_patch16_224')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("name", ["truncatt", "identity"])

@@ -1,5 +1,7 @@
 """Compressing pretrained models: methods, the modules that they put in place, counting, folders."""
 
+import attnlab.torchvision_schemas  # noqa: F401  (before timm)
+
 from attnlab.compression.folder import load, save
 from attnlab.compression.methods.base import Method
 from attnlab.compression.transform import compress, densify, outline

@@ -26,6 +26,7 @@ from attnlab.runs.files import write_bytes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+KINDS = {"model": str, "options": dict, "dtype": str, "modules": dict, "weights": str, "sha256": str}  # in a manifest
 
 
 def save(
@@ -90,9 +91,17 @@ def load(folder: str | Path) -> nn.Module:
 
 
 def shape(manifest: dict[str, Any]) -> nn.Module:
-    """The model of a manifest on the meta device: sizes without weights."""
+    """The model of a manifest on the meta device: sizes without weights.
+
+    Raises:
+        ConfigError: an option is none of the family's, or the family refuses its value.
+    """
+    family = families()[manifest.get("family", "timm")]
+    if unknown := sorted(manifest["options"].keys() - family.options):
+        known = ", ".join(sorted(family.options))
+        raise ConfigError(f"the option {unknown[0]!r} of {MANIFEST} is unknown; expected only {known}")
     with torch.device("meta"):
-        model = families()[manifest.get("family", "timm")].create(manifest["model"], manifest["options"])
+        model = family.create(manifest["model"], manifest["options"])
         install(model, {path: build(layout) for path, layout in manifest["modules"].items()})
     return model
 
@@ -102,7 +111,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
-        missing = {"format", "model", "options", "dtype", "modules", "weights", "sha256"} - manifest.keys()
+        missing = {"format", *KINDS} - manifest.keys()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); a compressed model's folder has it") from error
     except (ValueError, AttributeError) as error:
@@ -110,6 +119,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if missing or manifest["format"] != FORMAT:
         what = f"lacks {sorted(missing)[0]}" if missing else f"format {manifest['format']}, expected {FORMAT}"
         raise DataError(f"{path}: not a manifest of a compressed model: {what}")
+    for key, kind in KINDS.items():
+        if not isinstance(value := manifest[key], kind):
+            raise DataError(f"{path}: {key}: expected {kind.__name__}, got {value!r}; save or copy the folder again")
     return manifest
 
 

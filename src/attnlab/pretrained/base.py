@@ -140,9 +140,12 @@ class Family(ABC):
 
     Attributes:
         name: how a saved folder names the family.
+        options: the options of :meth:`create` that a saved folder may have; others are refused, for a folder may come
+            from anywhere and options of a library may open files.
     """
 
     name: ClassVar[str]
+    options: ClassVar[frozenset[str]]
 
     @abstractmethod
     def matches(self, model: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import weights as files
 from attnlab.pretrained.base import Family, Layer, Projection
 
+SIZES = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
 BETWEEN = {"q_norm": "a norm of queries", "k_norm": "a norm of keys", "norm": "a norm of head outputs"}
 
 
@@ -28,6 +29,7 @@ class Timm(Family):
     """
 
     name = "timm"
+    options = frozenset(SIZES) | {"drop_path_rate"}
 
     def matches(self, model: nn.Module) -> bool:
         return type(model).__module__.startswith("timm.")
@@ -104,8 +106,7 @@ class VisionTransformer:
 
     def options(self, num_classes: int | None = None) -> dict[str, Any]:
         """The keyword arguments of timm.create_model; `num_classes`: what the data has."""
-        sizes = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
-        found = {name: value for name in sizes if (value := getattr(self, name)) is not None}
+        found = {name: value for name in SIZES if (value := getattr(self, name)) is not None}
         if num_classes is not None and found.setdefault("num_classes", num_classes) != num_classes:
             raise ConfigError(f"task.model.num_classes={self.num_classes}: the data has {num_classes} classes")
         return found | {"drop_path_rate": self.drop_path_rate}
