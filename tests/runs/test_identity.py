@@ -332,6 +332,24 @@ def test_a_corpus_is_its_names_sizes_and_texts(tmp_path: Path) -> None:
         fingerprint.corpus(tmp_path / "missing", tmp_path / "cache")
 
 
+def test_a_file_that_is_overwritten_in_place_changes_the_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "LARGEST", 3)
+    folder = tmp_path / "corpus" / "train"
+    folder.mkdir(parents=True)
+    files = [folder / name for name in ("x.wav", "large.txt", "small.txt")]
+    for file in files:
+        file.write_bytes(b"1234" if file.name != "small.txt" else b"1")
+    found = [fingerprint.corpus(tmp_path / "corpus", tmp_path / "cache")]
+    assert found == ["sha256:7141a2e10a2d6b2191a3c2ad3966ef8f340d3ee8c29851968f7ea977caba7368"]  # stored in records
+    before = folder.stat().st_mtime_ns
+    for file in files:
+        file.write_bytes(file.read_bytes() + b"5")
+        found.append(fingerprint.corpus(tmp_path / "corpus", tmp_path / "cache"))
+    assert folder.stat().st_mtime_ns == before and len(set(found)) == 4
+
+
 def test_what_is_unchanged_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tmp_path / "w.safetensors"
     weights.write_bytes(b"w")
@@ -343,7 +361,6 @@ def test_what_is_unchanged_is_not_read_again(tmp_path: Path, monkeypatch: pytest
         raise AssertionError("read again")
 
     monkeypatch.setattr(fingerprint.hashlib, "file_digest", read)
-    monkeypatch.setattr(fingerprint.os, "scandir", read)
     again = fingerprint.weights(str(weights), tmp_path / "cache"), fingerprint.corpus(tmp_path / "corpus", tmp_path)
     assert again == first
 

@@ -109,12 +109,12 @@ def weights(source: str, cache_dir: Path) -> str:
 def corpus(root: Path, cache_dir: Path) -> str:
     """A corpus by the names and sizes of its files, and by the content of those that are not binary (see BINARY).
 
-    Where the corpus lies does not count. Hidden files do not either. A folder is listed again only when its time of
-    change differs, so that a million images take seconds the second time.
+    Where the corpus lies does not count. Hidden files do not either. The sizes are read anew each time, as a file that
+    is overwritten in place leaves its folder's time of change as it was; contents are read when a text has changed.
 
     Args:
         root: the directory of the corpus.
-        cache_dir: where listings and digests are stored between runs.
+        cache_dir: where digests are stored between runs.
 
     Returns:
         "sha256:" and 64 hexadecimal digits.
@@ -122,10 +122,6 @@ def corpus(root: Path, cache_dir: Path) -> str:
     Raises:
         DataError: a file or folder cannot be read.
     """
-    cache_dir = cache_dir.expanduser()
-    memo_path = cache_dir / "folders.json"
-    memo = _read_memo(memo_path)
-    found: dict[str, list[Any]] = {}
     folders, seen = [root], set()
     texts: list[Path] = []
     listed: list[list[str]] = []
@@ -135,27 +131,21 @@ def corpus(root: Path, cache_dir: Path) -> str:
             continue  # a link to a folder above
         seen.add(real)
         try:
-            entry = _list(folder, memo.get(str(folder.absolute())))
+            binary, names, inner = _list(folder)
         except OSError as error:
-            raise DataError(f"{folder}: cannot be read ({error.strerror})") from error
-        found[str(folder.absolute())] = entry
-        _, digest, names, inner = entry
-        listed.append([folder.relative_to(root).as_posix(), digest])
+            raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from error
+        listed.append([folder.relative_to(root).as_posix(), _digest(binary)])
         texts += [folder / name for name in names]
         folders += [folder / name for name in inner]
-    _update_memo(memo_path, memo, found)
     contents = [
         [path.relative_to(root).as_posix(), digest]
-        for path, digest in file_digests(texts, cache_dir / "digests.json").items()
+        for path, digest in file_digests(texts, cache_dir.expanduser() / "digests.json").items()
     ]
     return f"sha256:{_digest([sorted(listed), sorted(contents)])}"
 
 
-def _list(folder: Path, known: list[Any] | None) -> list[Any]:
-    """[time of change, digest of names and sizes of binary files, names of the other files, names of folders]."""
-    changed = folder.stat().st_mtime_ns
-    if known and known[0] == changed:
-        return known
+def _list(folder: Path) -> tuple[list[tuple[str, int]], list[str], list[str]]:
+    """Names and sizes of the binary files, names of the other files, names of the folders; each in order."""
     binary, texts, inner = [], [], []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -166,10 +156,10 @@ def _list(folder: Path, known: list[Any] | None) -> list[Any]:
             elif entry.is_file():
                 size = entry.stat().st_size
                 if size > LARGEST or Path(entry.name).suffix.lower() in BINARY:
-                    binary.append([entry.name, size])
+                    binary.append((entry.name, size))
                 else:
                     texts.append(entry.name)
-    return [changed, _digest(sorted(binary)), sorted(texts), sorted(inner)]
+    return sorted(binary), sorted(texts), sorted(inner)
 
 
 def _digest(plain: Any) -> str:
