@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from attnlab.config.batch import Share, share_images
-from attnlab.data.images import folder as images
 from attnlab.data.images.folder import ImageData, ImageUpdates
 from attnlab.data.samples.images import CLASSES, LAYOUTS, SHAPES, TEXTURES, draw, sample_images
 from attnlab.errors import ConfigError, DataError
@@ -161,14 +160,21 @@ def test_fewer_images_than_a_batch_are_refused(root: Path, tmp_path: Path) -> No
         data(root, tmp_path, update_images=7).train_dataloader()
 
 
-def test_the_processes_share_the_held_out_images(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = []
-    monkeypatch.setattr(images, "create_loader", lambda *_, **settings: shared.append(settings["distributed"]))
-    found = data(root, tmp_path)
-    found.trainer = SimpleNamespace(global_rank=0, world_size=2)  # type: ignore[assignment]
-    found.test_dataloader()
-    found.val_dataloader()
-    assert shared == [True, True]
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 4), (2, 4), (4, 256), (5, 2)])
+def test_each_held_out_image_is_counted_once(world_size: int, batch_size: int, root: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (20, 18)).save(root / "val" / "sky" / "last.png")
+    found = data(root, tmp_path, eval_batch_size=batch_size)
+    labels, indices, shares = [], [], []
+    for rank in range(world_size):
+        found.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)  # type: ignore[assignment]
+        validated = [batch[1].tolist() for batch in found.val_dataloader()]
+        assert max(map(len, validated)) <= batch_size
+        shares.append(len(validated))
+        labels += [label for batch in validated for label in batch]
+        indices += [i for _, _, index in found.test_dataloader() for i in index.tolist()]
+    assert sorted(labels) == 3 * [0] + 4 * [1]
+    assert sorted(indices) == list(range(7))
+    assert min(shares) > 0 and max(shares) - min(shares) <= 1
 
 
 def test_sample_images_are_made_once_and_alike(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from attnlab.config.batch import Share, share_tokens
+from attnlab.data.batching import OrderedBatches
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.windows import (
     IGNORE,
     EvaluationWindows,
-    OrderedBatches,
     Permutation,
     ShuffledBatches,
     TrainingWindows,

@@ -1,4 +1,4 @@
-"""Which sentences form which update and batch: pure functions of lengths, seed, epoch, rank and world size."""
+"""Which items form which update and batch: pure functions of lengths, seed, epoch, rank and world size."""
 
 from collections.abc import Iterator
 
@@ -111,6 +111,33 @@ class FrameBatches(Sampler[list[int]]):
             max_sentences = min(max_sentences or share, share)
         order = np.argsort(-lengths, kind="stable")
         self.batches = _cut(lengths, order, max_frames, max_sentences)[rank::world_size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class OrderedBatches(Sampler[list[int]]):
+    """A process's batches of a held-out split in order: every item exactly once over all processes.
+
+    Numbers of batches may differ by one between processes; a process has none only where there are fewer items
+    than processes.
+
+    Args:
+        items: the number of windows or images.
+        batch_size: items of a batch; fewer where a process would otherwise have none.
+        rank, world_size: of the process.
+
+    Attributes:
+        batches: the indices of each batch.
+    """
+
+    def __init__(self, items: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
+        batch_size = max(1, min(batch_size, items // world_size))
+        batches = [list(range(i, min(i + batch_size, items))) for i in range(0, items, batch_size)]
+        self.batches = batches[rank::world_size]
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.batches)

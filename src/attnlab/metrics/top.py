@@ -15,8 +15,7 @@ NOT_FINITE = -1  # the guesses of an image whose logits are NaN or infinite
 class TopAccuracy(IndexedMetric):
     """How often the right class is the most probable one, and among the five most probable ones.
 
-    torchmetrics' MulticlassAccuracy counts in float32 sums and would count the images twice that a padded sampler
-    repeats; without repeated images both give the same.
+    torchmetrics' MulticlassAccuracy counts in float32 sums; here the counts are ints.
 
     Args:
         size: number of images.

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Sampler
 from attnlab.config.batch import Share, share_images
 from attnlab.config.bounds import bounded
 from attnlab.data.base import Data
+from attnlab.data.batching import OrderedBatches
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
 
@@ -149,16 +150,7 @@ class ImageData(Data):
                 f"task.train.batch.images={self.update_images}: the {len(dataset)} training images are less than one "
                 f"update; expected at most {len(dataset)}"
             )
-        loader = create_loader(dataset, batch_size=1, is_training=True, **self.common, **self.augment)
-        return Batches(
-            DataLoader(
-                dataset,
-                batch_sampler=updates,
-                num_workers=self.num_workers,
-                collate_fn=loader.collate_fn,
-                generator=torch.Generator(),  # so that an iterator does not advance the global one
-            )
-        )
+        return self._loader(dataset, updates, is_training=True, **self.augment)
 
     def val_dataloader(self) -> "Batches":
         return self._held_out(self.sets["val"])
@@ -170,10 +162,23 @@ class ImageData(Data):
         return self._held_out(indexed)
 
     def _held_out(self, images: "Images") -> "Batches":
-        """The images of this process; the last ones are repeated so that all processes have as many."""
-        distributed = self._ranks()[1] > 1
-        settings: dict[str, Any] = {"batch_size": self.eval_batch_size, "distributed": distributed, **self.common}
-        return Batches(create_loader(images, is_training=False, **settings))
+        """The images of this process; each image is in one batch of one process."""
+        rank, world_size = self._ranks()
+        batches = OrderedBatches(len(images), self.eval_batch_size, rank=rank, world_size=world_size)
+        return self._loader(images, batches, is_training=False)
+
+    def _loader(self, images: "Images", batches: Sampler[list[int]], **settings: Any) -> "Batches":
+        """A loader with timm's transforms, which `create_loader` gives to `images`, and collation."""
+        loader = create_loader(images, batch_size=1, **self.common, **settings)
+        return Batches(
+            DataLoader(
+                images,
+                batch_sampler=batches,
+                num_workers=self.num_workers,
+                collate_fn=loader.collate_fn,
+                generator=torch.Generator(),  # so that an iterator does not advance the global one
+            )
+        )
 
 
 class Images(ImageDataset):

@@ -13,12 +13,13 @@ from torch.utils.data import DataLoader
 from attnlab.config.batch import Share, share_tokens
 from attnlab.config.bounds import bounded
 from attnlab.data.base import Data
+from attnlab.data.batching import OrderedBatches
 from attnlab.data.samples.markov import Source
 from attnlab.data.samples.text import write_text
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus, as_tokens
 from attnlab.data.text.tokens import TokenFile, build
 from attnlab.data.text.vocabulary import BytePairs, Vocabulary, Words, count_words
-from attnlab.data.text.windows import EvaluationWindows, OrderedBatches, ShuffledBatches, TrainingWindows, Window
+from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window
 from attnlab.errors import ConfigError, DataError
 from attnlab.runs.cache import digest
 from attnlab.runs.fingerprint import file_digests

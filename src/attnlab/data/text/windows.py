@@ -154,27 +154,3 @@ class ShuffledBatches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return self.total
-
-
-class OrderedBatches(Sampler[list[int]]):
-    """The batches of all windows in order, distributed over the processes; their numbers may differ by one.
-
-    Args:
-        windows: the number of windows.
-        batch_size: windows of a batch; fewer where a process would otherwise have none.
-        rank, world_size: of the process.
-
-    Attributes:
-        batches: the indices of each batch.
-    """
-
-    def __init__(self, windows: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
-        batch_size = max(1, min(batch_size, windows // world_size))
-        batches = [list(range(i, min(i + batch_size, windows))) for i in range(0, windows, batch_size)]
-        self.batches = batches[rank::world_size]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
