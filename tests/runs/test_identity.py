@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from attnlab.compression.folder import KINDS
 from attnlab.config import schema
 from attnlab.config.check import compose
 from attnlab.config.renames import RENAMES, Renames, advice
@@ -373,4 +374,26 @@ def test_a_model_folder_is_its_files(tmp_path: Path) -> None:
     first = fingerprint.weights(str(folder), tmp_path / "cache")
     (folder / "config.json").write_text('{"a": 1}')
     assert fingerprint.weights(str(folder), tmp_path / "cache") != first
+    (folder / "1_Dense").mkdir()
+    (folder / ".cache").mkdir()
+    (folder / "1_Dense" / "model.safetensors").write_bytes(b"2")
+    before = fingerprint.weights(str(folder), tmp_path / "cache")
+    (folder / "1_Dense" / "model.safetensors").write_bytes(b"23")
+    after = fingerprint.weights(str(folder), tmp_path / "cache")
+    (folder / ".cache" / "lock").write_text("x")
+    assert before != after == fingerprint.weights(str(folder), tmp_path / "cache")
     assert fingerprint.weights("org/model@revision", tmp_path / "cache") == "org/model@revision"
+
+
+@pytest.mark.parametrize("text", ['{"icons": []}', "[]", "no JSON"])
+def test_only_the_manifest_of_a_compressed_model_is_taken_for_one(tmp_path: Path, text: str) -> None:
+    assert {"format", *KINDS} == fingerprint.MANIFEST_KEYS
+    (tmp_path / "manifest.json").write_text(text)
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    first = fingerprint.weights(str(tmp_path), tmp_path / ".cache")
+    (tmp_path / "model.safetensors").write_bytes(b"12")
+    assert fingerprint.weights(str(tmp_path), tmp_path / ".cache") != first
+    (tmp_path / "manifest.json").write_text(json.dumps(dict.fromkeys(fingerprint.MANIFEST_KEYS, 1)))
+    compressed = fingerprint.weights(str(tmp_path), tmp_path / ".cache")
+    (tmp_path / "notes.txt").write_text("x")
+    assert fingerprint.weights(str(tmp_path), tmp_path / ".cache") == compressed

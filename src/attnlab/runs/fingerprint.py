@@ -48,6 +48,7 @@ BINARY = frozenset(  # recordings, images, archives and arrays: name and size id
     )  # fmt: skip
 )
 WHOLE = ("manifest.json", "compressed/manifest.json", "checkpoints/averaged.safetensors")
+MANIFEST_KEYS = frozenset(("format", "model", "options", "dtype", "modules", "weights", "sha256"))  # compression.folder
 
 
 def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
@@ -83,7 +84,7 @@ def weights(source: str, cache_dir: Path) -> str:
     """Pretrained weights by content: "sha256:..." of a local file or folder; a hub name stays as it is written.
 
     Of a run directory, or a folder with a compressed model, what a run would load counts; of any other folder all
-    its files do. Nothing is fetched.
+    its files do, those of its subfolders included, without hidden ones. Nothing is fetched.
 
     Args:
         source: a local file or folder, or the name of a model on a hub with its revision.
@@ -98,12 +99,29 @@ def weights(source: str, cache_dir: Path) -> str:
         return f"sha256:{file_digests([path], memo)[path]}"
     if not path.is_dir():
         return source
-    files = [file for name in WHOLE if (file := path / name).is_file()]
-    files = files or sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    files = [file for name in WHOLE if (file := path / name).is_file() and _is_weights(file)]
+    files = files or sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
     digests = file_digests(files, memo)
     if len(files) == 1 and files[0].suffix == ".safetensors":
         return f"sha256:{digests[files[0]]}"  # a run directory and its file are the same weights
     return f"sha256:{_digest([[file.relative_to(path).as_posix(), digests[file]] for file in files])}"
+
+
+def _is_weights(file: Path) -> bool:
+    """Whether one of WHOLE is what its name says: other programs write files named manifest.json too."""
+    if file.suffix != ".json":
+        return True
+    try:
+        manifest = json.loads(file.read_bytes())
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except ValueError:
+        return False
+    return isinstance(manifest, dict) and manifest.keys() >= MANIFEST_KEYS
 
 
 def corpus(root: Path, cache_dir: Path) -> str:
