@@ -9,14 +9,13 @@ from lightning import seed_everything
 from omegaconf import DictConfig
 
 from attnlab.tasks.base import task_of
-from attnlab.training.checkpoints import check_identity, find_weights, load_into, read_checkpoint
+from attnlab.training.checkpoints import check_identity, load_into
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Load the checkpoint into the configured model and score it.  The checkpoint is read before the data."""
     task = task_of(cfg)
-    path = find_weights(Path(cfg.checkpoint).expanduser())
-    weights, found = read_checkpoint(path)
+    path, weights, found = task.read_weights(Path(cfg.checkpoint).expanduser())
     seed_everything(cfg.seed, workers=True, verbose=False)
     data, module = task.prepare(record, "test")
     check_identity(path, found, module.identity)

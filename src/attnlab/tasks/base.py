@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from omegaconf import DictConfig
-from torch import nn
+from torch import Tensor, nn
 
 from attnlab.attention import Attention
 from attnlab.config.build import instantiate
@@ -102,6 +102,23 @@ class Task(ABC):
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:  # noqa: B027
         """What happens between building the model and training it; not called for a resumed run."""
+
+    def read_weights(self, checkpoint: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+        """The weights that mode=test scores.
+
+        Args:
+            checkpoint: the value of `checkpoint=`.
+
+        Returns:
+            Where they lie, the weights by name, and the identity of their model.
+
+        Raises:
+            DataError: there are none, or they are damaged.
+        """
+        from attnlab.training.checkpoints import find_weights, read_checkpoint
+
+        path = find_weights(checkpoint)
+        return path, *read_checkpoint(path)
 
     @abstractmethod
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:

@@ -148,7 +148,8 @@ def find_weights(path: Path) -> Path:
         averaged = path / "checkpoints" / "averaged.safetensors"
         if not averaged.is_file():
             raise DataError(
-                f"{path}: no checkpoints/averaged.safetensors here; give a finished run's directory or a file"
+                f"{path}: no checkpoints/averaged.safetensors here; give the directory of a finished run of "
+                "mode=train, or a .ckpt or .safetensors file"
             )
         return averaged
     return path

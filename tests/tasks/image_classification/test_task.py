@@ -104,6 +104,13 @@ def test_mode_compress(start: Start, tmp_path: Path) -> None:
     ]  # fmt: skip
     model = load(directory / "compressed")
     assert sum(p.numel() for p in model.parameters()) == record["parameters"]["total"]
+    same = ["compress=truncatt", "rank=3", "compress.mlp_rank=9", "mode=test", f"checkpoint='{directory}'"]
+    cfg, record = start(*same)
+    test.run(cfg, record, folder(tmp_path, "test"))
+    assert record["quality"] == points["compressed"]
+    cfg, record = start(*same, "rank=4")
+    with pytest.raises(DataError, match="compressed: the checkpoint is of another compression"):
+        test.run(cfg, record, folder(tmp_path, "other"))
     cfg, record = start("mode=compress", "compress=irratt", "rank=9", f"model='{directory}'")
     with pytest.raises(ConfigError, match="blocks.0.attn is compressed already"):
         compress_mode.run(cfg, record, folder(tmp_path, "again"))

@@ -12,7 +12,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 import torch
 from omegaconf import DictConfig
 from timm.data import Mixup
-from torch import nn
+from torch import Tensor, nn
 
 from attnlab.callbacks.contribution import Sections, contributions
 from attnlab.callbacks.memory import Memory
@@ -159,6 +159,15 @@ class ImageClassificationTask(Task):
                 return folder.load(parent / COMPRESSED).train()
         return None
 
+    def read_weights(self, checkpoint: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+        """Those of `checkpoint`; of a run that was not trained (mode=compress), those of its compressed folder."""
+        place = checkpoint / COMPRESSED
+        if (checkpoint / "checkpoints").exists() or not folder.is_folder(place):
+            return super().read_weights(checkpoint)
+        log.info("%s: the run has no checkpoints; scoring its compressed model", place)
+        identity = folder.read_manifest(place).get("notes", {}).get("identity", {})
+        return place, dict(folder.load(place).state_dict()), identity
+
     def _compressed_folder(self) -> Path | None:
         """The folder of the compressed model that `model=` names, as a folder or as a run; None: it names none."""
         path = Path(self.spec.weights).expanduser() if self.spec.weights else None
@@ -227,7 +236,7 @@ class ImageClassificationTask(Task):
             directory / COMPRESSED,
             self.spec.name,
             self.spec.options(len(data.classes)),
-            {"compress": self.cfg.choices.compress, "classes": data.classes},
+            {"compress": self.cfg.choices.compress, "classes": data.classes, "identity": module.identity},
         )
 
     def _finish(
