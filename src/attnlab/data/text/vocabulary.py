@@ -99,9 +99,11 @@ class WordVocabulary(Vocabulary):
         try:
             return [self._numbers[word] for word in words]
         except KeyError as error:
+            examples = ", ".join([word for word in self.words if word != self.words[self.end]][:3])
             raise DataError(
-                f"the word {error.args[0]!r} is not in the vocabulary, whose {self.size} words lack {self.unknown}: "
-                f"a model trained with task.data.vocabulary.min_count=2 has {self.unknown} for rare words"
+                f"the word {error.args[0]!r} is not in the vocabulary, whose {self.size} words ({examples}, ...) lack "
+                f"{self.unknown}: a model trained with task.data.vocabulary.min_count=2 has {self.unknown} for rare "
+                "words"
             ) from error
 
     def text(self, ids: Sequence[int]) -> str:
