@@ -43,6 +43,29 @@ def test_a_translation() -> None:
     }
 
 
+def test_a_resumed_run_beside_its_baseline() -> None:
+    speedup = {"baseline": {"path": "outputs/mha"}, "tokens_per_second": 1.5, "cache_bytes": 3.56}
+    found = dict(
+        lines_of(
+            blank(
+                inference={"speedup": speedup},
+                training={"steps": 1, "seconds": 3.0, "tokens_per_second": 20.0, "resumed": True},
+            )
+        )
+    )
+    assert found["against baseline="] == "tokens per second 1.5x, cache bytes 3.56x   (outputs/mha)"
+    assert found["training, 1 update"] == "20.0 tokens/s, 3.0 s (since the resume)"
+
+
+@pytest.mark.parametrize(
+    ("attention", "words"),
+    [({"window": 128}, "at most 128 tokens are kept"), ({"rank": 8}, "of fixed size, whatever the length")],
+)
+def test_a_cache_that_does_not_grow(attention: dict[str, Any], words: str) -> None:
+    found = dict(lines_of(blank(kv_cache={"elements_per_token_per_layer": 0.0}, config={"attention": attention})))
+    assert found["cache per token and layer"] == words
+
+
 def test_images() -> None:
     """Three points, ranks of layers, and no line for what was not measured."""
     points = {"dense": {"top1": 80.0, "top5": 95.0}, "compressed": NOT_RUN, "finetuned": {"top1": 79.0, "top5": 94.0}}

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from attnlab.config.batch import counted
 from attnlab.runs.record import NOT_RUN
 
 WIDTH = 130  # columns where the output is not a terminal
@@ -59,15 +60,33 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if "qk_error" in layer:
             yield layer["path"], f"ranks {layer['ranks']}, query-key error {layer['qk_error']:.3f}"
     if cache["elements_per_token_per_layer"] != NOT_RUN:
-        yield "cache per token and layer", f"{cache['elements_per_token_per_layer']:g} numbers"
+        yield "cache per token and layer", _cache(cache["elements_per_token_per_layer"], record)
     if cache["bytes_measured"] != NOT_RUN:
         measured, predicted = (f"{cache[f'bytes_{key}'] / 2**20:.2f}" for key in ("measured", "predicted"))
         yield "cache of the largest batch", f"{measured} MiB ({predicted} predicted)"
     if inference["peak_memory_mib"] != NOT_RUN:
         yield "memory", f"{inference['peak_memory_mib']} MiB peak, {inference['mean_memory_mib']} mean while scoring"
     yield from _speeds("scoring" if inference["beam"] == NOT_RUN else "decoding", inference)
+    if "speedup" in inference:
+        yield "against baseline=", _speedup(inference["speedup"])
     if record["training"]["steps"] != NOT_RUN:
-        yield from _speeds(f"training, {record['training']['steps']} updates", record["training"])
+        resumed = record["training"].get("resumed") is True
+        for name, value in _speeds(f"training, {counted(record['training']['steps'], 'update')}", record["training"]):
+            yield name, f"{value} (since the resume)" if resumed else value
+
+
+def _cache(elements: float, record: dict[str, Any]) -> str:
+    """Cached numbers per token and layer; a cache that does not grow with the text has none."""
+    if elements:
+        return f"{elements:g} numbers"
+    window = (record["config"].get("attention") or {}).get("window")
+    return f"at most {counted(window, 'token')} are kept" if window else "of fixed size, whatever the length"
+
+
+def _speedup(found: dict[str, Any]) -> str:
+    """The ratios of `baseline=`, above 1 where this run is better; and the run that it is compared with."""
+    ratios = ", ".join(f"{key.replace('_', ' ')} {value:g}x" for key, value in found.items() if key != "baseline")
+    return f"{ratios or 'nothing that both measured'}   ({found['baseline']['path']})"
 
 
 def _speeds(name: str, section: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -105,8 +105,8 @@ def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: 
         if buckets % processes:
             near = " or ".join(map(str, _divisors_beside(buckets, processes)))
             raise ConfigError(
-                f"task.train.batch: {processes} processes cannot share {_count(buckets, 'bucket')} of {bucket} frames, "
-                "which BatchNorm does not allow to divide (task.train.batch.split=false); nearest: "
+                f"task.train.batch: {processes} processes cannot share {counted(buckets, 'bucket')} of {bucket} "
+                "frames, which BatchNorm does not allow to divide (task.train.batch.split=false); nearest: "
                 f"hardware.devices={near}, or a smaller task.train.batch.bucket, which is another recipe"
             )
         if limit < bucket:
@@ -176,7 +176,7 @@ def _share(key: str, items: int, each: int, unit: str, limit: int, processes: in
         devices = f", or hardware.devices={' or '.join(map(str, counts))}" if counts else ""
         what = f"{items * each} ({items} {unit})" if each > 1 else str(items)
         raise ConfigError(
-            f"{key}={what} cannot be shared equally{pairs} by {_count(processes, 'process')}; nearest: {near}{devices}"
+            f"{key}={what} cannot be shared equally{pairs} by {counted(processes, 'process')}; nearest: {near}{devices}"
         )
     mine, unit_size = items // processes, 2 if paired else 1
     if limit < unit_size:
@@ -185,8 +185,9 @@ def _share(key: str, items: int, each: int, unit: str, limit: int, processes: in
     return Share(sizes[-1], mine // sizes[-1])
 
 
-def _count(number: int, unit: str) -> str:
-    plural = unit + ("es" if unit.endswith("s") else "s")
+def counted(number: int, unit: str) -> str:
+    """A number and what it counts: "1 batch", "2 batches"."""
+    plural = unit + ("es" if unit.endswith(("s", "ch")) else "s")
     return f"{number} {unit if number == 1 else plural}"
 
 

@@ -25,7 +25,7 @@ from attnlab.callbacks.progress import bar, progress
 from attnlab.callbacks.resume import Resume
 from attnlab.callbacks.signals import KeepSignals
 from attnlab.callbacks.speed import TrainingSpeed
-from attnlab.config.batch import configured_processes
+from attnlab.config.batch import configured_processes, counted
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError, DataError
 from attnlab.runs.record import NOT_RUN, first_process
@@ -96,7 +96,7 @@ def fit(
         )
     callbacks = [best, LearningRateMonitor(), Resume(data), Memory(), TrainingSpeed(), *progress()]
     trainer = build_trainer(cfg, directory, callbacks, processes, accumulate)
-    log.info("each update: %d batches on each of %d processes", accumulate, processes)
+    log.info("each update: %s on each of %s", counted(accumulate, "batch"), counted(processes, "process"))
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     if whole is not module.model:  # no process could decode alone with the part that it has
         weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -108,7 +108,7 @@ def fit(
     if trainer.is_global_zero:
         if paths:
             load_into(module.model, averaged, average(paths))
-            log.info("averaged %d checkpoints into %s", len(paths), averaged)
+            log.info("averaged %s into %s", counted(len(paths), "checkpoint"), averaged)
         else:
             log.warning("training ended before the first validation: the last weights are used as they are")
         write_weights(averaged, module.model.state_dict(), module.identity)

@@ -15,6 +15,7 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 
 from attnlab.callbacks.progress import progress
+from attnlab.config.batch import counted
 from attnlab.data.images.folder import ImageData
 from attnlab.pretrained.weights import fill, read
 from attnlab.runs.files import write_bytes
@@ -48,7 +49,9 @@ def pretrain(
         record["pretraining"] = {"stored": str(path)}
         return
     settings = cfg.task.pretrain
-    log.info("no weights are given: training %s from scratch, %d epochs", cfg.task.model.name, settings.epochs)
+    log.info(
+        "no weights are given: training %s from scratch, %s", cfg.task.model.name, counted(settings.epochs, "epoch")
+    )
     scratch = ImageClassification(
         module.model,
         optimizer=lambda m: create_optimizer_v2(m, "adamw", lr=settings.lr, weight_decay=settings.weight_decay),
