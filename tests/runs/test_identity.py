@@ -1,6 +1,7 @@
 """What makes two runs the same, by the examples that a definition must get right."""
 
 import copy
+import inspect
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from attnlab.attention import MHA, SlidingWindow
 from attnlab.compression.folder import KINDS
 from attnlab.config import schema
 from attnlab.config.check import compose
@@ -259,6 +261,26 @@ def test_an_option_that_is_added_keeps_identities(mtla: DictConfig) -> None:
     assert canonical(added, renames=table) == before
     assert canonical(changed(mtla, attention__bias=True), renames=table) != before
     assert canonical(changed(mtla, task__model__bias=False), renames=table) != before  # a parameter of another class
+
+
+@pytest.mark.parametrize("mechanism", [MHA, SlidingWindow])
+def test_a_default_that_is_written_out_is_the_same_recipe(mtla: DictConfig, mechanism: type) -> None:
+    """Options of a mechanism that no file of it has."""
+    node = {"_target_": f"attnlab.attention.{mechanism.__name__}", "d_model": 8, "num_heads": 2}
+    before = recipe(changed(mtla, attention=node))
+    for key in ("qk_norm", "rope_scaling", "norm_eps"):
+        default = inspect.signature(mechanism).parameters[key].default
+        assert recipe(changed(mtla, attention=node | {key: default})) == before
+        assert recipe(changed(mtla, attention=node | {key: "x"})) != before
+
+
+def test_a_pattern_that_is_repeated_is_the_same_stack() -> None:
+    def of(*pattern: str) -> str:
+        return recipe(compose("task=wikitext2", f"attention.pattern=[{','.join(pattern)}]"))
+
+    assert of("mtla", "mha", "mtla", "mha") == of("mtla", "mha") != of("mha", "mtla")
+    assert of("mtla", "mtla") == of("mtla")
+    assert len({of("mtla", "mha"), of("mtla", "mtla", "mha"), of("mtla", "mha", "mtla")}) == 3
 
 
 def test_an_old_configuration_is_rewritten_first() -> None:

@@ -105,6 +105,12 @@ RENAMES = Renames(
         "SequenceToTextData.unknown_labels": False,
         "SequenceToTextData.speeds": None,
         "BeamSearch.temperature": 1.0,
+        "MHA.qk_norm": False,
+        "MHA.rope_scaling": None,
+        "MHA.norm_eps": 1e-6,
+        "SlidingWindow.qk_norm": False,
+        "SlidingWindow.rope_scaling": None,
+        "SlidingWindow.norm_eps": 1e-6,
     },
     rewrite=(_reader_of_mustc, _global_batch, _pretrained_weights),
     classes={

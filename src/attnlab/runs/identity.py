@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.renames import RENAMES, Renames
 from attnlab.config.schema import definition, definitions
+from attnlab.config.stack import PATTERN
 from attnlab.errors import ConfigError
 from attnlab.runs import fingerprint
 
@@ -109,7 +110,8 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None, renames: Re
     """The part of a configuration that changes numbers, in one form: what two runs must share to be one recipe.
 
     Keys and classes have today's names (see :mod:`attnlab.config.renames`), `_target_` is the name of a class without
-    its module, a number is an int where it can be one, and pretrained weights stand as their content.
+    its module, a number is an int where it can be one, the pattern of a hybrid stack is written once, and pretrained
+    weights stand as their content.
 
     Args:
         cfg: a resolved configuration, or the `config` of a record.
@@ -169,7 +171,10 @@ def of_checkpoint(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renamed(plain: dict[str, Any], renames: Renames = RENAMES) -> dict[str, Any]:
-    """A configuration with the keys and classes of today; values equal to what an absent key meant are dropped."""
+    """A configuration with the keys and classes of today; values equal to what an absent key meant are dropped.
+
+    The pattern of a hybrid stack is reduced to its shortest period.
+    """
     for rewrite in renames.rewrite:
         rewrite(plain)
     plain = _stable(plain, renames)
@@ -184,7 +189,15 @@ def renamed(plain: dict[str, Any], renames: Renames = RENAMES) -> dict[str, Any]
         for node in _owners(plain, key):
             if _has(node, _inner(key)) and _get(node, _inner(key)) == meant:
                 _pop(node, _inner(key))
+    if isinstance(pattern := _get(plain, PATTERN), list):
+        _set(plain, PATTERN, _period(pattern))
     return plain
+
+
+def _period(pattern: list[Any]) -> list[Any]:
+    """The shortest pattern that gives the same layers when it is repeated: [mtla, mha] for [mtla, mha, mtla, mha]."""
+    lengths = (n for n in range(1, len(pattern)) if pattern[:n] * (len(pattern) // n) == pattern)
+    return pattern[: next(lengths, len(pattern))]
 
 
 def stable_name(target: str, renames: Renames = RENAMES) -> str:
