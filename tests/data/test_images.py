@@ -160,6 +160,13 @@ def test_fewer_images_than_a_batch_are_refused(root: Path, tmp_path: Path) -> No
         data(root, tmp_path, update_images=7).train_dataloader()
 
 
+def test_more_processes_than_held_out_images_are_refused(root: Path, tmp_path: Path) -> None:
+    found = data(root, tmp_path)
+    found.check_held_out(6, None)
+    with pytest.raises(ConfigError, match="7 processes cannot share the val split, which has 6 items; use at most 6 p"):
+        found.check_held_out(7, "test")
+
+
 @pytest.mark.parametrize(("world_size", "batch_size"), [(1, 4), (2, 4), (4, 256), (5, 2)])
 def test_each_held_out_image_is_counted_once(world_size: int, batch_size: int, root: Path, tmp_path: Path) -> None:
     Image.new("RGB", (20, 18)).save(root / "val" / "sky" / "last.png")

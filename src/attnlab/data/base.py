@@ -7,6 +7,8 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 from lightning import LightningDataModule
 
+from attnlab.errors import ConfigError
+
 
 class Data(LightningDataModule):
     """A task's data: Lightning's loaders, and the description of the corpus in the record.
@@ -33,6 +35,32 @@ class Data(LightningDataModule):
         Raises:
             ConfigError: they cannot share it.
         """
+
+    @abstractmethod
+    def held_out_sizes(self, stage: str | None) -> dict[str, int]:
+        """The number of items of each held-out split, by name.
+
+        Args:
+            stage: "validate": the validation split alone; "test": the test split alone; None: both.
+        """
+
+    def check_held_out(self, processes: int, stage: str | None) -> None:
+        """Refuse a held-out split that has fewer items than there are processes to share it.
+
+        Args:
+            processes: the number of processes.
+            stage: which splits; see :meth:`held_out_sizes`.
+
+        Raises:
+            ConfigError: names the split and its size.
+        """
+        for split, size in self.held_out_sizes(stage).items():
+            if size < processes:
+                raise ConfigError(
+                    f"hardware.devices: {processes} processes cannot share the {split} split, which has {size} "
+                    f"{'item' if size == 1 else 'items'}; use at most {size} {'process' if size == 1 else 'processes'} "
+                    "or a larger split"
+                )
 
     def same_batches(self, processes: int) -> bool:
         """Whether an update is divided into the same batches on any number of processes, as BatchNorm needs it."""

@@ -195,6 +195,11 @@ class SequenceToTextData(Data):
     def batches_per_update(self, processes: int) -> int:
         return self._share(processes).accumulate
 
+    def held_out_sizes(self, stage: str | None) -> dict[str, int]:
+        splits = self.reader.splits[1:]
+        chosen = {"validate": splits[:1], "test": splits[1:]}.get(stage or "", splits)
+        return {name: len(self.split(name)) for name in chosen}
+
     def same_batches(self, processes: int) -> bool:
         return not self.split_buckets
 

@@ -74,10 +74,17 @@ class Task(ABC):
             stage: "test" reads what testing needs; None reads every split.
 
         Raises:
+            ConfigError: a held-out split has fewer items than there are processes.
             DataError: `baseline=` was measured in another way, as far as that is known before scoring.
         """
+        from attnlab.training.trainer import process_count
+
         data = instantiate(self.cfg.task.data, path="task.data")
         data.setup(stage)
+        if self.cfg.hardware.strategy != "fsdp":
+            data.check_held_out(process_count(self.cfg), stage)
+        elif stage is None:  # rank zero scores the test set alone
+            data.check_held_out(process_count(self.cfg), "validate")
         record["corpus"] = data.corpus
         module = self.module(record, data)
         if records.first_process():

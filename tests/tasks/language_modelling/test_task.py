@@ -114,6 +114,23 @@ def test_a_run_fills_its_record_and_its_directory(trained: tuple[Path, dict[str,
     assert rows[0]["source"].startswith(first)
 
 
+@pytest.mark.parametrize(("stage", "split"), [(None, "validation"), ("test", "test")])
+def test_more_processes_than_held_out_windows_are_refused(stage: str | None, split: str, start: Start) -> None:
+    cfg, record = start("task.data.eval_windows=1", "hardware.devices=2")
+    with pytest.raises(ConfigError) as caught:
+        train.task_of(cfg).prepare(record, stage)
+    expected = f"hardware.devices: 2 processes cannot share the {split} split, which has 1 item; use at most 1 process"
+    assert str(caught.value) == f"{expected} or a larger split"
+
+
+def test_a_sharded_model_needs_a_window_of_validation_for_each_process(start: Start) -> None:
+    """Rank zero scores the test set alone."""
+    cfg, record = start("task.data.eval_windows=1", "hardware.devices=2", "hardware.strategy=fsdp")
+    train.task_of(cfg).prepare(record, "test")
+    with pytest.raises(ConfigError, match="cannot share the validation split"):
+        train.task_of(cfg).prepare(record, None)
+
+
 def test_byte_pairs_give_a_perplexity_per_token_and_per_word(pieces: tuple[Path, dict[str, Any]]) -> None:
     quality = pieces[1]["quality"]
     assert quality["unit"] == "token" and "per token" in quality["signature"]

@@ -136,6 +136,9 @@ class ImageData(Data):
     def batches_per_update(self, processes: int) -> int:
         return self._share(processes).accumulate
 
+    def held_out_sizes(self, stage: str | None) -> dict[str, int]:
+        return {"val": len(self.sets["val"])}
+
     def train_dataloader(self) -> "Batches":
         epoch = self.trainer.current_epoch if self.trainer else 0
         rank, world_size = self._ranks()

@@ -155,6 +155,11 @@ class LanguageModellingData(Data):
     def batches_per_update(self, processes: int) -> int:
         return self._share(processes).accumulate
 
+    def held_out_sizes(self, stage: str | None) -> dict[str, int]:
+        splits: Sequence[Split] = SPLITS[1:]
+        chosen = {"validate": splits[:1], "test": splits[1:]}.get(stage or "", splits)
+        return {split: len(self._evaluation(split, None)) for split in chosen}
+
     def train_dataloader(self) -> DataLoader[Window]:
         epoch = self.trainer.current_epoch if self.trainer else 0
         rank, world_size = self._ranks()
