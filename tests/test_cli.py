@@ -85,7 +85,7 @@ def test_help_names_the_groups(tmp_path: Path) -> None:
     done = shell("--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "python -m src.run task=mustc attention=mtla stride=2" in done.stdout
-    assert "attention: gqa, mha, mla, " in done.stdout
+    assert "attention: gqa, hybrid, mha, mla, " in done.stdout
 
 
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

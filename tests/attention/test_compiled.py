@@ -57,7 +57,15 @@ once_per_class = pytest.mark.parametrize(
 )
 
 
-@once_per_class
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        pytest.param(
+            m, id=str(m), marks=() if quick(m) and m.name in ("mtla", "tpa", "sliding_window") else pytest.mark.slow
+        )
+        for m in EVERY
+    ],
+)
 def test_compiled_training_equals_eager_training(mechanism: Mechanism) -> None:
     """One graph of the parallel form, forward and backward, after a prefix."""
     attention = mechanism.build().train()

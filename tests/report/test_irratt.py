@@ -11,7 +11,7 @@ COLUMNS = ("attention", "flops", "parameters")
 
 def test_the_48_percentages() -> None:
     """That they are what mode=describe gives is in test_experiments.py."""
-    rows = [row for row in SPEC.rows if "compress=" in row.command and "checkpoint=" not in row.command]
+    rows = [row for row in SPEC.rows if "compress=" in row.command and "model=" not in row.command]
     cells = [(row, column) for row in rows for column in COLUMNS]
     assert len(cells) == 48
     for row, column in cells:

@@ -154,6 +154,7 @@ def test_a_stopped_run_is_recorded_as_such_and_continues(root: Path, tmp_path: P
     assert found["training"]["epochs"] >= 1
 
 
+@pytest.mark.slow  # tests/runs/test_resuming.py has the refusals
 def test_a_refused_resume_leaves_the_run_as_it_was(root: Path, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     done = run(root, directory, "task.train.max_epochs=1")

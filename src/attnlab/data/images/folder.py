@@ -34,7 +34,7 @@ from attnlab.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]  # images and labels; of a test set, indices too
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
 
 
