@@ -62,7 +62,7 @@ class MTLACache(LatentCache):
         inside = (self.offset + length) % self.stride
         if length != self.length and bool((torch.as_tensor(inside) != 0).any()):
             raise ValueError(
-                f"cannot crop to {length} positions: that lies inside a slot of {self.stride} merged positions, "
+                f"cannot crop to {length} positions: that is inside a slot of {self.stride} merged positions, "
                 "which cannot be separated; crop to a slot boundary and feed the rest again"
             )
         self.length = length
@@ -296,7 +296,7 @@ class MTLA(MLA):
         first = cache.first_slot()
         if isinstance(cache.offset, int) and isinstance(first, int):
             number, place = (cache.offset + start) // s, (cache.offset + start) % s
-            slot = slice(number, number + 1)  # a slice: a plain index, or divmod, would be compiled anew for each slot
+            slot = slice(number, number + 1)  # a slice: a plain index, or divmod, would be compiled again for each slot
             gates = cache.gate_slot[first + number : first + number + 1]
             gated = (self._gate(latent, gates) * latent).unsqueeze(1)
             if place:

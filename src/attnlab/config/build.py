@@ -9,7 +9,7 @@ Resolvers for the files in conf/:
     ${choice:group}           the name of the option chosen in a group
     ${path:a}                 `~` expanded
 
-Knows Hydra and OmegaConf only: the command line is checked with it before anything heavy is imported.
+Imports Hydra and OmegaConf only: the command line is checked with it before anything heavy is imported.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Beam search, and greedy search as its width-1 case. Knows models only through `Decodable`."""
+"""Beam search, and greedy search as its width-1 case. It uses models only through `Decodable`."""
 
 from dataclasses import dataclass
 from typing import Annotated, Protocol

@@ -127,7 +127,7 @@ def _is_weights(file: Path) -> bool:
 def corpus(root: Path, cache_dir: Path) -> str:
     """A corpus by the names and sizes of its files, and by the content of those that are not binary (see BINARY).
 
-    Where the corpus lies does not count. Hidden files do not either. The sizes are read anew each time, as a file that
+    Where the corpus lies does not count. Hidden files do not either. The sizes are read each time, as a file that
     is overwritten in place leaves its folder's time of change as it was; contents are read when a text has changed.
 
     Args:

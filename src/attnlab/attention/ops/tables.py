@@ -18,7 +18,7 @@ def kept(size: int) -> Callable[[Callable[P, Tables]], Callable[P, Tables]]:
 
     Tables are computed outside of autograd and inference mode, so that any later caller can use them. While a program
     is captured (torch.compile, torch.export) or a mode replaces tensors (FakeTensorMode, make_fx, torch.func), tables
-    are computed anew and not kept: they belong to that mode, and a later caller must not get them.
+    are computed again and not kept: they belong to that mode, and a later caller must not get them.
     """
 
     def decorate(make: Callable[P, Tables]) -> Callable[P, Tables]:

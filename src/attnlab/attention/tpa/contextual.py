@@ -325,7 +325,7 @@ class TPA(PositionalAttention):
 
 
 def _tiles(segment: Segment) -> Iterator[Segment]:
-    """Parts whose products stay in the processor's caches; compiled code would be made anew for each number of them."""
+    """Parts whose products stay in the processor's caches; compiled code takes one part, to compile once."""
     return iter([segment]) if torch.compiler.is_compiling() else segment.tiles(TILE)
 
 

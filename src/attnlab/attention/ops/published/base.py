@@ -1,4 +1,4 @@
-"""What the published algorithms share: a cache that grows, one token per step, and masks and tables made anew."""
+"""What the published algorithms share: a growing cache, one token per step, masks and tables computed at each call."""
 
 from typing import Any
 
@@ -115,7 +115,7 @@ class Published(Attention):
 
 def equally_long(lengths: Tensor | None, x: Tensor) -> None:
     if lengths is not None and bool((lengths != x.shape[1]).any()):
-        raise ValueError("the published algorithms know no padding: all rows must be equally long")
+        raise ValueError("the published algorithms have no padding: expected rows of equal length")
 
 
 def heads(x: Tensor, heads: int) -> Tensor:

@@ -69,7 +69,7 @@ class PublishedMLA(Published):
 
 
 class PublishedMTLA(PublishedMLA):
-    """A gate for every pair of positions, K x K masks made anew at each call, scores of all K columns."""
+    """A gate for every pair of positions, K x K masks computed again at each call, scores of all K columns."""
 
     def _slot_gates(self, slots: int, like: Tensor, first: int = 0) -> Tensor:
         """fc_c of the sinusoid of slots first ... first+slots-1, (slots, g): made on the CPU at each call."""

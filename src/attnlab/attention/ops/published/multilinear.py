@@ -9,7 +9,7 @@ from .base import Published, PublishedCache, equally_long
 
 
 class PublishedMultiLinear(Published):
-    """The whole N x N x N tensor, once per core, then averaged; no cache, so that a step computes its text anew.
+    """The whole N x N x N tensor, once per core, then averaged; no cache, so that a step computes its whole text again.
 
     The mask, and for the relative form the picking of lags out of the tensor, are ours. The position key is left out:
     the release computes a second tensor of that size per core. A prefix, which it does not know, is read as ours is.
