@@ -127,6 +127,7 @@ def test_a_sharded_language_model_continues(tmp_path: Path) -> None:
     found = record(directory)
     assert (found["training"]["steps"], found["training"]["resumed"]) == (12, True)
     assert found["quality"]["perplexity"] < 12  # of nine words
+    assert found["quality"]["signature"].endswith(", on rank zero alone")
 
 
 def test_a_stopped_run_is_recorded_as_such_and_continues(root: Path, tmp_path: Path) -> None:

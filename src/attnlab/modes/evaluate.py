@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
 from attnlab.config.build import instantiate
+from attnlab.runs.device import scoring_dtype
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
@@ -28,7 +28,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     task: LanguageModellingTask = task_of(cfg)
     evaluation = instantiate(cfg.task.evaluation, path="task.evaluation")
     module = task.restore(record)
-    low = torch.bfloat16 if cfg.hardware.precision.startswith("bf16") else None
+    low = scoring_dtype(cfg.hardware.precision)
     found = evaluation(module, cfg.seed, low)
     names = list(cfg.task.evaluation.tasks)
     record["corpus"] = f"lm-evaluation-harness: {', '.join(names)}"

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from attnlab.config.build import instantiate
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
+from attnlab.runs.device import scoring_dtype
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
@@ -37,7 +38,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
             f"{len(ids) + sampling.tokens} positions, more than the model's context of {longest}; shorten the "
             "prompt or lower task.sampling.tokens"
         )
-    low = torch.bfloat16 if cfg.hardware.precision.startswith("bf16") else None
+    low = scoring_dtype(cfg.hardware.precision)
     began = time.perf_counter()
     with torch.autocast(device.type, low or torch.bfloat16, enabled=low is not None):
         found = sampling(module.model, torch.tensor([ids], device=device), num_ids=vocabulary.num_ids, dtype=low)

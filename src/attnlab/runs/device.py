@@ -17,6 +17,11 @@ def device_of(cfg: DictConfig) -> torch.device:
     return torch.device("cpu")
 
 
+def scoring_dtype(precision: str) -> torch.dtype | None:
+    """The type in which a run with this `hardware.precision` scores and caches: bfloat16, or None for float32."""
+    return torch.bfloat16 if precision.startswith("bf16") else None
+
+
 def busy_cores() -> float:
     """The number of cores that other processes keep busy; warns where that makes wall times unreliable."""
     busy = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)

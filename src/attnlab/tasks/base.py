@@ -117,7 +117,7 @@ class Task(ABC):
             checkpoint: the value of `checkpoint=`.
 
         Returns:
-            Where they lie, the weights by name, and the identity of their model.
+            Their path, the weights by name, and the identity of their model.
 
         Raises:
             DataError: there are none, or they are damaged.

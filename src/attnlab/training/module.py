@@ -102,10 +102,8 @@ class Module(LightningModule):
         """With hardware=fsdp: shard each layer, then the rest, over the processes."""
         if self.device_mesh is None or isinstance(self.model, FSDPModule):
             return
-        if not isinstance(
-            self.trainer.strategy, ModelParallelStrategy
-        ):  # rank zero scores: the mesh is of the training
-            return
+        if not isinstance(self.trainer.strategy, ModelParallelStrategy):
+            return  # rank zero scores alone; the mesh is that of the training
         mesh = init_device_mesh(self.device_mesh.device_type, (self.trainer.world_size,))  # Lightning's has two axes
         for module in [*self.model.modules()]:
             layers = getattr(module, "layers", None)

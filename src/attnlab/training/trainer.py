@@ -28,6 +28,7 @@ from attnlab.callbacks.speed import TrainingSpeed
 from attnlab.config.batch import configured_processes, counted
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError, DataError
+from attnlab.runs.device import scoring_dtype
 from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.training.batch_norm import batch_norms
 from attnlab.training.checkpoints import average, load_into, write_weights
@@ -154,7 +155,7 @@ def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback])
         devices=1 if alone else hardware.devices,
         num_nodes=1 if alone else hardware.num_nodes,
         strategy="auto" if alone else _strategy(hardware.strategy, process_count(cfg)),
-        precision="bf16-mixed" if hardware.precision.startswith("bf16") else "32-true",
+        precision="bf16-mixed" if scoring_dtype(hardware.precision) else "32-true",
         use_distributed_sampler=False,
         logger=False,
         callbacks=[KeepSignals(), *callbacks, *bar()],

@@ -30,7 +30,7 @@ from attnlab.metrics import TopAccuracy
 from attnlab.models.build import without_memory
 from attnlab.pretrained import family_of
 from attnlab.pretrained.timm import VisionTransformer
-from attnlab.runs.device import device_of
+from attnlab.runs.device import device_of, scoring_dtype
 from attnlab.runs.identity import architecture
 from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.tasks.base import Task
@@ -261,7 +261,7 @@ class ImageClassificationTask(Task):
             predictions: a file for the class of each image; None: none is written.
         """
         size = len(data.sets["val"])
-        low = self.cfg.hardware.precision.startswith("bf16")
+        low = scoring_dtype(self.cfg.hardware.precision)
         speed = ScoringSpeed(f"forward passes over {size} images", "images", dtype="bfloat16" if low else "float32")
         quality = Quality({"": TopAccuracy(size, len(data.classes))})
         callbacks = [Memory(), speed, quality, *([PredictionsFile(size, predictions)] if predictions else [])]

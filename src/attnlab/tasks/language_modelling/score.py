@@ -18,6 +18,7 @@ from attnlab.data.text.language_modelling import LanguageModellingData
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
 from attnlab.metrics import Perplexity
+from attnlab.runs.device import scoring_dtype
 from attnlab.tasks.language_modelling.module import LanguageModelling
 
 
@@ -40,8 +41,13 @@ class LanguageScore:
     continuations: Annotated[int, Ge(1)] = 8
     prompt_tokens: Annotated[int, Ge(1)] = 16
 
-    def quality(self, data: LanguageModellingData) -> Quality:
-        """The callback that computes the record's `quality` from the test dataloaders of `data`."""
+    def quality(self, data: LanguageModellingData, alone: bool = False) -> Quality:
+        """The callback that computes the record's `quality` from the test dataloaders of `data`.
+
+        Args:
+            data: has the test text.
+            alone: whether rank zero scores alone, which the signature then says.
+        """
         unit, window, file = data.vocabulary.unit, data.eval_window, data.tokens("test")
         if self.sliding_stride is not None and self.sliding_stride > window:
             raise ConfigError(f"task.score.sliding_stride={self.sliding_stride} is more than the window of {window}")
@@ -49,7 +55,8 @@ class LanguageScore:
         part = "" if data.eval_windows is None else f", at most {data.eval_windows} of them"
         about: dict[str, Any] = {
             "unit": unit,
-            "signature": f"exp of the mean NLL per {unit}, disjoint windows of {window}{part}, text ends count",
+            "signature": f"exp of the mean NLL per {unit}, disjoint windows of {window}{part}, text ends count"
+            + (", on rank zero alone" if alone else ""),
         }
         words = file.words / len(file) if unit == "token" and file.words else None
         metrics = {"": Perplexity(data.test_windows(), words)}
@@ -83,7 +90,7 @@ class LanguageScore:
             The sections `inference` and `kv_cache` of the record.
         """
         module = module.to(device).eval()
-        low = torch.bfloat16 if precision.startswith("bf16") else None
+        low = scoring_dtype(precision)
         with torch.autocast(device.type, low) if low else nullcontext():
             return self._continue(module, data, sampling, device, low, directory)
 

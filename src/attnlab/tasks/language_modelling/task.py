@@ -125,7 +125,7 @@ class LanguageModellingTask(TextTask):
 
     def scoring(self, directory: Path, data: LanguageModellingData, module: LanguageModelling) -> list[Callback]:
         score: LanguageScore = instantiate(self.cfg.task.score, path="task.score")
-        return [score.quality(data)]
+        return [score.quality(data, alone=self.cfg.hardware.strategy == "fsdp")]
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Continue some places of the test text."""

@@ -14,6 +14,7 @@ from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
 from attnlab.models import CrossDecoder, PrefixDecoder
 from attnlab.models.build import CacheShape, build_model, count_parameters, identity, without_memory
+from attnlab.runs.device import scoring_dtype
 from attnlab.tasks.base import TextTask, per_layer
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from attnlab.data.sequence_to_text import SequenceToTextData
     from attnlab.metrics.base import TextMetric
     from attnlab.tasks.sequence_to_text.module import Model, SequenceToText
-
-CACHE_DTYPES = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}  # by hardware.precision; else float32
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ class SequenceToTextTask(TextTask):
             model,
             data.tokenizer,
             instantiate(cfg.task.decode, path="task.decode"),
-            cache_dtype=CACHE_DTYPES.get(cfg.hardware.precision),
+            cache_dtype=scoring_dtype(cfg.hardware.precision),
             classify=cfg.task.score == "intent",
             optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
             schedule=instantiate(cfg.task.schedule, path="task.schedule"),
