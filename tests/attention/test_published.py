@@ -100,7 +100,7 @@ def test_what_the_published_step_cannot_do() -> None:
         theirs.extend(x, cache)
     with pytest.raises(ValueError, match="cropped"):
         cache.crop(0)
-    with pytest.raises(ValueError, match="equally long"):
+    with pytest.raises(ValueError, match="rows of equal length"):
         theirs(x, lengths=torch.tensor([9, 8]))
     with pytest.raises(LookupError, match="PublishedMTLA"):
         published.of(theirs)

@@ -44,7 +44,7 @@ def test_nothing_measured(tmp_path: Path) -> None:
     assert notes(
         grid, "not run: MTLA, s = 4: `python -m src.run task=mustc scale=paper attention=mtla stride=4 data_root="
     )
-    assert notes(grid, "weakness") and notes(grid, "whole process")
+    assert notes(grid, "slow baseline") and notes(grid, "whole process")
 
 
 def test_one_run_each(tmp_path: Path, run: Run) -> None:
