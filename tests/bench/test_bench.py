@@ -68,7 +68,9 @@ def wrong(attention: Attention) -> Attention:
     return published.of(attention) if isinstance(attention, MHA) else Wrong(attention)
 
 
-@pytest.mark.parametrize("attention", ["mtla", "mha", "gqa"])
+@pytest.mark.parametrize(
+    "attention", ["mtla", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mha", "gqa"))]
+)
 def test_a_run(attention: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     what = "bench.what=[training,model,decoding,beam]"
     record = measured(config(what, "bench.text=[12,9]", attention=attention), tmp_path)
@@ -130,7 +132,7 @@ def test_the_published_step_of_stride_one_is_caught(tmp_path: Path) -> None:
     assert "published_mtla was not found equal to its reference: steps off by" in broken["not run"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("attention", ["mha", "mqa", "mla", "mtla"])
 def test_checks_pass_in_every_precision(attention: str, dtype: torch.dtype) -> None:
     cfg = config(attention=attention)

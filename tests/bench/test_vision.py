@@ -66,6 +66,7 @@ def test_uneven_ranks() -> None:
         assert sum(ranks) == total and min(ranks) >= 1 and ranks == sorted(ranks, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_record(tmp_path: Path) -> None:
     words = [*SMALL, "bench.rounds=1", "bench.batch=2"]
     cfg = compose("task=imagenet", "mode=bench", "compress=truncatt", *words)

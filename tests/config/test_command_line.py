@@ -204,18 +204,13 @@ def test_a_right_command_line(line: str) -> None:
     assert {key: OmegaConf.select(cfg, key) for key in RIGHT[line]} == RIGHT[line]
 
 
-RECIPES = [
-    (task, scale) for task in options("task") for scale in options("scale") if f"{task}_{scale}" in options("recipe")
-]
+RECIPES = [(task, scale) for task in options("task") for scale in Composer().scales(task)]
 
 
-@pytest.mark.parametrize(
-    ("task", "scale"), [*((task, scale) for task, scale in RECIPES if task == "mustc"), ("wikitext2", "sample")]
-)
 @pytest.mark.parametrize("attention", options("attention"))
-def test_every_mechanism_at_every_scale(attention: str, task: str, scale: str) -> None:
-    cfg = compose(f"task={task}", f"attention={attention}", f"scale={scale}")
-    assert (cfg.choices.attention, cfg.choices.scale, cfg.scale) == (attention, scale, scale)
+def test_every_mechanism(attention: str) -> None:
+    cfg = compose("task=mustc", f"attention={attention}", "scale=paper")
+    assert (cfg.choices.attention, cfg.choices.scale, cfg.scale) == (attention, "paper", "paper")
 
 
 @pytest.mark.parametrize(("task", "scale"), RECIPES)
@@ -251,7 +246,7 @@ def test_a_multirun_is_checked_job_by_job() -> None:
     assert jobs == [("mha", 1), ("mha", 2), ("mla", 1), ("mla", 2), ("mqa", 1), ("mqa", 2)]
 
 
-TASKS = [name for name in options("task") if f"{name}_sample" in options("recipe")]
+TASKS = options("task")
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -361,6 +356,16 @@ def test_a_key_that_no_hardware_has(tmp_path: Path) -> None:
 def test_a_scale_that_a_task_has_not(tmp_path: Path) -> None:
     flag = own(tmp_path, "scale/huge", "# @package _global_\nscale: huge\n")
     assert "task=mustc has no scale=huge; there are: paper, sample" in error(flag, "scale=huge")
+
+
+@pytest.mark.parametrize("like", ["wikitext2", "mustc", "wmt16"])
+def test_a_task_is_one_file(tmp_path: Path, like: str) -> None:
+    """Without a recipe of its own a task takes the sample scale of the file that it builds on."""
+    text = (CONF / "task" / f"{like}.yaml").read_text().replace(f"name: {like}", "name: mine")
+    flag = own(tmp_path, "task/mine", text)
+    cfg = check([flag, "task=mine"]).jobs[0]
+    assert (cfg.choices.task, cfg.task.name, cfg.task.model.d_model) == ("mine", "mine", 128)
+    assert "task=mine has no scale=paper; there are: sample" in error(flag, "task=mine", "scale=paper")
 
 
 # --- the fixed configuration ------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ SIZES = {
     "wikitext2": ("task.model.d_model=32", "task.model.num_layers=4", "task.model.ffn_dim=24"),
     "ptb": ("task.model.d_model=32", "task.model.num_layers=4", "task.model.ffn_dim=24"),
 }
-every_task = pytest.mark.parametrize("task", SIZES)
+EACH_TASK = ["wmt16", *(pytest.param(task, marks=pytest.mark.slow) for task in SIZES if task != "wmt16")]
+every_task = pytest.mark.parametrize("task", EACH_TASK)
 
 
 def config(task: str, *overrides: str) -> DictConfig:

@@ -62,10 +62,17 @@ OTHERS = {  # the latents and heads that the tables print, heads nearest to MHA'
     **{row(f"{size} mha", h := HEADS[f"{size} tpa"]): (h, 4 * WIDTHS[size] * h * 64, 2 * h * 64) for size in WIDTHS},
     **{row(f"{size} tpa", h := HEADS[f"{size} mha"]): tpa(size, h) for size in WIDTHS},
 }
+
+
+def quick(line: str) -> bool:
+    """The rows of the smallest and the largest model."""
+    return "paper_small" in line or "paper_xl" in line
+
+
 ROWS = {row(name): numbers for name, numbers in PUBLISHED.items()} | OTHERS
 
 
-@pytest.mark.parametrize("line", ROWS)
+@pytest.mark.parametrize("line", [pytest.param(line, marks=() if quick(line) else pytest.mark.slow) for line in ROWS])
 def test_row(line: str) -> None:
     cfg = compose(*line.split())
     heads, of_a_layer, cache, *total = ROWS[line]

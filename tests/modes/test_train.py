@@ -55,7 +55,9 @@ def test_testing_a_checkpoint_gives_the_run_s_own_score(start: Start, tmp_path: 
     assert again["quality"] == record["quality"]
 
 
-@pytest.mark.parametrize(("buckets", "validate_every"), [(1, None), (2, None), (1, 1)])
+@pytest.mark.parametrize(
+    ("buckets", "validate_every"), [(1, 1), *(pytest.param(n, None, marks=pytest.mark.slow) for n in (1, 2))]
+)
 def test_resuming_equals_not_stopping(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: int, validate_every: int | None
 ) -> None:

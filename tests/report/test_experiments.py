@@ -20,6 +20,8 @@ OVERLAYS = sorted(
     p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in (CONF / "experiment").rglob("*.yaml")
 )
 ROWS = [(path, row) for path in SPECS for row in read_spec(path).rows if row.command]
+FIRST = [next(pair for pair in ROWS if pair[0] == path) for path in dict.fromkeys(path for path, _ in ROWS)]
+EACH_ROW = [pair if pair in FIRST else pytest.param(*pair, marks=pytest.mark.slow) for pair in ROWS]
 COMPUTED = {
     "attention": "attention_percent",
     "flops": "multiply_adds_percent",
@@ -55,7 +57,9 @@ def test_an_overlay_is_more_than_options_and_heads() -> None:
         assert keys - {"task.attention_heads", "stride", "rank"}, name
 
 
-@pytest.mark.parametrize(("path", "row"), ROWS, ids=lambda part: part.stem if isinstance(part, Path) else part.label)
+@pytest.mark.parametrize(
+    ("path", "row"), EACH_ROW, ids=lambda part: part.stem if isinstance(part, Path) else part.label
+)
 def test_row(path: Path, row: Row) -> None:
     """The command line of a row gives the numbers of its specification."""
     record = described(compose(*shlex.split(row.command)))

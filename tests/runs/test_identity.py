@@ -279,8 +279,7 @@ def test_a_pattern_that_is_repeated_is_the_same_stack() -> None:
         return recipe(compose("task=wikitext2", f"attention.pattern=[{','.join(pattern)}]"))
 
     assert of("mtla", "mha", "mtla", "mha") == of("mtla", "mha") != of("mha", "mtla")
-    assert of("mtla", "mtla") == of("mtla")
-    assert len({of("mtla", "mha"), of("mtla", "mtla", "mha"), of("mtla", "mha", "mtla")}) == 3
+    assert of("mtla", "mtla", "mha") != of("mtla", "mha", "mtla")
 
 
 def test_an_old_configuration_is_rewritten_first() -> None:

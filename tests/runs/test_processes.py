@@ -130,6 +130,7 @@ def test_a_sharded_language_model_continues(tmp_path: Path) -> None:
     assert found["quality"]["signature"].endswith(", on rank zero alone")
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_recorded_as_such_and_continues(root: Path, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     arguments = command(root, directory, "task.train.max_epochs=2000")

@@ -49,7 +49,6 @@ LINES: dict[str, list[str]] = {
         "task=wmt16", "attention=mha", *SMALL, *SENTENCES, "task.model.decoder.num_heads=2", "task.data.vocab_size=40",
         "task.train.batch.frames=180", "task.train.batch.bucket=60",
     ],
-    "speech": ["task=mustc", "attention=mtla", *SMALL, *SENTENCES, *SPEECH],
     "conformer": [
         "task=mustc", "attention=mtla", *SMALL, *SENTENCES, *SPEECH, "task.train.batch.split=false",
     ],

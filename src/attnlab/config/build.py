@@ -90,13 +90,16 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
 
 def resolve(cfg: DictConfig) -> None:
     """Resolve every reference in place. ConfigError names the key whose reference fails, and the reference."""
-    for path, raw in leaves(written(cfg)):
-        try:
-            OmegaConf.select(cfg, path)
-        except OmegaConfBaseException as error:
-            reason = str(error).splitlines()[0].removeprefix("ValueError raised while resolving interpolation: ")
-            raise ConfigError(f"{path} = {raw}: {reason}") from error
-    OmegaConf.resolve(cfg)
+    try:
+        OmegaConf.resolve(cfg)
+    except OmegaConfBaseException:
+        for path, raw in leaves(written(cfg)):
+            try:
+                OmegaConf.select(cfg, path)
+            except OmegaConfBaseException as error:
+                reason = str(error).splitlines()[0].removeprefix("ValueError raised while resolving interpolation: ")
+                raise ConfigError(f"{path} = {raw}: {reason}") from error
+        raise
 
 
 def written(node: Any) -> Any:

@@ -117,8 +117,11 @@ def _check_mode(cfg: DictConfig) -> None:
 
 
 def _check_task(cfg: DictConfig, composer: Composer) -> None:
-    """Refuse groups that the task does not use."""
+    """Refuse groups that the task does not use, and a scale for which it has no recipe."""
     choices = cfg.hydra.runtime.choices
+    own = choices.recipe == f"{choices.task}_{choices.scale}"
+    if own and choices.scale not in (scales := composer.scales(choices.task)):
+        raise ConfigError(f"task={choices.task} has no scale={choices.scale}{nearest(choices.scale, scales)}")
     if choices.attention is not None and "attention_heads" not in cfg.task:
         raise ConfigError(f"attention={choices.attention}: task={choices.task} brings its own attention; leave it out")
     if choices.compress != "none" and not cfg.task.get("compressible"):

@@ -1,6 +1,7 @@
 """Compose with Hydra. Each override is checked by itself first, so that an error can name the nearest valid key."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -67,6 +68,15 @@ class Composer:
         bases = [name for name in (yaml.safe_load(text) or {}).get("defaults", []) if name in self.options(group)]
         return text + "".join(self.text(group, base) for base in bases)
 
+    def scales(self, task: str) -> list[str]:
+        """The scales for which a task has a recipe: its own, or that of the file that it builds on."""
+        bases = re.findall(r"^ *- base/(\w+)@_here_", self.text("task", task), re.MULTILINE)
+        shared = [file.stem for folder in self.directories for file in (folder / "recipe" / "base").glob("*.yaml")]
+        names = [*self.options("recipe"), *(name for name in shared if name.startswith(tuple(bases)))]
+        return sorted(
+            scale for scale in self.options("scale") if {f"{name}_{scale}" for name in (task, *bases)} & set(names)
+        )
+
     def parse(self, text: str) -> Override:
         try:
             parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
@@ -95,11 +105,6 @@ class Composer:
             options = self.options(group) if group in self.groups else error.options or []
             if group == "hydra":
                 group, _, name = (error.missing_cfg_file or "").rpartition("/")
-            if group == "recipe" and not any(text.startswith("recipe=") for text in overrides):
-                task = next((task for task in self.options("task") if name.startswith(f"{task}_")), name)
-                scales = [option.removeprefix(f"{task}_") for option in options if option.startswith(f"{task}_")]
-                scale = name.removeprefix(f"{task}_")
-                raise ConfigError(f"task={task} has no scale={scale}{nearest(scale, scales)}") from error
             raise ConfigError(f"{group}={name}: no such {group}{nearest(name, options)}") from error
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError(one_line(error.__cause__ or error)) from error
@@ -170,7 +175,7 @@ class Composer:
                     raise ConfigError(f"{names}: {error}") from error
 
 
-@lru_cache
+@lru_cache(maxsize=1024)
 def _composed(newest: int, *overrides: str) -> DictConfig:
     """Cached, since Hydra needs 0.1 s. `newest`: the latest modification time of the files."""
     return compose("config", list(overrides), return_hydra_config=True)

@@ -33,6 +33,7 @@ class _Found(NamedTuple):
     node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@lru_cache
 def signature(target: str) -> Signature | None:
     """The signature of the dotted name `target`; None where the source does not tell (compiled code).
 

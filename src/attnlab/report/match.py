@@ -7,6 +7,7 @@ and scale do, marked with what they differ in. The embedded sample corpus, or an
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from omegaconf import DictConfig
@@ -15,18 +16,10 @@ from attnlab.config.build import leaves
 from attnlab.config.check import compose
 from attnlab.report.spec import Row, Spec
 from attnlab.runs.identity import canonical
+from attnlab.runs.speedup import PROTOCOL
 from attnlab.runs.store import Found
 
 ENCODER = "task.encoder_checkpoint"  # a row's command names a run that only exists where the row is measured
-PROTOCOL = (
-    "inference.protocol",
-    "inference.batch",
-    "inference.beam",
-    "inference.dtype",
-    "environment.device",
-    "environment.threads",
-    "identity.corpus",
-)
 
 
 def scored(records: Sequence[Found], spec: Spec) -> tuple[list[Found], list[Found]]:
@@ -52,7 +45,7 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
     """
     if not records or not row.command:
         return []
-    cfg = compose(*spec.overrides(row))
+    cfg = _composed(*spec.overrides(row))
     keys = {"task": cfg.task.name, "compress": cfg.choices.compress, "scale": cfg.choices.scale}
     keys |= {"attention": cfg.choices.attention or "none", "stride": cfg.stride, "rank": cfg.rank}
     quality = next(column.value for column in spec.columns if column.value.startswith("quality."))
@@ -60,6 +53,12 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
     exact = [pair for pair in found if not pair[1]]
     alike = [pair for pair in found if all(pair[0].record.get(key) == value for key, value in keys.items())]
     return list({pair[0].record["seed"]: pair for pair in exact or alike}.values())
+
+
+@lru_cache
+def _composed(*overrides: str) -> DictConfig:
+    """Cached, because every table of a report composes its rows again. Read-only."""
+    return compose(*overrides)
 
 
 def differences(found: Found, cfg: DictConfig) -> list[str]:
@@ -86,4 +85,4 @@ def differences(found: Found, cfg: DictConfig) -> list[str]:
 def protocol(found: Found) -> list[Any]:
     """What two records must share before their times or memory are compared."""
     plain = dict(leaves(found.record))
-    return [plain.get(key) for key in PROTOCOL]
+    return [plain.get("identity.corpus" if key == "corpus" else key) for key in PROTOCOL]

@@ -46,9 +46,11 @@ class Found:
 
     @property
     def mechanism(self) -> str:
-        """Attention and stride, for people."""
-        stride = self.record["stride"]
-        return self.record["attention"] + (f" s={stride}" if stride is not None else "")
+        """Attention, of a hybrid its pattern, and stride, for people."""
+        stride, attention = self.record["stride"], self.record["attention"]
+        if pattern := (self.record["config"].get("attention") or {}).get("pattern"):
+            attention += f" [{','.join(pattern)}]"
+        return attention + (f" s={stride}" if stride is not None else "")
 
 
 def collect(places: Iterable[Path]) -> list[Found]:

@@ -30,7 +30,13 @@ def test_sweeps_are_those_of_tensorly(sweeps: int) -> None:
     torch.testing.assert_close(ours, torch.from_numpy(tensorly.cp_to_tensor(theirs)), rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(("mixing", "noise", "error"), [(0, 0.001, 0.0008), (0.15, 0.001, 0.0008), (0.15, 0.1, 0.076)])
+@pytest.mark.parametrize(
+    ("mixing", "noise", "error"),
+    [
+        (0.15, 0.001, 0.0008),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 0.001, 0.0008), (0.15, 0.1, 0.076))),
+    ],
+)
 def test_planted_terms_are_found(mixing: float, noise: float, error: float) -> None:
     tensor = planted(mixing, noise)
     found = cp_als(tensor, TOTAL, sweeps=1500, tolerance=1e-6)
@@ -67,7 +73,7 @@ def test_a_batch_gets_what_each_tensor_gets() -> None:
 
 
 @pytest.mark.parametrize("objective", ["norm", "sensitivity"])
-@pytest.mark.parametrize("slack", [1.0, 1.02, 1.5])
+@pytest.mark.parametrize("slack", [1.0, 1.5])
 def test_the_correction_never_costs_more(objective: str, slack: float) -> None:
     tensor = planted(0.15, 0.1, 1)
     plain = cp_als(tensor, TOTAL, sweeps=300)
