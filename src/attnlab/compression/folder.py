@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from attnlab.compression.modules.base import build, describe
 from attnlab.compression.transform import install, replacements
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import families, family_of
+from attnlab.pretrained import Family, families, family_of
 from attnlab.runs.files import write_bytes
 
 FORMAT = 1
@@ -45,7 +45,7 @@ def save(
         WriteError: the folder cannot be written; an earlier model in it then stays.
     """
     modules = {path: describe(module) for path, module in replacements(model).items()}
-    data = save_tensors({key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()})
+    data = save_tensors({key: value.detach().cpu().contiguous() for key, value in _once(model).items()})
     digest = hashlib.sha256(data).hexdigest()
     weights = f"weights-{digest[:12]}.safetensors"
     manifest = {
@@ -80,8 +80,7 @@ def load(folder: str | Path) -> nn.Module:
         if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
             raise DataError(f"{path}: damaged: its content is not what {MANIFEST} says; save or copy the folder again")
         weights = load_tensors(data)
-        model = shape(manifest).to_empty(device="cpu")
-        model.to(getattr(torch, manifest["dtype"])).load_state_dict(weights)
+        model = _fill(_empty(manifest), weights)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except (SafetensorError, ConfigError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -96,13 +95,53 @@ def shape(manifest: dict[str, Any]) -> nn.Module:
     Raises:
         ConfigError: an option is none of the family's, or the family refuses its value.
     """
+    family = _family(manifest)
+    with torch.device("meta"):
+        model = family.create(manifest["model"], manifest["options"])
+        install(model, {path: build(layout) for path, layout in manifest["modules"].items()})
+    return model
+
+
+def _family(manifest: dict[str, Any]) -> Family:
     family = families()[manifest.get("family", "timm")]
     if unknown := sorted(manifest["options"].keys() - family.options):
         known = ", ".join(sorted(family.options))
         raise ConfigError(f"the option {unknown[0]!r} of {MANIFEST} is unknown; expected only {known}")
-    with torch.device("meta"):
-        model = family.create(manifest["model"], manifest["options"])
+    return family
+
+
+def _empty(manifest: dict[str, Any]) -> nn.Module:
+    """The model of a manifest on the CPU, in its type; buffers that are not saved have their values."""
+    family, dtype = _family(manifest), torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, manifest["dtype"]))  # a cast afterwards would round rotary frequencies
+    try:
+        model = family.empty(manifest["model"], manifest["options"])
         install(model, {path: build(layout) for path, layout in manifest["modules"].items()})
+    finally:
+        torch.set_default_dtype(dtype)
+    return model
+
+
+def _once(model: nn.Module) -> dict[str, Tensor]:
+    """The weights by name; of several names of one tensor (tied embeddings) the first."""
+    found: dict[str, Tensor] = {}
+    places: set[Any] = set()
+    for name, value in model.state_dict().items():
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
+        if place not in places:
+            found[name] = value
+        places.add(place)
+    return found
+
+
+def _fill(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
+    """Load every weight, exactly, names of tied tensors aside. RuntimeError: one is missing or unknown."""
+    tied = model.state_dict().keys() - _once(model).keys()
+    missing, unknown = model.load_state_dict(weights, strict=False)
+    if lost := sorted(set(missing) - tied):
+        raise RuntimeError(f"the weights lack {lost[0]}")
+    if unknown:
+        raise RuntimeError(f"the weights have {unknown[0]}, for which there is no place")
     return model
 
 

@@ -167,6 +167,20 @@ class Family(ABC):
             ConfigError: there is no such model, or it refuses the options.
         """
 
+    def empty(self, name: str, options: dict[str, Any]) -> nn.Module:
+        """The same on the CPU, for weights that are loaded next: parameters are not initialised.
+
+        Args:
+            name: as for `create`.
+            options: as for `create`.
+
+        Raises:
+            ConfigError: as `create` does.
+        """
+        with torch.device("meta"):
+            model = self.create(name, options)
+        return model.to_empty(device="cpu")
+
     @abstractmethod
     def load(self, model: nn.Module, source: str) -> None:
         """Fill `model` with pretrained weights: from a local file or folder if `source` is one, else from the hub.

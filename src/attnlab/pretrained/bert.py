@@ -1,0 +1,62 @@
+"""BERT and RoBERTa, as masked language models."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from attnlab.pretrained.base import Layer, Projection
+from attnlab.pretrained.language import COMMON, LanguageModel
+
+
+class Bert(LanguageModel):
+    """Separate projections, all with biases; q, k and v lie beside the output projection in the attention module.
+
+    The MLP has no module of its own: `Layer.mlp` is that of its first matrix. The matrices are named by whole paths,
+    for `output.dense` ends the name of the attention's output too.
+    """
+
+    name = "bert"
+    classes = {"bert": "BertForMaskedLM"}
+    blocks = "bert.encoder.layer"
+    options = COMMON | frozenset(
+        "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
+        "attention_probs_dropout_prob max_position_embeddings type_vocab_size layer_norm_eps".split()
+    )
+
+    def layer(self, config: Any, path: str, index: int) -> Layer:
+        attention, mlp = f"{path}.attention", f"{path}.intermediate"
+        dim, hidden, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
+        projections = {
+            name: Projection(f"{attention}.self.{part}", (dim, dim), "out", heads)
+            for name, part in (("q", "query"), ("k", "key"), ("v", "value"))
+        }
+        projections["o"] = Projection(f"{attention}.output.dense", (dim, dim), "in", heads)
+        projections["fc_in"] = Projection(f"{mlp}.dense", (hidden, dim))
+        projections["fc_out"] = Projection(f"{path}.output.dense", (dim, hidden))
+        dropout = (config.attention_probs_dropout_prob, config.hidden_dropout_prob)
+        return Layer(path, attention, mlp, projections, (dim // heads) ** -0.5, dropout)
+
+
+class Roberta(Bert):
+    """The same layers under another name."""
+
+    name = "roberta"
+    classes = {"roberta": "RobertaForMaskedLM"}
+    blocks = "roberta.encoder.layer"
+    known: ClassVar[dict[str, dict[str, Any]]] = {
+        "roberta-base": {
+            "model_type": "roberta",
+            "vocab_size": 50265,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 514,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+            "bos_token_id": 0,
+            "pad_token_id": 1,
+            "eos_token_id": 2,
+            "tie_word_embeddings": True,
+        }
+    }

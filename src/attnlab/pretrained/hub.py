@@ -1,0 +1,169 @@
+"""Folders of Hugging Face models: a local one first, the hub's second; read without running code from them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained.weights import first_line
+
+log = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+TEXT = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
+SECONDS = 5.0  # to wait for an answer of the hub
+
+
+def transformers() -> Any:
+    """The library. ConfigError: it is not installed."""
+    try:
+        import transformers as library
+    except ImportError as error:
+        raise ConfigError("transformers is not installed: pip install 'attnlab[hf]'") from error
+    return library
+
+
+def folder(source: str, *, weights: bool = True) -> Path:
+    """The folder of a model: `source` itself, or its copy in the hub's cache, downloaded if it is not there.
+
+    Args:
+        source: a local folder, or a name of the hub.
+        weights: whether the weights are needed, or the config and the tokenizer are enough.
+
+    Raises:
+        DataError: no such folder or name, files that are missing, or a hub that does not answer within seconds.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        _complete(path, source, weights)
+        return path
+    if path.exists():
+        raise DataError(f"model={source}: a file; give its folder, with {CONFIG}, tokenizer files and *.safetensors")
+    if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1 or source.endswith("/"):
+        raise DataError(f"model={source}: no such folder; give a Hugging Face model's folder, or a name of the hub")
+    return _cached(source, weights) or _downloaded(source, weights)
+
+
+def _cached(name: str, weights: bool) -> Path | None:
+    """The copy in the hub's cache, without a network; None: there is none, or a part of what is needed."""
+    import huggingface_hub as hub
+
+    try:
+        path = Path(hub.snapshot_download(name, local_files_only=True))
+        _complete(path, name, weights)
+    except hub.errors.HFValidationError as error:
+        raise DataError(f"model={name}: neither a folder nor a name of the hub ({first_line(error)})") from error
+    except (FileNotFoundError, DataError):
+        return None
+    return path
+
+
+def _downloaded(name: str, weights: bool) -> Path:
+    import huggingface_hub as hub
+
+    advice = f"download it on a machine with a network (hf download {name} --local-dir FOLDER) and give model=FOLDER"
+    if hub.constants.HF_HUB_OFFLINE:
+        raise DataError(f"model={name}: no such folder, not in the hub's cache, and HF_HUB_OFFLINE is set; {advice}")
+    try:
+        about = hub.HfApi().model_info(name, timeout=SECONDS)  # one attempt: a download would retry for a minute
+    except hub.errors.GatedRepoError as error:
+        raise DataError(f"model={name}: accept its licence on huggingface.co and log in (hf auth login)") from error
+    except hub.errors.RepositoryNotFoundError as error:
+        raise DataError(f"model={name}: neither a local folder nor a model of the hub that you may read") from error
+    except Exception as error:  # httpx, the hub and sockets each have classes of their own
+        reason = first_line(error)
+        raise DataError(f"model={name}: no such folder, and the hub cannot be reached ({reason}); {advice}") from error
+    files = [one.rfilename for one in about.siblings or []]
+    patterns = list(TEXT)
+    if weights:
+        safe = any(file.endswith(".safetensors") and "/" not in file for file in files)
+        patterns.append("model*.safetensors" if safe else "pytorch_model*.bin")
+    try:
+        path = Path(hub.snapshot_download(name, allow_patterns=patterns, ignore_patterns="*/*", etag_timeout=SECONDS))
+    except hub.errors.GatedRepoError as error:
+        raise DataError(f"model={name}: accept its licence on huggingface.co and log in (hf auth login)") from error
+    except Exception as error:
+        raise DataError(
+            f"model={name}: the download failed ({first_line(error)}); run it again, or {advice}"
+        ) from error
+    _complete(path, name, weights)
+    return path
+
+
+def _complete(path: Path, source: str, weights: bool) -> None:
+    """DataError: the folder lacks its config or, if they are needed, weights."""
+    if not (path / CONFIG).is_file():
+        other = "an adapter: merge it into its model first" if (path / "adapter_config.json").is_file() else "no model"
+        raise DataError(f"model={source}: {path / CONFIG} is missing ({other}); expected {CONFIG} and *.safetensors")
+    if not weights or any((path / name).is_file() for name in ("model.safetensors", "pytorch_model.bin")):
+        return
+    for kind in ("model.safetensors", "pytorch_model.bin"):
+        index = path / f"{kind}.index.json"
+        if index.is_file():
+            try:
+                parts = set(json.loads(index.read_bytes())["weight_map"].values())
+            except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
+                raise DataError(f"{index}: not an index of weights ({first_line(error)})") from error
+            if missing := sorted(part for part in parts if not (path / part).is_file()):
+                raise DataError(f"model={source}: {path / missing[0]} is missing; {index.name} names it")
+            return
+    raise DataError(f"model={source}: no weights in {path}; expected model.safetensors or pytorch_model.bin")
+
+
+def read_config(path: Path, source: str) -> dict[str, Any]:
+    """config.json as it is. DataError: not an object, or the weights are quantised."""
+    file = path / CONFIG
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read as JSON ({first_line(error)})") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{file}: expected an object, got {type(found).__name__}")
+    if quantised := found.get("quantization_config"):
+        kind = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        raise DataError(
+            f"model={source}: its weights are quantised ({kind}); compression reads weights in float32, float16 or "
+            "bfloat16: give the model that was quantised"
+        )
+    return found
+
+
+def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: torch.dtype | None) -> nn.Module:
+    """A model with the weights of a folder, in eval mode on the CPU.
+
+    Args:
+        kind: the class in transformers.
+        config: of that class; not read again from the folder, where it may name code.
+        path: the folder.
+        source: what the user gave, for messages.
+        dtype: of the parameters; None: as they are stored.
+
+    Raises:
+        DataError: damaged weights, missing ones, other shapes, or values that are not finite.
+    """
+    stored: dict[str, Any] = {"use_safetensors": not _pickled(path)}  # pickled files are read with weights_only
+    try:
+        model, about = kind.from_pretrained(
+            path, config=config, dtype=dtype or "auto", local_files_only=True, output_loading_info=True, **stored
+        )
+    except Exception as error:  # safetensors, pickle, torch and transformers each have classes of their own
+        raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
+    if missing := sorted(about["missing_keys"]):
+        raise DataError(f"model={source}: the weights in {path} lack {missing[0]}; they are of another architecture")
+    if extra := sorted(about["unexpected_keys"]):
+        log.warning("model=%s: %s has no place for %s (%d such)", source, kind.__name__, extra[0], len(extra))
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise DataError(f"model={source}: {name} has values that are not finite; it cannot be used")
+    found: nn.Module = model.eval()
+    return found
+
+
+def _pickled(path: Path) -> bool:
+    return not any((path / f"model.safetensors{end}").is_file() for end in ("", ".index.json"))

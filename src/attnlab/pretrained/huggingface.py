@@ -1,0 +1,159 @@
+"""Language models by a local folder or a name of the Hugging Face hub: configs, weights, tokenizers, export."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained import families, family_of, hub
+from attnlab.pretrained.language import LanguageModel
+from attnlab.pretrained.weights import first_line
+from attnlab.runs.files import replacing_folder
+
+log = logging.getLogger(__name__)
+
+
+def language_families() -> dict[str, LanguageModel]:
+    """The families of language models by `model_type`."""
+    found = [family for family in families().values() if isinstance(family, LanguageModel)]
+    return {kind: family for family in found for kind in family.classes}
+
+
+def family_for(kind: Any, source: str) -> LanguageModel:
+    """The family of a `model_type`. ConfigError: there is none, with those that are known."""
+    known = language_families()
+    if kind not in known:
+        raise ConfigError(
+            f"model={source}: the model_type {kind!r} is of no known family ({', '.join(sorted(known))}); "
+            "a new one is a file in src/attnlab/pretrained"
+        )
+    return known[kind]
+
+
+def config_of(source: str) -> dict[str, Any]:
+    """The config of a model as plain values, `model_type` among them: what `create` takes.
+
+    A local folder is read first; then come the models whose sizes are part of the project, then the hub's cache and
+    the hub. No weights are needed.
+
+    Args:
+        source: a local folder, or a name of the hub.
+
+    Raises:
+        DataError: no such folder or name, or a config that cannot be read, or quantised weights.
+        ConfigError: an unknown family.
+    """
+    if not Path(source).expanduser().exists():
+        for family in language_families().values():
+            if source in family.known:
+                return family.options_of(family.config(source, {}))
+    return _options(hub.folder(source, weights=False), source)
+
+
+def _options(path: Path, source: str) -> dict[str, Any]:
+    values = hub.read_config(path, source)
+    family = family_for(values.get("model_type"), source)
+    config = hub.transformers().CONFIG_MAPPING[values["model_type"]]
+    try:
+        return family.options_of(config.from_dict(values))
+    except Exception as error:  # strict dataclasses and validators have classes of their own
+        raise DataError(f"{path / hub.CONFIG}: {values['model_type']} refuses it: {first_line(error)}") from error
+
+
+def create(source: str, options: dict[str, Any] | None = None) -> nn.Module:
+    """The architecture of a model with random weights, on the default device, in eval mode.
+
+    Under `torch.device("meta")` it has sizes alone, which is all that counting needs.
+
+    Args:
+        source: a local folder, or a name of the hub.
+        options: of the config; None: those of `source`.
+    """
+    options = config_of(source) if options is None else options
+    return family_for(options.get("model_type"), source).create(source, options)
+
+
+def load(source: str, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> nn.Module:
+    """A pretrained language model in eval mode.
+
+    Config and family are checked before the weights are read or downloaded.
+
+    Args:
+        source: a local folder, or a name of the hub.
+        dtype: of the parameters; None: as they are stored.
+        device: where to; None: the CPU.
+
+    Raises:
+        DataError: no such model at hand, or one that is damaged or quantised.
+        ConfigError: an unknown family.
+    """
+    options = _options(hub.folder(source, weights=False), source)
+    family = family_for(options["model_type"], source)
+    kind = getattr(hub.transformers(), family.classes[options["model_type"]])
+    model = hub.read_model(kind, family.config(source, options), hub.folder(source), source, dtype=dtype)
+    return model.to(device) if device is not None else model
+
+
+def options_of(model: nn.Module) -> dict[str, Any]:
+    """The config of a model as plain values: what `create` and a compressed model's folder take."""
+    family = family_of(model)
+    if not isinstance(family, LanguageModel):
+        raise ConfigError(f"{type(model).__name__} is no language model")
+    config: Any = model.config
+    return family.options_of(config)
+
+
+def tokenizer(source: str) -> Any:
+    """The tokenizer of a model, of transformers.
+
+    One without a padding token, as Llama 2's and GPT-J's, pads with its end token, which attention masks hide.
+
+    Args:
+        source: a local folder, or a name of the hub.
+
+    Raises:
+        DataError: no such tokenizer, a damaged one, or one that can only be built by code in its folder; or it has
+            neither a padding token nor an end token.
+    """
+    path = hub.folder(source, weights=False)
+    try:
+        found = hub.transformers().AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # tokenizers, sentencepiece and transformers each have classes of their own
+        raise DataError(f"model={source}: no tokenizer can be read from {path}: {first_line(error)}") from error
+    if found.pad_token is None:
+        if found.eos_token is None:
+            raise DataError(
+                f"model={source}: the tokenizer in {path} has neither a padding token nor an end token; add "
+                "pad_token to its tokenizer_config.json"
+            )
+        found.pad_token = found.eos_token
+        log.info("model=%s: the tokenizer has no padding token; padding with its end token %s", source, found.eos_token)
+    return found
+
+
+def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
+    """Write a plain Hugging Face checkpoint: what transformers loads without attnlab.
+
+    Args:
+        model: a dense model of transformers.
+        folder: replaced as a whole when the new one is complete.
+        source: a model's folder or hub name, whose tokenizer is copied; None: no tokenizer.
+
+    Raises:
+        ConfigError: the model has modules that transformers does not know.
+        WriteError: the folder cannot be written; an earlier one then stays.
+    """
+    foreign = [path for path, one in model.named_modules() if type(one).__module__.partition(".")[0] == "attnlab"]
+    if foreign:
+        raise ConfigError(f"{foreign[0]} is compressed: transformers cannot load it; densify the model first")
+    words = None if source is None else tokenizer(source)
+    with replacing_folder(folder) as partial:
+        model.save_pretrained(partial)  # type: ignore[operator]
+        if words is not None:
+            words.save_pretrained(partial)
+    log.info("%s: a Hugging Face checkpoint", folder)

@@ -1,0 +1,154 @@
+"""What the families of language models have in common: Hugging Face's classes, described by their configs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import nn
+
+from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained import hub
+from attnlab.pretrained.base import ATTENTION, Family, Layer
+from attnlab.pretrained.weights import first_line
+
+PLAIN = ("Linear", "Conv1D")  # of torch and transformers; other classes hold quantised or adapted weights
+COMMON = frozenset(
+    "model_type vocab_size initializer_range use_cache bos_token_id eos_token_id pad_token_id tie_word_embeddings".split()
+)
+
+
+class LanguageModel(Family):
+    """Models of transformers with one kind of layer, all of one size.
+
+    Attributes:
+        classes: name of the class in transformers by `model_type`, the key of config.json that names an architecture.
+        blocks: path of the list of layers.
+        known: configs of published models by their hub name, as in their config.json: sizes without a network.
+    """
+
+    classes: ClassVar[dict[str, str]]
+    blocks: ClassVar[str]
+    known: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    @abstractmethod
+    def layer(self, config: Any, path: str, index: int) -> Layer:
+        """One layer by the sizes in a config; which projections have biases is read from the model.
+
+        Args:
+            config: the model's, of transformers.
+            path: of the layer.
+            index: of the layer, from 0.
+        """
+
+    def matches(self, model: nn.Module) -> bool:
+        kind = type(model)
+        return kind.__module__.startswith("transformers.models.") and kind.__name__ in self.classes.values()
+
+    def layers(self, model: nn.Module) -> list[Layer]:
+        config: Any = model.config
+        shared = _shared(model)
+        count = len(list(model.get_submodule(self.blocks).children()))
+        found = []
+        for i in range(count):
+            layer = self.layer(config, f"{self.blocks}.{i}", i)
+            projections = {
+                name: replace(one, bias=getattr(model.get_submodule(one.path), "bias", None) is not None)
+                for name, one in layer.projections.items()
+            }
+            kind = type(model.get_submodule(layer.attention or "")).__name__
+            refusals = {
+                "products": f"{layer.attention}: {kind}: methods of query-key and value-output products have modules "
+                "for the attention of vision transformers alone; tensorllm, laser and trawl work on language models"
+            }
+            for subject, names in (("attention", ATTENTION), ("mlp", layer.matrices)):
+                reasons = [reason for name in names if (reason := _refusal(model, layer, name, shared))]
+                refusals |= {subject: reasons[0]} if reasons else {}
+            found.append(replace(layer, projections=projections, refusals=refusals))
+        return found
+
+    def options_of(self, config: Any) -> dict[str, Any]:
+        """What `create` takes to build the architecture of a config: its plain values, by the names of `options`."""
+        found = {key: getattr(config, key) for key in sorted(self.options) if hasattr(config, key)}
+        return found | {"model_type": config.model_type}
+
+    def config(self, name: str, options: dict[str, Any]) -> Any:
+        """A config of transformers.
+
+        Args:
+            name: a name of `known`, or any other name if the options have `model_type`.
+            options: values that differ from those of the name.
+
+        Raises:
+            ConfigError: an unknown model type or option, or a value that transformers refuses.
+        """
+        transformers = hub.transformers()
+        values = {**self.known.get(name, {}), **options}
+        kind = values.pop("model_type", None)
+        if kind not in self.classes:
+            raise ConfigError(f"{name}: model_type {kind!r}: the family {self.name} has {', '.join(self.classes)}")
+        if unknown := sorted(values.keys() - self.options):
+            raise ConfigError(
+                f"{name}: the option {unknown[0]!r} is unknown; expected only {', '.join(sorted(self.options))}"
+            )
+        try:
+            return transformers.CONFIG_MAPPING[kind](**values)
+        except Exception as error:  # strict dataclasses, validators and arithmetic each have classes of their own
+            raise ConfigError(f"{name}: {kind} refuses its sizes: {first_line(error)}") from error
+
+    def create(self, name: str, options: dict[str, Any]) -> nn.Module:
+        config = self.config(name, options)
+        try:
+            model: nn.Module = getattr(hub.transformers(), self.classes[config.model_type])(config)
+        except (TypeError, ValueError, AssertionError, ZeroDivisionError, KeyError, RuntimeError) as error:
+            raise ConfigError(f"{name}: {config.model_type} refuses its sizes: {first_line(error)}") from error
+        return model.eval()
+
+    def empty(self, name: str, options: dict[str, Any]) -> nn.Module:
+        from transformers.initialization import no_init_weights
+
+        with no_init_weights():  # not on meta: buffers that no weight file has, as rotary frequencies, are computed
+            model = self.create(name, options)
+        model.tie_weights()  # type: ignore[operator]
+        return model
+
+    def load(self, model: nn.Module, source: str) -> None:
+        theirs = hub.read_model(type(model), model.config, hub.folder(source), source, dtype=None)
+        try:
+            model.load_state_dict(theirs.state_dict())
+        except RuntimeError as error:
+            raise DataError(f"{source}: weights of another architecture: {first_line(error)}") from error
+
+
+def _shared(model: nn.Module) -> dict[int, list[str]]:
+    """Names of every parameter that has several, by its id."""
+    found: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), []).append(name)
+    return {key: names for key, names in found.items() if len(names) > 1}
+
+
+def _refusal(model: nn.Module, layer: Layer, name: str, shared: dict[int, list[str]]) -> str | None:
+    """Why a projection can be neither read nor replaced; None: it can."""
+    place = layer.projections[name]
+    module = model.get_submodule(place.path)
+    kind = type(module)
+    library = kind.__module__.partition(".")[0]
+    if library == "attnlab":
+        return f"{place.path} is compressed already; start from an uncompressed model"
+    weight = getattr(module, "weight", None)
+    if kind.__name__ not in PLAIN or library not in ("torch", "transformers") or weight is None:
+        return (
+            f"{place.path} is a {kind.__module__}.{kind.__name__}: its weights are quantised or have adapters; "
+            "start from a model in float32, float16 or bfloat16"
+        )
+    if not weight.is_floating_point():
+        return f"{place.path}.weight has type {weight.dtype}: quantised; start from float32, float16 or bfloat16"
+    out, width = weight.shape[::-1] if place.transposed else weight.shape
+    rows = place.shape[0] if place.rows is None else out  # a part of a fused module has some of its rows
+    if (rows, place.shape[1]) != (out, width):
+        return f"{place.path}.weight is {out} x {width}, its config says {rows} x {place.shape[1]}: were heads pruned?"
+    if others := [other for other in shared.get(id(weight), []) if other != f"{place.path}.weight"]:
+        return f"{place.path}.weight is shared with {others[0]}: one cannot be changed without the other"
+    return None

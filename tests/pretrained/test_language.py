@@ -1,0 +1,99 @@
+"""Language models: which rows are q, k and v, and what is refused."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnlab.compression import compress, densify, load, save
+from attnlab.compression.methods.mlp_svd import MLPSVD
+from attnlab.compression.methods.truncatt import TruncAtt
+from attnlab.errors import ConfigError
+from attnlab.pretrained import Layer, family_of, huggingface
+from tests.pretrained.tiny import OPTIONS, ids, logits, tiny
+
+TOKENS = 4  # within the window of the tiny Mistral
+
+
+def naive(model: nn.Module, layer: Layer, x: Tensor, causal: bool) -> Tensor:
+    """Attention head by head from the matrices that the family reads, without positions."""
+    places = layer.projections
+    parts = {name: places[name].split(places[name].read(model)) for name in "qkvo"}
+    q, k, v = (x.unsqueeze(1) @ parts[name] for name in "qkv")  # (B, heads, T, width)
+    for name, z in (("q", q), ("k", k), ("v", v)):
+        if (bias := places[name].read_bias(model)) is not None:
+            z += bias.unflatten(0, (places[name].heads, 1, -1))
+    attention = model.get_submodule(layer.attention or "")
+    if hasattr(attention, "q_norm"):
+        q, k = attention.q_norm(q), attention.k_norm(k)
+    k, v = (z.repeat_interleave(q.shape[1] // z.shape[1], 1) for z in (k, v))
+    scores = layer.scale * q @ k.mT
+    if causal:
+        scores = scores.masked_fill(torch.ones(TOKENS, TOKENS).triu(1).bool(), -torch.inf)
+    out = (scores.softmax(-1) @ v @ parts["o"].mT).sum(1)
+    bias = places["o"].read_bias(model)
+    return out if bias is None else out + bias
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@torch.no_grad()
+def test_the_matrices_are_those_of_the_attention(kind: str) -> None:
+    """q, k, v, o, their heads, biases and scale give what attention gives (GPT-J takes its products in float32)."""
+    model = tiny(kind).double()
+    causal = kind not in ("bert", "roberta")
+    for layer in family_of(model).layers(model):
+        seen: dict[str, Tensor] = {}
+        q, o = (model.get_submodule(layer.projections[name].path) for name in "qo")
+        hooks = [
+            q.register_forward_pre_hook(lambda module, args: seen.update(x=args[0])),
+            o.register_forward_hook(lambda module, args, out: seen.update(y=out)),
+        ]
+        tokens = ids()[:, :TOKENS]
+        model(tokens, position_ids=torch.zeros_like(tokens))
+        for hook in hooks:
+            hook.remove()
+        torch.testing.assert_close(naive(model, layer, seen["x"], causal), seen["y"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_a_compressed_folder_gives_the_same_logits(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """To the bit, with tied embeddings and with buffers that no weight file has."""
+    model = huggingface.create("tiny", {"model_type": kind, **OPTIONS[kind]}).to(dtype)
+    if dtype != torch.float32:
+        parameters = {name: value.clone() for name, value in model.state_dict().items()}
+        torch.set_default_dtype(dtype)
+        try:
+            model = huggingface.create("tiny", {"model_type": kind, **OPTIONS[kind]})
+        finally:
+            torch.set_default_dtype(torch.float32)
+        model.load_state_dict(parameters)
+    compress(model, MLPSVD(5))
+    save(model, tmp_path / "saved", "tiny", huggingface.options_of(model))
+    again = load(tmp_path / "saved")
+    assert torch.equal(logits(again, ids()), logits(model, ids()))
+    assert {name: value.dtype for name, value in again.named_buffers()} == {
+        name: value.dtype for name, value in model.named_buffers()
+    }
+    tied = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    assert [name for name, _ in again.named_parameters(remove_duplicate=False)] == tied
+    assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@torch.no_grad()
+def test_full_rank_changes_nothing_and_densify_returns(kind: str) -> None:
+    model = tiny(kind).double()
+    expected = logits(model, ids())
+    dense = copy.deepcopy(model)
+    compress(model, MLPSVD(24))
+    torch.testing.assert_close(logits(model, ids()), expected, rtol=0, atol=1e-11)
+    torch.testing.assert_close(logits(densify(model, dense), ids()), expected, rtol=0, atol=1e-11)
+
+
+def test_methods_of_products_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"bert.encoder.layer.0.attention: BertAttention: methods of query-key"):
+        compress(tiny("bert"), TruncAtt(4, 4))
