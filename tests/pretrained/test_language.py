@@ -43,8 +43,8 @@ def test_the_matrices_are_those_of_the_attention(kind: str) -> None:
     """q, k, v, o, their heads, biases and scale give what attention gives (GPT-J takes its products in float32)."""
     model = tiny(kind).double()
     causal = kind not in ("bert", "roberta")
+    seen: dict[str, Tensor] = {}
     for layer in family_of(model).layers(model):
-        seen: dict[str, Tensor] = {}
         q, o = (model.get_submodule(layer.projections[name].path) for name in "qo")
         hooks = [
             q.register_forward_pre_hook(lambda module, args: seen.update(x=args[0])),

@@ -7,6 +7,11 @@ from typing import Any, ClassVar
 from attnlab.pretrained.base import Layer, Projection
 from attnlab.pretrained.language import COMMON, LanguageModel
 
+OPTIONS = (
+    "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
+    "attention_probs_dropout_prob max_position_embeddings type_vocab_size layer_norm_eps"
+)
+
 
 class Bert(LanguageModel):
     """Separate projections, all with biases; q, k and v lie beside the output projection in the attention module.
@@ -18,10 +23,7 @@ class Bert(LanguageModel):
     name = "bert"
     classes = {"bert": "BertForMaskedLM"}
     blocks = "bert.encoder.layer"
-    options = COMMON | frozenset(
-        "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
-        "attention_probs_dropout_prob max_position_embeddings type_vocab_size layer_norm_eps".split()
-    )
+    options = COMMON | frozenset(OPTIONS.split())
 
     def layer(self, config: Any, path: str, index: int) -> Layer:
         attention, mlp = f"{path}.attention", f"{path}.intermediate"

@@ -7,6 +7,11 @@ from typing import Any
 from attnlab.pretrained.base import Layer, Projection
 from attnlab.pretrained.language import COMMON, LanguageModel
 
+OPTIONS = (
+    "n_positions n_embd n_layer n_head n_inner activation_function resid_pdrop embd_pdrop attn_pdrop "
+    "layer_norm_epsilon scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn"
+)
+
 
 class GPT2(LanguageModel):
     """One module for q, k and v, rows q | k | v, each by head; weights stored as (in, out) (transformers' Conv1D)."""
@@ -14,10 +19,7 @@ class GPT2(LanguageModel):
     name = "gpt2"
     classes = {"gpt2": "GPT2LMHeadModel"}
     blocks = "transformer.h"
-    options = COMMON | frozenset(
-        "n_positions n_embd n_layer n_head n_inner activation_function resid_pdrop embd_pdrop attn_pdrop "
-        "layer_norm_epsilon scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn".split()
-    )
+    options = COMMON | frozenset(OPTIONS.split())
 
     def layer(self, config: Any, path: str, index: int) -> Layer:
         attention, mlp = f"{path}.attn", f"{path}.mlp"

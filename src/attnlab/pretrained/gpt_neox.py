@@ -7,6 +7,12 @@ from typing import Any
 from attnlab.pretrained.base import Layer, Projection
 from attnlab.pretrained.language import COMMON, LanguageModel
 
+OPTIONS = (
+    "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act attention_dropout "
+    "hidden_dropout max_position_embeddings layer_norm_eps use_parallel_residual rope_parameters "
+    "attention_bias"
+)
+
 
 class GPTNeoX(LanguageModel):
     """One module for q, k and v, interleaved by head: the rows of a head are its q, its k and its v."""
@@ -14,11 +20,7 @@ class GPTNeoX(LanguageModel):
     name = "gpt_neox"
     classes = {"gpt_neox": "GPTNeoXForCausalLM"}
     blocks = "gpt_neox.layers"
-    options = COMMON | frozenset(
-        "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act attention_dropout "
-        "hidden_dropout max_position_embeddings layer_norm_eps use_parallel_residual rope_parameters "
-        "attention_bias".split()
-    )
+    options = COMMON | frozenset(OPTIONS.split())
 
     def layer(self, config: Any, path: str, index: int) -> Layer:
         attention, mlp = f"{path}.attention", f"{path}.mlp"

@@ -7,6 +7,11 @@ from typing import Any
 from attnlab.pretrained.base import Layer, Projection
 from attnlab.pretrained.language import COMMON, LanguageModel
 
+OPTIONS = (
+    "n_positions n_embd n_layer n_head n_inner rotary_dim activation_function resid_pdrop embd_pdrop attn_pdrop "
+    "layer_norm_epsilon"
+)
+
 
 class GPTJ(LanguageModel):
     """Separate projections without biases, rotary positions after them; an MLP of two matrices with biases."""
@@ -14,10 +19,7 @@ class GPTJ(LanguageModel):
     name = "gptj"
     classes = {"gptj": "GPTJForCausalLM"}
     blocks = "transformer.h"
-    options = COMMON | frozenset(
-        "n_positions n_embd n_layer n_head n_inner rotary_dim activation_function resid_pdrop embd_pdrop attn_pdrop "
-        "layer_norm_epsilon".split()
-    )
+    options = COMMON | frozenset(OPTIONS.split())
     known = {
         "EleutherAI/gpt-j-6b": {
             "model_type": "gptj",

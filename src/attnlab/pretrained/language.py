@@ -15,8 +15,9 @@ from attnlab.pretrained.weights import first_line
 
 PLAIN = ("Linear", "Conv1D")  # of torch and transformers; other classes hold quantised or adapted weights
 COMMON = frozenset(
-    "model_type vocab_size initializer_range use_cache bos_token_id eos_token_id pad_token_id tie_word_embeddings".split()
-)
+    {"model_type", "vocab_size", "initializer_range", "use_cache", "tie_word_embeddings"}
+    | {"bos_token_id", "eos_token_id", "pad_token_id"}
+)  # options of every family
 
 
 class LanguageModel(Family):

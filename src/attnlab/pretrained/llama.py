@@ -7,6 +7,12 @@ from typing import Any
 from attnlab.pretrained.base import Layer, Projection
 from attnlab.pretrained.language import COMMON, LanguageModel
 
+OPTIONS = (
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim hidden_act "
+    "max_position_embeddings rms_norm_eps rope_parameters attention_bias attention_dropout mlp_bias pretraining_tp "
+    "sliding_window use_sliding_window max_window_layers layer_types"
+)
+
 
 class Llama(LanguageModel):
     """Separate projections, grouped keys and values, a gated MLP; the head width is the config's, not d / h.
@@ -22,11 +28,7 @@ class Llama(LanguageModel):
         "qwen3": "Qwen3ForCausalLM",
     }
     blocks = "model.layers"
-    options = COMMON | frozenset(
-        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim hidden_act "
-        "max_position_embeddings rms_norm_eps rope_parameters attention_bias attention_dropout mlp_bias pretraining_tp "
-        "sliding_window use_sliding_window max_window_layers layer_types".split()
-    )
+    options = COMMON | frozenset(OPTIONS.split())
     known = {
         "meta-llama/Llama-2-7b-hf": {
             "model_type": "llama",
