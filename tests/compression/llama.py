@@ -114,9 +114,9 @@ class LlamaFamily(Family):
         raise DataError(f"{source}: the test's models have no published weights")
 
 
-def llama() -> nn.Module:
-    """Every parameter at random, so that none can be forgotten unseen."""
-    model = Llama(**SIZES)
+def llama(**sizes: int) -> nn.Module:
+    """Every parameter at random, so that none can be forgotten unseen; sizes: those that differ from SIZES."""
+    model = Llama(**(SIZES | sizes))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,16 +1,18 @@
-"""Low-rank decompositions of a stack of matrices; they need torch alone, and compute in float64."""
+"""Low-rank decompositions of stacks of matrices; they need torch alone, and compute in float64."""
 
 from .btd import btd, fusion_ranks, terms_from_cp
 from .cp import CP, balance, cost, cp_als, cp_epc, rescale
 from .fusion import fusion_penalty
 from .slices import Slices
 from .svd import BlockTerms, Spectrum, global_ranks, global_svd, low_rank, spectrum, truncated_svd
+from .tucker import Tucker, truncation_errors, tucker
 
 __all__ = [
     "CP",
     "BlockTerms",
     "Slices",
     "Spectrum",
+    "Tucker",
     "balance",
     "btd",
     "cost",
@@ -25,4 +27,6 @@ __all__ = [
     "spectrum",
     "terms_from_cp",
     "truncated_svd",
+    "truncation_errors",
+    "tucker",
 ]

@@ -11,6 +11,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from attnlab.compression.modules.base import Replacement
+from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer
 
 Rank = Annotated[int, Ge(1)]
@@ -76,3 +77,24 @@ class Method(ABC):
 def settings_of(method: Method, *without: str) -> dict[str, Any]:
     """The class and the arguments of a method as plain values, except those named."""
     return {"method": type(method).__name__, **{k: v for k, v in vars(method).items() if k not in without}}
+
+
+def chosen_layers(layers: Sequence[Layer], numbers: Sequence[int] | None) -> list[Layer]:
+    """The layers that `compress.layers` names, each once and in the model's order.
+
+    Args:
+        layers: all layers of a model.
+        numbers: from 0, or from the end if negative; None: all.
+
+    Raises:
+        ConfigError: a layer that does not exist, or none at all.
+    """
+    if numbers is None:
+        return list(layers)
+    for number in numbers:
+        if not -len(layers) <= number < len(layers):
+            last = len(layers) - 1
+            raise ConfigError(f"compress.layers: {number}: expected 0 to {last}, or -1 for the last to {-last - 1}")
+    if not numbers:
+        raise ConfigError("compress.layers=[]: expected at least one layer, or null for all")
+    return [layers[i] for i in sorted({number % len(layers) for number in numbers})]

@@ -1,0 +1,263 @@
+"""Partial Tucker decomposition by HOOI of stacks of matrices that share their row and their column subspace.
+
+A block has the shape (n, h, I, J): n matrices of each of h heads. With one block of n = 4 this is the tensor W_all of
+TensorLLM (eq. 14) with its modes in another order: U1 on I, U2 on J, U3 on n, and the heads left free. Several blocks
+(grouped-query attention: heads of q and o, and fewer of k and v) share U1 and U2; each has a U3 of its own, or none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .slices import TINY
+
+Watch = Callable[[int, int], None]  # sweeps done, sweeps at most
+LEAST = 3  # sweeps before the tolerance counts, as in TensorLy
+EXACT = 1e-6  # relative errors below this come from the residual itself: a difference of squares has lost its digits
+
+
+@dataclass(frozen=True)
+class Tucker:
+    """W[m, i] ~ U1 (sum_c U3[m, c] G[c, i]) U2.T for matrix m of head i of each block.
+
+    Args:
+        u1: U1, (I, R1), orthonormal columns.
+        u2: U2, (J, R2), orthonormal columns.
+        u3: U3 of each block, (n, R3), orthonormal columns; None: the block has none.
+        cores: G of each block, (R3, h, R1, R2); (n, h, R1, R2) without a U3.
+        history: relative errors, Frobenius norm, one of each sweep; they do not rise.
+        errors: the same of each matrix of each block after the last sweep, (n,).
+        seconds: of the decomposition.
+    """
+
+    u1: Tensor
+    u2: Tensor
+    u3: list[Tensor | None]
+    cores: list[Tensor]
+    history: list[float]
+    errors: list[Tensor]
+    seconds: float
+
+    @property
+    def error(self) -> float:
+        return self.history[-1]
+
+    def dense(self) -> list[Tensor]:
+        """The blocks that the factors stand for, (n, h, I, J) each."""
+        return [self.u1 @ _stack(core, u3) @ self.u2.T for core, u3 in zip(self.cores, self.u3, strict=True)]
+
+
+def tucker(
+    blocks: Sequence[Tensor],
+    ranks: tuple[int, int],
+    stack_ranks: Sequence[int | None] | None = None,
+    *,
+    sweeps: int = 100,
+    tolerance: float = 1e-5,
+    starts: int = 1,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> Tucker:
+    """Higher-order orthogonal iteration, in float64, from the singular vectors of the unfoldings.
+
+    Each sweep replaces U1, U2 and then every U3 by the leading eigenvectors of a Gram matrix of the tensor that the
+    other factors project, so that the error does not rise. It ends in a local minimum; `starts` looks for a better one.
+
+    Args:
+        blocks: (n, h, I, J) each, of any floating type; I and J are the same in all.
+        ranks: R1 (1 to I) and R2 (1 to J). Columns of U1 beyond those that the other factors leave (R1 > h R2 R3)
+            are not determined, and random from `seed`.
+        stack_ranks: R3 of each block, 1 to n; None: no factor on that mode.
+        sweeps: at most.
+        tolerance: change of the relative error at which the sweeps end, from the third one on; 0: all sweeps.
+        starts: the first from singular vectors, the others from random subspaces; the best is returned.
+        seed: of what is random.
+        watch: called after each sweep.
+
+    Raises:
+        ValueError: a rank out of bounds, blocks of different sizes, or values that are not finite.
+    """
+    began = time.perf_counter()
+    found = [block.detach().double() for block in blocks]
+    stacks = [None] * len(found) if stack_ranks is None else list(stack_ranks)
+    _check(found, ranks, stacks)
+    generator = torch.Generator().manual_seed(seed)
+    best: Tucker | None = None
+    for start in range(max(starts, 1)):
+        u2, u3 = _first(found, ranks[1], stacks, generator if start else None)
+        one = _hooi(found, ranks, stacks, u2, u3, sweeps, tolerance, generator, watch)
+        best = one if best is None or one.error < best.error else best
+    assert best is not None
+    return Tucker(**{**vars(best), "seconds": time.perf_counter() - began})
+
+
+def truncation_errors(blocks: Sequence[Tensor]) -> Tensor:
+    """The relative squared error of every pair of ranks, (I + 1, J + 1), from one decomposition.
+
+    Entry (R1, R2) belongs to U1 and U2 cut from the singular vectors of the whole unfoldings, without a U3: HOOI starts
+    there and ends at or below it.
+
+    Args:
+        blocks: (n, h, I, J) each.
+    """
+    found = [block.detach().double() for block in blocks]
+    u1 = torch.linalg.eigh(sum(_rows(block) for block in found))[1].flip(-1)
+    u2 = torch.linalg.eigh(sum(_columns(block) for block in found))[1].flip(-1)
+    energy = sum((u1.T @ block @ u2).square().sum((0, 1)) for block in found)
+    assert isinstance(energy, Tensor)
+    kept = torch.nn.functional.pad(energy.cumsum(0).cumsum(1), (1, 0, 1, 0))
+    return (1 - kept / kept[-1, -1].clamp_min(TINY)).clamp_min(0)
+
+
+def _check(blocks: Sequence[Tensor], ranks: tuple[int, int], stacks: Sequence[int | None]) -> None:
+    if not blocks or any(block.dim() != 4 or block.shape[2:] != blocks[0].shape[2:] for block in blocks):
+        raise ValueError("blocks: expected (n, heads, I, J) with the same I and J")
+    if len(stacks) != len(blocks):
+        raise ValueError(f"{len(stacks)} stack ranks: expected one for each of {len(blocks)} blocks")
+    for name, rank, most in zip(("R1", "R2"), ranks, blocks[0].shape[2:], strict=True):
+        if not 1 <= rank <= most:
+            raise ValueError(f"{name}={rank}: expected 1 to {most}")
+    for stack, block in zip(stacks, blocks, strict=True):
+        if stack is not None and not 1 <= stack <= len(block):
+            raise ValueError(f"R3={stack}: expected 1 to {len(block)}")
+    if not all(block.isfinite().all() for block in blocks):
+        raise ValueError("the tensor has values that are not numbers or not finite")
+
+
+def _first(
+    blocks: Sequence[Tensor], rank: int, stacks: Sequence[int | None], generator: torch.Generator | None
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Where U2 and every U3 start; U1 is computed from them. generator: random subspaces instead."""
+
+    def one(gram: Callable[[], Tensor], size: int, rank: int) -> Tensor:
+        if generator is None:
+            return _leading(gram(), rank)
+        noise = torch.randn(size, rank, generator=generator, dtype=torch.float64)
+        return torch.linalg.qr(noise)[0].to(blocks[0].device)
+
+    u2 = one(
+        lambda: sum((_columns(block) for block in blocks), torch.zeros(()).to(blocks[0])), blocks[0].shape[3], rank
+    )
+    u3 = [
+        None if stack is None else one(lambda block=block: _stacked(block), len(block), stack)  # type: ignore[misc]
+        for block, stack in zip(blocks, stacks, strict=True)
+    ]
+    return u2, u3
+
+
+def _hooi(
+    blocks: Sequence[Tensor],
+    ranks: tuple[int, int],
+    stacks: Sequence[int | None],
+    u2: Tensor,
+    u3: list[Tensor | None],
+    sweeps: int,
+    tolerance: float,
+    generator: torch.Generator,
+    watch: Watch | None,
+) -> Tucker:
+    """The sweeps from one start. Two products with the whole tensor in each: by U2, then by the new U1."""
+    square = float(sum(float(block.square().sum()) for block in blocks))
+    history: list[float] = []
+    for sweep in range(max(sweeps, 1)):
+        narrow = [_unstack(block @ u2, u) for block, u in zip(blocks, u3, strict=True)]
+        u1 = _subspace([part.movedim(2, 0).flatten(1) for part in narrow], ranks[0], generator)
+        low = [_left(u1, block) for block in blocks]  # (n, h, R1, J)
+        mixed = [_unstack(part, u) for part, u in zip(low, u3, strict=True)]
+        u2 = _subspace([part.movedim(3, 0).flatten(1) for part in mixed], ranks[1], generator)
+        cores = [part @ u2 for part in low]
+        u3 = [
+            None if stack is None else _subspace([core.flatten(1)], stack, generator)
+            for core, stack in zip(cores, stacks, strict=True)
+        ]
+        cores = [_unstack(core, u) for core, u in zip(cores, u3, strict=True)]
+        lost = square - sum(float(core.square().sum()) for core in cores)
+        history.append((max(lost, 0.0) / max(square, TINY)) ** 0.5)
+        if watch is not None:
+            watch(sweep + 1, sweeps)
+        if sweep + 1 >= LEAST and history[-2] - history[-1] < tolerance:
+            break
+    found = Tucker(u1, u2, u3, cores, history, [], 0.0)
+    squares = [block.square().sum((1, 2, 3)) for block in blocks]
+    lost_of = [
+        torch.stack([_residual(block[m], found, b, m) for m in range(len(block))]) for b, block in enumerate(blocks)
+    ]
+    errors = [(lost / square.clamp_min(TINY)).sqrt() for lost, square in zip(lost_of, squares, strict=True)]
+    if history[-1] < EXACT:
+        exact = (sum(float(lost.sum()) for lost in lost_of) / max(square, TINY)) ** 0.5
+        history[-1] = exact
+        history[:-1] = [max(error, exact) for error in history[:-1]]
+    return Tucker(**{**vars(found), "errors": errors})
+
+
+def _residual(matrix: Tensor, found: Tucker, block: int, m: int) -> Tensor:
+    """|W[m] - its approximation|^2, head by head, so that no second tensor of the full size is formed."""
+    core, u3 = found.cores[block], found.u3[block]
+    mixed = core[m] if u3 is None else torch.tensordot(u3[m], core, 1)
+    lost = matrix.new_zeros(())
+    for head, part in zip(matrix, mixed, strict=True):
+        lost += (head - found.u1 @ part @ found.u2.T).square().sum()
+    return lost
+
+
+def _left(u1: Tensor, block: Tensor) -> Tensor:
+    """U1.T W[m, i] of every matrix: (n, h, R1, J)."""
+    flat = block.flatten(0, 1)
+    return torch.bmm(u1.T.expand(len(flat), -1, -1), flat).unflatten(0, block.shape[:2])
+
+
+def _unstack(block: Tensor, u3: Tensor | None) -> Tensor:
+    """The block times U3.T on its first mode: (R3, ...)."""
+    return block if u3 is None else (u3.T @ block.flatten(1)).unflatten(1, block.shape[1:])
+
+
+def _stack(core: Tensor, u3: Tensor | None) -> Tensor:
+    """The core times U3 on its first mode: (n, ...)."""
+    return core if u3 is None else (u3 @ core.flatten(1)).unflatten(1, core.shape[1:])
+
+
+def _rows(block: Tensor) -> Tensor:
+    """The Gram matrix of the unfolding on I."""
+    return torch.einsum("nhij,nhkj->ik", block, block)
+
+
+def _columns(block: Tensor) -> Tensor:
+    """The Gram matrix of the unfolding on J."""
+    flat = block.reshape(-1, block.shape[3])
+    return flat.T @ flat
+
+
+def _stacked(block: Tensor) -> Tensor:
+    """The Gram matrix of the unfolding on n."""
+    flat = block.reshape(len(block), -1)
+    return flat @ flat.T
+
+
+def _leading(gram: Tensor, rank: int) -> Tensor:
+    """Eigenvectors of the largest eigenvalues, the largest first."""
+    return torch.linalg.eigh(gram)[1].flip(-1)[:, :rank].contiguous()
+
+
+def _subspace(unfoldings: Sequence[Tensor], rank: int, generator: torch.Generator) -> Tensor:
+    """The leading left singular vectors of unfoldings side by side, (I, rank), by the smaller of both Gram matrices.
+
+    With fewer columns than rows, a QR decomposition and the columns' own small problem give the same without squaring
+    what it depends on; columns that the data does not determine are random, and orthogonal to the rest.
+    """
+    rows, columns = len(unfoldings[0]), sum(part.shape[1] for part in unfoldings)
+    if columns >= rows:
+        gram = unfoldings[0] @ unfoldings[0].T
+        for part in unfoldings[1:]:
+            gram += part @ part.T
+        return _leading(gram, rank)
+    q, r = torch.linalg.qr(torch.cat(list(unfoldings), 1))
+    basis = q @ torch.linalg.svd(r)[0][:, :rank]
+    if columns >= rank:
+        return basis
+    noise = torch.randn(rows, rank - columns, generator=generator, dtype=torch.float64).to(basis)
+    return torch.cat([basis, torch.linalg.qr(torch.cat([basis, noise], 1))[0][:, columns:]], 1)

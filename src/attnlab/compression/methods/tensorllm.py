@@ -1,0 +1,312 @@
+"""TensorLLM: the attention projections of all heads of a layer as one tensor, decomposed by partial Tucker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge, MinLen
+from torch import Tensor, nn
+
+from attnlab.compression.decompositions import Tucker, tucker
+from attnlab.compression.methods.base import Change, Method, Rank, Unit, Watch, chosen_layers, settings_of
+from attnlab.compression.modules.base import Replacement
+from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
+from attnlab.config.bounds import bounded
+from attnlab.errors import ConfigError
+from attnlab.pretrained.base import ATTENTION, Layer, Projection
+
+FACTORS = "factors"  # name of the module of the factors inside an attention module
+PAIRS = (("q", "o"), ("k", "v"))  # the stacks of the coupled form: matrices with as many heads as queries, and as keys
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Matrices with the same number of heads. rank: R3; None: no factor between them."""
+
+    names: tuple[str, ...]
+    heads: int
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The tensor of one layer and its ranks.
+
+    Args:
+        places: the matrices in the order of q, k, v, o; their axis is the one that the heads are cut from.
+        dim: d, the length of the first mode.
+        width: dv, the length of the second mode.
+        ranks: R1, R2.
+        stacks: the matrices by number of heads.
+    """
+
+    places: Mapping[str, Projection]
+    dim: int
+    width: int
+    ranks: tuple[int, int]
+    stacks: tuple[Stack, ...]
+
+    @property
+    def original(self) -> int:
+        """Parameters of the matrices."""
+        return sum(place.shape[0] * place.shape[1] for place in self.places.values())
+
+    def parameters(self, absorbed: bool = False) -> int:
+        """Of the factors: sum of h R1 R2 R3, d R1, dv R2, n R3 (the denominator of the paper's rate)."""
+        first, second = self.ranks
+        columns = sum((stack.rank or len(stack.names)) * stack.heads * second for stack in self.stacks)
+        small = self.width * second + sum(len(stack.names) * (stack.rank or 0) for stack in self.stacks)
+        return small + (self.dim * columns if absorbed else (columns + self.dim) * first)
+
+
+def rate(
+    dim: int, heads: int, width: int, ranks: tuple[int, int, int], matrices: int = 4, absorbed: bool = False
+) -> float:
+    """The compression rate of one layer, TensorLLM's CR = 4 d h dv / (h R1 R2 R3 + d R1 + dv R2 + 4 R3).
+
+    Biases are not counted.
+
+    Args:
+        dim: d, the model width.
+        heads: h.
+        width: dv, of a head.
+        ranks: R1, R2, R3.
+        matrices: how many are stacked.
+        absorbed: with the core multiplied into U1, which takes d h R2 R3 in place of h R1 R2 R3 + d R1.
+    """
+    stack = Stack(ATTENTION[:matrices], heads, ranks[2])
+    place = Projection("", (heads * width, dim), "out", heads)
+    sizes = Sizes(dict.fromkeys(stack.names, place), dim, width, ranks[:2], (stack,))
+    return sizes.original / sizes.parameters(absorbed)
+
+
+@bounded
+class TensorLLM(Method):
+    """Partial Tucker (HOOI) of the tensor of all heads' q, k, v and o: shared U1, U2 and U3, heads left free.
+
+    With grouped queries the matrices have different numbers of heads. Without a stack rank U1 and U2 are shared by all
+    head slices, and each slice has a core of its own; `coupled` gives q with o, and k with v, a U3 each.
+
+    Args:
+        rank: r of the tied ranks (d r / dv, r, stack_rank), which keep the same share of both modes; the paper's
+            (h r, r, s) where d = h dv. None: half the head's width, unless `ranks` or `keep` is given.
+        stack_rank: R3 beside `rank`; None: no factor on that mode, which loses nothing there.
+        ranks: [R1, R2, R3], or [R1, R2] without R3; in place of `rank` and `stack_rank`.
+        layers: numbers of layers, negative from the end; None: all.
+        layout: "heads" cuts the heads as the paper defines them; "released" cuts consecutive parts of the model's
+            width instead, as the published code does.
+        matrices: which of q, k, v and o are in the tensor (table IV); the others stay dense.
+        coupled: a stack factor for q and o and another for k and v.
+        absorb: multiply core and U1 into one matrix where that has fewer parameters; it computes the same.
+        sweeps: of HOOI, at most.
+        tolerance: change of the relative error at which it stops.
+        starts: of HOOI; the first from singular vectors, the others random, the best is kept.
+        seed: of what is random.
+
+    Raises:
+        ValueError: a rank below 1, or a negative number.
+    """
+
+    def __init__(
+        self,
+        rank: Rank | None = None,
+        stack_rank: Rank | None = None,
+        ranks: Annotated[list[Rank], MinLen(2)] | None = None,
+        layers: list[int] | None = None,
+        layout: Literal["heads", "released"] = "heads",
+        matrices: Annotated[list[Literal["q", "k", "v", "o"]], MinLen(1)] | None = None,
+        coupled: bool = False,
+        absorb: bool = False,
+        sweeps: Rank = 100,
+        tolerance: Annotated[float, Ge(0)] = 1e-5,
+        starts: Rank = 1,
+        seed: Annotated[int, Ge(0)] = 0,
+    ) -> None:
+        if ranks is not None and (rank is not None or stack_rank is not None):
+            raise ConfigError("compress.ranks replaces rank= and compress.stack_rank; give one of them")
+        if ranks is not None and len(ranks) not in (2, 3):
+            raise ConfigError(f"compress.ranks={list(ranks)}: expected [R1, R2, R3], or [R1, R2] without R3")
+        self.rank, self.stack_rank = rank, stack_rank
+        self.ranks_given = None if ranks is None else list(ranks)
+        self.layers = None if layers is None else list(layers)
+        self.layout, self.coupled, self.absorb = layout, coupled, absorb
+        self.matrices = [name for name in ATTENTION if matrices is None or name in matrices]
+        self.sweeps, self.tolerance, self.starts, self.seed = sweeps, tolerance, starts, seed
+
+    def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
+        chosen = chosen_layers(layers, self.layers)
+        found = [layer for layer in chosen if layer.attention is not None]
+        if not found or (self.layers is not None and len(found) < len(chosen)):
+            where = f"{type(model).__name__}" if not found else next(x.path for x in chosen if x.attention is None)
+            raise ConfigError(f"{where} has no attention with projections that are known: nothing to compress")
+        return [self._unit(model, layer) for layer in found]
+
+    def _unit(self, model: nn.Module, layer: Layer) -> Unit:
+        assert layer.attention is not None
+        if reason := layer.refusals.get("attention"):
+            raise ConfigError(reason)
+        if any(isinstance(model.get_submodule(layer.projections[name].path), Replacement) for name in self.matrices):
+            raise ConfigError(f"{layer.attention} is compressed already; start from an uncompressed model")
+        sizes = self.sizes(layer)
+        settings = settings_of(self, "layers", "rank", "stack_rank", "ranks_given")
+        settings |= {"ranks": sizes.ranks, "stacks": [(stack.names, stack.rank) for stack in sizes.stacks]}
+        reads = sorted({place.path for place in sizes.places.values()})
+        return Unit(
+            layer.attention,
+            reads,
+            settings,
+            partial(self._fit, model, layer, sizes),
+            lambda: self._change(layer, sizes),
+        )
+
+    # --- sizes --------------------------------------------------------------------------------------------------
+
+    def sizes(self, layer: Layer) -> Sizes:
+        """The tensor of a layer and its ranks. ConfigError: a rank out of bounds, or heads that do not fit."""
+        places = {name: layer.projections[name] for name in self.matrices}
+        if self.layout == "released":
+            places = {name: _turned(place, str(layer.attention)) for name, place in places.items()}
+        heads = {name: place.heads for name, place in places.items()}
+        first = next(iter(places.values()))
+        dim, width = _modes(first)
+        if any(_modes(place) != (dim, width) for place in places.values()):
+            shapes = ", ".join(f"{name} {_modes(place)}" for name, place in places.items())
+            raise ConfigError(f"{layer.attention}: model and head widths differ ({shapes}): no common tensor")
+        r1, r2, r3 = self._ranks(dim, width)
+        where = f"{layer.attention} takes"
+        given = f"compress.ranks={self.ranks_given}" if self.ranks_given else f"rank={r2}"
+        if r1 > dim or r2 > width:
+            raise ConfigError(f"{given}: {where} R1 1 to {dim} (model width) and R2 1 to {width} (head width)")
+        stacks = self._stacks(heads, r3, str(layer.attention))
+        for stack in stacks:
+            if stack.rank is not None and stack.rank > len(stack.names):
+                names = ", ".join(stack.names)
+                raise ConfigError(f"the stack rank {stack.rank}: {where} 1 to {len(stack.names)} (matrices {names})")
+        return Sizes(places, dim, width, (r1, r2), stacks)
+
+    def _ranks(self, dim: int, width: int) -> tuple[int, int, int | None]:
+        if self.ranks_given is not None:
+            first, second, *third = self.ranks_given
+            return first, second, third[0] if third else None
+        rank = max(1, width // 2) if self.rank is None else self.rank
+        return max(1, dim * rank // width), rank, self.stack_rank
+
+    def _stacks(self, heads: Mapping[str, int], rank: int | None, where: str) -> tuple[Stack, ...]:
+        if self.coupled:
+            groups = [tuple(name for name in pair if name in heads) for pair in PAIRS]
+            return tuple(Stack(names, heads[names[0]], rank) for names in groups if names)
+        counts = dict.fromkeys(heads.values())
+        if len(counts) > 1 and rank is not None:
+            shown = ", ".join(f"{name} {count}" for name, count in heads.items())
+            raise ConfigError(
+                f"the stack rank {rank}: {where} has heads of different numbers ({shown}); leave it out, or give "
+                "compress.coupled=true"
+            )
+        return tuple(Stack(tuple(name for name in heads if heads[name] == h), h, rank) for h in counts)
+
+    # --- decomposing --------------------------------------------------------------------------------------------
+
+    def _change(self, layer: Layer, sizes: Sizes) -> Change:
+        """The modules at their sizes; any weights."""
+        path = f"{layer.attention}.{FACTORS}"
+        owner = HeadFactors(
+            sizes.dim,
+            sizes.width,
+            sizes.ranks,
+            [{"names": list(stack.names), "heads": stack.heads, "rank": stack.rank} for stack in sizes.stacks],
+            {name: str(place.axis) for name, place in sizes.places.items()},
+            self.absorb and sizes.parameters(absorbed=True) < sizes.parameters(),
+        )
+        proxies = {
+            (layer.path, name): HeadProjection(path, name, place.shape[1], place.shape[0], place.bias)
+            for name, place in sizes.places.items()
+        }
+        return Change({path: owner}, proxies)
+
+    @torch.no_grad()
+    def _fit(self, model: nn.Module, layer: Layer, sizes: Sizes, watch: Watch) -> Change:
+        change = self._change(layer, sizes)
+        places = sizes.places
+        blocks = [
+            torch.stack([places[name].split(places[name].read(model)).double() for name in stack.names])
+            for stack in sizes.stacks
+        ]
+        found = tucker(
+            blocks,
+            sizes.ranks,
+            [stack.rank for stack in sizes.stacks],
+            sweeps=self.sweeps,
+            tolerance=self.tolerance,
+            starts=self.starts,
+            seed=self.seed,
+            watch=lambda *done: watch("HOOI", *done),
+        )
+        (owner,) = change.modules.values()
+        assert isinstance(owner, HeadFactors)
+        fill(owner, found)
+        for name, place in places.items():
+            if (bias := place.read_bias(model)) is not None:
+                proxy = change.projections[layer.path, name]
+                assert isinstance(proxy, HeadProjection)
+                proxy.double().load_state_dict({"bias": bias.double()})
+        return Change(change.modules, change.projections, self._report(sizes, owner, found))
+
+    def _report(self, sizes: Sizes, owner: HeadFactors, found: Tucker) -> dict[str, Any]:
+        errors = {
+            name: float(error)
+            for stack, each in zip(sizes.stacks, found.errors, strict=True)
+            for name, error in zip(stack.names, each, strict=True)
+        }
+        has = sum(parameter.numel() for parameter in owner.parameters())
+        report = {
+            "ranks": [*sizes.ranks, *{stack.rank for stack in sizes.stacks}],
+            "parameters": has,
+            "parameters_dense": sizes.original,
+            "rate": sizes.original / has,
+            "error": found.error,
+            "errors": {name: errors[name] for name in sizes.places},
+            "forms": dict(sorted(owner.forms.items())),
+            "history": found.history,
+        }
+        if not owner.absorbed and (less := sizes.parameters(absorbed=True)) < has:
+            report["rate_absorbed"] = sizes.original / less
+        return report
+
+    def rank_of(self, report: Mapping[str, Any]) -> int | None:
+        return None if self.ranks_given is not None else int(report["ranks"][1])
+
+
+@torch.no_grad()
+def fill(owner: HeadFactors, found: Tucker) -> None:
+    """Write a decomposition into the module of its factors, in float64."""
+    state: dict[str, Tensor] = {"u2": found.u2}
+    columns = []
+    for i, (u3, core) in enumerate(zip(found.u3, found.cores, strict=True)):
+        if u3 is not None:
+            state[f"u3.{i}"] = u3
+        if owner.absorbed:
+            columns.append((found.u1 @ core).permute(2, 0, 1, 3).flatten(1))  # (d, R3 h R2)
+        else:
+            state[f"cores.{i}"] = core
+    state["u1"] = torch.cat(columns, 1) if owner.absorbed else found.u1
+    owner.double().load_state_dict(state)
+
+
+def _modes(place: Projection) -> tuple[int, int]:
+    """Length of the mode that is not cut into heads, and width of a head."""
+    return place.shape[1 if place.axis == "out" else 0], place.width
+
+
+def _turned(place: Projection, where: str) -> Projection:
+    """The same matrix with its other axis cut into as many parts as it has heads: the released code's layout."""
+    if place.shape[0] != place.shape[1]:
+        out, width = place.shape
+        raise ConfigError(
+            f"compress.layout=released: {where} has a projection of {out} x {width}; the published code needs square "
+            "ones (no grouped queries, heads that fill the model's width)"
+        )
+    return replace(place, axis="in" if place.axis == "out" else "out")

@@ -1,0 +1,271 @@
+"""Attention projections whose heads share two subspaces: one module owns the factors, a light one serves each matrix.
+
+W_i of head i of matrix m, (d, dv), is U1 M_mi U2.T with M_mi = sum_c U3[m, c] G[c, i] (TensorLLM, eq. 12 to 14).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.compression.modules.base import Dense, Replacement
+
+Form = Literal["factors", "merged", "dense"]
+
+
+class Memory(dict[str, Any]):
+    """What a module computed from its weights or its last input. It is not copied or saved with the module."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Memory:
+        return Memory()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Memory, ()
+
+
+class HeadFactors(Replacement):
+    """U1 (d, R1), U2 (dv, R2) and for each stack of matrices U3 (n, R3) and the core G (R3, h, R1, R2).
+
+    A matrix whose outputs are heads ("out": q, k, v) computes x U1, then M_mi of every head, then U2.T; one whose
+    inputs are heads ("in": o) does the same backwards. Matrices of one axis have the same input: their first product is
+    computed once. Where it takes fewer multiply-adds, M_mi U2.T or the whole matrix is multiplied out first; without
+    gradients such products are kept while the weights do not change.
+
+    Args:
+        dim: d.
+        width: dv, of a head.
+        ranks: R1 and R2.
+        stacks: of each: `names` of its matrices, `heads` (h), and `rank`, R3; None: no U3, and a core of each matrix.
+        axes: "out" or "in" by name of the matrix.
+        absorbed: U1 and all cores are multiplied into one (d, sum of R3 h R2), which computes the same.
+    """
+
+    kind = "tensorllm"
+
+    def __init__(
+        self,
+        dim: int,
+        width: int,
+        ranks: Sequence[int],
+        stacks: Sequence[dict[str, Any]],
+        axes: dict[str, str],
+        absorbed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dim, self.width, self.ranks, self.absorbed = dim, width, list(ranks), absorbed
+        self.stacks, self.axes = [dict(stack) for stack in stacks], dict(axes)
+        first, second = self.ranks
+        self.columns = [(stack["rank"] or len(stack["names"])) * stack["heads"] * second for stack in self.stacks]
+        self.u1 = nn.Parameter(torch.zeros(dim, sum(self.columns) if absorbed else first))
+        self.u2 = nn.Parameter(torch.zeros(width, second))
+        self.u3, self.cores = nn.ParameterDict(), nn.ParameterDict()
+        for i, stack in enumerate(self.stacks):
+            depth = stack["rank"] or len(stack["names"])
+            if stack["rank"] is not None:
+                self.u3[str(i)] = nn.Parameter(torch.zeros(len(stack["names"]), depth))
+            if not absorbed:
+                self.cores[str(i)] = nn.Parameter(torch.zeros(depth, stack["heads"], first, second))
+        self.place = {name: (i, m) for i, stack in enumerate(self.stacks) for m, name in enumerate(stack["names"])}
+        self.forms: dict[str, Form] = {axis: self._cheapest(axis) for axis in set(self.axes.values())}
+        self._derived, self._shared = Memory(), Memory()
+
+    def layout(self) -> dict[str, Any]:
+        return {
+            "dim": self.dim,
+            "width": self.width,
+            "ranks": self.ranks,
+            "stacks": self.stacks,
+            "axes": self.axes,
+            "absorbed": self.absorbed,
+        }
+
+    def multiply_adds(self, tokens: int) -> int:
+        """None of its own: :class:`HeadProjection` counts what is computed for its matrix."""
+        return 0
+
+    def dense(self) -> tuple[Dense, float]:
+        return {}, 0.0
+
+    def forward(self) -> None:
+        raise RuntimeError("the factors are used by the projections that share them")
+
+    # --- weights ------------------------------------------------------------------------------------------------
+
+    def heads(self, name: str) -> int:
+        """Number of heads of a matrix."""
+        return int(self.stacks[self.place[name][0]]["heads"])
+
+    def mixed(self, name: str) -> Tensor:
+        """M_mi of every head, (h, R1, R2); when absorbed, U1 M_mi, (h, d, R2)."""
+        i, m = self.place[name]
+        if self.absorbed:
+            part = self.u1.split(self.columns, 1)[i].unflatten(1, (-1, self.heads(name), self.ranks[1]))
+            core = part.permute(1, 2, 0, 3)  # (R3, h, d, R2)
+        else:
+            core = self.cores[str(i)]
+        return core[m] if str(i) not in self.u3 else torch.tensordot(self.u3[str(i)][m], core, 1)
+
+    def parts(self, name: str) -> Tensor:
+        """The heads of a matrix, (h, d, dv)."""
+        mixed = self.mixed(name)
+        return (mixed if self.absorbed else self.u1 @ mixed) @ self.u2.T
+
+    # --- what it costs ------------------------------------------------------------------------------------------
+
+    def costs(self, axis: str, form: Form) -> tuple[int, dict[str, int]]:
+        """Multiply-adds of one token: of the product that matrices of an axis share, and of the rest of each."""
+        names = [name for name in self.place if self.axes[name] == axis]
+        (first, second), dv, d = self.ranks, self.width, self.dim
+        if form == "dense":
+            return 0, {name: d * self.heads(name) * dv for name in names}
+        shared = self.u1.numel() if axis == "out" else self.heads(names[0]) * dv * second
+        if form == "merged":
+            shared = shared if axis == "out" else 0
+            own = 0 if axis == "out" else d * first
+            return shared, {name: own + first * self.heads(name) * dv for name in names}
+        rest = {}
+        for name in names:
+            i, h = self.place[name][0], self.heads(name)
+            inner = self.columns[i] * (str(i) in self.u3) if self.absorbed else h * first * second
+            outer = h * second * dv if axis == "out" else d * (self.columns[i] if self.absorbed else first)
+            rest[name] = inner + outer
+        return shared, rest
+
+    def _cheapest(self, axis: str) -> Form:
+        forms: list[Form] = ["factors", "dense"] if self.absorbed else ["factors", "merged", "dense"]
+
+        def total(form: Form) -> int:
+            shared, rest = self.costs(axis, form)
+            return shared + sum(rest.values())
+
+        return min(forms, key=total)
+
+    # --- computing ----------------------------------------------------------------------------------------------
+
+    def project(self, name: str, x: Tensor) -> Tensor:
+        """x times a matrix, (..., in) -> (..., out), without its bias."""
+        axis = self.axes[name]
+        form = self.forms[axis]
+        if form == "dense":
+            return F.linear(x, self._weight(name, lambda: self.matrix(name)))
+        if axis == "out":
+            z = self._once(axis, name, x, lambda: x @ self.u1)
+            if form == "merged":
+                merged = self._weight(name, lambda: (self.mixed(name) @ self.u2.T).transpose(1, 2).flatten(0, 1))
+                return F.linear(z, merged)
+            return (self._inner(name, z) @ self.u2.T).flatten(-2)
+        if form == "merged":
+            merged = self._weight(name, lambda: (self.mixed(name) @ self.u2.T).transpose(0, 1).flatten(1))
+            return F.linear(F.linear(x, merged), self.u1)
+        y = self._once(axis, name, x, lambda: x.unflatten(-1, (self.heads(name), -1)) @ self.u2)
+        return self._outer(name, y)
+
+    def _inner(self, name: str, z: Tensor) -> Tensor:
+        """x U1 -> x U1 M_mi of every head, (..., h, R2)."""
+        h, second = self.heads(name), self.ranks[1]
+        if not self.absorbed:
+            weight = self._weight(name, lambda: self.mixed(name).transpose(1, 2).flatten(0, 1))
+            return F.linear(z, weight).unflatten(-1, (h, second))
+        i, m = self.place[name]
+        part = z.split(self.columns, -1)[i].unflatten(-1, (-1, h * second))
+        part = part[..., m, :] if str(i) not in self.u3 else self.u3[str(i)][m] @ part
+        return part.unflatten(-1, (h, second))
+
+    def _outer(self, name: str, y: Tensor) -> Tensor:
+        """Heads times U2, (..., h, R2) -> the sum over heads of M_mi, times U1: (..., d)."""
+        if not self.absorbed:
+            weight = self._weight(name, lambda: self.mixed(name).transpose(0, 1).flatten(1))
+            return F.linear(F.linear(y.flatten(-2), weight), self.u1)
+        i, m = self.place[name]
+        u1 = self.u1.split(self.columns, 1)[i]
+        if str(i) not in self.u3:
+            size = y.shape[-2] * y.shape[-1]
+            return F.linear(y.flatten(-2), u1[:, m * size : (m + 1) * size])
+        return F.linear((y.flatten(-2)[..., None, :] * self.u3[str(i)][m][:, None]).flatten(-2), u1)
+
+    def matrix(self, name: str) -> Tensor:
+        """W, (out, in)."""
+        parts = self.parts(name)
+        return parts.mT.flatten(0, 1) if self.axes[name] == "out" else parts.transpose(0, 1).flatten(1)
+
+    def _weight(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """A product of weights; without gradients it is kept until a weight changes."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return make()
+        state = tuple((_version(p), p.data_ptr(), p.dtype, p.device) for p in self.parameters())
+        if name not in self._derived or self._derived[name][0] != state:
+            self._derived[name] = state, make()
+        found: Tensor = self._derived[name][1]
+        return found
+
+    def _once(self, axis: str, name: str, x: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """The product that matrices of an axis share: computed for the first of them, forgotten after the last."""
+        names = {each for each in self.place if self.axes[each] == axis}
+        if len(names) == 1 or torch.compiler.is_compiling():
+            return make()
+        state = (_version(x), torch.is_grad_enabled(), torch.is_autocast_enabled(x.device.type))
+        given, was, found, waiting = self._shared.get(axis, (None, None, None, set()))
+        if given is not x or was != state or name not in waiting:
+            found, waiting = make(), names
+        waiting = waiting - {name}
+        if waiting:
+            self._shared[axis] = x, state, found, waiting
+        else:
+            self._shared.pop(axis, None)
+        result: Tensor = found
+        return result
+
+
+class HeadProjection(Replacement):
+    """One matrix of a layer whose factors lie in a HeadFactors; only the bias is its own.
+
+    Args:
+        factors: path of the HeadFactors in the model.
+        name: of the matrix there.
+        in_features, out_features: as in nn.Linear.
+        bias: whether it has one.
+    """
+
+    kind = "tensorllm_projection"
+
+    def __init__(self, factors: str, name: str, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__()
+        self.factors, self.name, self.in_features, self.out_features = factors, name, in_features, out_features
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        self._owner: list[HeadFactors] = []  # in a list, so that it is not a submodule here too
+
+    def layout(self) -> dict[str, Any]:
+        sizes = {"in_features": self.in_features, "out_features": self.out_features}
+        return {"factors": self.factors, "name": self.name, **sizes, "bias": self.bias is not None}
+
+    def bind(self, model: nn.Module, path: str) -> None:
+        found = model.get_submodule(self.factors)
+        if not isinstance(found, HeadFactors) or self.name not in found.place:
+            raise ValueError(f"{path}: {self.factors} has no factors of {self.name}")
+        self._owner = [found]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._owner[0].project(self.name, x)
+        return y if self.bias is None else y + self.bias
+
+    def multiply_adds(self, tokens: int) -> int:
+        (owner,) = self._owner
+        axis = owner.axes[self.name]
+        shared, rest = owner.costs(axis, owner.forms[axis])
+        return tokens * (rest[self.name] + shared * (self.name == next(iter(rest))))
+
+    def dense(self) -> tuple[Dense, float]:
+        owner = copy.deepcopy(self._owner[0]).double()
+        with torch.no_grad():
+            weight = owner.matrix(self.name)
+        return {"": (weight, self.bias)}, 0.0
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; tensors of the inference mode do not count that."""
+    return -1 if tensor.is_inference() else tensor._version
