@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import attnlab.torchvision_schemas  # noqa: F401  (before transformers)
+
 import torch
 from torch import nn
 

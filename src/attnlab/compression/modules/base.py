@@ -38,6 +38,14 @@ class Replacement(nn.Module):
         By name of the projection for a module in place of a whole attention; under "" for one in place of one matrix.
         """
 
+    @property
+    def weight(self) -> Tensor:
+        """W (out, in) of a module in place of one matrix, computed: for libraries that ask nn.Linear for its weight."""
+        if "in_features" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} is not in place of one matrix")
+        weight, _ = self.dense()[0][""]
+        return weight.to(next(self.parameters()))
+
     def bind(self, model: nn.Module, path: str) -> None:
         """Called once, when all modules of a model are in place: find there what other modules share with this one.
 

@@ -67,6 +67,11 @@ class Fused(Replacement):
     def layout(self) -> dict[str, Any]:
         return {"parts": [_layout(part) for part in self.parts], "rows": self.rows}
 
+    @property
+    def weight(self) -> Tensor:
+        whole = torch.cat([part.weight for part in self.parts])
+        return whole if self.inverse is None else whole[self.inverse]
+
     def forward(self, x: Tensor) -> Tensor:
         y = torch.cat([part(x) for part in self.parts], -1)
         return y if self.inverse is None else y[..., self.inverse]

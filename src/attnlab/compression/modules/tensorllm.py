@@ -249,6 +249,10 @@ class HeadProjection(Replacement):
             raise ValueError(f"{path}: {self.factors} has no factors of {self.name}")
         self._owner = [found]
 
+    @property
+    def weight(self) -> Tensor:
+        return self._owner[0].matrix(self.name)
+
     def forward(self, x: Tensor) -> Tensor:
         y = self._owner[0].project(self.name, x)
         return y if self.bias is None else y + self.bias
