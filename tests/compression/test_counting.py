@@ -1,5 +1,6 @@
 """Closed forms, and totals of real models. The rows of table 1: tests/report/test_irratt.py."""
 
+import copy
 from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before timm)
@@ -11,12 +12,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlab.compression import compress, outline
-from attnlab.compression.counting import multiply_adds, parameters
+from attnlab.compression.counting import multiply_adds, parameters, rate
 from attnlab.compression.methods.cp_slimatt import CPSlimAtt
 from attnlab.compression.methods.global_svd import GlobalSVD
 from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.methods.mlp_svd import MLPSVD
+from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.compression.methods.truncatt import TruncAtt
+from tests.compression.future_methods import OneMatrix
+from tests.compression.llama import llama
 from tests.compression.models import images, vit
 
 
@@ -65,3 +69,29 @@ def test_against_torchs_own_counter() -> None:
         model(images(1))
     norms = 5 * 5 * 17 * 24
     assert counter.get_total_flops() / 2 == multiply_adds(model, (3, 32, 32))["total"] - norms
+
+
+def test_the_rate_of_replaced_matrices() -> None:
+    """By hand: fused and separate projections, a matrix that stays dense beside others, whole attention, MLPs, none."""
+    names = ["parameters", "parameters_dense", "multiply_adds_factorised", "multiply_adds_dense"]
+
+    def found(dense: Any, method: Any) -> list[float]:
+        model = copy.deepcopy(dense)
+        before = sum(p.numel() for p in dense.parameters())
+        compress(model, method)
+        result = rate(dense, model)
+        assert result["rate"] == pytest.approx(result["parameters_dense"] / result["parameters"])
+        saving = 100 * (before - sum(p.numel() for p in model.parameters())) / before
+        assert result["model_saving_percent"] == pytest.approx(saving)
+        return [result[name] for name in names]
+
+    core = 24 * 6 + 8 * 2
+    assert found(vit(), TensorLLM(ranks=[6, 2], layers=[0])) == [core + 144, 2304, 2 * 24 * 6 + 12 * (12 + 16), 2304]
+    two = TensorLLM(ranks=[6, 2], layers=[0], matrices=["q", "v"])
+    assert found(vit(), two) == [core + 72, 1152, 24 * 6 + 6 * (12 + 16), 1152]
+    grouped = 2 * 24 * 8 * (6 + 2)
+    assert found(llama(), TensorLLM(ranks=[6, 2], layers=[1]))[:2] == [core + 16 * 12, grouped]
+    assert found(vit(), TruncAtt(4, 4)) == [2 * 4 * 24 * 12, 2 * 2304] * 2
+    assert found(vit(), MLPSVD(5)) == [4 * 5 * 120, 4 * 96 * 24] * 2
+    everything = 2 * (2304 + 2 * 96 * 24)
+    assert found(vit(), OneMatrix(0, "fc1", 5)) == [everything] * 4  # written back dense: nothing is smaller

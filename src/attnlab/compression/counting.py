@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.compression.modules.base import Replacement
+from attnlab.compression.modules.linear import Fused
+from attnlab.compression.transform import replacements
 from attnlab.models.build import count_parameters
 from attnlab.pretrained import Family, family_of
 
@@ -96,3 +98,59 @@ def ratios(dense: nn.Module, compressed: nn.Module, size: tuple[int, ...]) -> di
         "parameters": has,
         "parameters_dense": had,
     }
+
+
+def rate(dense: nn.Module, compressed: nn.Module, *, family: Family | None = None) -> dict[str, float]:
+    """How much smaller the matrices are that compression replaced: TensorLLM's compression rate, and what it means.
+
+    Args:
+        dense: the model before; may be on the meta device.
+        compressed: the same model with the modules of a method; may be on the meta device.
+        family: of the dense model; None: the first known one that it belongs to.
+
+    Returns:
+        `parameters` of the factors and `parameters_dense` of the matrices that they replace, both without biases; where
+        nothing is replaced (a method that writes dense matrices) both are those of all known matrices. `rate`:
+        parameters_dense / parameters. `multiply_adds_factorised` and `multiply_adds_dense`: of one token, the same
+        matrices, without the products of attention. `model_saving_percent`: of all parameters of the model.
+    """
+    sizes: dict[str, int] = {}
+    for layer in (family or family_of(dense)).layers(dense):
+        for projection in layer.projections.values():
+            out, width = projection.shape
+            for path in {projection.path, layer.attention or projection.path}:
+                mine = path == projection.path or projection.path.startswith(f"{path}.")
+                sizes[path] = sizes.get(path, 0) + (out * width if mine else 0)
+    placed = replacements(compressed)
+    stay = {path: _stays(module) for path, module in placed.items()}
+    parameters_dense = sum(sizes.get(path, 0) - stay[path] for path in placed)
+    has = sum(
+        value.numel()
+        for path, module in placed.items()
+        for name, value in module.named_parameters()
+        if not name.endswith("bias")
+    ) - sum(stay.values())
+    adds = sum(_per_token(module) - stay[path] for path, module in placed.items())
+    if not placed:
+        owners = {p.path for layer in (family or family_of(dense)).layers(dense) for p in layer.projections.values()}
+        parameters_dense = has = adds = sum(sizes[path] for path in owners)
+    totals = [sum(p.numel() for p in model.parameters()) for model in (dense, compressed)]
+    return {
+        "parameters": has,
+        "parameters_dense": parameters_dense,
+        "rate": parameters_dense / has if has else 1.0,
+        "multiply_adds_dense": parameters_dense,
+        "multiply_adds_factorised": adds,
+        "model_saving_percent": 100 * (1 - totals[1] / totals[0]),
+    }
+
+
+def _stays(module: Replacement) -> int:
+    """Parameters, which are the multiply-adds of a token, of matrices that stay dense beside others of their module."""
+    parts = module.parts if isinstance(module, Fused) else []
+    return sum(part.weight.numel() for part in parts if isinstance(part, nn.Linear))
+
+
+def _per_token(module: Replacement) -> int:
+    """What grows with the number of tokens and not with its square: a of a N + b N^2."""
+    return (4 * module.multiply_adds(1) - module.multiply_adds(2)) // 2

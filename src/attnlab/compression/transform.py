@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from attnlab.compression.keep import with_budget
 from attnlab.compression.methods.base import Change, Method, Place, Unit, Watch
 from attnlab.compression.modules.base import Replacement, build, describe
 from attnlab.compression.modules.linear import Fused
@@ -56,7 +57,7 @@ def compress(
             bounds; the model is then unchanged.
     """
     layers = (family or family_of(model)).layers(model)
-    units = method.units(model, layers)
+    units = with_budget(method, model, layers).units(model, layers)
     reports: list[dict[str, Any]] = []
     placed: dict[str, Replacement] = {}
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
@@ -80,7 +81,7 @@ def outline(model: nn.Module, method: Method, *, family: Family | None = None) -
     """Give a model the modules that `compress` would, without their weights: for counting. ConfigErrors as there."""
     layers = (family or family_of(model)).layers(model)
     placed: dict[str, Replacement] = {}
-    for unit in method.units(model, layers):
+    for unit in with_budget(method, model, layers).units(model, layers):
         placed |= _apply(model, layers, unit.outline())
     _bind(model, placed)
 

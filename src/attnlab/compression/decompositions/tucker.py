@@ -96,22 +96,29 @@ def tucker(
     return Tucker(**{**vars(best), "seconds": time.perf_counter() - began})
 
 
-def truncation_errors(blocks: Sequence[Tensor]) -> Tensor:
+def truncation_errors(blocks: Sequence[Tensor], stack_ranks: Sequence[int | None] | None = None) -> Tensor:
     """The relative squared error of every pair of ranks, (I + 1, J + 1), from one decomposition.
 
-    Entry (R1, R2) belongs to U1 and U2 cut from the singular vectors of the whole unfoldings, without a U3: HOOI starts
-    there and ends at or below it.
+    Entry (R1, R2) belongs to U1 and U2 cut from the singular vectors of the whole unfoldings: HOOI starts there, and
+    ends at or below it.
 
     Args:
         blocks: (n, h, I, J) each.
+        stack_ranks: R3 of each block; None: no factor on that mode.
     """
     found = [block.detach().double() for block in blocks]
+    square = sum(float(block.square().sum()) for block in found)
+    stacks = [None] * len(found) if stack_ranks is None else stack_ranks
+    found = [
+        block if stack is None else _unstack(block, _leading(_stacked(block), stack))
+        for block, stack in zip(found, stacks, strict=True)
+    ]
     u1 = torch.linalg.eigh(sum(_rows(block) for block in found))[1].flip(-1)
     u2 = torch.linalg.eigh(sum(_columns(block) for block in found))[1].flip(-1)
     energy = sum((u1.T @ block @ u2).square().sum((0, 1)) for block in found)
     assert isinstance(energy, Tensor)
     kept = torch.nn.functional.pad(energy.cumsum(0).cumsum(1), (1, 0, 1, 0))
-    return (1 - kept / kept[-1, -1].clamp_min(TINY)).clamp_min(0)
+    return (1 - kept / max(square, TINY)).clamp_min(0)
 
 
 def _check(blocks: Sequence[Tensor], ranks: tuple[int, int], stacks: Sequence[int | None]) -> None:

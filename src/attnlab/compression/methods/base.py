@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from attnlab.compression.modules.base import Replacement
@@ -15,6 +15,7 @@ from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer
 
 Rank = Annotated[int, Ge(1)]
+Share = Annotated[float, Gt(0), Le(1)]
 Watch = Callable[[str, int, int], None]  # what is being computed, sweeps done, sweeps at most
 Place = tuple[str, str]  # path of a layer and name of one of its projections
 
@@ -53,8 +54,36 @@ class Unit:
     outline: Callable[[], Change]
 
 
+@dataclass(frozen=True)
+class Step:
+    """One choice of ranks for a layer: the parameters of its matrices (without biases), the relative squared error, and
+    the ranks as plain values; None: the layer stays dense."""
+
+    parameters: int
+    error: float
+    value: Any
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What a budget can choose from in one layer: its path, the parameters of the dense matrices, and the steps."""
+
+    path: str
+    dense: int
+    steps: Sequence[Step]
+
+
 class Method(ABC):
-    """A way to compress a model."""
+    """A way to compress a model.
+
+    Attributes:
+        keep: the share of the parameters of the matrices it compresses that remains; ranks are then chosen for each
+            layer (:mod:`attnlab.compression.keep`). None: the method's own ranks.
+        chosen: the ranks that were chosen, by the path of the ladder; None: none were.
+    """
+
+    keep: float | None = None
+    chosen: Mapping[str, Any] | None = None
 
     @abstractmethod
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
@@ -69,6 +98,14 @@ class Method(ABC):
                 a layer whose weights do not determine what it computes.
         """
 
+    def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
+        """What a budget chooses from: a ladder for each layer. On the meta device errors are those of noise.
+
+        Raises:
+            ConfigError: as `units` does; or the method has no ranks to choose.
+        """
+        raise ConfigError(f"compress.keep: {type(self).__name__} has no ranks that a budget could choose")
+
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
         """The value of `rank=` that a unit's report amounts to; None: the method has no such knob."""
         return None
@@ -76,6 +113,7 @@ class Method(ABC):
 
 def settings_of(method: Method, *without: str) -> dict[str, Any]:
     """The class and the arguments of a method as plain values, except those named."""
+    without = (*without, "keep", "chosen")  # what was chosen stands in the ranks
     return {"method": type(method).__name__, **{k: v for k, v in vars(method).items() if k not in without}}
 
 

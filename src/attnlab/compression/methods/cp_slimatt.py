@@ -8,7 +8,7 @@ import torch
 from annotated_types import Ge
 
 from attnlab.compression.decompositions import CP, cp_als, cp_epc
-from attnlab.compression.methods.base import Rank, Watch
+from attnlab.compression.methods.base import Rank, Share, Watch
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, fill, values
 from attnlab.compression.modules.attention import SlimAttention
 from attnlab.config.bounds import bounded
@@ -22,6 +22,7 @@ class CPSlimAtt(QueryKeyMethod):
         rank: columns for all heads together; None: half of the exact rank.
         vo_rank: of each head's value-output matrix; None: half the head's width.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
+        keep: the share of the parameters of q, k, v and o that remains, in place of `rank` and `vo_rank`.
         objective: what the correction makes small; "none": no correction.
         sweeps: of the decomposition and of the correction, at most.
         tolerance: relative change of the error at which the decomposition stops; ten times that for the correction.
@@ -41,8 +42,9 @@ class CPSlimAtt(QueryKeyMethod):
         sweeps: Annotated[int, Ge(0)] = 200,
         tolerance: Annotated[float, Ge(0)] = 1e-4,
         fusion_penalty: Annotated[float, Ge(0)] = 0.0,
+        keep: Share | None = None,
     ) -> None:
-        super().__init__(rank, vo_rank, mlp_rank)
+        super().__init__(rank, vo_rank, mlp_rank, keep)
         self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
         self.fusion_penalty = fusion_penalty
 

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge
 
 from attnlab.compression.decompositions import BlockTerms, btd, fusion_ranks, global_svd, terms_from_cp, truncated_svd
-from attnlab.compression.methods.base import Rank, Unit, Watch
+from attnlab.compression.methods.base import Rank, Share, Unit, Watch
 from attnlab.compression.methods.cp_slimatt import decompose
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, even, factored, values
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
@@ -27,6 +27,7 @@ class IrrAtt(QueryKeyMethod):
         rank: of all heads together; None: half of the exact rank.
         vo_rank: of each head's value-output matrix; None: half the head's width.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
+        keep: the share of the parameters of q, k, v and o that remains, in place of `rank` and `vo_rank`.
         start: where ranks and first terms come from: "cp" (algorithms 1 and 3), or "global" (the largest singular
             values, which need no CP decomposition).
         fusion: "free", an H x H matrix that mixes the heads' logits, as table 1 counts it; "identity", heads apart,
@@ -49,8 +50,9 @@ class IrrAtt(QueryKeyMethod):
         objective: Literal["sensitivity", "norm", "none"] = "sensitivity",
         sweeps: Annotated[int, Ge(0)] = 200,
         tolerance: Annotated[float, Ge(0)] = 1e-4,
+        keep: Share | None = None,
     ) -> None:
-        super().__init__(rank, vo_rank, mlp_rank)
+        super().__init__(rank, vo_rank, mlp_rank, keep)
         self.start, self.fusion = start, fusion
         self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
 

@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from attnlab.compression.decompositions import low_rank
-from attnlab.compression.methods.base import Change, Method, Rank, Unit, Watch
+from attnlab.compression.keep import grid, value_of
+from attnlab.compression.methods.base import Change, Ladder, Method, Rank, Share, Step, Unit, Watch
 from attnlab.compression.modules.linear import LowRankLinear
 from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer, Projection
+
+STEPS = 32  # ranks that a budget chooses from
 
 
 @bounded
@@ -21,17 +25,48 @@ class MLPSVD(Method):
     """Each matrix of every MLP as a product of two.
 
     Args:
-        mlp_rank: the rank of each matrix, at least 1 and at most its smaller side.
+        mlp_rank: the rank of each matrix, at least 1 and at most its smaller side; without effect beside `keep`.
+        keep: the share of the matrices' parameters that remains; the rank is then chosen for each MLP.
     """
 
-    def __init__(self, mlp_rank: Rank) -> None:
-        self.mlp_rank = mlp_rank
+    def __init__(self, mlp_rank: Rank, keep: Share | None = None) -> None:
+        self.mlp_rank, self.keep = mlp_rank, keep
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
-        return mlp_units(model, layers, self.mlp_rank)
+        if self.chosen is None:
+            return mlp_units(model, layers, self.mlp_rank)
+        return [
+            unit
+            for layer in layers
+            if layer.mlp is not None and (rank := value_of(self.chosen, layer.mlp)[1]) is not None
+            for unit in mlp_units(model, [layer], rank)
+        ]
+
+    def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
+        mlp_units(model, layers, 1)  # what cannot be compressed is refused there
+        return [_ladder(model, layer, layer.mlp) for layer in layers if layer.mlp is not None]
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
-        return int(report["ranks"])
+        return int(report["ranks"]) if self.keep is None else None
+
+
+def _ladder(model: nn.Module, layer: Layer, path: str) -> Ladder:
+    matrices = [layer.projections[name] for name in layer.matrices]
+    lost = [_lost(matrix.read(model)) for matrix in matrices]
+    steps = [
+        Step(sum(rank * sum(matrix.shape) for matrix in matrices), sum(float(each[rank]) for each in lost), rank)
+        for rank in grid(min(min(matrix.shape) for matrix in matrices), STEPS)
+    ]
+    return Ladder(path, sum(out * width for out, width in (matrix.shape for matrix in matrices)), steps)
+
+
+def _lost(weight: Tensor) -> Tensor:
+    """The relative squared error of every rank from 0 on."""
+    if weight.is_meta:
+        squares = torch.ones(min(weight.shape), dtype=torch.float64, device="cpu")
+    else:
+        squares = torch.linalg.svdvals(weight.double()).square().cpu()
+    return 1 - torch.nn.functional.pad(squares.cumsum(0), (1, 0)) / squares.sum().clamp_min(1e-300)
 
 
 def mlp_units(model: nn.Module, layers: Sequence[Layer], rank: int) -> list[Unit]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +11,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import BlockTerms, Slices, truncated_svd
-from attnlab.compression.methods.base import Change, Method, Rank, Unit, Watch, settings_of
+from attnlab.compression.decompositions import BlockTerms, Slices, spectrum, truncated_svd
+from attnlab.compression.keep import grid, value_of
+from attnlab.compression.methods.base import Change, Ladder, Method, Rank, Share, Step, Unit, Watch, settings_of
 from attnlab.compression.methods.mlp_svd import mlp_units
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
 from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer
+
+STEPS = 32  # ranks that a budget chooses from
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class QueryKeyMethod(Method):
         rank: of the query-key tensor; None: half of the exact rank, at least one for each head.
         vo_rank: of each head's value-output matrix; None: half the head's width.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
+        keep: the share of the parameters of q, k, v and o that remains; `rank` and `vo_rank` are then chosen for each
+            layer, by the singular values of both tensors, and a layer may stay dense.
 
     Attributes:
         per_head: whether `rank` counts for each head, or for all heads together.
@@ -116,8 +122,16 @@ class QueryKeyMethod(Method):
 
     per_head: ClassVar[bool] = False
 
-    def __init__(self, rank: Rank | None = None, vo_rank: Rank | None = None, mlp_rank: Rank | None = None) -> None:
-        self.rank, self.vo_rank, self.mlp_rank = rank, vo_rank, mlp_rank
+    def __init__(
+        self,
+        rank: Rank | None = None,
+        vo_rank: Rank | None = None,
+        mlp_rank: Rank | None = None,
+        keep: Share | None = None,
+    ) -> None:
+        if keep is not None and (rank is not None or vo_rank is not None):
+            raise ConfigError("compress.keep chooses the ranks; give it, or rank= and compress.vo_rank")
+        self.rank, self.vo_rank, self.mlp_rank, self.keep = rank, vo_rank, mlp_rank, keep
 
     @abstractmethod
     def outline(self, sizes: Sizes) -> CompressedAttention:
@@ -128,10 +142,44 @@ class QueryKeyMethod(Method):
         """Decompose a layer, in float64."""
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
-        found = [self._unit(model, layer, layer.attention) for layer in layers if layer.attention is not None]
+        found = [(layer, layer.attention) for layer in layers if layer.attention is not None]
         if not found:
             raise ConfigError(f"{type(model).__name__} has no attention with a qkv projection: nothing to compress")
-        return found + ([] if self.mlp_rank is None else mlp_units(model, layers, self.mlp_rank))
+        units = [
+            (self if value is None else self._at(value))._unit(model, layer, path)
+            for layer, path in found
+            for compressed, value in [value_of(self.chosen, path)]
+            if compressed
+        ]
+        return units + ([] if self.mlp_rank is None else mlp_units(model, layers, self.mlp_rank))
+
+    def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
+        self.units(model, layers)  # what cannot be compressed is refused there
+        return [self._ladder(model, layer, layer.attention) for layer in layers if layer.attention is not None]
+
+    def _ladder(self, model: nn.Module, layer: Layer, path: str) -> Ladder:
+        sizes = Sizes.of(layer)
+        shape = sizes.heads, sizes.width
+        if next(model.parameters()).is_meta:
+            qk = vo = torch.ones(shape, dtype=torch.float64, device="cpu")
+        else:
+            heads = Heads.of(model, layer)
+            qk, vo = (spectrum(tensor).values.square().cpu() for tensor in (heads.qk, heads.vo))
+        steps = []
+        for rank in grid(sizes.width, STEPS):
+            value = [rank if self.per_head else rank * sizes.heads, rank]
+            with torch.device("meta"):
+                module = self._at(value).outline(sizes)
+            count = sum(p.numel() for name, p in module.named_parameters() if not name.endswith("bias"))
+            kept = qk[:, :rank] if self.per_head else qk.flatten().topk(rank * sizes.heads).values
+            steps.append(Step(count, float(2 - kept.sum() / qk.sum() - vo[:, :rank].sum() / vo.sum()), value))
+        return Ladder(path, sum(shape[0] * shape[1] for shape in _shapes(layer)), steps)
+
+    def _at(self, value: Sequence[int]) -> QueryKeyMethod:
+        """The method with these ranks, and without a budget."""
+        method = copy.copy(self)
+        (method.rank, method.vo_rank), method.keep, method.chosen = value, None, None
+        return method
 
     def _unit(self, model: nn.Module, layer: Layer, path: str) -> Unit:
         module = model.get_submodule(path)
@@ -170,9 +218,15 @@ class QueryKeyMethod(Method):
         return rank, vo_rank
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
+        if self.keep is not None:
+            return None
         ranks = report["ranks"]
         total = sum(ranks) if isinstance(ranks, list) else int(ranks)
         return total // len(ranks) if self.per_head else total
+
+
+def _shapes(layer: Layer) -> list[tuple[int, int]]:
+    return [layer.projections[name].shape for name in ATTENTION]
 
 
 def values(heads: Heads, rank: int) -> BlockTerms:

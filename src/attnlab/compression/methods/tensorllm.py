@@ -11,8 +11,20 @@ import torch
 from annotated_types import Ge, MinLen
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import Tucker, tucker
-from attnlab.compression.methods.base import Change, Method, Rank, Unit, Watch, chosen_layers, settings_of
+from attnlab.compression.decompositions import Tucker, truncation_errors, tucker
+from attnlab.compression.keep import grid, value_of
+from attnlab.compression.methods.base import (
+    Change,
+    Ladder,
+    Method,
+    Rank,
+    Share,
+    Step,
+    Unit,
+    Watch,
+    chosen_layers,
+    settings_of,
+)
 from attnlab.compression.modules.base import Replacement
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
 from attnlab.config.bounds import bounded
@@ -20,6 +32,7 @@ from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
 FACTORS = "factors"  # name of the module of the factors inside an attention module
+STEPS = 32  # values of R1, and of R2, that a budget chooses from
 PAIRS = (("q", "o"), ("k", "v"))  # the stacks of the coupled form: matrices with as many heads as queries, and as keys
 
 
@@ -106,6 +119,8 @@ class TensorLLM(Method):
         tolerance: change of the relative error at which it stops.
         starts: of HOOI; the first from singular vectors, the others random, the best is kept.
         seed: of what is random.
+        keep: the share of the matrices' parameters that remains; R1 and R2 are then chosen for each layer, by the
+            singular values of its tensor, and a layer may stay dense.
 
     Raises:
         ValueError: a rank below 1, or a negative number.
@@ -125,7 +140,10 @@ class TensorLLM(Method):
         tolerance: Annotated[float, Ge(0)] = 1e-5,
         starts: Rank = 1,
         seed: Annotated[int, Ge(0)] = 0,
+        keep: Share | None = None,
     ) -> None:
+        if keep is not None and (rank is not None or ranks is not None):
+            raise ConfigError("compress.keep chooses the ranks; give it, or rank= or compress.ranks")
         if ranks is not None and (rank is not None or stack_rank is not None):
             raise ConfigError("compress.ranks replaces rank= and compress.stack_rank; give one of them")
         if ranks is not None and len(ranks) not in (2, 3):
@@ -136,14 +154,27 @@ class TensorLLM(Method):
         self.layout, self.coupled, self.absorb = layout, coupled, absorb
         self.matrices = [name for name in ATTENTION if matrices is None or name in matrices]
         self.sweeps, self.tolerance, self.starts, self.seed = sweeps, tolerance, starts, seed
+        self.keep = keep
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
+        return [
+            self._unit(model, layer)
+            for layer in self._layers(model, layers)
+            if value_of(self.chosen, str(layer.attention))[0]
+        ]
+
+    def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
+        self.units(model, layers)  # what cannot be compressed is refused there
+        return [self._ladder(model, layer) for layer in self._layers(model, layers)]
+
+    def _layers(self, model: nn.Module, layers: Sequence[Layer]) -> list[Layer]:
+        """The layers that are compressed. ConfigError: none, or one without attention."""
         chosen = chosen_layers(layers, self.layers)
         found = [layer for layer in chosen if layer.attention is not None]
         if not found or (self.layers is not None and len(found) < len(chosen)):
             where = f"{type(model).__name__}" if not found else next(x.path for x in chosen if x.attention is None)
             raise ConfigError(f"{where} has no attention with projections that are known: nothing to compress")
-        return [self._unit(model, layer) for layer in found]
+        return found
 
     def _unit(self, model: nn.Module, layer: Layer) -> Unit:
         assert layer.attention is not None
@@ -176,7 +207,7 @@ class TensorLLM(Method):
         if any(_modes(place) != (dim, width) for place in places.values()):
             shapes = ", ".join(f"{name} {_modes(place)}" for name, place in places.items())
             raise ConfigError(f"{layer.attention}: model and head widths differ ({shapes}): no common tensor")
-        r1, r2, r3 = self._ranks(dim, width)
+        r1, r2, r3 = self._ranks(dim, width, str(layer.attention))
         where = f"{layer.attention} takes"
         given = f"compress.ranks={self.ranks_given}" if self.ranks_given else f"rank={r2}"
         if r1 > dim or r2 > width:
@@ -188,7 +219,10 @@ class TensorLLM(Method):
                 raise ConfigError(f"the stack rank {stack.rank}: {where} 1 to {len(stack.names)} (matrices {names})")
         return Sizes(places, dim, width, (r1, r2), stacks)
 
-    def _ranks(self, dim: int, width: int) -> tuple[int, int, int | None]:
+    def _ranks(self, dim: int, width: int, path: str) -> tuple[int, int, int | None]:
+        if self.chosen is not None and self.chosen.get(path):
+            first, second = self.chosen[path]
+            return first, second, self.stack_rank
         if self.ranks_given is not None:
             first, second, *third = self.ranks_given
             return first, second, third[0] if third else None
@@ -207,6 +241,22 @@ class TensorLLM(Method):
                 "compress.coupled=true"
             )
         return tuple(Stack(tuple(name for name in heads if heads[name] == h), h, rank) for h in counts)
+
+    def _ladder(self, model: nn.Module, layer: Layer) -> Ladder:
+        """Every pair of a grid of ranks, each with the error of cut singular vectors, which HOOI then lowers."""
+        sizes = self.sizes(layer)
+        if next(model.parameters()).is_meta:
+            rows, columns = (torch.linspace(0, 1, size + 1, device="cpu") for size in (sizes.dim, sizes.width))
+            lost = 1 - rows[:, None] * columns
+        else:
+            lost = truncation_errors(_blocks(model, sizes), [stack.rank for stack in sizes.stacks]).cpu()
+        found = []
+        for r1 in grid(sizes.dim, STEPS):
+            for r2 in grid(sizes.width, STEPS):
+                at = replace(sizes, ranks=(r1, r2))
+                count = min(at.parameters(), at.parameters(absorbed=True)) if self.absorb else at.parameters()
+                found.append(Step(count, float(lost[r1, r2]), [r1, r2]))
+        return Ladder(str(layer.attention), sizes.original, found)
 
     # --- decomposing --------------------------------------------------------------------------------------------
 
@@ -231,12 +281,8 @@ class TensorLLM(Method):
     def _fit(self, model: nn.Module, layer: Layer, sizes: Sizes, watch: Watch) -> Change:
         change = self._change(layer, sizes)
         places = sizes.places
-        blocks = [
-            torch.stack([places[name].split(places[name].read(model)).double() for name in stack.names])
-            for stack in sizes.stacks
-        ]
         found = tucker(
-            blocks,
+            _blocks(model, sizes),
             sizes.ranks,
             [stack.rank for stack in sizes.stacks],
             sweeps=self.sweeps,
@@ -277,7 +323,15 @@ class TensorLLM(Method):
         return report
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
-        return None if self.ranks_given is not None else int(report["ranks"][1])
+        return None if self.ranks_given is not None or self.keep is not None else int(report["ranks"][1])
+
+
+def _blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
+    """The tensor of each stack, (n, h, d, dv), in float64."""
+    return [
+        torch.stack([sizes.places[name].split(sizes.places[name].read(model)).double() for name in stack.names])
+        for stack in sizes.stacks
+    ]
 
 
 @torch.no_grad()

@@ -1,0 +1,91 @@
+"""Ranks from a budget: `compress.keep=0.5` keeps half of the parameters of the matrices that a method compresses.
+
+Each layer offers steps, from its smallest ranks to the dense layer. Parameters go where they lower the error most: the
+steps on the lower convex hull of (parameters, error) are taken in the order of their gain per parameter, which is the
+optimum for the hulls. Errors are relative squared errors of a layer's weights, so that layers of different norms count
+alike; on the meta device, where there are no weights, they are those of noise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from attnlab.compression.methods.base import Ladder, Method, Step
+from attnlab.errors import ConfigError
+from attnlab.pretrained.base import Layer
+
+
+def with_budget(method: Method, model: nn.Module, layers: Sequence[Layer]) -> Method:
+    """The method with ranks of its own for each layer if it has a budget, else as it is.
+
+    Raises:
+        ConfigError: the budget is below the smallest ranks, or the method has no ranks that could be chosen.
+    """
+    if method.keep is None:
+        return method
+    found = copy.copy(method)
+    found.chosen = allocate(method.ladders(model, layers), method.keep)
+    return found
+
+
+def allocate(ladders: Sequence[Ladder], keep: float) -> dict[str, Any]:
+    """The value of a step for each ladder, by path; the parameters of all are at most `keep` of the dense ones.
+
+    Raises:
+        ConfigError: even the smallest steps have more.
+    """
+    hulls = {ladder.path: hull([*ladder.steps, Step(ladder.dense, 0.0, None)]) for ladder in ladders}
+    total = sum(ladder.dense for ladder in ladders)
+    left = int(keep * total) - sum(steps[0].parameters for steps in hulls.values())
+    if left < 0:
+        least = sum(steps[0].parameters for steps in hulls.values()) / total
+        raise ConfigError(f"compress.keep={keep}: the smallest ranks keep {least:.4f} of the parameters")
+    chosen = {path: steps[0] for path, steps in hulls.items()}
+    gains = [
+        ((before.error - after.error) / (after.parameters - before.parameters), path, i)
+        for path, steps in hulls.items()
+        for i, (before, after) in enumerate(zip(steps, steps[1:], strict=False))
+    ]
+    full: set[str] = set()  # ladders whose next step does not fit
+    for _, path, i in sorted(gains, key=lambda gain: -gain[0]):  # of one ladder in order: gains fall along a hull
+        before, after = hulls[path][i : i + 2]
+        if path in full or after.parameters - before.parameters > left:
+            full.add(path)
+            continue
+        left -= after.parameters - before.parameters
+        chosen[path] = after
+    return {path: step.value for path, step in chosen.items()}
+
+
+def hull(steps: Sequence[Step]) -> list[Step]:
+    """The lower convex hull of (parameters, error), the fewest parameters first; errors fall along it."""
+    found: list[Step] = []
+    for step in sorted(steps, key=lambda step: (step.parameters, step.error)):
+        if found and step.error >= found[-1].error:
+            continue
+        while len(found) > 1 and _slope(found[-2], found[-1]) >= _slope(found[-1], step):
+            found.pop()
+        found.append(step)
+    return found
+
+
+def _slope(a: Step, b: Step) -> float:
+    return (b.error - a.error) / (b.parameters - a.parameters)
+
+
+def grid(most: int, count: int) -> list[int]:
+    """At most `count` ranks from 1 to `most`, evenly spaced, both ends among them."""
+    if most <= count:
+        return list(range(1, most + 1))
+    return sorted({1 + round(i * (most - 1) / (count - 1)) for i in range(count)})
+
+
+def value_of(chosen: Mapping[str, Any] | None, path: str) -> tuple[bool, Any]:
+    """Whether a layer is compressed at all, and the value that was chosen for it; None: the method's own ranks."""
+    if chosen is None:
+        return True, None
+    return chosen[path] is not None, chosen[path]

@@ -1,0 +1,142 @@
+"""Ranks from a budget: on hand-made ladders, and the same key for every method."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from attnlab.compression import Method, compress, outline
+from attnlab.compression.keep import allocate, hull, with_budget
+from attnlab.compression.methods.base import Ladder, Step
+from attnlab.compression.methods.cp_slimatt import CPSlimAtt
+from attnlab.compression.methods.global_svd import GlobalSVD
+from attnlab.compression.methods.irratt import IrrAtt
+from attnlab.compression.methods.mlp_svd import MLPSVD
+from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.compression.methods.truncatt import TruncAtt
+from attnlab.errors import ConfigError
+from attnlab.pretrained import family_of
+from tests.compression.llama import llama
+from tests.compression.models import vit
+
+METHODS: dict[str, tuple[Method, str]] = {  # and whether attention or the MLPs are compressed
+    "truncatt": (TruncAtt(keep=0.6), "attn"),
+    "global_svd": (GlobalSVD(keep=0.6), "attn"),
+    "cp_slimatt": (CPSlimAtt(keep=0.6, sweeps=3), "attn"),
+    "irratt": (IrrAtt(keep=0.6, sweeps=3, fusion="identity"), "attn"),
+    "mlp_svd": (MLPSVD(1, keep=0.6), "mlp"),
+    "tensorllm": (TensorLLM(keep=0.6), "attn"),
+    "tensorllm with a stack rank": (TensorLLM(keep=0.6, stack_rank=3), "attn"),
+    "tensorllm absorbed": (TensorLLM(keep=0.6, absorb=True), "attn"),
+}
+
+
+def ladders(seed: int) -> list[Ladder]:
+    """Three convex ladders of unit steps."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for name in "abc":
+        gains = torch.rand(4, generator=generator).sort(descending=True).values
+        errors = [float(gains[i:].sum()) for i in range(5)]
+        found.append(Ladder(name, 5, [Step(i + 1, errors[i], i) for i in range(4)]))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("keep", [0.2, 0.5, 0.8, 1.0])
+def test_the_optimum_of_convex_ladders(seed: int, keep: float) -> None:
+    """Against every combination of steps."""
+    given = ladders(seed)
+    found = allocate(given, keep)
+    options = [[*ladder.steps, Step(5, 0.0, None)] for ladder in given]
+    allowed = [each for each in product(*options) if sum(step.parameters for step in each) <= keep * 15]
+    best = min(sum(step.error for step in each) for each in allowed)
+    mine = [next(s for s in o if s.value == found[ladder.path]) for ladder, o in zip(given, options, strict=True)]
+    assert sum(step.parameters for step in mine) <= keep * 15
+    assert sum(step.error for step in mine) == pytest.approx(best)
+    assert keep < 1 or set(found.values()) == {None}  # all stays dense
+
+
+def test_the_hull_leaves_out_what_is_never_worth_it() -> None:
+    steps = [Step(4, 0.5, "d"), Step(1, 1.0, "a"), Step(3, 0.9, "c"), Step(2, 0.4, "b"), Step(5, 0.1, "e")]
+    assert [step.value for step in hull(steps)] == ["a", "b", "e"]
+    assert [step.value for step in hull([Step(1, 1.0, "a"), Step(2, 0.6, "b"), Step(3, 0.0, "c")])] == ["a", "c"]
+
+
+def test_too_small_a_budget_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"compress.keep=0.1: the smallest ranks keep 0.2000 of the parameters"):
+        allocate(ladders(0), 0.1)
+
+
+def matrices(model: nn.Module, part: str) -> int:
+    return sum(p.numel() for name, p in model.named_parameters() if f".{part}." in name and not name.endswith("bias"))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_keeps_at_most_its_share(name: str) -> None:
+    """On random weights, and on the meta device."""
+    method, part = METHODS[name]
+    plain, model = vit(), vit()
+    reports = compress(model, method)
+    assert 0.4 * matrices(plain, part) < matrices(model, part) <= 0.6 * matrices(plain, part)
+    other = "mlp" if part == "attn" else "attn"
+    assert matrices(model, other) == matrices(plain, other)
+    outlined = vit().to("meta")
+    outline(outlined, method)
+    assert 0.4 * matrices(plain, part) < matrices(outlined, part) <= 0.6 * matrices(plain, part)
+    assert method.rank_of(reports[0]) is None
+
+
+@pytest.mark.parametrize("make", [lambda: TruncAtt(keep=0.5), lambda: TensorLLM(keep=0.5), lambda: MLPSVD(1, keep=0.5)])
+def test_parameters_go_where_they_lower_the_error(make: object) -> None:
+    """A first layer of rank one needs fewer than a second one that is noise."""
+    model = vit()
+    with torch.no_grad():
+        for layer in family_of(model).layers(model)[:1]:
+            for place in layer.projections.values():
+                u, v = torch.randn(place.shape[0], 1), torch.randn(1, place.shape[1])
+                parts = place.split(u @ v) if place.axis else None
+                same = None if parts is None else place.join(parts[:1].expand_as(parts))
+                place.write(model, u @ v if same is None else same)
+    reports = compress(model, make())  # type: ignore[operator]
+    names = {name for name in ("attn", "mlp") if matrices(model, name) < matrices(vit(), name)}
+    sizes = [matrices(nn.ModuleDict({"x": block}), *names) for block in model.blocks]  # type: ignore[union-attr, misc]
+    assert sizes[0] < 0.8 * sizes[1] and len(reports) >= 1
+
+
+def test_a_budget_over_grouped_keys_and_chosen_layers() -> None:
+    model, plain = llama(), llama()
+    compress(model, TensorLLM(keep=0.5, layers=[1]))
+    before, after = (sum(p.numel() for p in m.layers[1].self_attn.parameters()) for m in (plain, model))  # type: ignore[index, union-attr]
+    assert 0.4 * before < after < 0.55 * before  # with biases
+    assert not [
+        n
+        for n, v in plain.state_dict().items()
+        if n.startswith("layers.0") and not torch.equal(v, model.state_dict()[n])
+    ]
+
+
+def test_a_budget_of_everything_leaves_the_model_as_it_is() -> None:
+    model = vit()
+    assert compress(model, TensorLLM(keep=1.0)) == []
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), vit().state_dict().values(), strict=True))
+
+
+def test_a_budget_replaces_ranks_and_not_every_method_has_it() -> None:
+    for make in (
+        lambda: TruncAtt(4, keep=0.5),
+        lambda: TensorLLM(3, keep=0.5),
+        lambda: TensorLLM(ranks=[3, 3], keep=0.5),
+    ):
+        with pytest.raises(ConfigError, match="compress.keep chooses the ranks"):
+            make()
+    for share in (0, 1.5):
+        with pytest.raises(ValueError, match="keep"):
+            TensorLLM(keep=share)
+
+    class Fixed(TruncAtt):
+        ladders = Method.ladders
+
+    with pytest.raises(ConfigError, match="compress.keep: Fixed has no ranks that a budget could choose"):
+        with_budget(Fixed(keep=0.5), vit(), [])
