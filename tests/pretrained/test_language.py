@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def naive(model: nn.Module, layer: Layer, x: Tensor, causal: bool) -> Tensor:
     for name, z in (("q", q), ("k", k), ("v", v)):
         if (bias := places[name].read_bias(model)) is not None:
             z += bias.unflatten(0, (places[name].heads, 1, -1))
-    attention = model.get_submodule(layer.attention or "")
+    attention: Any = model.get_submodule(layer.attention or "")
     if hasattr(attention, "q_norm"):
         q, k = attention.q_norm(q), attention.k_norm(k)
     k, v = (z.repeat_interleave(q.shape[1] // z.shape[1], 1) for z in (k, v))

@@ -30,7 +30,7 @@ def register(config: Any) -> Any:
     except ImportError as error:
         raise ConfigError("peft is not installed: pip install 'attnlab[lora]'") from error
 
-    class Adapter(Linear):  # type: ignore[misc]
+    class Adapter(Linear):
         def merge(self, *args: Any, **options: Any) -> None:
             raise ConfigError(
                 "an adapter cannot be merged into factors; keep it apart, or densify the model and load it there"

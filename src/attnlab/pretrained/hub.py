@@ -54,12 +54,12 @@ def folder(source: str, *, weights: bool = True) -> Path:
 
 def _cached(name: str, weights: bool) -> Path | None:
     """The copy in the hub's cache, without a network; None: there is none, or a part of what is needed."""
-    import huggingface_hub as hub
+    from huggingface_hub import errors, snapshot_download
 
     try:
-        path = Path(hub.snapshot_download(name, local_files_only=True))
+        path = Path(snapshot_download(name, local_files_only=True))
         _complete(path, name, weights)
-    except hub.errors.HFValidationError as error:
+    except errors.HFValidationError as error:
         raise DataError(f"model={name}: neither a folder nor a name of the hub ({first_line(error)})") from error
     except (FileNotFoundError, DataError):
         return None
@@ -67,16 +67,16 @@ def _cached(name: str, weights: bool) -> Path | None:
 
 
 def _downloaded(name: str, weights: bool) -> Path:
-    import huggingface_hub as hub
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     advice = f"download it on a machine with a network (hf download {name} --local-dir FOLDER) and give model=FOLDER"
-    if hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         raise DataError(f"model={name}: no such folder, not in the hub's cache, and HF_HUB_OFFLINE is set; {advice}")
     try:
-        about = hub.HfApi().model_info(name, timeout=SECONDS)  # one attempt: a download would retry for a minute
-    except hub.errors.GatedRepoError as error:
+        about = HfApi().model_info(name, timeout=SECONDS)  # one attempt: a download would retry for a minute
+    except errors.GatedRepoError as error:
         raise DataError(f"model={name}: accept its licence on huggingface.co and log in (hf auth login)") from error
-    except hub.errors.RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise DataError(f"model={name}: neither a local folder nor a model of the hub that you may read") from error
     except Exception as error:  # httpx, the hub and sockets each have classes of their own
         reason = first_line(error)
@@ -87,8 +87,8 @@ def _downloaded(name: str, weights: bool) -> Path:
         safe = any(file.endswith(".safetensors") and "/" not in file for file in files)
         patterns.append("model*.safetensors" if safe else "pytorch_model*.bin")
     try:
-        path = Path(hub.snapshot_download(name, allow_patterns=patterns, ignore_patterns="*/*", etag_timeout=SECONDS))
-    except hub.errors.GatedRepoError as error:
+        path = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns="*/*", etag_timeout=SECONDS))
+    except errors.GatedRepoError as error:
         raise DataError(f"model={name}: accept its licence on huggingface.co and log in (hf auth login)") from error
     except Exception as error:
         raise DataError(
