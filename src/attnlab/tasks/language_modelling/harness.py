@@ -3,22 +3,19 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import Ge, MinLen
 from torch import Tensor
 
 from attnlab.config.bounds import bounded
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
+from attnlab.tasks.harness import Harness
 from attnlab.tasks.language_modelling.module import LanguageModelling
 
 try:
-    from lm_eval import simple_evaluate
     from lm_eval.api.model import TemplateLM
-    from lm_eval.tasks import TaskManager
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     raise ConfigError(f"mode=evaluate needs lm-evaluation-harness: pip install 'attnlab[eval]' ({error})") from error
@@ -149,71 +146,8 @@ class TrainedRun(TemplateLM):
 
 @bounded
 @dataclass(frozen=True)
-class Evaluation:
-    """Evaluates a language model on tasks of lm-evaluation-harness.
+class Evaluation(Harness):
+    """Evaluates a trained run on tasks of lm-evaluation-harness."""
 
-    The harness downloads the data of its own tasks.
-
-    Args:
-        tasks: the names of the tasks.
-        num_fewshot: the number of solved examples before each question.
-        limit: the largest number of examples of a task; None: all.
-        batch_size: the number of texts in a batch.
-        folder: a directory with YAML files of tasks, in place of the harness's own; None: the harness's own.
-
-    Raises:
-        ValueError: `folder` does not exist.
-    """
-
-    tasks: Annotated[list[str], MinLen(1)]
-    num_fewshot: Annotated[int, Ge(0)] = 0
-    limit: Annotated[int, Ge(1)] | None = None
-    batch_size: Annotated[int, Ge(1)] = 16
-    folder: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.folder is not None and not Path(self.folder).expanduser().is_dir():
-            raise ValueError(f"folder={self.folder}: no such directory of task files")
-
-    def __call__(self, module: LanguageModelling, seed: int, dtype: torch.dtype | None = None) -> dict[str, Any]:
-        """Evaluate all tasks.
-
-        Args:
-            module: a trained language model with its vocabulary.
-            seed: of the choice of few-shot examples and of sampling.
-            dtype: of autocast and caches; None: float32.
-
-        Returns:
-            For each task its metrics with their standard errors, its version and its number of examples.
-
-        Raises:
-            ConfigError: there is no such task.
-            DataError: a continuation is longer than the model's context.
-        """
-        folder = None if self.folder is None else str(Path(self.folder).expanduser())
-        manager = TaskManager(include_path=folder, include_defaults=self.folder is None)
-        unknown = [name for name in self.tasks if not manager.match_tasks([name])]
-        if unknown:
-            where = f"{self.folder} has" if self.folder else "lm-evaluation-harness has"
-            raise ConfigError(f"task.evaluation.tasks: {where} no task {unknown[0]}")
-        results = simple_evaluate(
-            TrainedRun(module, self.batch_size, dtype),
-            tasks=list(self.tasks),
-            num_fewshot=self.num_fewshot,
-            limit=self.limit,
-            task_manager=manager,
-            log_samples=False,
-            random_seed=seed,
-            numpy_random_seed=seed,
-            torch_random_seed=seed,
-            fewshot_random_seed=seed,
-        )
-        assert results is not None
-        return {
-            name: {key.removesuffix(",none"): value for key, value in found.items() if isinstance(value, int | float)}
-            | {
-                "version": results["versions"].get(name),
-                "examples": results["n-samples"].get(name, {}).get("effective"),
-            }
-            for name, found in results["results"].items()
-        }
+    def lm(self, module: LanguageModelling, dtype: torch.dtype | None) -> TrainedRun:
+        return TrainedRun(module, self.batch_size, dtype)

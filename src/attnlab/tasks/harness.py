@@ -1,0 +1,100 @@
+"""Evaluating a language model on tasks of lm-evaluation-harness.  Needs the extra `eval`."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, MinLen
+
+from attnlab.config.bounds import bounded
+from attnlab.errors import ConfigError
+
+try:
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
+except ImportError as error:
+    raise ConfigError(f"mode=evaluate needs lm-evaluation-harness: pip install 'attnlab[eval]' ({error})") from error
+
+
+@bounded
+@dataclass(frozen=True)
+class Harness(ABC):
+    """Evaluates a language model on tasks of lm-evaluation-harness.
+
+    The harness downloads the data of its own tasks.
+
+    Args:
+        tasks: the names of the tasks.
+        num_fewshot: the number of solved examples before each question.
+        limit: the largest number of examples of a task; None: all.
+        batch_size: the number of texts in a batch.
+        folder: a directory with YAML files of tasks, in place of the harness's own; None: the harness's own.
+
+    Raises:
+        ValueError: `folder` does not exist.
+    """
+
+    tasks: Annotated[list[str], MinLen(1)]
+    num_fewshot: Annotated[int, Ge(0)] = 0
+    limit: Annotated[int, Ge(1)] | None = None
+    batch_size: Annotated[int, Ge(1)] = 16
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and not Path(self.folder).expanduser().is_dir():
+            raise ValueError(f"folder={self.folder}: no such directory of task files")
+
+    @abstractmethod
+    def lm(self, module: Any, dtype: torch.dtype | None) -> LM:
+        """The model as the harness knows models.
+
+        Args:
+            module: with the model and what turns texts into ids.
+            dtype: of autocast and caches; None: float32.
+        """
+
+    def __call__(self, module: Any, seed: int, dtype: torch.dtype | None = None) -> dict[str, Any]:
+        """Evaluate all tasks.
+
+        Args:
+            module: what `lm` takes.
+            seed: of the choice of few-shot examples and of sampling.
+            dtype: of autocast and caches; None: float32.
+
+        Returns:
+            For each task its metrics with their standard errors, its version and its number of examples.
+
+        Raises:
+            ConfigError: there is no such task.
+            DataError: the model cannot score a text of the tasks.
+        """
+        folder = None if self.folder is None else str(Path(self.folder).expanduser())
+        manager = TaskManager(include_path=folder, include_defaults=self.folder is None)
+        unknown = [name for name in self.tasks if not manager.match_tasks([name])]
+        if unknown:
+            where = f"{self.folder} has" if self.folder else "lm-evaluation-harness has"
+            raise ConfigError(f"task.evaluation.tasks: {where} no task {unknown[0]}")
+        results = simple_evaluate(
+            self.lm(module, dtype),
+            tasks=list(self.tasks),
+            num_fewshot=self.num_fewshot,
+            limit=self.limit,
+            task_manager=manager,
+            log_samples=False,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+        )
+        assert results is not None
+        return {
+            name: {key.removesuffix(",none"): value for key, value in found.items() if isinstance(value, int | float)}
+            | {
+                "version": results["versions"].get(name),
+                "examples": results["n-samples"].get(name, {}).get("effective"),
+            }
+            for name, found in results["results"].items()
+        }

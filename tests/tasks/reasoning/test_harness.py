@@ -1,0 +1,65 @@
+"""lm-evaluation-harness scores a compressed model through its own class for models of transformers."""
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from attnlab.compression import compress, densify
+from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.errors import ConfigError
+from attnlab.tasks.reasoning.harness import Evaluation
+from tests.pretrained.test_huggingface import words
+from tests.pretrained.tiny import tiny
+
+TASK = """
+task: claims
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "the claim is"
+doc_to_target: label
+doc_to_choice: ["true", "false"]
+metric_list: [{metric: acc}]
+metadata: {version: 1}
+"""
+
+
+@torch.no_grad()
+def test_log_likelihoods_are_those_of_the_compressed_model() -> None:
+    model = tiny("llama")
+    dense = copy.deepcopy(model)
+    compress(model, TensorLLM(ranks=[10, 5]))
+    evaluation = Evaluation(["claims"], batch_size=2)
+    texts = [("the claim", " is true"), ("claim is", " false"), ("the", " claim")]
+    found = []
+    for each in (model, densify(model, copy.deepcopy(dense)), dense):
+        lm = evaluation.lm(SimpleNamespace(model=each, tokenizer=words()), None)
+        found.append([value for value, _ in lm.loglikelihood([SimpleNamespace(args=one) for one in texts], True)])
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    assert abs(found[0][0] - found[2][0]) > 1e-3
+    ids = [words()(context + text).input_ids for context, text in texts]
+    for i, (row, count) in enumerate(zip(ids, (2, 1, 1), strict=True)):
+        logp: Any = model(torch.tensor([row])).logits[0, :-1].double().log_softmax(-1)
+        best = logp.gather(1, torch.tensor(row[1:])[:, None])[-count:].sum()
+        assert found[0][i] == pytest.approx(float(best), abs=1e-4)
+
+
+def test_a_masked_language_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lm-evaluation-harness scores decoders; RobertaForMaskedLM is none"):
+        Evaluation(["claims"]).lm(SimpleNamespace(model=tiny("roberta"), tokenizer=words()), None)
+
+
+def test_a_task_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = tmp_path / "rows.json"
+    rows.write_text("\n".join(f'{{"label": {i % 2}}}' for i in range(6)))
+    (tmp_path / "claims.yaml").write_text(TASK.replace("FILE", str(rows)))
+    model = tiny("llama")
+    compress(model, TensorLLM(ranks=[10, 5]))
+    found = Evaluation(["claims"], folder=str(tmp_path))(SimpleNamespace(model=model, tokenizer=words()), 0)
+    assert found["claims"]["acc"] == 0.5 and found["claims"]["examples"] == 6
