@@ -11,7 +11,7 @@ import torch
 from attnlab.compression import compress, densify
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError
-from attnlab.tasks.reasoning.harness import Evaluation
+from attnlab.tasks.reasoning.harness import TransformersEvaluation
 from tests.pretrained.test_huggingface import words
 from tests.pretrained.tiny import tiny
 
@@ -34,7 +34,7 @@ def test_log_likelihoods_are_those_of_the_compressed_model() -> None:
     model = tiny("llama")
     dense = copy.deepcopy(model)
     compress(model, TensorLLM(ranks=[10, 5]))
-    evaluation = Evaluation(["claims"], batch_size=2)
+    evaluation = TransformersEvaluation(["claims"], batch_size=2)
     texts = [("the claim", " is true"), ("claim is", " false"), ("the", " claim")]
     found = []
     for each in (model, densify(model, copy.deepcopy(dense)), dense):
@@ -51,7 +51,7 @@ def test_log_likelihoods_are_those_of_the_compressed_model() -> None:
 
 def test_a_masked_language_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="lm-evaluation-harness scores decoders; RobertaForMaskedLM is none"):
-        Evaluation(["claims"]).lm(SimpleNamespace(model=tiny("roberta"), tokenizer=words()), None)
+        TransformersEvaluation(["claims"]).lm(SimpleNamespace(model=tiny("roberta"), tokenizer=words()), None)
 
 
 def test_a_task_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,5 +61,5 @@ def test_a_task_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "claims.yaml").write_text(TASK.replace("FILE", str(rows)))
     model = tiny("llama")
     compress(model, TensorLLM(ranks=[10, 5]))
-    found = Evaluation(["claims"], folder=str(tmp_path))(SimpleNamespace(model=model, tokenizer=words()), 0)
+    found = TransformersEvaluation(["claims"], folder=str(tmp_path))(SimpleNamespace(model=model, tokenizer=words()), 0)
     assert found["claims"]["acc"] == 0.5 and found["claims"]["examples"] == 6

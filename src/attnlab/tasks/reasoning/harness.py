@@ -27,7 +27,7 @@ class WithTokenizer(Protocol):
 
 @bounded
 @dataclass(frozen=True)
-class Evaluation(Harness):
+class TransformersEvaluation(Harness):
     """Evaluates a decoder of transformers on tasks of lm-evaluation-harness, through the harness's own class for it.
 
     The model is evaluated as it is: factors stay factors.
