@@ -6,6 +6,7 @@ from .fusion import fusion_penalty
 from .slices import Slices
 from .svd import BlockTerms, Spectrum, global_ranks, global_svd, low_rank, spectrum, truncated_svd
 from .tucker import Tucker, truncation_errors, tucker
+from .weighted import orthonormal, output_errors, weight_errors, weighted_tucker
 
 __all__ = [
     "CP",
@@ -23,10 +24,14 @@ __all__ = [
     "global_ranks",
     "global_svd",
     "low_rank",
+    "orthonormal",
+    "output_errors",
     "rescale",
     "spectrum",
     "terms_from_cp",
     "truncated_svd",
     "truncation_errors",
     "tucker",
+    "weight_errors",
+    "weighted_tucker",
 ]

@@ -79,9 +79,14 @@ class Method(ABC):
     Attributes:
         keep: the share of the parameters of the matrices it compresses that remains; ranks are then chosen for each
             layer (:mod:`attnlab.compression.keep`). None: the method's own ranks.
+        calibration: where the inputs of projections come from that the method needs: "validation" (the task's own
+            split) or a text file; None: it needs none.
+        grams: what was collected of them, :class:`attnlab.compression.calibration.Grams`; None: nothing was.
         chosen: the ranks that were chosen, by the path of the ladder; None: none were.
     """
 
+    calibration: str | None = None
+    grams: Any = None
     keep: float | None = None
     chosen: Mapping[str, Any] | None = None
 
@@ -113,7 +118,7 @@ class Method(ABC):
 
 def settings_of(method: Method, *without: str) -> dict[str, Any]:
     """The class and the arguments of a method as plain values, except those named."""
-    without = (*without, "keep", "chosen")  # what was chosen stands in the ranks
+    without = (*without, "keep", "chosen", "calibration", "grams")  # units add what they use of these
     return {"method": type(method).__name__, **{k: v for k, v in vars(method).items() if k not in without}}
 
 

@@ -8,10 +8,17 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Gt, MinLen
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import Tucker, truncation_errors, tucker
+from attnlab.compression.decompositions import (
+    Tucker,
+    output_errors,
+    truncation_errors,
+    tucker,
+    weight_errors,
+    weighted_tucker,
+)
 from attnlab.compression.keep import grid, value_of
 from attnlab.compression.methods.base import (
     Change,
@@ -119,6 +126,11 @@ class TensorLLM(Method):
         tolerance: change of the relative error at which it stops.
         starts: of HOOI; the first from singular vectors, the others random, the best is kept.
         seed: of what is random.
+        calibration: "validation" (the task's own validation split) or a text file: data whose activations give the
+            errors of outputs, which the report then has; None: no such errors.
+        weighted: keep the outputs over the calibration data instead of the weights; takes the validation split where
+            `calibration` is None.
+        damping: times the mean squared activation, counts for every direction of the inputs that calibration lacks.
         keep: the share of the matrices' parameters that remains; R1 and R2 are then chosen for each layer, by the
             singular values of its tensor, and a layer may stay dense.
 
@@ -140,6 +152,9 @@ class TensorLLM(Method):
         tolerance: Annotated[float, Ge(0)] = 1e-5,
         starts: Rank = 1,
         seed: Annotated[int, Ge(0)] = 0,
+        calibration: str | None = None,
+        weighted: bool = False,
+        damping: Annotated[float, Gt(0)] = 0.01,
         keep: Share | None = None,
     ) -> None:
         if keep is not None and (rank is not None or ranks is not None):
@@ -154,7 +169,8 @@ class TensorLLM(Method):
         self.layout, self.coupled, self.absorb = layout, coupled, absorb
         self.matrices = [name for name in ATTENTION if matrices is None or name in matrices]
         self.sweeps, self.tolerance, self.starts, self.seed = sweeps, tolerance, starts, seed
-        self.keep = keep
+        self.calibration = "validation" if weighted and calibration is None else calibration
+        self.weighted, self.damping, self.keep = weighted, damping, keep
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
         return [
@@ -186,6 +202,8 @@ class TensorLLM(Method):
         settings = settings_of(self, "layers", "rank", "stack_rank", "ranks_given")
         settings |= {"ranks": sizes.ranks, "stacks": [(stack.names, stack.rank) for stack in sizes.stacks]}
         reads = sorted({place.path for place in sizes.places.values()})
+        if self.grams is not None:
+            settings["calibration"] = self.grams.digest(reads)
         return Unit(
             layer.attention,
             reads,
@@ -281,8 +299,9 @@ class TensorLLM(Method):
     def _fit(self, model: nn.Module, layer: Layer, sizes: Sizes, watch: Watch) -> Change:
         change = self._change(layer, sizes)
         places = sizes.places
+        blocks = _blocks(model, sizes)
         found = tucker(
-            _blocks(model, sizes),
+            blocks,
             sizes.ranks,
             [stack.rank for stack in sizes.stacks],
             sweeps=self.sweeps,
@@ -293,30 +312,48 @@ class TensorLLM(Method):
         )
         (owner,) = change.modules.values()
         assert isinstance(owner, HeadFactors)
+        report = {"error": found.error, "errors": _named(sizes, found.errors)}
+        if self.calibration is not None:
+            found = self._calibrated(sizes, blocks, found, watch)
+            report["error"], errors = weight_errors(blocks, found)
+            report["errors"] = _named(sizes, errors)
+            outputs = _named(sizes, output_errors(blocks, found, *self._metrics(sizes, 0.0)))
+            report["output_error"] = (sum(error**2 for error in outputs.values()) / len(outputs)) ** 0.5
+            report["output_errors"] = outputs
         fill(owner, found)
         for name, place in places.items():
             if (bias := place.read_bias(model)) is not None:
                 proxy = change.projections[layer.path, name]
                 assert isinstance(proxy, HeadProjection)
                 proxy.double().load_state_dict({"bias": bias.double()})
-        return Change(change.modules, change.projections, self._report(sizes, owner, found))
+        report |= {"forms": dict(sorted(owner.forms.items())), "history": found.history}
+        return Change(change.modules, change.projections, self._counted(sizes, owner) | report)
 
-    def _report(self, sizes: Sizes, owner: HeadFactors, found: Tucker) -> dict[str, Any]:
-        errors = {
-            name: float(error)
-            for stack, each in zip(sizes.stacks, found.errors, strict=True)
-            for name, error in zip(stack.names, each, strict=True)
-        }
+    def _calibrated(self, sizes: Sizes, blocks: list[Tensor], found: Tucker, watch: Watch) -> Tucker:
+        """The decomposition that keeps outputs, if that is asked for."""
+        if self.grams is None:
+            raise ConfigError("compress.calibration: there is no calibration data; leave it and compress.weighted out")
+        if not self.weighted:
+            return found
+        metrics = self._metrics(sizes, self.damping)
+        return weighted_tucker(blocks, found, *metrics, watch=lambda *done: watch("weighted", *done))
+
+    def _metrics(self, sizes: Sizes, damping: float) -> tuple[Tensor | None, list[list[Tensor | None]]]:
+        """Gram matrices of inputs along the first mode, and of those along the heads by matrix."""
+        grams = {name: self.grams.of(place.path, damping) for name, place in sizes.places.items()}
+        rows = next((grams[name] for name, place in sizes.places.items() if place.axis == "out"), None)
+        columns = [
+            [grams[name] if sizes.places[name].axis == "in" else None for name in stack.names] for stack in sizes.stacks
+        ]
+        return rows, columns
+
+    def _counted(self, sizes: Sizes, owner: HeadFactors) -> dict[str, Any]:
         has = sum(parameter.numel() for parameter in owner.parameters())
         report = {
             "ranks": [*sizes.ranks, *{stack.rank for stack in sizes.stacks}],
             "parameters": has,
             "parameters_dense": sizes.original,
             "rate": sizes.original / has,
-            "error": found.error,
-            "errors": {name: errors[name] for name in sizes.places},
-            "forms": dict(sorted(owner.forms.items())),
-            "history": found.history,
         }
         if not owner.absorbed and (less := sizes.parameters(absorbed=True)) < has:
             report["rate_absorbed"] = sizes.original / less
@@ -324,6 +361,16 @@ class TensorLLM(Method):
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
         return None if self.ranks_given is not None or self.keep is not None else int(report["ranks"][1])
+
+
+def _named(sizes: Sizes, errors: Sequence[Tensor]) -> dict[str, float]:
+    """Errors by name of the matrix."""
+    found = {
+        name: float(error)
+        for stack, each in zip(sizes.stacks, errors, strict=True)
+        for name, error in zip(stack.names, each, strict=True)
+    }
+    return {name: found[name] for name in sizes.places}
 
 
 def _blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:

@@ -1,0 +1,97 @@
+"""Decompositions that keep outputs: closed forms of single matrices, and what the sweeps promise of several."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnlab.compression.decompositions import (
+    Tucker,
+    orthonormal,
+    output_errors,
+    tucker,
+    weight_errors,
+    weighted_tucker,
+)
+from tests.compression.decompositions.test_tucker import normal
+
+D, H, WIDTH = 24, 3, 8
+
+
+def gram(width: int, seed: int) -> Tensor:
+    """Of inputs whose directions differ in size by a factor of 30."""
+    basis = torch.linalg.qr(normal(width, width, seed=seed))[0]
+    return basis @ torch.diag(torch.logspace(0, -3, width, dtype=torch.float64)) @ basis.T
+
+
+def root(metric: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(metric)
+    return vectors * values.sqrt() @ vectors.T
+
+
+def tail(matrix: Tensor, rank: int) -> float:
+    values = torch.linalg.svdvals(matrix)
+    return float(values[rank:].norm() / values.norm())
+
+
+def test_one_matrix_whose_inputs_run_along_the_first_mode() -> None:
+    """With whole heads the optimum is the truncated SVD of the whitened matrix."""
+    block, rows = normal(1, H, D, WIDTH), gram(D, 1)
+    start = tucker([block], (7, WIDTH))
+    found = weighted_tucker([block], start, rows, [[None]], tolerance=0, sweeps=60)
+    best = tail(root(rows) @ block[0].transpose(0, 1).flatten(1), 7)
+    assert found.error == pytest.approx(best, rel=1e-6)
+    assert found.history[0] > 1.2 * best
+
+
+def test_one_matrix_whose_inputs_run_along_the_heads() -> None:
+    block, columns = normal(1, H, D, WIDTH), gram(H * WIDTH, 1)
+    start = tucker([block], (7, WIDTH))
+    found = weighted_tucker([block], start, None, [[columns]], tolerance=0, sweeps=60)
+    best = tail(block[0].transpose(0, 1).flatten(1) @ root(columns), 7)
+    assert found.error == pytest.approx(best, rel=1e-6)
+    with pytest.raises(ValueError, match="rows: expected a Gram matrix"):
+        weighted_tucker([block], start, None, [[None]])
+
+
+def test_without_weights_it_is_where_hooi_ends() -> None:
+    """Identities as metrics, and matrices of one norm: nothing is left to gain."""
+    block = normal(4, H, D, WIDTH)
+    block = block / block.flatten(1).norm(dim=1)[:, None, None, None]
+    start = tucker([block], (10, 5), [3], tolerance=1e-12, sweeps=2000)
+    identity = torch.eye(D).double()
+    found = weighted_tucker([block], start, identity, [[None, None, None, identity]], tolerance=0, sweeps=20)
+    assert found.history[0] == pytest.approx(start.error, rel=1e-9)
+    assert found.error == pytest.approx(start.error, rel=1e-4) and found.error <= start.error
+
+
+@pytest.mark.parametrize("stacks", [[None, None], [1, 2]])
+def test_several_matrices_with_inputs_of_both_kinds(stacks: list[int | None]) -> None:
+    """Monotone, better than the start by far, and the errors are those of outputs."""
+    blocks = [normal(2, H, D, WIDTH, seed=1), normal(2, 1, D, WIDTH, seed=2)]  # q and o; k and v of one head
+    x, a = normal(200, D, seed=3) @ root(gram(D, 4)), normal(200, H * WIDTH, seed=5) @ root(gram(D, 6))
+    rows, columns = x.T @ x, [[None, a.T @ a], [None, None]]
+    start = tucker(blocks, (8, 4), stacks)
+    found = weighted_tucker(blocks, start, rows, columns)
+    steps = zip(found.history, found.history[1:], strict=False)
+    assert all(after <= before for before, after in steps) and found.error < 0.9 * found.history[0]
+    expected = []
+    for block, dense in zip(blocks, found.dense(), strict=True):
+        for m, (was, now) in enumerate(zip(block, dense, strict=True)):
+            w, v = (each.transpose(0, 1).flatten(1) for each in (was, now))
+            is_o = block is blocks[0] and m == 1
+            y, z = (a @ w.T, a @ v.T) if is_o else (x @ w, x @ v)
+            expected.append(float((y - z).norm() / y.norm()))
+    assert torch.cat(found.errors).tolist() == pytest.approx(expected, rel=1e-6)
+    assert torch.cat(output_errors(blocks, found, rows, columns)).tolist() == pytest.approx(expected, rel=1e-6)
+    assert found.error == pytest.approx(float(torch.tensor(expected).square().mean().sqrt()), rel=1e-6)
+    assert weight_errors(blocks, found)[0] >= start.error - 1e-6  # of the weights alone HOOI is better
+    torch.testing.assert_close(found.u1.T @ found.u1, torch.eye(8).double(), rtol=0, atol=1e-12)
+
+
+def test_orthonormal_factors_of_the_same_tensor() -> None:
+    given = Tucker(normal(D, 5), normal(WIDTH, 3), [normal(4, 2)], [normal(2, H, 5, 3)], [], [], 0.0)
+    found = orthonormal(given)
+    torch.testing.assert_close(found.dense()[0], given.dense()[0])
+    for factor in (found.u1, found.u2, found.u3[0]):
+        assert factor is not None
+        torch.testing.assert_close(factor.T @ factor, torch.eye(factor.shape[1]).double(), rtol=0, atol=1e-12)

@@ -1,0 +1,108 @@
+"""Activations of calibration data: what is collected, and what a weighted method does with it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnlab.compression import compress, densify, outline
+from attnlab.compression.calibration import Grams, calibrated, collect
+from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.errors import ConfigError
+from attnlab.pretrained import ATTENTION, family_of
+from tests.compression.llama import llama, words
+from tests.compression.models import images, vit
+
+CASES = {"llama": (llama, lambda: words(6)), "timm": (vit, lambda: images(6).double())}
+
+
+def inputs_of(model: nn.Module, data: Tensor, path: str) -> Tensor:
+    seen: list[Tensor] = []
+    handle = model.get_submodule(path).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        model(data)
+    handle.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gram_matrices_are_those_of_the_inputs(name: str) -> None:
+    make, data = CASES[name]
+    model, x = make().double(), data()
+    paths = [place.path for layer in family_of(model).layers(model) for place in layer.projections.values()]
+    with torch.no_grad(), collect(model, paths) as grams:
+        model(x[:2])
+        model(x[2:])
+    for path in paths:
+        flat = inputs_of(model, x, path).flatten(0, 1)
+        torch.testing.assert_close(grams.of(path), flat.T @ flat / len(flat))
+        assert grams.tokens[path] == len(flat)
+    damped = grams.of(paths[0], 0.5)
+    plain = grams.of(paths[0])
+    torch.testing.assert_close(damped - plain, 0.5 * plain.diagonal().mean() * torch.eye(len(plain)).double())
+    with torch.no_grad():
+        model(x)
+    assert grams.tokens[paths[0]] == len(inputs_of(model, x, paths[0]).flatten(0, 1))  # the hooks are gone
+
+
+def test_padding_does_not_count() -> None:
+    model, path = llama().double(), "layers.1.self_attn.q_proj"
+    with torch.no_grad(), collect(model, [path]) as grams:
+        grams.mask = torch.arange(7).expand(2, 7) >= torch.tensor([[0], [4]])
+        model(words())
+    mask = torch.arange(7).expand(2, 7) >= torch.tensor([[0], [4]])
+    kept = inputs_of(model, words(), path)[mask]
+    assert grams.tokens[path] == 10
+    torch.testing.assert_close(grams.of(path), kept.T @ kept / 10)
+    with pytest.raises(ConfigError, match="has seen no input; the calibration data is empty"):
+        Grams().of(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"ranks": [8, 4]}),
+        pytest.param("timm", {"ranks": [8, 4, 1], "coupled": True}, marks=pytest.mark.slow),
+        pytest.param("timm", {"ranks": [8, 4], "absorb": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_outputs_over_the_calibration_data_are_kept_better(
+    name: str, options: dict[str, object], tmp_path: Path
+) -> None:
+    """The reported errors are those of the projections' outputs, and lower than without weights."""
+    make, data = CASES[name]
+    x, plain = data(), make().double()
+    found = []
+    for weighted in (False, True):
+        model = make().double()
+        method = calibrated(
+            TensorLLM(**options, layers=[0], calibration="validation", weighted=weighted, damping=1e-3),  # type: ignore[arg-type]
+            model,
+            lambda grams, model=model: model(x),  # type: ignore[misc]
+        )
+        report = compress(model, method, tmp_path)[0]
+        found.append(report)
+        rebuilt = densify(model, make().double())
+        layer = family_of(plain).layers(plain)[0]
+        for each in ATTENTION:
+            place = layer.projections[each]
+            flat = inputs_of(plain, x, place.path).flatten(0, 1)
+            was, now = (flat @ place.read(one).T for one in (plain, rebuilt))
+            assert report["output_errors"][each] == pytest.approx(float((was - now).norm() / was.norm()), rel=1e-6)
+    assert found[1]["output_error"] < 0.98 * found[0]["output_error"]
+    assert found[1]["error"] > found[0]["error"]
+    assert "stored" not in found[1]  # another result than without weights
+    model = make().double()
+    other = calibrated(method, model, lambda grams: model(x[:3]))
+    assert "stored" not in compress(model, other, tmp_path)[0]  # other calibration data
+
+
+def test_without_calibration_data_it_is_refused_and_sizes_are_known() -> None:
+    method = TensorLLM(ranks=[8, 4], weighted=True)
+    assert method.calibration == "validation"
+    outline(llama(), method)
+    with pytest.raises(ConfigError, match="compress.calibration: there is no calibration data"):
+        compress(llama(), method)
+    plain = TensorLLM(ranks=[8, 4])
+    assert calibrated(plain, llama(), lambda grams: pytest.fail("no data is needed")) is plain
