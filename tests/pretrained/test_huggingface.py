@@ -13,13 +13,15 @@ import huggingface_hub.constants
 import huggingface_hub.errors
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from attnlab.compression import compress, densify
 from attnlab.compression.methods.mlp_svd import MLPSVD
 from attnlab.compression.methods.tensorllm import TensorLLM
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError, DataError, WriteError
 from attnlab.pretrained import family_of, huggingface
+from tests.compression.models import vit
 from tests.pretrained.tiny import OPTIONS, ids, logits, tiny
 
 WORDS = ["[UNK]", "<pad>", "</s>", "the", "claim", "is", "true", "false"]
@@ -312,6 +314,25 @@ def test_options_that_are_unknown() -> None:
 
 
 # --- export ---------------------------------------------------------------------------------------------------------
+
+
+def test_export_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = saved(tmp_path / "model")
+    huggingface.export(model, tmp_path / "plain")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "plain").iterdir()}
+    for error in (OSError(28, "No space left on device"), SafetensorError("No space left on device")):
+
+        def full(folder: Path, error: Exception = error) -> None:
+            (folder / "model.safetensors").write_bytes(b"a part")
+            raise error
+
+        monkeypatch.setattr(model, "save_pretrained", full)
+        with pytest.raises(WriteError, match=r"plain: cannot be written \(.*No space left on device\)"):
+            huggingface.export(model, tmp_path / "plain")
+        assert {file.name: file.read_bytes() for file in (tmp_path / "plain").iterdir()} == before
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "plain"]
+    with pytest.raises(ConfigError, match="VisionTransformer is no language model of transformers"):
+        huggingface.export(vit(), tmp_path / "plain")
 
 
 @pytest.mark.parametrize("kind", OPTIONS)

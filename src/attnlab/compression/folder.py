@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,14 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from attnlab.compression.modules.base import build, describe
-from attnlab.compression.transform import install, replacements
+from attnlab.compression.transform import densify, install, replacements
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import Family, families, family_of
 from attnlab.runs.files import write_bytes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+COMPRESSED = "compressed"  # the folder of a run with its compressed model
 KINDS = {"model": str, "options": dict, "dtype": str, "modules": dict, "weights": str, "sha256": str}  # in a manifest
 
 
@@ -110,16 +113,36 @@ def _family(manifest: dict[str, Any]) -> Family:
     return family
 
 
+def densified(folder: str | Path) -> nn.Module:
+    """The model in a folder as one of the architecture that it was made from, in eval mode on the CPU.
+
+    Raises:
+        DataError: as `load` raises it.
+        ConfigError: it cannot be written exactly (:func:`attnlab.compression.transform.densify`).
+    """
+    model, manifest = load(folder), read_manifest(Path(folder))
+    with _dtype(manifest):
+        dense = _family(manifest).empty(manifest["model"], manifest["options"])
+    return densify(model, dense).eval()
+
+
 def _empty(manifest: dict[str, Any]) -> nn.Module:
     """The model of a manifest on the CPU, in its type; buffers that are not saved have their values."""
-    family, dtype = _family(manifest), torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, manifest["dtype"]))  # a cast afterwards would round rotary frequencies
-    try:
-        model = family.empty(manifest["model"], manifest["options"])
+    with _dtype(manifest):
+        model = _family(manifest).empty(manifest["model"], manifest["options"])
         install(model, {path: build(layout) for path, layout in manifest["modules"].items()})
+    return model
+
+
+@contextmanager
+def _dtype(manifest: dict[str, Any]) -> Iterator[None]:
+    """The type of new parameters: a model that is cast afterwards has rounded buffers (rotary frequencies)."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, manifest["dtype"]))
+    try:
+        yield
     finally:
         torch.set_default_dtype(dtype)
-    return model
 
 
 def _once(model: nn.Module) -> dict[str, Tensor]:
@@ -167,3 +190,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def is_folder(path: Path) -> bool:
     """Whether a folder has a compressed model."""
     return (path / MANIFEST).is_file()
+
+
+def find(source: str | Path) -> Path | None:
+    """The folder of the compressed model that a path names, as that folder or as a run; None: it names none."""
+    path = Path(source).expanduser()
+    return next((candidate for candidate in (path / COMPRESSED, path) if is_folder(candidate)), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def transformers() -> Any:
         import transformers as library
     except ImportError as error:
         raise ConfigError("transformers is not installed: pip install 'attnlab[hf]'") from error
+    if not sys.stderr.isatty():
+        library.utils.logging.disable_progress_bar()  # they would fill a log file
     return library
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError, DataError, WriteError
 from attnlab.pretrained import families, family_of, hub
 from attnlab.pretrained.language import LanguageModel
 from attnlab.pretrained.weights import first_line
@@ -114,13 +116,14 @@ def tokenizer(source: str) -> Any:
     One without a padding token, as Llama 2's and GPT-J's, pads with its end token, which attention masks hide.
 
     Args:
-        source: a local folder, or a name of the hub.
+        source: a local folder, of a model or of a compressed one beside which it was saved, or a name of the hub.
 
     Raises:
         DataError: no such tokenizer, a damaged one, or one that can only be built by code in its folder; or it has
             neither a padding token nor an end token.
     """
-    path = hub.folder(source, weights=False)
+    path = Path(source).expanduser()
+    path = path if path.is_dir() else hub.folder(source, weights=False)  # a compressed model's folder has no config
     try:
         found = hub.transformers().AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # tokenizers, sentencepiece and transformers each have classes of their own
@@ -145,15 +148,21 @@ def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
         source: a model's folder or hub name, whose tokenizer is copied; None: no tokenizer.
 
     Raises:
-        ConfigError: the model has modules that transformers does not know.
+        ConfigError: the model is of another library, or has modules that transformers does not know.
         WriteError: the folder cannot be written; an earlier one then stays.
     """
+    if not isinstance(family_of(model), LanguageModel):
+        raise ConfigError(f"{type(model).__name__} is no language model of transformers")
     foreign = [path for path, one in model.named_modules() if type(one).__module__.partition(".")[0] == "attnlab"]
     if foreign:
         raise ConfigError(f"{foreign[0]} is compressed: transformers cannot load it; densify the model first")
     words = None if source is None else tokenizer(source)
     with replacing_folder(folder) as partial:
-        model.save_pretrained(partial)  # type: ignore[operator]
-        if words is not None:
-            words.save_pretrained(partial)
+        try:
+            model.save_pretrained(partial)  # type: ignore[operator]
+            if words is not None:
+                words.save_pretrained(partial)
+        except (OSError, SafetensorError) as error:  # safetensors wraps the errors of the file system
+            number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+            raise WriteError(number, first_line(error), str(folder)) from error
     log.info("%s: a Hugging Face checkpoint", folder)

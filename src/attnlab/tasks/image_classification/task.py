@@ -22,6 +22,7 @@ from attnlab.callbacks.speed import ScoringSpeed
 from attnlab.callbacks.summary import show
 from attnlab.compression import Method, compress, folder, outline
 from attnlab.compression.counting import multiply_adds, parameters, ratios
+from attnlab.compression.folder import COMPRESSED
 from attnlab.config.build import instantiate
 from attnlab.data.images.folder import ImageData
 from attnlab.data.samples.images import CLASSES
@@ -40,7 +41,6 @@ from attnlab.training.trainer import test
 
 log = logging.getLogger(__name__)
 
-COMPRESSED = "compressed"  # a run's folder with its compressed model
 POINTS = ("dense", "compressed", "finetuned")
 
 
@@ -170,9 +170,7 @@ class ImageClassificationTask(Task):
 
     def _compressed_folder(self) -> Path | None:
         """The folder of the compressed model that `model=` names, as a folder or as a run; None: it names none."""
-        path = Path(self.spec.weights).expanduser() if self.spec.weights else None
-        candidates = [path / COMPRESSED, path] if path else []
-        return next((candidate for candidate in candidates if folder.is_folder(candidate)), None)
+        return folder.find(self.spec.weights) if self.spec.weights else None
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Prepare the model by :meth:`compress`, then compile it if the hardware settings say so."""

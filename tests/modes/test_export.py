@@ -1,0 +1,48 @@
+"""mode=export: from the folder of a compressed model to a checkpoint that transformers loads."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from attnlab.compression import compress, folder
+from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.errors import ConfigError, DataError
+from attnlab.modes import export
+from attnlab.pretrained import huggingface
+from tests.pretrained.test_huggingface import words
+from tests.pretrained.tiny import ids, logits, tiny
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "roberta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_a_run_becomes_a_checkpoint(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    import transformers
+
+    model = tiny(kind).to(dtype)
+    compress(model, TensorLLM(ranks=[10, 5]))
+    folder.save(model, tmp_path / "run" / "compressed", "tiny", huggingface.options_of(model))
+    words().save_pretrained(tmp_path / "run" / "compressed")
+    record: dict[str, str] = {}
+    for i, name in enumerate(("run", "run/compressed")):  # a run, or its folder
+        export.run(OmegaConf.create({"model": str(tmp_path / name)}), record, tmp_path / f"out{i}")
+        place = tmp_path / f"out{i}" / "exported"
+        assert record["exported"] == str(place)
+        auto = transformers.AutoModelForMaskedLM if kind == "roberta" else transformers.AutoModelForCausalLM
+        again = auto.from_pretrained(place)
+        assert {p.dtype for p in again.parameters()} == {dtype}
+        close = {"atol": 1e-5} if dtype == torch.float32 else {"atol": 0.3}
+        expected = logits(folder.load(tmp_path / "run" / "compressed"), ids())
+        torch.testing.assert_close(logits(again, ids()), expected, rtol=0, **close)
+        assert transformers.AutoTokenizer.from_pretrained(place)("the claim").input_ids == [3, 4]
+
+
+def test_what_is_no_compressed_model(tmp_path: Path) -> None:
+    for model, message in ((None, "model= is not given"), (str(tmp_path), f"model={tmp_path}")):
+        with pytest.raises(ConfigError, match=f"mode=export: {message}; give a run of mode=compress"):
+            export.run(OmegaConf.create({"model": model}), {}, tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(DataError, match="not a manifest"):
+        export.run(OmegaConf.create({"model": str(tmp_path)}), {}, tmp_path)
