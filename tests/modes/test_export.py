@@ -11,8 +11,7 @@ from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError, DataError
 from attnlab.modes import export
 from attnlab.pretrained import huggingface
-from tests.pretrained.test_huggingface import words
-from tests.pretrained.tiny import ids, logits, tiny
+from tests.pretrained.tiny import ids, logits, tiny, words
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "roberta"])

@@ -1,12 +1,11 @@
-"""Models by a local folder or a hub name: read, refused in one line, exported."""
+"""Models by a local folder or a hub name: read, counted, exported."""
 
 import copy
-import json
 import os
 import pickle
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
@@ -14,52 +13,16 @@ import huggingface_hub.errors
 import pytest
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from safetensors.torch import load_file, save_file
 
-from attnlab.compression import compress, densify
+from attnlab.compression import compress, densify, outline
+from attnlab.compression.counting import rate
 from attnlab.compression.methods.mlp_svd import MLPSVD
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError, DataError, WriteError
 from attnlab.pretrained import family_of, huggingface
 from tests.compression.models import vit
-from tests.pretrained.tiny import OPTIONS, ids, logits, tiny
-
-WORDS = ["[UNK]", "<pad>", "</s>", "the", "claim", "is", "true", "false"]
-
-
-def words(pad: str | None = "<pad>", end: str | None = "</s>") -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]", pad_token=pad, eos_token=end)
-
-
-def saved(folder: Path, kind: str = "llama", **options: Any) -> nn.Module:
-    model: Any = tiny(kind)
-    model.save_pretrained(folder, **options)
-    words().save_pretrained(folder)
-    found: nn.Module = model
-    return found
-
-
-def edit(folder: Path, **values: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the hub, and a hub that cannot be reached."""
-
-    def unreachable(*args: Any, **options: Any) -> None:
-        raise OSError("[Errno -2] Name or service not known")
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
-    return tmp_path / "cache"
-
+from tests.pretrained.tiny import OPTIONS, edit, ids, logits, saved, tiny
 
 # --- reading --------------------------------------------------------------------------------------------------------
 
@@ -127,6 +90,74 @@ def test_the_cache_of_the_hub_needs_no_network(cache: Path) -> None:
         huggingface.load("someone/tiny")
 
 
+def rename(folder: Path, change: Callable[[str], str], **more: torch.Tensor) -> None:
+    weights = {change(name): value for name, value in load_file(folder / "model.safetensors").items()}
+    save_file({**weights, **more}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("bert", lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma")),
+        ("gpt2", lambda name: name.removeprefix("transformer.")),
+        ("gptj", str),
+    ],
+)
+def test_published_files_have_older_names_and_more_tensors(
+    kind: str, change: Callable[[str], str], tmp_path: Path
+) -> None:
+    expected = saved(tmp_path, kind)
+    rename(tmp_path, change, **{"transformer.h.0.attn.masked_bias": torch.tensor(-1e9)})
+    assert torch.equal(logits(huggingface.load(str(tmp_path)), ids()), logits(expected, ids()))
+
+
+def test_older_configs_of_rotary_positions(tmp_path: Path) -> None:
+    saved(tmp_path)
+    edit(tmp_path, rope_parameters=None, rope_theta=500.0, rope_scaling={"type": "linear", "factor": 4.0})
+    found = huggingface.config_of(str(tmp_path))["rope_parameters"]
+    assert (found["rope_type"], found["factor"], found["rope_theta"]) == ("linear", 4.0, 500.0)
+    assert huggingface.options_of(huggingface.load(str(tmp_path)))["rope_parameters"] == found
+
+
+@pytest.mark.parametrize(
+    ("files", "weights"),
+    [
+        (["model-00001-of-00002.safetensors", "original/consolidated.safetensors"], "model*.safetensors"),
+        (["pytorch_model.bin", "onnx/model.safetensors"], "pytorch_model*.bin"),
+    ],
+)
+def test_only_what_is_needed_is_downloaded(
+    files: list[str], weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = saved(tmp_path / "model")
+    asked: list[dict[str, Any]] = []
+
+    def download(name: str, local_files_only: bool = False, **options: Any) -> str:
+        if local_files_only:
+            raise FileNotFoundError(name)
+        asked.append({"name": name, **options})
+        return str(tmp_path / "model")
+
+    about = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **options: about)
+    assert torch.equal(logits(huggingface.load("someone/tiny"), ids()), logits(expected, ids()))
+    config, whole = (each["allow_patterns"] for each in asked)  # the config is checked before weights are downloaded
+    assert weights in whole and not {"*.safetensors", weights} & set(config) and "*.json" in config
+    assert all(each["name"] == "someone/tiny" and each["ignore_patterns"] == "*/*" for each in asked)
+    edit(tmp_path / "model", model_type="opt")
+    with pytest.raises(ConfigError, match="of no known family"):
+        huggingface.load("someone/tiny")
+    assert len(asked) == 3
+
+    def broken(name: str, **options: Any) -> str:
+        raise FileNotFoundError(name) if "local_files_only" in options else OSError("connection reset")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
+    with pytest.raises(DataError, match=r"the download failed \(connection reset\); run it again, or download it"):
+        huggingface.load("someone/tiny")
+
+
 # --- sizes without weights ------------------------------------------------------------------------------------------
 
 
@@ -151,166 +182,24 @@ def test_the_published_models_have_their_sizes(name: str, parameters: int, layer
         assert not layer.refusals.keys() & {"attention", "mlp"}
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
-
-
-def remove(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink()
-
-
-def damage(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def foreign(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"")
-    other: Any = tiny("gpt2")
-    other.save_pretrained(folder / "other")
-    (folder / "other" / "model.safetensors").rename(folder / "model.safetensors")
-
-
-def infinite(folder: Path) -> None:
-    model: Any = tiny("llama")
-    model.model.layers[1].mlp.up_proj.weight.data[3, 4] = torch.inf
-    model.save_pretrained(folder)
-
-
-def adapter(folder: Path) -> None:
-    (folder / "config.json").rename(folder / "adapter_config.json")
-
-
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("name", "ranks", "cr", "saving"),
     [
-        (
-            lambda x: edit(x, model_type="opt"),
-            ConfigError,
-            r"model_type 'opt' is of no known family \(bert, gpt2, .*src",
-        ),
-        (lambda x: edit(x, model_type=None), ConfigError, r"model_type None is of no known family"),
-        (lambda x: edit(x, quantization_config={"quant_method": "gptq"}), DataError, r"weights are quantised \(gptq\)"),
-        (lambda x: edit(x, hidden_size="wide"), DataError, r"config.json: llama refuses it"),
-        (lambda x: edit(x, hidden_size=48), DataError, r"the weights in .* cannot be read"),
-        (
-            lambda x: edit(x, num_hidden_layers=3),
-            DataError,
-            r"lack model.layers.2.\S+; they are of another architecture",
-        ),
-        (lambda x: (x / "config.json").write_text("{"), DataError, r"config.json: cannot be read as JSON"),
-        (lambda x: (x / "config.json").write_text("[]"), DataError, r"config.json: expected an object, got list"),
-        (remove("config.json"), DataError, r"config.json is missing \(no model\)"),
-        (adapter, DataError, r"config.json is missing \(an adapter: merge it into its model first\)"),
-        (remove("model.safetensors"), DataError, r"no weights in .*; expected model.safetensors or pytorch_model.bin"),
-        (damage, DataError, r"the weights in .* cannot be read"),
-        (foreign, DataError, r"lack .*; they are of another architecture"),
-        (infinite, DataError, r"model.layers.1.mlp.up_proj.weight has values that are not finite"),
+        ("roberta-base", [720, 60, 3], 1.1171, 0.198),
+        ("FacebookAI/roberta-base", [180, 15, 4], 8.7766, 1.676),
+        ("EleutherAI/gpt-j-6b", [64, 4, 2], 247.2984, 1.105),
+        ("EleutherAI/gpt-j-6b", [304, 19, 2], 46.7694, 1.085),
+        ("meta-llama/Llama-2-7b-hf", [1920, 60, 3], 3.5449, 0.715),
     ],
 )
-def test_a_folder_that_cannot_be_used(
-    change: Callable[[Path], Any], error: type[Exception], message: str, tmp_path: Path
-) -> None:
-    saved(tmp_path)
-    change(tmp_path)
-    with pytest.raises(error, match=message) as found:
-        huggingface.load(str(tmp_path))
-    assert "\n" not in str(found.value)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("/no/such/folder", "no such folder; give a Hugging Face model's folder"),
-        ("./here", "no such folder; give a Hugging Face model's folder"),
-        ("a/b/c", "no such folder; give a Hugging Face model's folder"),
-        (__file__, "a file; give its folder"),
-        ("not a name", "neither a folder nor a name of the hub"),
-        (
-            "meta-llama/Llama-2-7b-hf",
-            r"the hub cannot be reached \(.*\); download it .*hf download meta-llama/Llama-2-7b-hf",
-        ),
-    ],
-)
-def test_no_such_model(source: str, message: str) -> None:
-    began = time.perf_counter()
-    for ask in (huggingface.load, huggingface.tokenizer):
-        with pytest.raises(DataError, match=message):
-            ask(source)
-    assert time.perf_counter() - began < 5
-
-
-def test_offline_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        DataError, match="model=gpt2: no such folder, not in the hub's cache, and HF_HUB_OFFLINE is set"
-    ):
-        huggingface.load("gpt2")
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("GatedRepoError", "accept its licence on huggingface.co and log in"),
-        ("RepositoryNotFoundError", "neither a local folder nor a model of the hub that you may read"),
-    ],
-)
-def test_what_the_hub_refuses(kind: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusal(getattr(huggingface_hub.errors, kind)):  # type: ignore[misc]
-        def __init__(self) -> None:
-            Exception.__init__(self, "401")
-
-    def refuse(*args: Any, **options: Any) -> None:
-        raise Refusal
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
-    with pytest.raises(DataError, match=message):
-        huggingface.load("someone/hidden")
-
-
-def test_padding_tokens(tmp_path: Path) -> None:
-    saved(tmp_path)
-    assert huggingface.tokenizer(str(tmp_path)).pad_token == "<pad>"
-    words(pad=None).save_pretrained(tmp_path)
-    assert huggingface.tokenizer(str(tmp_path)).pad_token == "</s>"
-    words(pad=None, end=None).save_pretrained(tmp_path)
-    with pytest.raises(DataError, match="neither a padding token nor an end token; add pad_token"):
-        huggingface.tokenizer(str(tmp_path))
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(DataError, match="no tokenizer can be read from"):
-        huggingface.tokenizer(str(tmp_path))
-
-
-class Linear4bit(nn.Linear):
-    """Stands for bitsandbytes' class: of another library, on top of nn.Linear."""
-
-
-def test_quantised_shared_and_pruned_projections() -> None:
-    def refusal(model: nn.Module, subject: str = "attention") -> str:
-        return family_of(model).layers(model)[0].refusals[subject]
-
-    model: Any = tiny("llama")
-    block = model.model.layers[0]
-    block.self_attn.v_proj.weight = block.self_attn.k_proj.weight
-    assert "k_proj.weight is shared with model.layers.0.self_attn.v_proj.weight" in refusal(model)
-    model = tiny("gpt2")
-    model.transformer.h[0].attn.c_proj = Linear4bit(24, 24)
-    assert refusal(model).startswith("transformer.h.0.attn.c_proj is a ")
-    assert "Linear4bit: its weights are quantised or have adapters" in refusal(model)
-    model = tiny("bert")
-    layer = model.bert.encoder.layer[0]
-    layer.intermediate.dense = nn.Linear(24, 39)
-    assert "intermediate.dense.weight is 39 x 24, its config says 40 x 24" in refusal(model, "mlp")
-    layer.attention.self.query.weight = nn.Parameter(torch.zeros(24, 24, dtype=torch.int8), requires_grad=False)
-    assert "query.weight has type torch.int8: quantised" in refusal(model)
-    with pytest.raises(ConfigError, match="query.weight has type torch.int8"):
-        compress(model, TensorLLM(ranks=[10, 5]))
-
-
-def test_options_that_are_unknown() -> None:
-    with pytest.raises(ConfigError, match="tiny: the option 'auto_map' is unknown; expected only attention_bias, "):
-        huggingface.create("tiny", {"model_type": "llama", "auto_map": {"AutoModel": "code.Model"}})
-    with pytest.raises(ConfigError, match="tiny: gpt2 refuses its sizes"):
-        huggingface.create("tiny", {**OPTIONS["gpt2"], "model_type": "gpt2", "n_head": 5})
+def test_what_compression_of_one_layer_saves(name: str, ranks: list[int], cr: float, saving: float) -> None:
+    """Table II's rates, and beside them the share of the whole model in percent."""
+    with torch.device("meta"):
+        dense, model = huggingface.create(name), huggingface.create(name)
+    outline(model, TensorLLM(ranks=ranks, layers=[-1]))
+    found = rate(dense, model)
+    assert found["rate"] == pytest.approx(cr, abs=5e-5)
+    assert found["model_saving_percent"] == pytest.approx(saving, abs=5e-4)
 
 
 # --- export ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Tiny language models of transformers with random weights, one for each `model_type` of the families."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,3 +64,28 @@ def logits(model: nn.Module, inputs: Tensor) -> Tensor:
     found = model(inputs)
     out: Tensor = found if isinstance(found, Tensor) else found.logits
     return out
+
+
+VOCABULARY = ["[UNK]", "<pad>", "</s>", "the", "claim", "is", "true", "false"]
+
+
+def words(pad: str | None = "<pad>", end: str | None = "</s>") -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]", pad_token=pad, eos_token=end)
+
+
+def saved(folder: Path, kind: str = "llama", **options: Any) -> nn.Module:
+    model: Any = tiny(kind)
+    model.save_pretrained(folder, **options)
+    words().save_pretrained(folder)
+    found: nn.Module = model
+    return found
+
+
+def edit(folder: Path, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))

@@ -130,7 +130,7 @@ def read_config(path: Path, source: str) -> dict[str, Any]:
         raise DataError(f"{file}: cannot be read as JSON ({first_line(error)})") from error
     if not isinstance(found, dict):
         raise DataError(f"{file}: expected an object, got {type(found).__name__}")
-    if quantised := found.get("quantization_config"):
+    if quantised := found.get("quantization_config") or found.get("compression_config"):
         kind = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise DataError(
             f"model={source}: its weights are quantised ({kind}); compression reads weights in float32, float16 or "
@@ -153,16 +153,21 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
         DataError: damaged weights, missing ones, other shapes, or values that are not finite.
     """
     stored: dict[str, Any] = {"use_safetensors": not _pickled(path)}  # pickled files are read with weights_only
+    messages = transformers().utils.logging
+    verbosity = messages.get_verbosity()
+    messages.set_verbosity_error()  # its report of keys is said below in one line
     try:
         model, about = kind.from_pretrained(
             path, config=config, dtype=dtype or "auto", local_files_only=True, output_loading_info=True, **stored
         )
     except Exception as error:  # safetensors, pickle, torch and transformers each have classes of their own
         raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
+    finally:
+        messages.set_verbosity(verbosity)
     if missing := sorted(about["missing_keys"]):
         raise DataError(f"model={source}: the weights in {path} lack {missing[0]}; they are of another architecture")
     if extra := sorted(about["unexpected_keys"]):
-        log.warning("model=%s: %s has no place for %s (%d such)", source, kind.__name__, extra[0], len(extra))
+        log.info("model=%s: %d tensors have no place in %s: %s ...", source, len(extra), kind.__name__, extra[0])
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise DataError(f"model={source}: {name} has values that are not finite; it cannot be used")

@@ -12,8 +12,7 @@ from attnlab.compression import compress, densify
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError
 from attnlab.tasks.reasoning.harness import TransformersEvaluation
-from tests.pretrained.test_huggingface import words
-from tests.pretrained.tiny import tiny
+from tests.pretrained.tiny import tiny, words
 
 TASK = """
 task: claims

@@ -1,0 +1,177 @@
+"""What cannot be used is refused in one line: folders, names, tokenizers, projections, options."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import huggingface_hub.errors
+import pytest
+import torch
+from torch import nn
+
+from attnlab.compression import compress
+from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained import family_of, huggingface
+from tests.pretrained.tiny import OPTIONS, edit, saved, tiny, words
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def damage(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def foreign(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+    other: Any = tiny("gpt2")
+    other.save_pretrained(folder / "other")
+    (folder / "other" / "model.safetensors").rename(folder / "model.safetensors")
+
+
+def infinite(folder: Path) -> None:
+    model: Any = tiny("llama")
+    model.model.layers[1].mlp.up_proj.weight.data[3, 4] = torch.inf
+    model.save_pretrained(folder)
+
+
+def adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            lambda x: edit(x, model_type="opt"),
+            ConfigError,
+            r"model_type 'opt' is of no known family \(bert, gpt2, .*src",
+        ),
+        (lambda x: edit(x, model_type=None), ConfigError, r"model_type None is of no known family"),
+        (lambda x: edit(x, quantization_config={"quant_method": "gptq"}), DataError, r"weights are quantised \(gptq\)"),
+        (lambda x: edit(x, hidden_size="wide"), DataError, r"config.json: llama refuses it"),
+        (lambda x: edit(x, hidden_size=48), DataError, r"the weights in .* cannot be read"),
+        (
+            lambda x: edit(x, num_hidden_layers=3),
+            DataError,
+            r"lack model.layers.2.\S+; they are of another architecture",
+        ),
+        (lambda x: (x / "config.json").write_text("{"), DataError, r"config.json: cannot be read as JSON"),
+        (lambda x: (x / "config.json").write_text("[]"), DataError, r"config.json: expected an object, got list"),
+        (remove("config.json"), DataError, r"config.json is missing \(no model\)"),
+        (adapter, DataError, r"config.json is missing \(an adapter: merge it into its model first\)"),
+        (remove("model.safetensors"), DataError, r"no weights in .*; expected model.safetensors or pytorch_model.bin"),
+        (damage, DataError, r"the weights in .* cannot be read"),
+        (foreign, DataError, r"lack .*; they are of another architecture"),
+        (infinite, DataError, r"model.layers.1.mlp.up_proj.weight has values that are not finite"),
+    ],
+)
+def test_a_folder_that_cannot_be_used(
+    change: Callable[[Path], Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    saved(tmp_path)
+    change(tmp_path)
+    with pytest.raises(error, match=message) as found:
+        huggingface.load(str(tmp_path))
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("/no/such/folder", "no such folder; give a Hugging Face model's folder"),
+        ("./here", "no such folder; give a Hugging Face model's folder"),
+        ("a/b/c", "no such folder; give a Hugging Face model's folder"),
+        (__file__, "a file; give its folder"),
+        ("not a name", "neither a folder nor a name of the hub"),
+        (
+            "meta-llama/Llama-2-7b-hf",
+            r"the hub cannot be reached \(.*\); download it .*hf download meta-llama/Llama-2-7b-hf",
+        ),
+    ],
+)
+def test_no_such_model(source: str, message: str) -> None:
+    began = time.perf_counter()
+    for ask in (huggingface.load, huggingface.tokenizer):
+        with pytest.raises(DataError, match=message):
+            ask(source)
+    assert time.perf_counter() - began < 5
+
+
+def test_offline_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        DataError, match="model=gpt2: no such folder, not in the hub's cache, and HF_HUB_OFFLINE is set"
+    ):
+        huggingface.load("gpt2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("GatedRepoError", "accept its licence on huggingface.co and log in"),
+        ("RepositoryNotFoundError", "neither a local folder nor a model of the hub that you may read"),
+    ],
+)
+def test_what_the_hub_refuses(kind: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusal(getattr(huggingface_hub.errors, kind)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            Exception.__init__(self, "401")
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise Refusal
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    with pytest.raises(DataError, match=message):
+        huggingface.load("someone/hidden")
+
+
+def test_padding_tokens(tmp_path: Path) -> None:
+    saved(tmp_path)
+    assert huggingface.tokenizer(str(tmp_path)).pad_token == "<pad>"
+    words(pad=None).save_pretrained(tmp_path)
+    assert huggingface.tokenizer(str(tmp_path)).pad_token == "</s>"
+    words(pad=None, end=None).save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="neither a padding token nor an end token; add pad_token"):
+        huggingface.tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(DataError, match="no tokenizer can be read from"):
+        huggingface.tokenizer(str(tmp_path))
+
+
+class Linear4bit(nn.Linear):
+    """Stands for bitsandbytes' class: of another library, on top of nn.Linear."""
+
+
+def test_quantised_shared_and_pruned_projections() -> None:
+    def refusal(model: nn.Module, subject: str = "attention") -> str:
+        return family_of(model).layers(model)[0].refusals[subject]
+
+    model: Any = tiny("llama")
+    block = model.model.layers[0]
+    block.self_attn.v_proj.weight = block.self_attn.k_proj.weight
+    assert "k_proj.weight is shared with model.layers.0.self_attn.v_proj.weight" in refusal(model)
+    model = tiny("gpt2")
+    model.transformer.h[0].attn.c_proj = Linear4bit(24, 24)
+    assert refusal(model).startswith("transformer.h.0.attn.c_proj is a ")
+    assert "Linear4bit: its weights are quantised or have adapters" in refusal(model)
+    model = tiny("bert")
+    layer = model.bert.encoder.layer[0]
+    layer.intermediate.dense = nn.Linear(24, 39)
+    assert "intermediate.dense.weight is 39 x 24, its config says 40 x 24" in refusal(model, "mlp")
+    layer.attention.self.query.weight = nn.Parameter(torch.zeros(24, 24, dtype=torch.int8), requires_grad=False)
+    assert "query.weight has type torch.int8: quantised" in refusal(model)
+    with pytest.raises(ConfigError, match="query.weight has type torch.int8"):
+        compress(model, TensorLLM(ranks=[10, 5]))
+
+
+def test_options_that_are_unknown() -> None:
+    with pytest.raises(ConfigError, match="tiny: the option 'auto_map' is unknown; expected only attention_bias, "):
+        huggingface.create("tiny", {"model_type": "llama", "auto_map": {"AutoModel": "code.Model"}})
+    with pytest.raises(ConfigError, match="tiny: gpt2 refuses its sizes"):
+        huggingface.create("tiny", {**OPTIONS["gpt2"], "model_type": "gpt2", "n_head": 5})
