@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attnlab.compression import compress, densify, load, save
 from attnlab.compression.methods.mlp_svd import MLPSVD
+from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.compression.methods.truncatt import TruncAtt
 from attnlab.errors import ConfigError
 from attnlab.pretrained import Layer, family_of, huggingface
@@ -93,6 +94,30 @@ def test_full_rank_changes_nothing_and_densify_returns(kind: str) -> None:
     compress(model, MLPSVD(24))
     torch.testing.assert_close(logits(model, ids()), expected, rtol=0, atol=1e-11)
     torch.testing.assert_close(logits(densify(model, dense), ids()), expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OPTIONS if kind not in ("bert", "roberta")])
+@torch.no_grad()
+def test_a_compressed_decoder_generates(kind: str) -> None:
+    """With caches and left padding: what the same model with dense matrices generates, for each text alone too."""
+    model: Any = tiny(kind).double()
+    compress(model, TensorLLM(ranks=[14, 6]))
+    dense: Any = densify(model, tiny(kind).double())
+    tokens = ids(3)
+    mask = torch.ones_like(tokens)
+    mask[0, :3], mask[1, :1] = 0, 0
+    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 1, "eos_token_id": None}
+    settings |= {"output_logits": True, "return_dict_in_generate": True}
+
+    def steps(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+        """The logits of every step, (6, B, words)."""
+        return torch.stack(model.generate(tokens, attention_mask=mask, **settings).logits)
+
+    found = steps(model, tokens, mask)
+    torch.testing.assert_close(found, steps(dense, tokens, mask), rtol=0, atol=1e-6)
+    for i, part in enumerate(mask.bool()):
+        alone = tokens[i, part][None]
+        torch.testing.assert_close(steps(model, alone, torch.ones_like(alone))[:, 0], found[:, i], rtol=0, atol=1e-5)
 
 
 def test_methods_of_products_are_refused() -> None:

@@ -69,7 +69,8 @@ class Fused(Replacement):
 
     @property
     def weight(self) -> Tensor:
-        whole = torch.cat([part.weight for part in self.parts])
+        parts: list[Any] = list(self.parts)
+        whole = torch.cat([part.weight for part in parts])
         return whole if self.inverse is None else whole[self.inverse]
 
     def forward(self, x: Tensor) -> Tensor:
