@@ -169,7 +169,8 @@ def _hooi(
     watch: Watch | None,
 ) -> Tucker:
     """The sweeps from one start. Two products with the whole tensor in each: by U2, then by the new U1."""
-    square = float(sum(float(block.square().sum()) for block in blocks))
+    squares = [block.square().sum((1, 2, 3)) for block in blocks]
+    square = sum(float(each.sum()) for each in squares)
     history: list[float] = []
     for sweep in range(max(sweeps, 1)):
         narrow = [_unstack(block @ u2, u) for block, u in zip(blocks, u3, strict=True)]
@@ -177,12 +178,12 @@ def _hooi(
         low = [_left(u1, block) for block in blocks]  # (n, h, R1, J)
         mixed = [_unstack(part, u) for part, u in zip(low, u3, strict=True)]
         u2 = _subspace([part.movedim(3, 0).flatten(1) for part in mixed], ranks[1], generator)
-        cores = [part @ u2 for part in low]
+        whole = [part @ u2 for part in low]  # (n, h, R1, R2)
         u3 = [
             None if stack is None else _subspace([core.flatten(1)], stack, generator)
-            for core, stack in zip(cores, stacks, strict=True)
+            for core, stack in zip(whole, stacks, strict=True)
         ]
-        cores = [_unstack(core, u) for core, u in zip(cores, u3, strict=True)]
+        cores = [_unstack(core, u) for core, u in zip(whole, u3, strict=True)]
         lost = square - sum(float(core.square().sum()) for core in cores)
         history.append((max(lost, 0.0) / max(square, TINY)) ** 0.5)
         if watch is not None:
@@ -190,15 +191,18 @@ def _hooi(
         if sweep + 1 >= LEAST and history[-2] - history[-1] < tolerance:
             break
     found = Tucker(u1, u2, u3, cores, history, [], 0.0)
-    squares = [block.square().sum((1, 2, 3)) for block in blocks]
-    lost_of = [
-        torch.stack([_residual(block[m], found, b, m) for m in range(len(block))]) for b, block in enumerate(blocks)
-    ]
-    errors = [(lost / square.clamp_min(TINY)).sqrt() for lost, square in zip(lost_of, squares, strict=True)]
     if history[-1] < EXACT:
-        exact = (sum(float(lost.sum()) for lost in lost_of) / max(square, TINY)) ** 0.5
-        history[-1] = exact
-        history[:-1] = [max(error, exact) for error in history[:-1]]
+        losses = [
+            torch.stack([_residual(block[m], found, b, m) for m in range(len(block))]) for b, block in enumerate(blocks)
+        ]
+        exact = (sum(float(lost.sum()) for lost in losses) / max(square, TINY)) ** 0.5
+        history[:] = [*(max(error, exact) for error in history[:-1]), exact]
+    else:  # of orthonormal factors: what lies outside of both subspaces, and what U3 changes inside
+        losses = []
+        for each, core, low_core, u in zip(squares, whole, cores, u3, strict=True):
+            inside = (core - _stack(low_core, u)).square().sum((1, 2, 3))
+            losses.append((each - core.square().sum((1, 2, 3)) + inside).clamp_min(0))
+    errors = [(lost / each.clamp_min(TINY)).sqrt() for lost, each in zip(losses, squares, strict=True)]
     return Tucker(**{**vars(found), "errors": errors})
 
 
