@@ -116,6 +116,18 @@ def test_mode_compress(start: Start, tmp_path: Path) -> None:
         compress_mode.run(cfg, record, folder(tmp_path, "again"))
 
 
+def test_mode_compress_with_calibration_images_and_a_budget(start: Start, tmp_path: Path) -> None:
+    given = ["mode=compress", "compress=tensorllm", "compress.keep=0.6", "compress.weighted=true"]
+    cfg, record = start(*given)
+    compress_mode.run(cfg, record, folder(tmp_path))
+    assert problems(record | {"status": "finished"}) == []
+    layers = record["compression"]["layers"]
+    assert all(0 < layer["output_error"] < 1 and len(layer["output_errors"]) == 4 for layer in layers)
+    assert sum(layer["parameters"] for layer in layers) <= 0.6 * 2 * 4 * 24 * 24 and record["rank"] is None
+    with pytest.raises(ConfigError, match=r"compress.calibration=a.txt: task=imagenet takes validation"):
+        describe.run(*start(*given, "compress.calibration=a.txt"), folder(tmp_path, "other"))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

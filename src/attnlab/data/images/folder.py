@@ -164,13 +164,20 @@ class ImageData(Data):
         indexed.indexed = True
         return self._held_out(indexed)
 
+    def calibration_dataloader(self, count: int = 512) -> "Batches":
+        """About `count` training images, evenly spaced, prepared as held-out ones; the same on every process."""
+        images = copy.copy(self.sets["train"])
+        order = list(range(0, len(images), max(1, len(images) // count)))
+        size = self.eval_batch_size
+        return self._loader(images, [order[i : i + size] for i in range(0, len(order), size)], is_training=False)
+
     def _held_out(self, images: "Images") -> "Batches":
         """The images of this process; each image is in one batch of one process."""
         rank, world_size = self._ranks()
         batches = OrderedBatches(len(images), self.eval_batch_size, rank=rank, world_size=world_size)
         return self._loader(images, batches, is_training=False)
 
-    def _loader(self, images: "Images", batches: Sampler[list[int]], **settings: Any) -> "Batches":
+    def _loader(self, images: "Images", batches: Sampler[list[int]] | list[list[int]], **settings: Any) -> "Batches":
         """A loader with timm's transforms, which `create_loader` gives to `images`, and collation."""
         loader = create_loader(images, batch_size=1, **self.common, **settings)
         return Batches(

@@ -21,6 +21,7 @@ from attnlab.callbacks.quality import Quality
 from attnlab.callbacks.speed import ScoringSpeed
 from attnlab.callbacks.summary import show
 from attnlab.compression import Method, compress, folder, outline
+from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import multiply_adds, parameters, ratios
 from attnlab.compression.folder import COMPRESSED
 from attnlab.config.build import instantiate
@@ -65,6 +66,11 @@ class ImageClassificationTask(Task):
             self.method = instantiate(cfg.compress, path="compress")
             if not isinstance(self.method, Method):
                 raise ConfigError(f"compress={cfg.choices.compress} does not compress vision transformers")
+            if self.method.calibration not in (None, "validation"):
+                raise ConfigError(
+                    f"compress.calibration={self.method.calibration}: task=imagenet takes validation (a sample of the "
+                    "training images: its validation images are the test set) or null"
+                )
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -206,7 +212,9 @@ class ImageClassificationTask(Task):
         if self.method:
             began = time.perf_counter()
             store = Path(self.cfg.cache_dir).expanduser() / "decompositions"
-            about["layers"] = compress(module.model.to(device_of(self.cfg)), self.method, store)
+            model = module.model.to(device_of(self.cfg))
+            method = calibrated(self.method, model, lambda grams: _calibrate(grams, data, model))
+            about["layers"] = compress(model, method, store)
             module.model.cpu()
             about["seconds"] = round(time.perf_counter() - began, 2)
             about["remaining"] = ratios(dense, module.model, self._image)
@@ -267,3 +275,10 @@ class ImageClassificationTask(Task):
         found = contributions(callbacks)
         log.info("top-1 %(top1).2f %%, top-5 %(top5).2f %% of %(images)d images", found["quality"])
         return found
+
+
+def _calibrate(grams: Grams, data: ImageData, model: nn.Module) -> None:
+    """Run the model over a sample of the training images."""
+    device = next(model.parameters()).device
+    for images, *_ in data.calibration_dataloader():
+        model(images.to(device))
