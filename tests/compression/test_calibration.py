@@ -1,5 +1,6 @@
 """Activations of calibration data: what is collected, and what a weighted method does with it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from attnlab.pretrained import ATTENTION, family_of
 from tests.compression.llama import llama, words
 from tests.compression.models import images, vit
 
-CASES = {"llama": (llama, lambda: words(6)), "timm": (vit, lambda: images(6).double())}
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "llama": (llama, lambda: words(6)),
+    "timm": (vit, lambda: images(6).double()),
+}
 
 
 def inputs_of(model: nn.Module, data: Tensor, path: str) -> Tensor:

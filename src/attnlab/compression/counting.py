@@ -147,8 +147,9 @@ def rate(dense: nn.Module, compressed: nn.Module, *, family: Family | None = Non
 
 def _stays(module: Replacement) -> int:
     """Parameters, which are the multiply-adds of a token, of matrices that stay dense beside others of their module."""
-    parts = module.parts if isinstance(module, Fused) else []
-    return sum(part.weight.numel() for part in parts if isinstance(part, nn.Linear))
+    if not isinstance(module, Fused):
+        return 0
+    return sum(part.weight.numel() for part in module.parts if isinstance(part, nn.Linear))
 
 
 def _per_token(module: Replacement) -> int:

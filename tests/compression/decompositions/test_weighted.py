@@ -69,7 +69,8 @@ def test_several_matrices_with_inputs_of_both_kinds(stacks: list[int | None]) ->
     """Monotone, better than the start by far, and the errors are those of outputs."""
     blocks = [normal(2, H, D, WIDTH, seed=1), normal(2, 1, D, WIDTH, seed=2)]  # q and o; k and v of one head
     x, a = normal(200, D, seed=3) @ root(gram(D, 4)), normal(200, H * WIDTH, seed=5) @ root(gram(D, 6))
-    rows, columns = x.T @ x, [[None, a.T @ a], [None, None]]
+    rows = x.T @ x
+    columns: list[list[Tensor | None]] = [[None, a.T @ a], [None, None]]
     start = tucker(blocks, (8, 4), stacks)
     found = weighted_tucker(blocks, start, rows, columns)
     steps = zip(found.history, found.history[1:], strict=False)

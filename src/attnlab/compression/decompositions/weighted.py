@@ -232,8 +232,9 @@ def _descend(reduced: _Reduced, found: Tucker, part: tuple[str, int], steps: int
 def _part(found: Tucker, part: tuple[str, int]) -> Tensor | None:
     """A factor by its name and, of those that each block has, its number."""
     name, i = part
-    value: Tensor | None = found.u2 if name == "u2" else getattr(found, name)[i]
-    return value
+    if name == "u2":
+        return found.u2
+    return found.cores[i] if name == "cores" else found.u3[i]
 
 
 def _with(found: Tucker, part: tuple[str, int], value: Tensor) -> Tucker:
@@ -241,8 +242,9 @@ def _with(found: Tucker, part: tuple[str, int], value: Tensor) -> Tucker:
     name, i = part
     if name == "u2":
         return replace(found, u2=value)
-    values = getattr(found, name)
-    return replace(found, **{name: [*values[:i], value, *values[i + 1 :]]})
+    if name == "cores":
+        return replace(found, cores=[*found.cores[:i], value, *found.cores[i + 1 :]])
+    return replace(found, u3=[*found.u3[:i], value, *found.u3[i + 1 :]])
 
 
 def _mean(errors: Sequence[Tensor]) -> float:
