@@ -105,9 +105,7 @@ def test_no_such_model(source: str, message: str) -> None:
 
 def test_offline_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        DataError, match="model=gpt2: no such folder, not in the hub's cache, and HF_HUB_OFFLINE is set"
-    ):
+    with pytest.raises(DataError, match="model=gpt2: no such path, not in the hub's cache, and HF_HUB_OFFLINE is set"):
         huggingface.load("gpt2")
 
 
@@ -115,7 +113,7 @@ def test_offline_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     ("kind", "message"),
     [
         ("GatedRepoError", "accept its licence on huggingface.co and log in"),
-        ("RepositoryNotFoundError", "neither a local folder nor a model of the hub that you may read"),
+        ("RepositoryNotFoundError", "neither a local path nor a model of the hub that you may read"),
     ],
 )
 def test_what_the_hub_refuses(kind: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

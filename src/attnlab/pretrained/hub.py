@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 TEXT = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the second is read with weights_only
 SECONDS = 5.0  # to wait for an answer of the hub
 
 
@@ -69,22 +71,59 @@ def _cached(name: str, weights: bool) -> Path | None:
     return path
 
 
-def _downloaded(name: str, weights: bool) -> Path:
-    from huggingface_hub import HfApi, constants, errors, snapshot_download
+def file(name: str, source: str, names: Sequence[str]) -> Path:
+    """One file of a model of the hub, from its cache or downloaded.
 
-    advice = f"download it on a machine with a network (hf download {name} --local-dir FOLDER) and give model=FOLDER"
-    if constants.HF_HUB_OFFLINE:
-        raise DataError(f"model={name}: no such folder, not in the hub's cache, and HF_HUB_OFFLINE is set; {advice}")
+    Args:
+        name: of the model on the hub.
+        source: what the user gave, for messages.
+        names: of the file; the first one that there is.
+
+    Raises:
+        DataError: no such model or file, or a hub that does not answer within seconds.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    for each in names:
+        if isinstance(found := try_to_load_from_cache(name, each), str):
+            return Path(found)
+    there = _asked(name, source, "download it on a machine with a network, and give the file")
+    if not (wanted := [each for each in names if each in there]):
+        raise DataError(f"model={source}: {name} on the hub has none of {', '.join(names)}")
     try:
-        about = HfApi().model_info(name, timeout=SECONDS)  # one attempt: a download would retry for a minute
+        return Path(hf_hub_download(name, wanted[0], etag_timeout=SECONDS))
+    except Exception as error:  # httpx, the hub and the file system each have classes of their own
+        raise DataError(f"model={source}: the download failed ({first_line(error)}); run it again") from error
+
+
+def _asked(name: str, source: str, advice: str) -> list[str]:
+    """The files of a model of the hub. DataError: it cannot be asked, or refuses; with the advice.
+
+    One attempt within seconds, for a download would retry for more than a minute.
+    """
+    from huggingface_hub import HfApi, constants, errors
+
+    if constants.HF_HUB_OFFLINE:
+        raise DataError(
+            f"model={source}: not a local path, not in the hub's cache, and HF_HUB_OFFLINE is set; {advice}"
+        )
+    try:
+        about = HfApi().model_info(name, timeout=SECONDS)
     except errors.GatedRepoError as error:
-        raise DataError(f"model={name}: accept its licence on huggingface.co and log in (hf auth login)") from error
+        raise DataError(f"model={source}: accept its licence on huggingface.co and log in (hf auth login)") from error
     except errors.RepositoryNotFoundError as error:
-        raise DataError(f"model={name}: neither a local folder nor a model of the hub that you may read") from error
+        raise DataError(f"model={source}: neither a local path nor a model of the hub that you may read") from error
     except Exception as error:  # httpx, the hub and sockets each have classes of their own
         reason = first_line(error)
-        raise DataError(f"model={name}: no such folder, and the hub cannot be reached ({reason}); {advice}") from error
-    files = [one.rfilename for one in about.siblings or []]
+        raise DataError(f"model={source}: no such path, and the hub cannot be reached ({reason}); {advice}") from error
+    return [one.rfilename for one in about.siblings or []]
+
+
+def _downloaded(name: str, weights: bool) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    advice = f"download it on a machine with a network (hf download {name} --local-dir FOLDER) and give model=FOLDER"
+    files = _asked(name, name, advice)
     patterns = list(TEXT)
     if weights:
         safe = any(file.endswith(".safetensors") and "/" not in file for file in files)
@@ -106,9 +145,9 @@ def _complete(path: Path, source: str, weights: bool) -> None:
     if not (path / CONFIG).is_file():
         other = "an adapter: merge it into its model first" if (path / "adapter_config.json").is_file() else "no model"
         raise DataError(f"model={source}: {path / CONFIG} is missing ({other}); expected {CONFIG} and *.safetensors")
-    if not weights or any((path / name).is_file() for name in ("model.safetensors", "pytorch_model.bin")):
+    if not weights or any((path / name).is_file() for name in WEIGHTS):
         return
-    for kind in ("model.safetensors", "pytorch_model.bin"):
+    for kind in WEIGHTS:
         index = path / f"{kind}.index.json"
         if index.is_file():
             try:

@@ -15,6 +15,7 @@ from torch import nn
 
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained import hub
 from attnlab.pretrained import weights as files
 from attnlab.pretrained.base import Family, Layer, Projection
 
@@ -68,12 +69,18 @@ class Timm(Family):
             files.fill(model, path, files.read(path))
             return
         try:
-            theirs = timm.create_model(source, pretrained=True)
-        except Exception as error:  # timm, huggingface_hub and the network each have classes of their own
-            raise DataError(
-                f"model={source}: neither a local file nor available from timm's hub ({files.first_line(error)}); "
-                "download it on a machine with a network, and give the file"
-            ) from error
+            published = timm.get_pretrained_cfg(source, allow_unregistered=False)
+        except RuntimeError as error:
+            reason = files.first_line(error)
+            raise DataError(f"model={source}: neither a local file nor weights that timm knows ({reason})") from error
+        if published is None or not published.hf_hub_id:
+            raise DataError(f"model={source}: neither a local file nor weights of timm's hub; give a file")
+        names = [published.hf_hub_filename] if published.hf_hub_filename else hub.WEIGHTS
+        path = hub.file(published.hf_hub_id, source, names)
+        try:
+            theirs = timm.create_model(source, pretrained=True, pretrained_cfg_overlay={"file": str(path)})
+        except Exception as error:  # timm, torch and safetensors each have classes of their own
+            raise DataError(f"model={source}: timm cannot load {path}: {files.first_line(error)}") from error
         files.fill(model, Path(source), dict(theirs.state_dict()))
 
 
