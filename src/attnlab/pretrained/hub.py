@@ -104,9 +104,7 @@ def _asked(name: str, source: str, advice: str) -> list[str]:
     from huggingface_hub import HfApi, constants, errors
 
     if constants.HF_HUB_OFFLINE:
-        raise DataError(
-            f"model={source}: not a local path, not in the hub's cache, and HF_HUB_OFFLINE is set; {advice}"
-        )
+        raise DataError(f"model={source}: no such path, not in the hub's cache, and HF_HUB_OFFLINE is set; {advice}")
     try:
         about = HfApi().model_info(name, timeout=SECONDS)
     except errors.GatedRepoError as error:
