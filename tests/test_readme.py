@@ -145,6 +145,20 @@ def test_loading_a_compressed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(scope["dense"].eval()(x), scope["model"](x), rtol=1e-4, atol=1e-4)
 
 
+def test_compressing_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnlab.compression import load
+    from attnlab.pretrained import huggingface
+    from tests.pretrained.tiny import ids, logits, tiny
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface, "load", lambda source: tiny("llama"))
+    scope: dict[str, Any] = {}
+    exec(python("peft").replace("[1920, 60, 3]", "[12, 6]"), scope)  # grouped keys have no third rank
+    torch.testing.assert_close(logits(scope["model"], ids()), logits(load("compressed"), ids()))
+    trained = [name for name, value in scope["model"].named_parameters() if value.requires_grad]
+    assert len(trained) == 8 and all("_proj.lora_" in name for name in trained)
+
+
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target

@@ -33,7 +33,7 @@ KINDS = {"model": str, "options": dict, "dtype": str, "modules": dict, "weights"
 
 
 def save(
-    model: nn.Module, folder: Path, name: str, options: dict[str, Any], notes: dict[str, Any] | None = None
+    model: nn.Module, folder: str | Path, name: str, options: dict[str, Any], notes: dict[str, Any] | None = None
 ) -> None:
     """Write a model into a folder.
 
@@ -47,6 +47,7 @@ def save(
     Raises:
         WriteError: the folder cannot be written; an earlier model in it then stays.
     """
+    folder = Path(folder)
     modules = {path: describe(module) for path, module in replacements(model).items()}
     data = save_tensors({key: value.detach().cpu().contiguous() for key, value in _once(model).items()})
     digest = hashlib.sha256(data).hexdigest()
