@@ -4,7 +4,7 @@ from .btd import btd, fusion_ranks, terms_from_cp
 from .cp import CP, balance, cost, cp_als, cp_epc, rescale
 from .fusion import fusion_penalty
 from .slices import Slices
-from .svd import BlockTerms, Spectrum, global_ranks, global_svd, low_rank, spectrum, truncated_svd
+from .svd import BlockTerms, Spectrum, global_ranks, global_svd, low_rank, randomised_low_rank, spectrum, truncated_svd
 from .tucker import Tucker, truncation_errors, tucker
 from .weighted import orthonormal, output_errors, weight_errors, weighted_tucker
 
@@ -26,6 +26,7 @@ __all__ = [
     "low_rank",
     "orthonormal",
     "output_errors",
+    "randomised_low_rank",
     "rescale",
     "spectrum",
     "terms_from_cp",

@@ -52,7 +52,7 @@ class MLPSVD(Method):
 
 def _ladder(model: nn.Module, layer: Layer, path: str) -> Ladder:
     matrices = [layer.projections[name] for name in layer.matrices]
-    lost = [_lost(matrix.read(model)) for matrix in matrices]
+    lost = [lost_squares(matrix.read(model)) for matrix in matrices]
     steps = [
         Step(sum(rank * sum(matrix.shape) for matrix in matrices), sum(float(each[rank]) for each in lost), rank)
         for rank in grid(min(min(matrix.shape) for matrix in matrices), STEPS)
@@ -60,7 +60,7 @@ def _ladder(model: nn.Module, layer: Layer, path: str) -> Ladder:
     return Ladder(path, sum(out * width for out, width in (matrix.shape for matrix in matrices)), steps)
 
 
-def _lost(weight: Tensor) -> Tensor:
+def lost_squares(weight: Tensor) -> Tensor:
     """The relative squared error of every rank from 0 on."""
     if weight.is_meta:
         squares = torch.ones(min(weight.shape), dtype=torch.float64, device="cpu")

@@ -1,0 +1,215 @@
+"""LASER: low rank for chosen matrices of chosen layers (Sharma, Ash and Misra, ICLR 2024; code MIT)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from torch import Tensor, nn
+
+from attnlab.compression.decompositions import low_rank, randomised_low_rank
+from attnlab.compression.keep import grid
+from attnlab.compression.methods.base import (
+    Change,
+    Ladder,
+    Method,
+    Place,
+    Rank,
+    Share,
+    Step,
+    Unit,
+    Watch,
+    chosen_layers,
+)
+from attnlab.compression.methods.mlp_svd import STEPS, lost_squares
+from attnlab.compression.modules.base import Replacement
+from attnlab.compression.modules.linear import LowRankLinear
+from attnlab.config.bounds import bounded
+from attnlab.errors import ConfigError
+from attnlab.pretrained.base import ATTENTION, Layer, Projection
+
+RHO = 0.1  # where neither rank, rho nor rate is given
+ALIASES = {"fc_in": ("fc1", "gate"), "fc_up": ("up",), "fc_out": ("fc2", "down")}  # LASER's names, and the families'
+
+
+@bounded
+class LASER(Method):
+    """Each chosen matrix becomes its best approximation of a lower rank; biases stay.
+
+    A matrix is stored and computed as two factors where these take fewer multiply-adds than the dense product
+    (k (in + out) < in * out), and otherwise as the dense product; the report names the dense ones.
+
+    Args:
+        layers: numbers of the layers, from 0, or negative from the end; None: all.
+        matrices: names of matrices. q, k, v, o; those that the family gives to the MLP (Llama: gate, up, down);
+            LASER's own names fc_in, fc_up and fc_out (for Llama gate, up and down); or the groups mlp, attn and all.
+            The names are compared as a whole: the released code compares ends of names, so that in RoBERTa its group
+            mlp takes the output projection of attention too.
+        rank: k of every matrix.
+        rho: the kept share of the largest possible rank: k = floor(min(in, out) rho).
+        rate: the same in the unit of the released scripts, rho = (10 - rate) 0.1, computed in this order, so that the
+            floor agrees with theirs. Of `rank`, `rho` and `rate` at most one is given; all None: rho = 0.1.
+        compat: "none": the exact singular value decomposition, in float64. "randomised": as released,
+            torch.svd_lowrank(q=k) in float32 without oversampling, here with a seed; its error is larger.
+        iterations: power iterations of compat="randomised"; released: 2, for RoBERTa 20.
+        seed: of compat="randomised".
+        factorised: False: always the dense product, as released.
+        keep: the share of the matrices' parameters that remains; the rank is then chosen for each matrix, and a matrix
+            may stay as it is.
+
+    Raises:
+        ValueError: more than one of `rank`, `rho`, `rate` and `keep`, one out of its range, or `keep` where nothing
+            would be saved (factorised=False).
+    """
+
+    def __init__(
+        self,
+        layers: list[int] | None = None,
+        matrices: Annotated[list[str], MinLen(1)] | str = "mlp",
+        rank: Rank | None = None,
+        rho: Annotated[float, Gt(0), Le(1)] | None = None,
+        rate: Annotated[float, Ge(0), Lt(10)] | None = None,
+        compat: Literal["none", "randomised"] = "none",
+        iterations: Annotated[int, Ge(0)] = 2,
+        seed: Annotated[int, Ge(0)] = 0,
+        factorised: bool = True,
+        keep: Share | None = None,
+    ) -> None:
+        values = {"rank": rank, "rho": rho, "rate": rate, "keep": keep}
+        given = [f"{name}={value}" for name, value in values.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: give only one of rank, rho, rate and keep")
+        if keep is not None and not factorised:
+            raise ValueError("keep chooses ranks of factors; with factorised=false nothing would become smaller")
+        self.layers = layers
+        self.matrices = [matrices] if isinstance(matrices, str) else list(matrices)
+        self.rank, self.rho, self.rate = rank, rho, rate
+        self.compat, self.iterations, self.seed, self.factorised = compat, iterations, seed, factorised
+        self.keep = keep
+
+    def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
+        units = []
+        for layer in chosen_layers(layers, self.layers):
+            modules: dict[str, dict[str, Projection]] = {}  # fused projections share one
+            for name in named(layer, self.matrices):
+                matrix = layer.projections[name]
+                if isinstance(model.get_submodule(matrix.path), Replacement):
+                    raise ConfigError(f"{matrix.path} is compressed already; start from an uncompressed model")
+                if self.chosen is None or self.chosen[place_of(layer, name)] is not None:
+                    modules.setdefault(matrix.path, {})[name] = matrix
+            for path, matrices in modules.items():
+                ranks = {name: self._rank(layer, name) for name in matrices}
+                settings = {
+                    "method": type(self).__name__,
+                    "ranks": ranks,
+                    "compat": self.compat,
+                    "factorised": self.factorised,
+                }
+                if self.compat == "randomised":
+                    settings |= {"iterations": self.iterations, "seed": self.seed}
+                fit = partial(self._fit, model, layer, matrices, ranks)
+                units.append(Unit(path, [path], settings, fit, partial(self._outline, layer, matrices, ranks)))
+        return units
+
+    def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
+        self.units(model, layers)  # what cannot be compressed is refused there
+        found = []
+        for layer in chosen_layers(layers, self.layers):
+            for name in named(layer, self.matrices):
+                matrix = layer.projections[name]
+                lost, (out_dim, dim) = lost_squares(matrix.read(model)), matrix.shape
+                most = (out_dim * dim - 1) // (out_dim + dim)  # more takes as many parameters as the dense matrix
+                steps = [Step(rank * (out_dim + dim), float(lost[rank]), rank) for rank in grid(most, STEPS)]
+                found.append(Ladder(place_of(layer, name), out_dim * dim, steps))
+        return found
+
+    def _rank(self, layer: Layer, name: str) -> int:
+        return self.rank_for(layer.projections[name]) if self.chosen is None else self.chosen[place_of(layer, name)]
+
+    def rank_for(self, matrix: Projection) -> int:
+        """k of a matrix. ConfigError: it is 0 or larger than the matrix allows."""
+        most = min(matrix.shape)
+        if self.rank is not None:
+            key, rank = f"compress.rank={self.rank}", self.rank
+        elif self.rate is not None:
+            key, rank = f"compress.rate={self.rate}", int(most * ((10 - self.rate) * 0.1))
+        else:
+            key, rank = f"compress.rho={self.rho or RHO}", int(most * (self.rho or RHO))
+        if not 1 <= rank <= most:
+            out_dim, dim = matrix.shape
+            raise ConfigError(f"{key}: rank {rank} for {matrix.path} ({dim} x {out_dim}), which takes 1 to {most}")
+        return rank
+
+    def rank_of(self, report: Mapping[str, Any]) -> int | None:
+        ranks = set(report["ranks"].values())
+        return int(ranks.pop()) if len(ranks) == 1 else None
+
+    def _pair(self, matrix: Projection, rank: int) -> LowRankLinear | None:
+        """The module of two factors; None: the dense product takes no more multiply-adds."""
+        out_dim, dim = matrix.shape
+        if not self.factorised or rank * (dim + out_dim) >= dim * out_dim:
+            return None
+        return LowRankLinear(dim, rank, out_dim, bias=matrix.bias)
+
+    def _outline(self, layer: Layer, matrices: Mapping[str, Projection], ranks: Mapping[str, int]) -> Change:
+        pairs = {(layer.path, name): self._pair(matrix, ranks[name]) for name, matrix in matrices.items()}
+        return Change(projections={place: pair for place, pair in pairs.items() if pair is not None})
+
+    def _fit(
+        self,
+        model: nn.Module,
+        layer: Layer,
+        matrices: Mapping[str, Projection],
+        ranks: Mapping[str, int],
+        watch: Watch,
+    ) -> Change:
+        found: dict[Place, Replacement | Tensor] = {}
+        errors, dense = {}, []
+        for done, (name, matrix) in enumerate(matrices.items(), 1):
+            weight, rank = matrix.read(model), ranks[name]
+            if self.compat == "none":
+                a, b, errors[f"{name}_error"] = low_rank(weight, rank)
+            else:
+                a, b, errors[f"{name}_error"] = randomised_low_rank(
+                    weight, rank, iterations=self.iterations, seed=self.seed
+                )
+            pair = self._pair(matrix, rank)
+            if pair is None:
+                dense.append(name)
+                found[layer.path, name] = a @ b
+            else:
+                bias = matrix.read_bias(model)
+                pair = pair.double()
+                pair.load_state_dict({"0.weight": b, "1.weight": a} | ({} if bias is None else {"1.bias": bias}))
+                found[layer.path, name] = pair
+            watch("SVD", done, len(matrices))
+        return Change(projections=found, report={"ranks": dict(ranks), **errors, "dense": dense})
+
+
+def place_of(layer: Layer, name: str) -> str:
+    """What a budget calls a matrix: its projection, for several may share a module."""
+    return f"{layer.path}.{name}"
+
+
+def named(layer: Layer, names: Sequence[str]) -> list[str]:
+    """The projections of a layer that names, LASER's names and groups stand for, each once.
+
+    Raises:
+        ConfigError: a name that the layer does not have, or a matrix that cannot be compressed.
+    """
+    groups = {"mlp": layer.matrices, "attn": list(ATTENTION), "all": [*ATTENTION, *layer.matrices]}
+    found: list[str] = []
+    for name in names:
+        aliases = [] if name in layer.projections else ALIASES.get(name, ())
+        wanted = groups.get(name) or next(([alias] for alias in aliases if alias in layer.projections), [name])
+        subjects = {"attention": name in ("attn", "all", *ATTENTION), "mlp": name not in ("attn", *ATTENTION)}
+        for subject, meant in subjects.items():
+            if meant and (reason := layer.refusals.get(subject)):
+                raise ConfigError(reason)
+        if missing := [each for each in wanted if each not in layer.projections]:
+            known = ", ".join([*layer.projections, *groups])
+            raise ConfigError(f"compress.matrices: {layer.path} has no {missing[0]}; expected one of {known}")
+        found += wanted
+    return list(dict.fromkeys(found))

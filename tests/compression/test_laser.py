@@ -1,0 +1,172 @@
+"""LASER: ranks as published, the exact decomposition, names of matrices, and what is refused."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from attnlab.compression import compress, densify, outline
+from attnlab.compression.counting import parameters
+from attnlab.compression.decompositions import low_rank, randomised_low_rank
+from attnlab.compression.keep import with_budget
+from attnlab.compression.methods.laser import LASER, named
+from attnlab.compression.modules.linear import Fused, LowRankLinear
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError
+from attnlab.pretrained import Layer, Projection, family_of
+from tests.compression.llama import llama, words
+from tests.compression.models import vit
+from tests.pretrained.tiny import ids, logits, tiny
+
+RATES = (1, 2, 4, 6, 8, 9, 9.5, 9.9, 9.95)
+RANKS = {768: (691, 614, 460, 307, 153, 76, 38, 7, 3), 4096: (3686, 3276, 2457, 1638, 819, 409, 204, 40, 20)}
+
+
+def layers(model: nn.Module) -> list[Layer]:
+    return family_of(model).layers(model)
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_the_published_ranks(size: int) -> None:
+    matrix = Projection("mlp", (4 * size, size))
+    assert tuple(LASER(rate=rate).rank_for(matrix) for rate in RATES) == RANKS[size]
+
+
+@pytest.mark.parametrize(("rho", "size", "rank"), [(0.4, 768, 307), (0.01, 4096, 40), (0.2, 4096, 819), (1.0, 8, 8)])
+def test_the_rank_of_a_share(rho: float, size: int, rank: int) -> None:
+    assert LASER(rho=rho).rank_for(Projection("mlp", (size, 4 * size))) == rank
+
+
+def test_only_the_named_matrices_change_and_become_their_best_approximation() -> None:
+    model, plain = llama(), llama()
+    (report,) = compress(model, LASER(layers=[-1], matrices="down", rank=3))
+    weight = plain.get_parameter("layers.1.mlp.down_proj.weight").detach().double()
+    u, s, vh = torch.linalg.svd(weight, full_matrices=False)
+    module = model.get_submodule("layers.1.mlp.down_proj")
+    assert isinstance(module, LowRankLinear)
+    torch.testing.assert_close(module.dense()[0][""][0], u[:, :3] * s[:3] @ vh[:3], rtol=0, atol=1e-6)
+    assert report["down_error"] == pytest.approx(float(s[3:].norm() / s.norm()))
+    changed = {name for name, value in plain.state_dict().items() if name not in model.state_dict()}
+    assert changed == {"layers.1.mlp.down_proj.weight"}
+
+
+def test_the_full_rank_changes_nothing() -> None:
+    model, plain = llama().double(), llama().double()
+    reports = compress(model, LASER(matrices="all", rho=1.0))
+    assert len(reports) == 2 * 7 and all(report["dense"] for report in reports)  # dense takes fewer multiply-adds
+    torch.testing.assert_close(model(words()), plain(words()), rtol=0, atol=1e-12)
+
+
+def test_the_factors_compute_what_their_product_does() -> None:
+    factors, product = llama().double(), llama().double()
+    compress(factors, LASER(matrices="all", rank=4))
+    reports = compress(product, LASER(matrices="all", rank=4, factorised=False))
+    assert all(report["dense"] for report in reports)
+    torch.testing.assert_close(factors(words()), product(words()), rtol=0, atol=1e-12)
+    assert parameters(factors)["total"] < parameters(product)["total"] == parameters(llama())["total"]
+
+
+def test_exact_beats_randomised_most_where_singular_values_fall_slowly() -> None:
+    flat = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
+    *_, exact = low_rank(flat, 4)
+    *_, released = randomised_low_rank(flat, 4)
+    assert exact < released < 1
+    *_, more = randomised_low_rank(flat, 4, iterations=20)
+    assert exact < more < released
+    fast = flat @ torch.diag(0.5 ** torch.arange(64.0))
+    assert randomised_low_rank(fast, 4)[2] - low_rank(fast, 4)[2] < 1e-3
+
+
+def test_randomised_is_seeded_and_leaves_the_global_generator() -> None:
+    models = [llama() for _ in range(3)]
+    state = torch.get_rng_state()
+    for model, seed in zip(models, (0, 0, 1), strict=True):
+        compress(model, LASER(layers=[0], matrices="down", rank=3, compat="randomised", seed=seed))
+    assert torch.equal(torch.get_rng_state(), state)
+    out = [model(words()) for model in models]
+    assert torch.equal(out[0], out[1]) and not torch.equal(out[0], out[2])
+
+
+def test_mlp_of_roberta_leaves_the_output_projection_of_attention() -> None:
+    """The released code compares the end of a name: "output.dense.weight" fits attention.output.dense too."""
+    model = tiny("roberta")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    compress(model, LASER(layers=[0], matrices="mlp", rank=3, factorised=False))
+    after = model.state_dict()
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert [name.partition("layer.0.")[2] for name in changed] == [
+        "intermediate.dense.weight",
+        "output.dense.weight",
+    ]
+    assert sum(name.endswith("output.dense.weight") and "layer.0." in name for name in before) == 2
+
+
+@pytest.mark.parametrize("kind", ["gptj", "gpt2", "gpt_neox", "roberta", "llama", "qwen3"])
+def test_every_family(kind: str) -> None:
+    model, plain = tiny(kind), tiny(kind)
+    compress(model, LASER(matrices=["all"], rank=4))
+    assert any(isinstance(module, Fused) for module in model.modules()) == (kind in ("gpt2", "gpt_neox"))
+    assert logits(densify(model, plain), ids()).sub(logits(model, ids())).abs().max() < 1e-4
+
+
+def test_names() -> None:
+    gated, plain = layers(llama())[0], layers(tiny("gptj"))[0]
+    assert named(gated, ["fc_in", "fc_up", "fc_out"]) == ["gate", "up", "down"] == named(gated, ["mlp"])
+    assert named(plain, ["fc_in", "fc_out", "fc_in"]) == ["fc_in", "fc_out"]
+    assert named(layers(vit())[0], ["fc_in", "v"]) == ["fc1", "v"]
+    assert named(gated, ["all"]) == [*named(gated, ["attn"]), *named(gated, ["mlp"])]
+    with pytest.raises(ConfigError, match=r"^compress.matrices: transformer.h.0 has no fc_up; expected one of q, k"):
+        named(plain, ["fc_up"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"rank": 25, "matrices": "down"},
+            r"^compress.rank=25: rank 25 for layers.0.mlp.down_proj \(40 x 24\), which ",
+        ),
+        ({"rate": 9.9}, r"^compress.rate=9.9: rank 0 for layers.0.mlp.gate_proj \(24 x 40\), which takes 1 to 24$"),
+        ({"rho": 0.01}, r"^compress.rho=0.01: rank 0 "),
+        ({"rank": 2, "layers": [2]}, r"^compress.layers: 2: expected 0 to 1"),
+        (
+            {"rank": 2, "matrices": ["fc_inn"]},
+            r"^compress.matrices: layers.0 has no fc_inn; expected one of q, k, v, o",
+        ),
+    ],
+)
+def test_bad_input(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        outline(llama().to("meta"), LASER(**options))  # type: ignore[arg-type]
+
+
+def test_only_one_of_the_ranks() -> None:
+    with pytest.raises(ValueError, match=r"^rank=3 and rate=9: give only one of rank, rho, rate and keep$"):
+        LASER(rank=3, rate=9)
+    with pytest.raises(ConfigError, match=r"^compress.rate=10: expected float >= 0 and < 10 or null$"):
+        compose("task=imagenet", "compress=laser", "compress.rate=10")
+
+
+def test_compressed_twice_is_refused() -> None:
+    model = llama()
+    compress(model, LASER(rank=2))
+    with pytest.raises(ConfigError, match=r"^layers.0.mlp.gate_proj is compressed already"):
+        compress(model, LASER(rank=2))
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.7])
+def test_a_budget_over_layers_and_matrices(keep: float) -> None:
+    """At most that share remains, and weights of one norm get the ranks that their singular values need."""
+    model, plain = llama(), llama()
+    with torch.no_grad():  # of rank 1: the budget does not spend more there
+        weight = plain.get_parameter("layers.0.mlp.up_proj.weight")
+        weight.copy_(weight[:, :1] @ weight[:1])
+    model.load_state_dict(copy.deepcopy(plain.state_dict()))
+    method = LASER(keep=keep)
+    chosen = with_budget(method, model, layers(model)).chosen
+    assert chosen is not None and chosen["layers.0.up"] == 1
+    compress(model, method)
+    saved = parameters(plain)["total"] - parameters(model)["total"]
+    dense = 2 * 3 * 24 * 40
+    assert (1 - keep) * dense <= saved < (1 - keep) * dense + 3 * 64 * 4
