@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from attnlab.compression import Method, compress, densify, load, save
 from attnlab.compression.methods.cp_slimatt import CPSlimAtt
 from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.methods.truncatt import TruncAtt
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError, DataError, WriteError
 from tests.compression.models import NAMES, OPTIONS, images, vit
 
 METHODS = {
@@ -60,6 +61,22 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     saved(tmp_path, METHODS["truncatt"])
     model = saved(tmp_path, METHODS["irratt"])
     assert len(list(tmp_path.iterdir())) == 2
+    assert torch.equal(load(tmp_path)(images()), model(images()))
+
+
+def test_a_full_disk_leaves_the_earlier_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = saved(tmp_path, METHODS["truncatt"])
+    before = sorted(file.name for file in tmp_path.iterdir())
+    for error in (OSError(28, "No space left on device"), SafetensorError("No space left on device (os error 28)")):
+
+        def full(tensors: dict[str, torch.Tensor], file: Path, error: Exception = error) -> None:
+            file.write_bytes(b"a part")
+            raise error
+
+        monkeypatch.setattr("attnlab.compression.folder.save_file", full)
+        with pytest.raises(WriteError, match=r"cannot be written \(.*No space left on device"):
+            saved(tmp_path, METHODS["irratt"])
+        assert sorted(file.name for file in tmp_path.iterdir()) == before
     assert torch.equal(load(tmp_path)(images()), model(images()))
 
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attnlab.compression.modules.base import build, describe
 from attnlab.compression.transform import densify, install, replacements
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import Family, families, family_of
-from attnlab.runs.files import write_bytes
+from attnlab.pretrained.weights import cannot_write
+from attnlab.runs.files import replacing, write_bytes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -49,9 +49,7 @@ def save(
     """
     folder = Path(folder)
     modules = {path: describe(module) for path, module in replacements(model).items()}
-    data = save_tensors({key: value.detach().cpu().contiguous() for key, value in _once(model).items()})
-    digest = hashlib.sha256(data).hexdigest()
-    weights = f"weights-{digest[:12]}.safetensors"
+    digest, weights = _write(folder, {key: value.detach().cpu().contiguous() for key, value in _once(model).items()})
     manifest = {
         "format": FORMAT,
         "family": family_of(model).name,
@@ -63,11 +61,29 @@ def save(
         "sha256": digest,
         "notes": notes or {},
     }
-    write_bytes(folder / weights, data)
     write_bytes(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     for old in folder.glob("weights-*.safetensors"):
         if old.name != weights:
             old.unlink()
+
+
+def _write(folder: Path, tensors: dict[str, Tensor]) -> tuple[str, str]:
+    """Write weights under the name of their content: the digest and the name. They may be as large as the memory."""
+    file = folder / "weights-new.safetensors"
+    with replacing(file) as partial:
+        try:
+            save_file(tensors, partial)
+        except (OSError, SafetensorError) as error:
+            raise cannot_write(folder, error) from error
+    digest = _digest(file)
+    name = f"weights-{digest[:12]}.safetensors"
+    file.replace(folder / name)
+    return digest, name
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def load(folder: str | Path) -> nn.Module:
@@ -80,11 +96,9 @@ def load(folder: str | Path) -> nn.Module:
     manifest = read_manifest(folder)
     path = folder / manifest["weights"]
     try:
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+        if _digest(path) != manifest["sha256"]:
             raise DataError(f"{path}: damaged: its content is not what {MANIFEST} says; save or copy the folder again")
-        weights = load_tensors(data)
-        model = _fill(_empty(manifest), weights)
+        model = _fill(_empty(manifest), load_file(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except (SafetensorError, ConfigError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:

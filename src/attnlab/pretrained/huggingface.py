@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from attnlab.errors import ConfigError, DataError, WriteError
+from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import families, family_of, hub
 from attnlab.pretrained.language import LanguageModel
-from attnlab.pretrained.weights import first_line
+from attnlab.pretrained.weights import cannot_write, first_line
 from attnlab.runs.files import replacing_folder
 
 log = logging.getLogger(__name__)
@@ -163,6 +162,5 @@ def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
             if words is not None:
                 words.save_pretrained(partial)
         except (OSError, SafetensorError) as error:  # safetensors wraps the errors of the file system
-            number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-            raise WriteError(number, first_line(error), str(folder)) from error
+            raise cannot_write(folder, error) from error
     log.info("%s: a Hugging Face checkpoint", folder)

@@ -1,5 +1,6 @@
 """Weight files that others wrote: read without running code, and loaded whole or not at all."""
 
+import errno
 import logging
 from pathlib import Path
 from textwrap import shorten
@@ -8,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from attnlab.errors import DataError
+from attnlab.errors import DataError, WriteError
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,12 @@ def fill(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
         )
     model.load_state_dict(weights)
     log.info("weights from %s", path)
+
+
+def cannot_write(path: Path, error: Exception) -> WriteError:
+    """The error of a file or folder for which safetensors, which wraps the file system's errors, has no space."""
+    number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+    return WriteError(number, first_line(error), str(path))
 
 
 def first_line(error: BaseException) -> str:
