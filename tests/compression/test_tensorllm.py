@@ -54,7 +54,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "one": {"ranks": [9, 4, 1]},
     "coupled": {"ranks": [10, 5, 1], "coupled": True},
     "tied": {"rank": 3, "stack_rank": 2},
+    "factors": {"ranks": [6, 2]},
     "merged": {"ranks": [5, 8, 4]},
+    "products shared": {"ranks": [6, 2, 1]},
+    "products shared by two": {"ranks": [6, 2, 1], "coupled": True, "matrices": ["q", "k", "v"]},
     "dense": {"ranks": [24, 7, 4]},
     "last layer": {"ranks": [10, 5], "layers": [-1]},
     "released": {"ranks": [10, 5, 3], "layout": "released"},
@@ -209,6 +212,11 @@ def test_multiply_adds_are_those_of_the_spec() -> None:
     assert owner.forms == {"out": "factors", "in": "factors"}
     proxies = [m for m in model.layers[0].modules() if isinstance(m, HeadProjection)]  # type: ignore[index, union-attr]
     assert sum(proxy.multiply_adds(5) for proxy in proxies) == 5 * (2 * 48 * 6 + 4 * 6 * (6 * 2 + 2 * 8))
+    shared = llama(kv_heads=6, dim=48)
+    compress(shared, TensorLLM(ranks=[6, 2, 1]))  # U3 after the product with the only core
+    proxies = [m for m in shared.layers[0].modules() if isinstance(m, HeadProjection)]  # type: ignore[index, union-attr]
+    products = 2 * 48 * 6 + 2 * 6 * 6 * 2 + 3 * 6 * 2 + 4 * 6 * 2 * 8
+    assert sum(proxy.multiply_adds(5) for proxy in proxies) == 5 * products
     merged = vit()
     compress(merged, TensorLLM(ranks=[10, 8]))
     counts = [multiply_adds(each, (3, 32, 32))["attention"] for each in (vit(), merged)]

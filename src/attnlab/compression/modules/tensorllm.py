@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from attnlab.compression.modules.base import Dense, Replacement
 
-Form = Literal["factors", "merged", "dense"]
+Form = Literal["factors", "stacked", "merged", "dense"]
 
 
 class Memory(dict[str, Any]):
@@ -33,8 +33,9 @@ class HeadFactors(Replacement):
 
     A matrix whose outputs are heads ("out": q, k, v) computes x U1, then M_mi of every head, then U2.T; one whose
     inputs are heads ("in": o) does the same backwards. Matrices of one axis have the same input: their first product is
-    computed once. Where it takes fewer multiply-adds, M_mi U2.T or the whole matrix is multiplied out first; without
-    gradients such products are kept while the weights do not change.
+    computed once. The form with the fewest multiply-adds is taken: "factors"; "stacked", where the product with G is
+    shared too and U3 comes after it; "merged", where M_mi U2.T is multiplied out; or "dense", the whole matrix. Without
+    gradients such products of weights are kept while the weights do not change.
 
     Args:
         dim: d.
@@ -124,6 +125,11 @@ class HeadFactors(Replacement):
         if form == "dense":
             return 0, {name: d * self.heads(name) * dv for name in names}
         shared = self.u1.numel() if axis == "out" else self.heads(names[0]) * dv * second
+        if form == "stacked":
+            within = {self.place[name][0] for name in names}
+            shared += first * sum(self.columns[i] for i in within)
+            inner = {name: self.columns[self.place[name][0]] * (str(self.place[name][0]) in self.u3) for name in names}
+            return shared, {name: inner[name] + self.heads(name) * second * dv for name in names}
         if form == "merged":
             shared = shared if axis == "out" else 0
             own = 0 if axis == "out" else d * first
@@ -138,6 +144,8 @@ class HeadFactors(Replacement):
 
     def _cheapest(self, axis: str) -> Form:
         forms: list[Form] = ["factors", "dense"] if self.absorbed else ["factors", "merged", "dense"]
+        if axis == "out" and self.u3 and not self.absorbed:
+            forms.append("stacked")
 
         def total(form: Form) -> int:
             shared, rest = self.costs(axis, form)
@@ -154,7 +162,7 @@ class HeadFactors(Replacement):
         if form == "dense":
             return F.linear(x, self._weight(name, lambda: self.matrix(name)))
         if axis == "out":
-            z = self._once(axis, name, x, lambda: x @ self.u1)
+            z = self._once(axis, name, x, lambda: self._first(x, form))
             if form == "merged":
                 merged = self._weight(name, lambda: (self.mixed(name) @ self.u2.T).transpose(1, 2).flatten(0, 1))
                 return F.linear(z, merged)
@@ -165,16 +173,32 @@ class HeadFactors(Replacement):
         y = self._once(axis, name, x, lambda: x.unflatten(-1, (self.heads(name), -1)) @ self.u2)
         return self._outer(name, y)
 
+    def _first(self, x: Tensor, form: Form) -> Tensor:
+        """x U1; in the stacked form times all cores, (..., sum of columns)."""
+        z = x @ self.u1
+        if form != "stacked":
+            return z
+        read = {str(self.place[name][0]) for name, axis in self.axes.items() if axis == "out"}
+
+        def joined() -> Tensor:
+            return torch.cat([core.transpose(2, 3).flatten(0, 2) for i, core in self.cores.items() if i in read])
+
+        return F.linear(z, self._weight("out", joined))
+
     def _inner(self, name: str, z: Tensor) -> Tensor:
-        """x U1 -> x U1 M_mi of every head, (..., h, R2)."""
+        """What `_first` gives -> x U1 M_mi of every head, (..., h, R2)."""
         h, second = self.heads(name), self.ranks[1]
-        if not self.absorbed:
+        if not self.absorbed and self.forms["out"] != "stacked":
             weight = self._weight(name, lambda: self.mixed(name).transpose(1, 2).flatten(0, 1))
             return F.linear(z, weight).unflatten(-1, (h, second))
         i, m = self.place[name]
-        part = z.split(self.columns, -1)[i].unflatten(-1, (-1, h * second))
-        part = part[..., m, :] if str(i) not in self.u3 else self.u3[str(i)][m] @ part
-        return part.unflatten(-1, (h, second))
+        read = {self.place[each][0] for each, axis in self.axes.items() if axis == "out"}
+        columns = [size if self.absorbed or j in read else 0 for j, size in enumerate(self.columns)]
+        part = z.split(columns, -1)[i].unflatten(-1, (-1, h, second))
+        if str(i) not in self.u3:
+            return part[..., m, :, :]
+        first, *others = (weight * part[..., c, :, :] for c, weight in enumerate(self.u3[str(i)][m]))
+        return sum(others, first)
 
     def _outer(self, name: str, y: Tensor) -> Tensor:
         """Heads times U2, (..., h, R2) -> the sum over heads of M_mi, times U1: (..., d)."""
