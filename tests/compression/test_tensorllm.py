@@ -55,6 +55,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "coupled": {"ranks": [10, 5, 1], "coupled": True},
     "tied": {"rank": 3, "stack_rank": 2},
     "factors": {"ranks": [6, 2]},
+    "joined": {"ranks": [24, 1]},
     "merged": {"ranks": [5, 8, 4]},
     "products shared": {"ranks": [6, 2, 1]},
     "products shared by two": {"ranks": [6, 2, 1], "coupled": True, "matrices": ["q", "k", "v"]},
@@ -113,6 +114,17 @@ def test_the_factors_compute_what_their_matrices_do(name: str, method: str) -> N
     changed = {n for n, value in rebuilt.state_dict().items() if not torch.equal(value, dense.state_dict()[n])}
     expected = {f"{by_path[r['path']].projections[m].path}.weight" for r in reports for m in r["errors"]}
     assert changed == expected
+
+
+def test_every_form_is_among_them() -> None:
+    forms = set()
+    for name, method in PAIRS:
+        model = CASES[name].make()
+        outline(model, TensorLLM(**METHODS[method]))
+        for owner in (module for module in model.modules() if isinstance(module, HeadFactors)):
+            forms |= {*owner.forms.items(), *owner.trained.items()}
+    every = {(axis, form) for axis in ("in", "out") for form in ("factors", "merged", "joined", "dense")}
+    assert forms == every | {("out", "stacked")}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from attnlab.compression.modules.base import Dense, Replacement
 
-Form = Literal["factors", "stacked", "merged", "dense"]
+Form = Literal["factors", "stacked", "merged", "joined", "dense"]
 
 
 class Memory(dict[str, Any]):
@@ -34,8 +34,9 @@ class HeadFactors(Replacement):
     A matrix whose outputs are heads ("out": q, k, v) computes x U1, then M_mi of every head, then U2.T; one whose
     inputs are heads ("in": o) does the same backwards. Matrices of one axis have the same input: their first product is
     computed once. The form with the fewest multiply-adds is taken: "factors"; "stacked", where the product with G is
-    shared too and U3 comes after it; "merged", where M_mi U2.T is multiplied out; or "dense", the whole matrix. Without
-    gradients such products of weights are kept while the weights do not change.
+    shared too and U3 comes after it; "merged", where M_mi U2.T is multiplied out; "joined", where U1 M_mi is; or
+    "dense", the whole matrix. Such products of weights are kept while the weights do not change. With gradients, where
+    they would be computed for every batch, the last two are not used.
 
     Args:
         dim: d.
@@ -73,6 +74,7 @@ class HeadFactors(Replacement):
                 self.cores[str(i)] = nn.Parameter(torch.zeros(depth, stack["heads"], first, second))
         self.place = {name: (i, m) for i, stack in enumerate(self.stacks) for m, name in enumerate(stack["names"])}
         self.forms: dict[str, Form] = {axis: self._cheapest(axis) for axis in set(self.axes.values())}
+        self.trained: dict[str, Form] = {axis: self._cheapest(axis, trained=True) for axis in self.forms}
         self._derived, self._shared = Memory(), Memory()
 
     def layout(self) -> dict[str, Any]:
@@ -130,6 +132,9 @@ class HeadFactors(Replacement):
             shared += first * sum(self.columns[i] for i in within)
             inner = {name: self.columns[self.place[name][0]] * (str(self.place[name][0]) in self.u3) for name in names}
             return shared, {name: inner[name] + self.heads(name) * second * dv for name in names}
+        if form == "joined":
+            rest = {name: self.heads(name) * second * (d + dv * (axis == "out")) for name in names}
+            return shared * (axis == "in"), rest
         if form == "merged":
             shared = shared if axis == "out" else 0
             own = 0 if axis == "out" else d * first
@@ -142,8 +147,10 @@ class HeadFactors(Replacement):
             rest[name] = inner + outer
         return shared, rest
 
-    def _cheapest(self, axis: str) -> Form:
-        forms: list[Form] = ["factors", "dense"] if self.absorbed else ["factors", "merged", "dense"]
+    def _cheapest(self, axis: str, trained: bool = False) -> Form:
+        forms: list[Form] = ["factors"] if self.absorbed else ["factors", "merged"]
+        if not trained:
+            forms += ["dense"] if self.absorbed else ["joined", "dense"]
         if axis == "out" and self.u3 and not self.absorbed:
             forms.append("stacked")
 
@@ -158,19 +165,25 @@ class HeadFactors(Replacement):
     def project(self, name: str, x: Tensor) -> Tensor:
         """x times a matrix, (..., in) -> (..., out), without its bias."""
         axis = self.axes[name]
-        form = self.forms[axis]
+        form = (self.trained if torch.is_grad_enabled() else self.forms)[axis]
         if form == "dense":
             return F.linear(x, self._weight(name, lambda: self.matrix(name)))
+        if form == "joined" and axis == "out":
+            joined = self._weight(name, lambda: (self.u1 @ self.mixed(name)).transpose(1, 2).flatten(0, 1))
+            return (F.linear(x, joined).unflatten(-1, (self.heads(name), -1)) @ self.u2.T).flatten(-2)
         if axis == "out":
             z = self._once(axis, name, x, lambda: self._first(x, form))
             if form == "merged":
                 merged = self._weight(name, lambda: (self.mixed(name) @ self.u2.T).transpose(1, 2).flatten(0, 1))
                 return F.linear(z, merged)
-            return (self._inner(name, z) @ self.u2.T).flatten(-2)
+            return (self._inner(name, z, form) @ self.u2.T).flatten(-2)
         if form == "merged":
             merged = self._weight(name, lambda: (self.mixed(name) @ self.u2.T).transpose(0, 1).flatten(1))
             return F.linear(F.linear(x, merged), self.u1)
         y = self._once(axis, name, x, lambda: x.unflatten(-1, (self.heads(name), -1)) @ self.u2)
+        if form == "joined":
+            joined = self._weight(name, lambda: (self.u1 @ self.mixed(name)).transpose(0, 1).flatten(1))
+            return F.linear(y.flatten(-2), joined)
         return self._outer(name, y)
 
     def _first(self, x: Tensor, form: Form) -> Tensor:
@@ -185,10 +198,10 @@ class HeadFactors(Replacement):
 
         return F.linear(z, self._weight("out", joined))
 
-    def _inner(self, name: str, z: Tensor) -> Tensor:
+    def _inner(self, name: str, z: Tensor, form: Form) -> Tensor:
         """What `_first` gives -> x U1 M_mi of every head, (..., h, R2)."""
         h, second = self.heads(name), self.ranks[1]
-        if not self.absorbed and self.forms["out"] != "stacked":
+        if not self.absorbed and form != "stacked":
             weight = self._weight(name, lambda: self.mixed(name).transpose(1, 2).flatten(0, 1))
             return F.linear(z, weight).unflatten(-1, (h, second))
         i, m = self.place[name]
