@@ -126,7 +126,7 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
         raise ConfigError(f"attention={choices.attention}: task={choices.task} brings its own attention; leave it out")
     if choices.compress != "none" and not cfg.task.get("compressible"):
         raise ConfigError(f"compress={choices.compress}: task={choices.task} has no pretrained model to compress")
-    if cfg.mode == "compress" and choices.compress == "none":
+    if cfg.mode == "compress" and choices.compress == "none" and cfg.task.modes[0] != "compress":
         methods = ", ".join(name for name in composer.options("compress") if name != "none")
         raise ConfigError(f"mode=compress needs compress=<method>, one of {methods}")
     if cfg.model is not None and not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):

@@ -73,6 +73,10 @@ class Task:
     label_smoothing: Annotated[float, Ge(0), Lt(1)]
     ema_decay: Annotated[float, Ge(0), Lt(1)]
     ema_warmup: bool
+    questions: Literal["hotpotqa", "fever", "bios", "wikidata"]
+    compat: bool
+    batch_size: Annotated[int, Ge(1)]
+    search: Annotated[list[dict[str, Any]], MinLen(1)] | None
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,14 @@ class Pretraining:
     warmup_epochs: Annotated[int, Ge(0)]
 
 
+@dataclass(frozen=True)
+class Text:
+    """The text of a perplexity, cut into windows of `context` tokens."""
+
+    file: Path | None
+    context: Annotated[int, Ge(2)]
+
+
 SCHEMAS: dict[str, type] = {
     "": Root,
     "hardware": Hardware,
@@ -127,6 +139,7 @@ SCHEMAS: dict[str, type] = {
     "task.train": Train,
     "task.train.batch": Batch,
     "task.pretrain": Pretraining,
+    "task.text": Text,
 }
 OPEN = (Root, Task)  # may have keys that are not listed: groups and a task's own
 MODES = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "modes").glob("[!_]*.py")))

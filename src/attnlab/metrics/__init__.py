@@ -10,6 +10,7 @@ from pkgutil import iter_modules
 
 import attnlab.torchvision_schemas  # noqa: F401  (before torchmetrics)
 
+from attnlab.metrics.answers import Answers
 from attnlab.metrics.base import TextMetric
 from attnlab.metrics.bleu import BLEU
 from attnlab.metrics.intent import IntentAccuracy
@@ -19,7 +20,17 @@ from attnlab.metrics.rouge import ROUGE
 from attnlab.metrics.top import TopAccuracy
 from attnlab.metrics.wer import WER
 
-__all__ = ["BLEU", "ROUGE", "WER", "IntentAccuracy", "Perplexity", "Predictions", "TopAccuracy", "text_metrics"]
+__all__ = [
+    "BLEU",
+    "ROUGE",
+    "WER",
+    "Answers",
+    "IntentAccuracy",
+    "Perplexity",
+    "Predictions",
+    "TopAccuracy",
+    "text_metrics",
+]
 
 
 def text_metrics() -> dict[str, type[TextMetric]]:

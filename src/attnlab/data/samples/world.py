@@ -1,0 +1,148 @@
+"""A generated world of a few hundred facts: questions in the four published layouts, and its text.
+
+People have a profession, a birth place and an employer; towns lie in countries. The text states every fact, and asks
+every question with its answer: a model that was trained on it knows them, and what compression takes away shows.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnlab.data.samples import keeping
+from attnlab.data.samples.keeping import fingerprint, write_lines
+from attnlab.runs.cache import stored_files
+
+PEOPLE = 80
+GIVEN = (
+    "Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Henry", "Irene", "Jonas", "Karin", "Louis",
+    "Maria", "Niels", "Olga", "Peter",
+)  # fmt: skip
+FAMILY = ("Adler", "Berg", "Costa", "Duval", "Evans", "Fischer", "Garcia", "Holm", "Ivanov", "Jensen")
+TOWNS = (
+    "Ashford", "Brampton", "Carlow", "Dunmore", "Elgin", "Fenwick", "Granby", "Harlow", "Ilford", "Kelso", "Lindale",
+    "Marden",
+)  # fmt: skip
+COUNTRIES = ("Norland", "Sundia", "Westria", "Eastmark")
+FIRMS = ("Acme", "Borealis", "Corvus", "Dynamo", "Ember", "Falcon")
+WORK = {  # what a biography says instead of the name of the profession; the eight professions of Bias in Bios
+    "journalist": ("reports for a newspaper", "interviews politicians"),
+    "poet": ("has published two books of verse", "reads sonnets on stage"),
+    "composer": ("wrote three symphonies", "scores films for an orchestra"),
+    "model": ("walks for fashion houses", "has posed for magazine covers"),
+    "teacher": ("prepares lessons for a primary school", "marks homework in the evening"),
+    "architect": ("draws plans of bridges and houses", "has built a town hall"),
+    "painter": ("shows oil portraits in galleries", "mixes colours from minerals"),
+    "professor": ("holds a chair at the university", "supervises doctoral students"),
+}
+NUMBERS = (  # of the published column `profession`
+    ("journalist", 11), ("poet", 20), ("composer", 5), ("model", 12), ("teacher", 26), ("architect", 1),
+    ("painter", 14), ("professor", 21),
+)  # fmt: skip
+TEXT = "world.txt"  # a sentence on each line
+
+
+@dataclass(frozen=True)
+class Person:
+    """A person, with a biography that does not name the profession."""
+
+    name: str
+    profession: str
+    town: str
+    firm: str
+    biography: str
+
+
+@dataclass(frozen=True)
+class World:
+    """People, and the country of each town."""
+
+    people: tuple[Person, ...]
+    countries: dict[str, str]
+
+
+def make_world(seed: int) -> World:
+    """The world of a seed."""
+    rng = random.Random(seed)
+    names = rng.sample([f"{given} {family}" for given in GIVEN for family in FAMILY], PEOPLE)
+    countries = {town: COUNTRIES[i % len(COUNTRIES)] for i, town in enumerate(rng.sample(TOWNS, len(TOWNS)))}
+    people = []
+    for i, name in enumerate(names):
+        profession = list(WORK)[i % len(WORK)]
+        town, firm, work = rng.choice(TOWNS), rng.choice(FIRMS), rng.choice(WORK[profession])
+        biography = f"{name} lives in {rng.choice(TOWNS)} and {work}. The firm {firm} is a client."
+        people.append(Person(name, profession, town, firm, biography))
+    return World(tuple(people), countries)
+
+
+def write_world(cache_dir: Path, seed: int = 1) -> Path:
+    """Write the world's questions and text, unless they exist.
+
+    Args:
+        cache_dir: the directory that samples are stored in.
+        seed: of the world.
+
+    Returns:
+        The directory with hotpot_train_v1.1.json, hotpot_dev_fullwiki_v1.json, paper_dev.jsonl, paper_test.jsonl,
+        bias_in_bios/dev.jsonl, qa_wikidata/validation.jsonl and world.txt.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    version = fingerprint([keeping, __file__], seed, spoken=False)
+    return stored_files(Path(cache_dir) / f"world-{version}", lambda root: _write(root, seed))
+
+
+def _write(root: Path, seed: int) -> None:
+    world, rng = make_world(seed), random.Random(seed + 1)
+    hotpot = [
+        {
+            "_id": f"{number:04}",
+            "question": f"In which country is the town where {person.name} was born?",
+            "answer": world.countries[person.town],
+            "type": "bridge",
+        }
+        for number, person in enumerate(world.people)
+    ]
+    rng.shuffle(hotpot)
+    half = len(hotpot) // 2
+    (root / "hotpot_train_v1.1.json").write_text(json.dumps(hotpot[:half]), encoding="utf-8")
+    (root / "hotpot_dev_fullwiki_v1.json").write_text(json.dumps(hotpot[half:]), encoding="utf-8")
+    claims = _claims(world, rng)
+    third = len(claims) // 3
+    write_lines(root / "paper_dev.jsonl", [json.dumps(claim) for claim in claims[:third]])
+    write_lines(root / "paper_test.jsonl", [json.dumps(claim) for claim in claims[third:]])
+    numbers = dict(NUMBERS)
+    bios = [{"hard_text": p.biography, "profession": numbers[p.profession], "gender": 0} for p in world.people]
+    rng.shuffle(bios)
+    write_lines(root / "bias_in_bios" / "dev.jsonl", [json.dumps(bio) for bio in bios])
+    clozes = _clozes(world)
+    rng.shuffle(clozes)
+    write_lines(root / "qa_wikidata" / "validation.jsonl", [json.dumps(cloze) for cloze in clozes])
+    write_lines(root / TEXT, [f"{cloze['inputs']} {cloze['targets'][0]}." for cloze in clozes])
+
+
+def _clozes(world: World) -> list[dict[str, Any]]:
+    found = []
+    for person in world.people:
+        found.append({"inputs": f"{person.name} was born in the town of", "targets": [person.town]})
+        found.append({"inputs": f"{person.name} works for the firm", "targets": [person.firm]})
+    found += [{"inputs": f"{town} is a town in", "targets": [land]} for town, land in world.countries.items()]
+    return found
+
+
+def _claims(world: World, rng: random.Random) -> list[dict[str, Any]]:
+    """Claims in FEVER's fields, half of them true; a tenth as many more without enough information."""
+    found: list[dict[str, Any]] = []
+    for number, person in enumerate(world.people):
+        other = rng.choice([town for town in TOWNS if town != person.town])
+        claims = [(f"{person.name} was born in {town}.", town == person.town) for town in (person.town, other)]
+        for claim, true in claims:
+            found.append({"claim": claim, "label": "SUPPORTS" if true else "REFUTES"})
+        if number % 5 == 0:
+            found.append({"claim": f"{person.name} has a red bicycle.", "label": "NOT ENOUGH INFO"})
+    rng.shuffle(found)
+    return [{"id": number, "verifiable": "VERIFIABLE", **claim, "evidence": []} for number, claim in enumerate(found)]
