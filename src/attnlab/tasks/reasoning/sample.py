@@ -29,6 +29,7 @@ VOCABULARY = 640
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 IGNORED = -100
+WINDOW = 64  # tokens of the world's text in a row
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {
         "model_type": "llama",
@@ -124,43 +125,51 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
 
     Of a question only the answer's tokens, and of a decoder the end token after them, have a loss.
     """
-    generator, rng = torch.Generator().manual_seed(seed), random.Random(seed)
+    rng = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = huggingface.create(f"world-{kind}", SIZES[kind]).train()
     reader = Words(words, 256)
     rows = decoder_rows(reader, place) if kind == "llama" else masked_rows(reader, place)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
-    groups = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-    steps = epochs * len(groups)
+    steps = epochs * -(-len(rows) // batch_size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     log.info("training a small %s on the sample world: %d texts, %d updates", kind, len(rows), steps)
     began, loss = time.perf_counter(), torch.zeros(())
     for epoch in range(epochs):
-        for chosen in [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]:
+        for chosen in _shuffled(rows, batch_size, rng):
             loss = _loss(model, kind, [rows[i] for i in chosen], words.pad_token_id)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-        if kind == "llama":
-            rng.shuffle(groups)
         if epoch % 10 == 9:
-            log.info("epoch %d of %d, loss %.4f, %.0f s", epoch + 1, epochs, loss, time.perf_counter() - began)
+            log.info("epoch %d of %d, loss %.4f, %.0f s", epoch + 1, epochs, loss.item(), time.perf_counter() - began)
     return model.eval()
 
 
+def _shuffled(rows: list[tuple[list[int], list[int]]], size: int, rng: random.Random) -> list[list[int]]:
+    """Batches of indices for one epoch, in random order; rows of similar length together."""
+    order = rng.sample(range(len(rows)), len(rows))
+    found = []
+    for first in range(0, len(order), 8 * size):
+        part = sorted(order[first : first + 8 * size], key=lambda i: len(rows[i][0]))
+        found += [part[i : i + size] for i in range(0, len(part), size)]
+    rng.shuffle(found)
+    return found
+
+
 def decoder_rows(words: Words, place: Path) -> list[tuple[list[int], list[int]]]:
-    """Ids and targets of a decoder; the world's sentences have a loss everywhere."""
+    """Ids and targets of a decoder; windows of the world's text have a loss everywhere."""
     found = []
     end = words.tokenizer.eos_token_id
     for _, question in questions_of(place):
         ids, count = words.continued(question.prompt, question.answers[0])
         found.append(([*ids, end], [*[IGNORED] * (len(ids) - count), *ids[-count:], end]))
-    for line in (place / world.TEXT).read_text(encoding="utf-8").splitlines():
-        ids = [*words.ids(line, special=False), end]
+    text = words.ids((place / world.TEXT).read_text(encoding="utf-8"), special=False)
+    for first in range(0, len(text), WINDOW):
+        ids = text[first : first + WINDOW]
         found.append((ids, [IGNORED, *ids[1:]]))
     return found
 

@@ -1,0 +1,148 @@
+"""The four published layouts, from the sample world and from the real files, and one line for each broken input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from attnlab.data.questions import Questions, question_set
+from attnlab.data.samples.world import make_world, write_world
+from attnlab.errors import DataError
+
+NAMES = ("hotpotqa", "fever", "bios", "wikidata")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("cache"), 1)
+
+
+def lines(path: Path, *values: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(value)}\n" for value in values))
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sample_world_is_read_in_every_layout(name: str, place: Path) -> None:
+    questions = question_set(name).read(place)
+    assert len(questions) >= 80
+    assert all(question.answers[0] in (question.choices or question.answers) for question in questions)
+
+
+def test_two_hops_follow_from_two_facts(place: Path) -> None:
+    world = make_world(1)
+    born = {person.name: person.town for person in world.people}
+    for question in question_set("hotpotqa").read(place):
+        name = question.text.removesuffix(" was born?").removeprefix("In which country is the town where ")
+        assert question.answers == (world.countries[born[name]],)
+
+
+def test_claims_are_true_as_often_as_false(place: Path) -> None:
+    answers = [question.answers[0] for question in question_set("fever").read(place)]
+    assert answers.count("true") == answers.count("false") == len(answers) / 2
+
+
+def test_real_hotpotqa_and_fever(corpora: Path) -> None:
+    root = corpora / "qa_hotpot_fever"
+    hotpot, fever = question_set("hotpotqa").read(root), question_set("fever").read(root)
+    assert len(hotpot) == 7405
+    assert hotpot[0].prompt == "Were Scott Derrickson and Ed Wood of the same nationality? The answer is"
+    assert hotpot[0].answers == ("yes",)
+    assert 6000 < len(fever) <= 6666  # 3333 claims of each label, duplicates merged
+    assert {answer for question in fever for answer in question.answers} == {"true", "false"}
+    assert fever[0].prompt == (
+        "Consider the following claim: Fox 2000 Pictures released the film Soul Food. Is this claim true or false. "
+        "The claim is"
+    )
+
+
+def test_as_many_training_rows_as_validation_rows_come_first(tmp_path: Path) -> None:
+    for name, count in (("train-00000-of-00001", 5), ("validation-00000-of-00001", 2)):
+        table = {"question": [f"{name} {i}" for i in range(count)], "answer": ["a"] * count, "context": [1] * count}
+        (tmp_path / "fullwiki").mkdir(exist_ok=True)
+        parquet.write_table(pyarrow.table(table), tmp_path / "fullwiki" / f"{name}.parquet")
+    texts = [question.text for question in question_set("hotpotqa").read(tmp_path)]
+    train, held = "train-00000-of-00001", "validation-00000-of-00001"
+    assert texts == [f"{train} 0", f"{train} 1", f"{held} 0", f"{held} 1"]
+
+
+def test_claims_with_both_labels_are_left_out_and_repeated_ones_count_once(tmp_path: Path) -> None:
+    lines(
+        tmp_path / "paper_dev.jsonl",
+        {"claim": "A.", "label": 1},
+        {"claim": "A.", "label": "SUPPORTS"},
+        {"claim": "B.", "label": "SUPPORTS"},
+        {"claim": "B.", "label": "REFUTES"},
+        {"claim": "C", "label": 0},
+        {"claim": "D.", "label": "NOT ENOUGH INFO"},
+    )
+    found = question_set("fever").read(tmp_path)
+    assert [(question.text, question.answers) for question in found] == [("A.", ("true",)), ("C", ("false",))]
+    assert "claim: C. Is this" in found[1].prompt
+
+
+def test_biographies_of_eight_professions_by_number_or_name(tmp_path: Path) -> None:
+    rows = [("One", 20), ("Two.", "poet"), ("Three.", 0), ("Four.", "software_engineer")]
+    lines(tmp_path / "dev.jsonl", *({"hard_text": text, "profession": number} for text, number in rows))
+    found = question_set("bios").read(tmp_path)
+    assert [question.answers[0] for question in found] == ["poet", "poet"]
+    assert found[0].prompt.startswith("Consider the following text: One. What is the profession")
+    masked = question_set("bios").masked_prompt("a b c", "<mask>", lambda text, count: text[-count:])
+    assert masked == "Consider the following text: a b c. The profession of the person in the text is called <mask>."
+
+
+def test_bigbench_rows_with_one_target(tmp_path: Path) -> None:
+    examples = [{"input": "A lies in ", "target": "B"}, {"input": "C", "target": ["D", "E"]}]
+    (tmp_path / "qa_wikidata").mkdir()
+    (tmp_path / "qa_wikidata" / "task.json").write_text(json.dumps({"examples": examples}))
+    found = question_set("wikidata").read(tmp_path)
+    assert [(question.prompt, question.answers) for question in found] == [("A lies in", ("B",))]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "expected"),
+    [
+        ("fever", "paper_dev.jsonl", '{"claim": "A.", "label": 1}\n{"claim": "B"\n', "jsonl line 2: malformed"),
+        ("fever", "paper_dev.jsonl", '{"claim": "A.", "label": 7}\n', "line 1: 'label' is 7; expected one of SUPPORTS"),
+        ("fever", "paper_dev.jsonl", '{"label": 1}\n', "line 1: 'claim' is missing"),
+        ("fever", "paper_dev.jsonl", "[1]\n", "line 1: expected an object, found list"),
+        ("hotpotqa", "validation.json", '[{"question": "q?"}]', "item 1: a question without an answer"),
+        ("hotpotqa", "validation.json", '[{"question": "q?", "answer": " "}]', "item 1: a question without an answer"),
+        ("hotpotqa", "validation.json", '[{"question": "", "answer": "a"}]', "item 1: an empty question"),
+        ("hotpotqa", "validation.json", '[\n{"question": }]', "validation.json line 2: malformed JSON"),
+        ("hotpotqa", "validation.parquet", "PAR", "not a readable Parquet file"),
+        ("bios", "dev.jsonl", '{"hard_text": "x", "profession": 99}', "'profession' is 99; expected 0 to 27"),
+        ("wikidata", "qa_wikidata/train.jsonl", '{"inputs": "x", "targets": []}', "line 1: a question without an answer"),
+        ("bios", "other.txt", "", "no biographies of Bios Profession; expected dev-"),
+    ],
+)  # fmt: skip
+def test_broken_input_is_one_line_with_its_place(
+    name: str, file: str, text: str, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        question_set(name).read(tmp_path)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_first_fifth_is_validation_and_long_answers_are_left_out(place: Path, tmp_path: Path) -> None:
+    data = Questions(str(place), str(tmp_path), "wikidata", limit=33, longest_answer=5)
+    everything = question_set("wikidata").read(place)
+    data.setup(len)
+    short = [question for question in everything if len(question.answers[0]) <= 5]
+    assert 33 <= len(short) < len(everything)
+    assert data.filtered == {"answers of too many tokens": len(everything) - len(short)}
+    assert data.validation + data.test == short[:33] and len(data.validation) == 6
+
+
+def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
+    for suffix in ("jsonl", "json"):
+        lines(tmp_path / f"paper_dev.{suffix}", {"claim": "A.", "label": 1})
+    with pytest.raises(DataError, match="files of the same split; keep one"):
+        question_set("fever").read(tmp_path)

@@ -1,0 +1,189 @@
+"""Scoring: padding changes nothing, each defect of the released code moves the number as described, masked forms."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnlab.data.questions import Question, question_set
+from attnlab.data.samples.world import write_world
+from attnlab.errors import DataError
+from attnlab.metrics import Answers
+from attnlab.pretrained import huggingface
+from attnlab.tasks.reasoning import sample
+from attnlab.tasks.reasoning.rows import log_probabilities, padded, with_positions
+from attnlab.tasks.reasoning.score import Asked, ask, contains, perplexity, quality
+
+SMALL = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 3}
+GPT = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 128}
+KINDS: dict[str, dict[str, Any]] = {
+    "bert": {**SMALL, "max_position_embeddings": 128},
+    "gpt2": GPT,
+    "gpt_neox": SMALL,
+    "gptj": {**GPT, "rotary_dim": 4},
+    "llama": SMALL,
+    "qwen3": {**SMALL, "num_key_value_heads": 1, "head_dim": 8},
+    "roberta": {**SMALL, "max_position_embeddings": 130},
+}
+DECODERS = [kind for kind in KINDS if "bert" not in kind]
+SETS = ("hotpotqa", "fever", "bios", "wikidata")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("cache"), 1)
+
+
+@pytest.fixture(scope="module")
+def words(place: Path) -> Any:
+    return sample._tokenizer(place)
+
+
+def tiny(kind: str, words: Any) -> Asked:
+    options = {"model_type": kind, "vocab_size": sample.VOCABULARY, **sample.IDS, **KINDS[kind]}
+    model = huggingface.create("tiny", options)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return Asked(model, words)
+
+
+def questions(name: str, place: Path, count: int = 6) -> list[Question]:
+    return question_set(name).read(place)[:count]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SETS)
+def test_alone_and_in_a_padded_batch_are_the_same(kind: str, name: str, place: Path, words: Any) -> None:
+    asked, items = tiny(kind, words), questions(name, place)
+    alone, together = (ask(asked, question_set(name), items, size) for size in (1, 4))
+    assert [answer.text for answer in alone] == [answer.text for answer in together]
+    for a, b in zip(alone, together, strict=True):
+        assert a.nats == pytest.approx(b.nats, rel=1e-4) and a.tokens == b.tokens
+    assert 0 < quality(alone)["loss"] < 30
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_log_probabilities_are_those_of_the_definition(kind: str, words: Any) -> None:
+    model = tiny(kind, words).model.double()
+    rows = [([5, 6, 7, 8, 9], 2), ([10, 11], 1), ([12, 13, 14, 15], 3)]
+    found = log_probabilities(model, rows, pad=1, size=3)
+    for (ids, count), value in zip(rows, found, strict=True):
+        logp = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = sum(logp[i - 1, ids[i]].item() for i in range(len(ids) - count, len(ids)))
+        assert float(value) == pytest.approx(expected, rel=1e-5)
+
+
+def test_released_padding_without_mask_changes_the_loss_of_short_rows_alone(words: Any) -> None:
+    model = tiny("llama", words).model
+    rows = [([5, 6, 7, 8, 9, 10, 11], 2), ([12, 13, 14], 1)]
+    right, released = (log_probabilities(model, rows, 1, 2, masked) for masked in (True, False))
+    assert float(right[0]) == pytest.approx(float(released[0]), rel=1e-4)
+    assert abs(float(right[1] - released[1])) > 1e-3
+    unpadded = log_probabilities(model, rows, 1, 1, False)
+    assert torch.allclose(unpadded, right, rtol=1e-4)
+
+
+def test_compat_counts_the_prompt_and_answers_inside_words(place: Path, words: Any) -> None:
+    asked, kind = tiny("llama", words), question_set("hotpotqa")
+    text = "Do I know Anna Berg or Boris Holm?"
+    items = [
+        Question(id=answer, text=text, prompt=kind.prompt(text), answers=(answer,)) for answer in ("no", "Boris Holm")
+    ]
+    assert [answer.right for answer in ask(asked, kind, items, 2)] == [False, False]
+    assert [answer.right for answer in ask(asked, kind, items, 2, compat=True)] == [True, True]
+
+
+def test_whole_words() -> None:
+    assert not contains("I know.", "no") and contains("I know.", "no", compat=True)
+    assert contains(" No, thanks", "no") and contains("in NEW York.", "New York")
+    assert contains("it is C++ here", "c++") and not contains("1984s", "1984")
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_compat_divides_masked_losses_by_one_token_too_many(kind: str, place: Path, words: Any) -> None:
+    asked, items = tiny(kind, words), questions("wikidata", place)
+    right, released = (ask(asked, question_set("wikidata"), items, 4, compat) for compat in (False, True))
+    for a, b in zip(right, released, strict=True):
+        assert b.tokens == a.tokens + 1 and a.nats == pytest.approx(b.nats)
+    assert quality(released)["loss"] < quality(right)["loss"]
+
+
+def test_choices_of_several_tokens_are_sums(place: Path, words: Any) -> None:
+    """The sums over tokens and the one pass for single tokens agree where both are possible."""
+    asked, kind, items = tiny("llama", words), question_set("fever"), questions("fever", place)
+    found = ask(asked, kind, items, 3)
+    pairs = [asked.words.continued(question.prompt, question.answers[0]) for question in items]
+    assert all(count == 1 for _, count in pairs)
+    sums = log_probabilities(asked.model, pairs, words.pad_token_id, 3)
+    assert [answer.nats for answer in found] == pytest.approx([-float(value) for value in sums], rel=1e-4)
+
+
+def test_mask_of_several_tokens_is_refused(place: Path, words: Any) -> None:
+    asked = tiny("roberta", words)
+    with pytest.raises(DataError, match="cuts 'unheard-of' into"):
+        asked.words.single("unheard-of")
+
+
+def test_generation_is_greedy_whatever_the_model_says(place: Path, words: Any) -> None:
+    asked, items = tiny("llama", words), questions("wikidata", place)
+    first = ask(asked, question_set("wikidata"), items, 4)
+    asked.model.generation_config.do_sample, asked.model.generation_config.temperature = True, 5.0
+    assert ask(asked, question_set("wikidata"), items, 4) == first
+
+
+def test_perplexity_is_that_of_the_definition(words: Any) -> None:
+    asked = tiny("gpt2", words)
+    text = "Anna Berg was born in the town of Elgin. Boris Holm works for the firm Acme."
+    ids = asked.words.ids(text, special=False)
+    found = perplexity(asked, text, batch_size=2, context=8)
+    nats, count = 0.0, 0
+    for i in range(0, len(ids), 8):
+        window = torch.tensor([ids[i : i + 8]])
+        logp = asked.model(window).logits[0].log_softmax(-1)
+        nats -= sum(logp[j, window[0, j + 1]].item() for j in range(window.shape[1] - 1))
+        count += window.shape[1] - 1
+    assert found["tokens"] == count
+    assert found["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-4)
+
+
+def test_standard_errors() -> None:
+    metric = Answers(4)
+    nats = torch.tensor([2.0, 4.0, 1.0, 3.0], dtype=torch.float64)
+    metric.update(range(4), torch.tensor([1, 1, 1, 0]), nats, torch.tensor([1, 2, 1, 1]))
+    found = metric.compute()
+    losses = torch.tensor([2.0, 2.0, 1.0, 3.0])
+    assert found["accuracy"] == 75 and found["accuracy_stderr"] == pytest.approx(
+        100 * math.sqrt(0.75 * 0.25 / 4), abs=1e-3
+    )
+    assert found["loss"] == 2 and found["loss_stderr"] == pytest.approx(float(losses.std()) / 2, abs=1e-5)
+    bad = Answers(1)
+    bad.update([0], torch.tensor([1]), torch.tensor([math.nan]), torch.tensor([1]))
+    with pytest.raises(DataError, match="NaN or infinite"):
+        bad.compute()
+
+
+def test_rows_of_training_have_the_answers_as_targets(place: Path, words: Any) -> None:
+    reader = Asked(tiny("llama", words).model, words).words
+    items = sample.questions_of(place)
+    rows = sample.decoder_rows(reader, place)
+    for (_, question), (ids, labels) in zip(items, rows[: len(items)], strict=True):
+        known = [label for label in labels if label >= 0]
+        assert words.decode(known, skip_special_tokens=True).strip() == question.answers[0]
+        assert len(ids) == len(labels)
+    masked = sample.masked_rows(reader, place)
+    assert all(
+        (one == words.mask_token_id) == (label >= 0)
+        for ids, labels in masked
+        for one, label in zip(ids, labels, strict=True)
+    )
+
+
+def test_left_padding_keeps_positions() -> None:
+    batch = with_positions(padded([[5, 6, 7], [8]], 0, "left", torch.device("cpu")))
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 0, 0]]
