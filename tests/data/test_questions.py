@@ -116,7 +116,7 @@ def test_bigbench_rows_with_one_target(tmp_path: Path) -> None:
         ("hotpotqa", "validation.json", '[\n{"question": }]', "validation.json line 2: malformed JSON"),
         ("hotpotqa", "validation.parquet", "PAR", "not a readable Parquet file"),
         ("bios", "dev.jsonl", '{"hard_text": "x", "profession": 99}', "'profession' is 99; expected 0 to 27"),
-        ("wikidata", "qa_wikidata/train.jsonl", '{"inputs": "x", "targets": []}', "line 1: a question without an answer"),
+        ("wikidata", "qa_wikidata/train.jsonl", '{"inputs": "x", "targets": []}', "a question without an answer"),
         ("bios", "other.txt", "", "no biographies of Bios Profession; expected dev-"),
     ],
 )  # fmt: skip
