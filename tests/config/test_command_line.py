@@ -215,7 +215,7 @@ def test_every_mechanism(attention: str) -> None:
 
 @pytest.mark.parametrize(("task", "scale"), RECIPES)
 def test_every_task_at_each_of_its_scales(task: str, scale: str) -> None:
-    own = task == "imagenet"  # its model brings its attention
+    own = task in ("imagenet", "reasoning")  # the model brings its attention
     cfg = compose(f"task={task}", *([] if own else ["attention=mha"]), f"scale={scale}")
     assert (cfg.choices.task, cfg.task.name, cfg.scale) == (task, task, scale)
 

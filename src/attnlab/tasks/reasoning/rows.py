@@ -13,7 +13,7 @@ from attnlab.errors import DataError
 
 
 @dataclass(frozen=True)
-class Words:
+class TokenRows:
     """A tokenizer, and the number of tokens that the model reads at most.
 
     Args:
@@ -130,7 +130,7 @@ def log_probabilities(
 
 
 @torch.inference_mode()
-def at_masks(model: nn.Module, rows: Sequence[list[int]], words: Words, size: int) -> list[Tensor]:
+def at_masks(model: nn.Module, rows: Sequence[list[int]], words: TokenRows, size: int) -> list[Tensor]:
     """The log-probabilities of all tokens at the masks of each row, (masks, vocabulary), of a masked language model."""
     found: list[Tensor] = [torch.empty(0)] * len(rows)
     for chosen in batches(rows, size):

@@ -19,7 +19,7 @@ from attnlab.data.questions.loading import SETS
 from attnlab.data.samples import world
 from attnlab.pretrained import hub, huggingface
 from attnlab.runs.cache import digest, stored_files
-from attnlab.tasks.reasoning.rows import Words, padded, with_positions
+from attnlab.tasks.reasoning.rows import TokenRows, padded, with_positions
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = huggingface.create(f"world-{kind}", SIZES[kind]).train()
-    reader = Words(words, 256)
+    reader = TokenRows(words, 256)
     rows = decoder_rows(reader, place) if kind == "llama" else masked_rows(reader, place)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     steps = epochs * -(-len(rows) // batch_size)
@@ -160,7 +160,7 @@ def _shuffled(rows: list[tuple[list[int], list[int]]], size: int, rng: random.Ra
     return found
 
 
-def decoder_rows(words: Words, place: Path) -> list[tuple[list[int], list[int]]]:
+def decoder_rows(words: TokenRows, place: Path) -> list[tuple[list[int], list[int]]]:
     """Ids and targets of a decoder; windows of the world's text have a loss everywhere."""
     found = []
     end = words.tokenizer.eos_token_id
@@ -174,7 +174,7 @@ def decoder_rows(words: Words, place: Path) -> list[tuple[list[int], list[int]]]
     return found
 
 
-def masked_rows(words: Words, place: Path) -> list[tuple[list[int], list[int]]]:
+def masked_rows(words: TokenRows, place: Path) -> list[tuple[list[int], list[int]]]:
     """Ids and targets of a masked language model, in both forms of the scoring: all masks, and the answer's alone."""
     found = []
     mask, end = words.tokenizer.mask_token_id, words.tokenizer.eos_token_id

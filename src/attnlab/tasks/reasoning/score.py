@@ -26,7 +26,7 @@ from attnlab.errors import ConfigError
 from attnlab.metrics import Answers, Perplexity
 from attnlab.pretrained import hub
 from attnlab.tasks.reasoning.rows import (
-    Words,
+    TokenRows,
     at_masks,
     batches,
     device_of,
@@ -50,8 +50,8 @@ class Asked:
     tokenizer: Any
 
     @property
-    def words(self) -> Words:
-        return Words(self.tokenizer, longest_of(self.model))
+    def words(self) -> TokenRows:
+        return TokenRows(self.tokenizer, longest_of(self.model))
 
     @property
     def is_decoder(self) -> bool:

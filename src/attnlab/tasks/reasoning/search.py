@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Found:
+class Chosen:
     """What a search has found.
 
     Attributes:
@@ -117,7 +117,7 @@ class Search:
         score: Callable[[], dict[str, Any]],
         calibrate: Callable[[Method], Method],
         store: Path | None = None,
-    ) -> Found:
+    ) -> Chosen:
         """Compress with every candidate, score, and undo it.
 
         The winner has the highest accuracy, of equal ones the lowest loss.
@@ -156,4 +156,4 @@ class Search:
         best = min(
             range(len(curve)), key=lambda i: (-curve[i]["validation"]["accuracy"], curve[i]["validation"]["loss"])
         )
-        return Found(methods[best], curve[best]["settings"], curve)
+        return Chosen(methods[best], curve[best]["settings"], curve)
