@@ -1,5 +1,6 @@
 """What cannot be used is refused in one line: folders, names, tokenizers, projections, options."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from attnlab.compression import compress
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import family_of, huggingface
-from tests.pretrained.tiny import OPTIONS, edit, saved, tiny, words
+from tests.pretrained.tiny import OPTIONS, edit, ids, logits, saved, tiny, words
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -140,6 +141,24 @@ def test_padding_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(DataError, match="no tokenizer can be read from"):
         huggingface.tokenizer(str(tmp_path))
+
+
+def test_code_beside_a_model_is_not_run(tmp_path: Path) -> None:
+    """A folder whose config and tokenizer name classes of files in it, as trust_remote_code would load them."""
+    expected = saved(tmp_path)
+    for name in ("config", "model", "words"):
+        (tmp_path / f"{name}.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\n")
+    edit(tmp_path, auto_map={"AutoConfig": "config.Config", "AutoModelForCausalLM": "model.Model"})
+    assert torch.equal(logits(huggingface.load(str(tmp_path)), ids()), logits(expected, ids()))
+    file = tmp_path / "tokenizer_config.json"
+    about = json.loads(file.read_text()) | {
+        "tokenizer_class": "Words",
+        "auto_map": {"AutoTokenizer": ["words.Words", None]},
+    }
+    file.write_text(json.dumps(about))
+    with pytest.raises(DataError, match="no tokenizer can be read from"):
+        huggingface.tokenizer(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
 
 
 class Linear4bit(nn.Linear):
