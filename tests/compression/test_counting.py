@@ -86,7 +86,8 @@ def test_the_rate_of_replaced_matrices() -> None:
         return [result[name] for name in names]
 
     core = 24 * 6 + 8 * 2
-    assert found(vit(), TensorLLM(ranks=[6, 2], layers=[0])) == [core + 144, 2304, 2 * 24 * 6 + 12 * (12 + 16), 2304]
+    adds = 24 * 6 + 9 * (12 + 16) + 3 * 2 * (8 + 24)  # x U1, then q, k and v; o with U1 and its cores as one matrix
+    assert found(vit(), TensorLLM(ranks=[6, 2], layers=[0])) == [core + 144, 2304, adds, 2304]
     two = TensorLLM(ranks=[6, 2], layers=[0], matrices=["q", "v"])
     assert found(vit(), two) == [core + 72, 1152, 24 * 6 + 6 * (12 + 16), 1152]
     grouped = 2 * 24 * 8 * (6 + 2)
