@@ -1,0 +1,257 @@
+"""TRAWL: whole matrices of one or more layers stacked into a tensor, CP or Tucker (Luo et al., 2024; code MIT)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor, nn
+
+from attnlab.compression.decompositions import Slices, cp_als, truncation_errors, tucker
+from attnlab.compression.keep import grid, value_of
+from attnlab.compression.methods.base import (
+    Change,
+    Ladder,
+    Method,
+    Place,
+    Rank,
+    Share,
+    Step,
+    Unit,
+    Watch,
+    chosen_layers,
+)
+from attnlab.compression.modules.base import Replacement
+from attnlab.compression.modules.linear import LowRankLinear
+from attnlab.config.bounds import bounded
+from attnlab.errors import ConfigError
+from attnlab.pretrained.base import ATTENTION, Layer, Projection
+
+SPAN = ("model", "layer", "thirds")  # of modes 1 to 3, attention, and again of modes 4 to 6, the MLP
+STEPS = 24  # ranks that a budget chooses from
+SHARE = 10  # of the smaller side: the rank where none is given
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Matrices of one shape. turned: those that are stacked as their transposes."""
+
+    name: str
+    matrices: Mapping[Place, Projection]
+    turned: frozenset[Place]
+    shape: tuple[int, int]
+
+    @property
+    def dense(self) -> int:
+        return len(self.matrices) * self.shape[0] * self.shape[1]
+
+    def read(self, model: nn.Module) -> Tensor:
+        """The tensor (matrices, I, J), float64."""
+        parts = [
+            matrix.read(model).T if place in self.turned else matrix.read(model)
+            for place, matrix in self.matrices.items()
+        ]
+        return torch.stack([part.double() for part in parts])
+
+
+@bounded
+class TRAWL(Method):
+    """Each matrix of a stack becomes a matrix of rank R at most, with row and column spaces shared by the stack.
+
+    The matrices of a layer are q, k, v and o as they are stored, (out, in), without cutting heads; or those of the MLP,
+    each with its longer side first. A matrix is stored as two factors of its own where these take fewer multiply-adds
+    than the dense product, and otherwise as the dense product; the report names the dense ones.
+
+    Args:
+        mode: what is stacked. 1: q, k, v, o of all layers together; 2: of each layer; 3: of each third of the layers
+            (the earlier thirds take what is left over, 10, 9 and 9 of GPT-J's 28). 4, 5, 6: the same of the MLP.
+        layers: numbers of the layers, from 0, or negative from the end; None: all.
+        method: "cp": W_i = sum_r a_ir b_r c_r^T. "tucker": W_i = B (sum_s a_is G_s) C^T.
+        rank: R; None: a tenth of the smaller side.
+        stack_rank: of "tucker", the rank of the mode that counts the matrices; None: not reduced. The released code has
+            2 (3 for LLaMA2's MLP), which for q, k, v and o leaves two combinations of the four.
+        start: of "cp", where the iteration begins: "svd", the largest singular triplets, or "random", as released. A
+            rank below the number of matrices always begins at random.
+        sweeps: at most.
+        tolerance: relative change of the error at which the sweeps end.
+        seed: of what is random; the released code sets none.
+        keep: the share of the matrices' parameters that remains; R is then chosen for each stack by the singular
+            values of its unfoldings, and a stack may stay dense.
+
+    Raises:
+        ValueError: a rank below 1, a mode that does not exist, or both `rank` and `keep`.
+    """
+
+    def __init__(
+        self,
+        mode: Annotated[int, Ge(1), Le(6)] = 5,
+        layers: list[int] | None = None,
+        method: Literal["cp", "tucker"] = "cp",
+        rank: Rank | None = None,
+        stack_rank: Rank | None = None,
+        start: Literal["svd", "random"] = "svd",
+        sweeps: Rank = 100,
+        tolerance: Annotated[float, Ge(0)] = 1e-5,
+        seed: Annotated[int, Ge(0)] = 0,
+        keep: Share | None = None,
+    ) -> None:
+        if keep is not None and rank is not None:
+            raise ValueError(f"rank={rank} and keep={keep}: give only one of rank and keep")
+        if method == "cp" and stack_rank is not None:
+            raise ValueError(f"stack_rank={stack_rank}: belongs to method=tucker; CP has one rank")
+        self.mode, self.layers, self.method, self.rank = mode, layers, method, rank
+        self.stack_rank, self.start, self.sweeps = stack_rank, start, sweeps
+        self.tolerance, self.seed, self.keep = tolerance, seed, keep
+
+    def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
+        units = []
+        for stack in self.stacks(model, layers):
+            compressed, chosen = value_of(self.chosen, stack.name)
+            if not compressed:
+                continue
+            rank = self.rank_for(stack) if chosen is None else int(chosen)
+            settings = {
+                "method": type(self).__name__,
+                "kind": self.method,
+                "rank": rank,
+                "stack_rank": self.stack_rank,
+                "turned": [place in stack.turned for place in stack.matrices],
+                "start": self.start,
+                "sweeps": self.sweeps,
+                "tolerance": self.tolerance,
+                "seed": self.seed,
+            }
+            reads = list(dict.fromkeys(matrix.path for matrix in stack.matrices.values()))
+            fit, outline = partial(self._fit, model, stack, rank), partial(_outline, stack, rank)
+            units.append(Unit(stack.name, reads, settings, fit, outline))
+        return units
+
+    def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
+        found = []
+        for stack in self.stacks(model, layers):
+            out, width = stack.shape
+            most = (out * width - 1) // (out + width)  # more takes as many parameters as the dense matrices
+            if next(model.parameters()).is_meta:
+                lost = [1 - rank * rank / (out * width) for rank in range(most + 1)]
+            else:
+                lost = truncation_errors([stack.read(model)[:, None]], [self.stack_rank]).diagonal().tolist()
+            count = len(stack.matrices) * (out + width)
+            steps = [Step(rank * count, float(lost[rank]), rank) for rank in grid(most, STEPS)]
+            found.append(Ladder(stack.name, stack.dense, steps))
+        return found
+
+    def stacks(self, model: nn.Module, layers: Sequence[Layer]) -> list[Stack]:
+        """The tensors of the mode. ConfigError: matrices that are unknown, compressed already, or of several shapes."""
+        chosen = chosen_layers(layers, self.layers)
+        span = SPAN[(self.mode - 1) % 3]
+        count = {"model": 1, "layer": len(chosen), "thirds": min(3, len(chosen))}[span]
+        sizes = [len(chosen) // count + (i < len(chosen) % count) for i in range(count)]
+        found, first = [], 0
+        for size in sizes:
+            found.append(self._stack(model, chosen[first : first + size]))
+            first += size
+        return found
+
+    def _stack(self, model: nn.Module, layers: Sequence[Layer]) -> Stack:
+        attention = self.mode <= 3
+        matrices: dict[Place, Projection] = {}
+        for layer in layers:
+            if reason := layer.refusals.get("attention" if attention else "mlp"):
+                raise ConfigError(reason)
+            names = ATTENTION if attention else layer.matrices
+            if not names or any(name not in layer.projections for name in names):
+                raise ConfigError(
+                    f"compress.mode={self.mode}: {layer.path} has no {'attention' if attention else 'MLP'}"
+                )
+            matrices |= {(layer.path, name): layer.projections[name] for name in names}
+        for matrix in matrices.values():
+            if isinstance(model.get_submodule(matrix.path), Replacement):
+                raise ConfigError(f"{matrix.path} is compressed already; start from an uncompressed model")
+        turned = frozenset(p for p, m in matrices.items() if not attention and m.shape[0] < m.shape[1])
+        shapes = {p: (m.shape[1], m.shape[0]) if p in turned else m.shape for p, m in matrices.items()}
+        if len(set(shapes.values())) > 1:
+            shown = ", ".join(f"{name} {shape[0]} x {shape[1]}" for (_, name), shape in list(shapes.items())[:4])
+            raise ConfigError(
+                f"compress.mode={self.mode}: matrices of one shape are stacked; {layers[0].path} has {shown}"
+            )
+        what = layers[0].attention if attention else layers[0].mlp
+        name = f"{what} and {len(layers) - 1} more" if len(layers) > 1 else str(what)
+        return Stack(name, matrices, turned, next(iter(shapes.values())))
+
+    def rank_for(self, stack: Stack) -> int:
+        """R of a stack. ConfigError: more than its smaller side allows."""
+        most = min(stack.shape)
+        rank = max(1, most // SHARE) if self.rank is None else self.rank
+        if rank > most:
+            raise ConfigError(f"compress.rank={rank}: {stack.name} has matrices {stack.shape[0]} x {stack.shape[1]}, "
+                              f"which take 1 to {most}")  # fmt: skip
+        if self.stack_rank is not None and self.stack_rank > len(stack.matrices):
+            raise ConfigError(f"compress.stack_rank={self.stack_rank}: {stack.name} takes 1 to {len(stack.matrices)}")
+        return rank
+
+    def rank_of(self, report: Mapping[str, Any]) -> int | None:
+        return int(report["ranks"]) if self.keep is None else None
+
+    @torch.no_grad()
+    def _fit(self, model: nn.Module, stack: Stack, rank: int, watch: Watch) -> Change:
+        tensor = stack.read(model)
+        left, right, history = self._decomposed(tensor, rank, watch)
+        found: dict[Place, Replacement | Tensor] = {}
+        errors = {}
+        for i, (place, matrix) in enumerate(stack.matrices.items()):
+            a, b = (right[i], left[i]) if place in stack.turned else (left[i], right[i])  # W = a @ b.T
+            norm = tensor[i].norm().clamp_min(1e-300)
+            errors[".".join(place)] = float((tensor[i] - left[i] @ right[i].T).norm() / norm)
+            pair = _pair(matrix, rank)
+            if pair is None:
+                found[place] = a @ b.T
+                continue
+            bias = matrix.read_bias(model)
+            pair = pair.double()
+            pair.load_state_dict({"0.weight": b.T, "1.weight": a} | ({} if bias is None else {"1.bias": bias}))
+            found[place] = pair
+        dense = [".".join(place) for place, new in found.items() if isinstance(new, Tensor)]
+        report = {"ranks": rank, "error": history[-1], "errors": errors, "dense": dense, "history": history}
+        return Change(projections=found, report=report)
+
+    def _decomposed(self, tensor: Tensor, rank: int, watch: Watch) -> tuple[Tensor, Tensor, list[float]]:
+        """left (n, I, R) and right (n, J, R) with W_i ~ left[i] @ right[i].T, and the relative errors of the sweeps."""
+        count = len(tensor)
+        if self.method == "cp":
+            start = self.start if count <= rank <= count * tensor.shape[-1] else "random"
+            found = cp_als(
+                Slices.of(tensor.movedim(0, -1)),
+                rank,
+                start=start,
+                sweeps=self.sweeps,
+                tolerance=self.tolerance,
+                seed=self.seed,
+                watch=lambda *done: watch("CP", *done),
+            )
+            return found.a * found.c[:, None], found.b.expand(count, -1, -1), found.history.tolist()
+        core = tucker(
+            [tensor[:, None]],
+            (rank, rank),
+            [self.stack_rank],
+            sweeps=self.sweeps,
+            tolerance=self.tolerance,
+            seed=self.seed,
+            watch=lambda *done: watch("Tucker", *done),
+        )
+        middle = core.cores[0][:, 0] if core.u3[0] is None else torch.tensordot(core.u3[0], core.cores[0][:, 0], 1)
+        return core.u1 @ middle, core.u2.expand(count, -1, -1), core.history
+
+
+def _pair(matrix: Projection, rank: int) -> LowRankLinear | None:
+    """The module of two factors; None: the dense product takes no more multiply-adds."""
+    out, width = matrix.shape
+    return LowRankLinear(width, rank, out, bias=matrix.bias) if rank * (out + width) < out * width else None
+
+
+def _outline(stack: Stack, rank: int) -> Change:
+    pairs = {place: _pair(matrix, rank) for place, matrix in stack.matrices.items()}
+    return Change(projections={place: pair for place, pair in pairs.items() if pair is not None})

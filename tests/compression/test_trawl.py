@@ -1,0 +1,129 @@
+"""TRAWL: what each mode stacks, both decompositions on planted tensors, and what is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from attnlab.compression import compress, densify, outline
+from attnlab.compression.counting import parameters
+from attnlab.compression.methods.laser import LASER
+from attnlab.compression.methods.trawl import TRAWL
+from attnlab.errors import ConfigError
+from attnlab.pretrained import family_of
+from tests.compression.llama import SIZES, Llama, LlamaFamily, llama, words
+from tests.compression.models import vit
+from tests.pretrained.tiny import ids, logits, tiny
+
+
+@pytest.mark.parametrize(
+    ("mode", "counts"), [(1, [40]), (2, [4] * 10), (3, [16, 12, 12]), (4, [20]), (5, [2] * 10), (6, [8, 6, 6])]
+)
+def test_what_the_modes_stack(mode: int, counts: list[int]) -> None:
+    with torch.device("meta"):
+        model = vit(depth=10)
+    found = TRAWL(mode=mode).stacks(model, family_of(model).layers(model))
+    assert [len(stack.matrices) for stack in found] == counts
+    places = [place for stack in found for place in stack.matrices]
+    assert len(places) == len(set(places)) == sum(counts)
+    assert {stack.shape for stack in found} == ({(24, 24)} if mode <= 3 else {(96, 24)})
+
+
+def test_thirds_of_gptj() -> None:
+    with torch.device("meta"):
+        model = Llama(**{**SIZES, "depth": 28})
+    found = TRAWL(mode=6).stacks(model, LlamaFamily().layers(model))
+    assert [len(stack.matrices) // 3 for stack in found] == [10, 9, 9]
+
+
+def planted(model: nn.Module, rank: int, method: str, layer: int = 1) -> None:
+    """The MLP of a layer, of shared row and column spaces; down is stacked as its transpose."""
+    generator = torch.Generator().manual_seed(3)
+    b, c = (torch.randn(size, rank, generator=generator, dtype=torch.float64) for size in (40, 24))
+    with torch.no_grad():
+        for name in ("gate", "up", "down"):
+            core = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
+            weight = b @ (core if method == "tucker" else core.diagonal().diag()) @ c.T
+            target = model.get_parameter(f"layers.{layer}.mlp.{name}_proj.weight")
+            target.copy_(weight.T if name == "down" else weight)
+
+
+@pytest.mark.parametrize("method", ["cp", "tucker"])
+def test_a_planted_tensor_is_found(method: str) -> None:
+    model, plain = llama().double(), llama().double()
+    planted(model, 3, method)
+    plain.load_state_dict(model.state_dict())
+    (report,) = compress(model, TRAWL(layers=[-1], method=method, rank=3, sweeps=500, tolerance=1e-12))  # type: ignore[arg-type]
+    assert report["error"] < 1e-6 and report["dense"] == []
+    torch.testing.assert_close(model(words()), plain(words()), rtol=1e-4, atol=1e-4)
+    assert parameters(model)["total"] == parameters(plain)["total"] - 3 * (40 * 24 - 3 * 64)
+
+
+def test_a_stack_rank_squeezes() -> None:
+    """The released rank 2 on a mode of 3 loses what a full one keeps."""
+    reports = []
+    for stack_rank in (None, 3, 2):
+        model = llama().double()
+        planted(model, 4, "tucker")
+        reports += compress(model, TRAWL(layers=[-1], method="tucker", rank=4, stack_rank=stack_rank))
+    free, full, squeezed = (report["error"] for report in reports)
+    assert free < 1e-6 and full < 1e-6 and squeezed > 0.1
+
+
+@pytest.mark.parametrize("method", ["cp", "tucker"])
+def test_shared_spaces_cost_accuracy_beside_separate_ones(method: str) -> None:
+    model, other = llama().double(), llama().double()
+    (shared,) = compress(model, TRAWL(layers=[0], method=method, rank=8))  # type: ignore[arg-type]
+    best = compress(other, LASER(layers=[0], matrices="mlp", rank=8))
+    assert {key.rpartition(".")[2] for key in shared["errors"]} == {"gate", "up", "down"}
+    for report in best:
+        ((name, error),) = [(k.removesuffix("_error"), v) for k, v in report.items() if k.endswith("_error")]
+        assert shared["errors"][f"layers.0.{name}"] > error
+    history = shared["history"]
+    assert all(after <= before + 1e-9 for before, after in zip(history, history[1:], strict=False))
+
+
+def test_seeds() -> None:
+    out = []
+    for seed in (0, 0, 1):
+        model = llama()
+        compress(model, TRAWL(layers=[0], rank=5, start="random", sweeps=3, seed=seed))
+        out.append(model(words()))
+    assert torch.equal(out[0], out[1]) and not torch.equal(out[0], out[2])
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("gptj", 2), ("gpt2", 1), ("gpt_neox", 5), ("roberta", 6), ("llama", 4)])
+def test_families(kind: str, mode: int) -> None:
+    model, plain = tiny(kind), tiny(kind)
+    compress(model, TRAWL(mode=mode, rank=3, sweeps=5))
+    assert parameters(model)["total"] < parameters(plain)["total"]
+    assert logits(densify(model, plain), ids()).sub(logits(model, ids())).abs().max() < 1e-4
+
+
+def test_a_budget_goes_where_the_singular_values_are() -> None:
+    model, plain = llama(), llama()
+    planted(model, 6, "tucker", layer=0)
+    planted(model, 2, "tucker", layer=1)
+    reports = compress(model, TRAWL(method="tucker", keep=0.6))
+    assert [report["ranks"] for report in reports] == [6, 2]
+    assert all(report["error"] < 1e-5 for report in reports)
+    assert parameters(plain)["total"] - parameters(model)["total"] == 6 * 24 * 40 - 8 * 3 * 64
+
+
+def test_bad_input() -> None:
+    def plan(**options: object) -> None:
+        outline(llama().to("meta"), TRAWL(**options))  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=r"^compress.rank=25: layers.0.mlp has matrices 40 x 24, which take 1 to 24$"):
+        plan(rank=25)
+    with pytest.raises(
+        ConfigError, match=r"^compress.mode=2: matrices of one shape are stacked; layers.0 has q 48 x 24"
+    ):
+        plan(mode=2)
+    with pytest.raises(ConfigError, match=r"^compress.layers: 7: expected 0 to 1"):
+        plan(layers=[7])
+    with pytest.raises(ConfigError, match=r"^compress.stack_rank=4: layers.0.mlp takes 1 to 3$"):
+        plan(method="tucker", stack_rank=4, rank=2)
+    with pytest.raises(ValueError, match=r"^stack_rank=2: belongs to method=tucker"):
+        TRAWL(stack_rank=2)
+    with pytest.raises(ValueError, match=r"^mode=7: expected int >= 1 and <= 6$"):
+        TRAWL(mode=7)
