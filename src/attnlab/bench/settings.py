@@ -11,7 +11,7 @@ from attnlab.config.bounds import bounded
 Length = Annotated[int, Ge(1)]
 Filled = Annotated[int, Ge(0)]
 
-What = Literal["training", "model", "decoding", "beam", "forward"]
+What = Literal["training", "model", "decoding", "beam", "forward", "projections", "whole", "decomposition"]
 KINDS: tuple[str, ...] = get_args(What)
 
 
@@ -28,6 +28,9 @@ class Settings:
             text, whose cache is filled at random.
             beam: beam search over the task's decoder, `beam` hypotheses of `steps` tokens each.
             forward: one compressed attention layer of a vision transformer.
+            projections: the attention projections of one compressed layer, `text` tokens.
+            whole: one forward pass of a compressed language model, `text` tokens.
+            decomposition: partial Tucker of one layer's heads, beside TensorLy's.
         batch: rows, sentences or images.
         beam: hypotheses of a sentence.
         prefix: positions of the encoder's output.

@@ -1,0 +1,123 @@
+"""The partial Tucker decomposition of one layer's heads: ours beside TensorLy's, on noise of the layer's size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from attnlab.bench.compressed import Compared, method_of
+from attnlab.bench.settings import Settings, Shape
+from attnlab.bench.workloads.base import Workload
+from attnlab.compression.decompositions import tucker
+from attnlab.compression.methods.tensorllm import Sizes, TensorLLM
+from attnlab.errors import ConfigError
+
+SAME = 1e-3  # how far above TensorLy's relative error ours may lie: HOOI ends in local minima
+
+
+@dataclass(frozen=True)
+class Solver:
+    """`hooi`: attnlab's; `tensorly`: `partial_tucker` of TensorLy, with the settings of TensorLLM's released code."""
+
+    name: Literal["hooi", "tensorly"]
+    cfg: DictConfig
+
+    def sizes(self) -> Sizes:
+        return method(self.cfg).sizes(Compared("compressed", self.cfg).layer())
+
+    def error(self, tensor: Tensor) -> float:
+        """The relative error of the decomposition of a tensor (n, h, d, dv). LookupError: TensorLy is not installed."""
+        sizes, options = self.sizes(), method(self.cfg)
+        (stack,) = sizes.stacks
+        limits = {"sweeps": options.sweeps, "tolerance": options.tolerance}
+        if self.name == "hooi":
+            return tucker([tensor], sizes.ranks, [stack.rank], **limits).error
+        partial_tucker = _tensorly()
+        ranks = [stack.rank or len(stack.names), *sizes.ranks]
+        sweeps = {"n_iter_max": options.sweeps, "tol": options.tolerance, "init": "svd"}
+        _, found = partial_tucker(tensor, rank=ranks, modes=[0, 2, 3], **sweeps)
+        return float(found[-1])
+
+
+def method(cfg: DictConfig) -> TensorLLM:
+    """ConfigError: `compress=` is another method."""
+    found = method_of(cfg)
+    if not isinstance(found, TensorLLM):
+        raise ConfigError("bench.what=decomposition measures partial Tucker: give compress=tensorllm")
+    return found
+
+
+def noise(sizes: Sizes) -> Tensor:
+    """The tensor of a layer, (n, h, d, dv), float32, the same in every process."""
+    (stack,) = sizes.stacks
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(len(stack.names), stack.heads, sizes.dim, sizes.width, generator=generator)
+
+
+def _tensorly() -> Any:
+    """partial_tucker of TensorLy, on torch tensors. LookupError: it is not installed."""
+    try:
+        import tensorly
+        from tensorly.decomposition import partial_tucker
+    except ImportError as error:
+        raise LookupError("TensorLy is not installed: pip install tensorly") from error
+    tensorly.set_backend("pytorch", local_threadsafe=True)
+    return partial_tucker
+
+
+class Decomposition(Workload):
+    """One decomposition of one layer; `text` and `batch` have no meaning."""
+
+    about = "partial Tucker of noise of one layer's size, the method's ranks, sweeps and tolerance, float32 input"
+    checked = ("error",)
+
+    def __init__(self, variant: Solver, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        if variant.name == "tensorly":
+            _tensorly()
+        self.variant, self.tensor = variant, noise(variant.sizes()).to(device, dtype)
+
+    @classmethod
+    def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Solver]:
+        """TensorLy's solver stands beside ours unless `bench.references` is empty.
+
+        ConfigError: `compress=` is another method, or the layer's heads make several stacks.
+        """
+        if len(Solver("hooi", cfg).sizes().stacks) > 1:
+            raise ConfigError("bench.what=decomposition: a model with grouped keys and values has no single tensor")
+        return [Solver("hooi", cfg), *([Solver("tensorly", cfg)] if settings.references else [])]
+
+    @classmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        return [Shape("decomposition", 1, 1, 0, 1)]
+
+    @classmethod
+    def describe(cls, shape: Shape) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def check(cls, variant: Solver, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        """How far the relative error of ours lies above TensorLy's, after one decomposition each; 0: not above."""
+        if variant.name == "tensorly":
+            _tensorly()
+            return {}
+        if not settings.references:
+            return {}
+        tensor = noise(variant.sizes()).to(device, dtype)
+        theirs = Solver("tensorly", variant.cfg).error(tensor)
+        ours = variant.error(tensor)
+        return {"error": max(0.0, ours - theirs), "ours": ours, "tensorly": theirs, "tolerance": SAME}
+
+    @classmethod
+    def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """The size of the tensor and the ranks."""
+        sizes: Sizes = variants[0].sizes()
+        (stack,) = sizes.stacks
+        return {"tensor": [sizes.dim, sizes.width, len(stack.names), stack.heads], "ranks": [*sizes.ranks, stack.rank]}
+
+    def run(self) -> None:
+        self.variant.error(self.tensor)

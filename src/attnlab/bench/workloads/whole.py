@@ -1,0 +1,56 @@
+"""The whole forward pass of a pretrained language model, compressed and dense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from attnlab.bench.compressed import Compared, method_of
+from attnlab.bench.settings import Settings, Shape
+from attnlab.bench.workloads.base import Workload
+from attnlab.compression.counting import rate
+
+
+class Whole(Workload):
+    """Logits of `batch` texts of `text` tokens."""
+
+    about = "one forward pass of the whole model, every position's logits, no cache, no gradients, random weights"
+    checked = ()
+
+    def __init__(self, variant: Compared, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.model = variant.whole(dtype, device)
+        config: Any = self.model.config
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(config.vocab_size, (shape.batch, shape.text), generator=generator).to(device)
+
+    @classmethod
+    def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Compared]:
+        """ConfigError: `compress` names no method."""
+        method_of(cfg)
+        return [Compared("compressed", cfg), Compared("dense", cfg)]
+
+    @classmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        return [Shape("whole", settings.batch, 1, 0, text) for text in settings.texts]
+
+    @classmethod
+    def describe(cls, shape: Shape) -> dict[str, Any]:
+        return {"tokens": shape.text}
+
+    @classmethod
+    def check(cls, variant: Compared, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        """Nothing: two models with different weights. `projections` checks the modules."""
+        return {}
+
+    @classmethod
+    def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Parameters and multiply-adds of a token of what is compressed, before and after."""
+        cfg = variants[0].cfg
+        return dict(rate(Compared("dense", cfg).outline()[0], Compared("compressed", cfg).outline()[0]))
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        self.model(input_ids=self.tokens)
