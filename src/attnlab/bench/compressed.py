@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from attnlab.compression import Method, outline
+from attnlab.compression.counting import rate
 from attnlab.compression.modules.base import Replacement
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
@@ -91,3 +92,10 @@ def projections(model: nn.Module, layer: Layer) -> Iterator[tuple[nn.Module, Pro
         if projection.path not in seen:
             seen.add(projection.path)
             yield model.get_submodule(projection.path), projection
+
+
+def remaining(cfg: DictConfig) -> dict[str, float]:
+    """The compression rate, and what is left of the multiply-adds of a token in the compressed matrices."""
+    found = rate(Compared("dense", cfg).outline()[0], Compared("compressed", cfg).outline()[0])
+    left = 100 * found["multiply_adds_factorised"] / found["multiply_adds_dense"]
+    return {"rate": round(found["rate"], 4), "multiply_adds_percent": round(left, 2)}

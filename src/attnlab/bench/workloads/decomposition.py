@@ -30,17 +30,24 @@ class Solver:
     def sizes(self) -> Sizes:
         return method(self.cfg).sizes(Compared("compressed", self.cfg).layer())
 
-    def error(self, tensor: Tensor) -> float:
-        """The relative error of the decomposition of a tensor (n, h, d, dv). LookupError: TensorLy is not installed."""
+    def error(self, blocks: Sequence[Tensor]) -> float:
+        """The relative error of the decomposition of blocks (n, h, d, dv).
+
+        LookupError: TensorLy is not installed, or there are several blocks.
+        """
         sizes, options = self.sizes(), method(self.cfg)
-        (stack,) = sizes.stacks
-        limits = {"sweeps": options.sweeps, "tolerance": options.tolerance}
+        ranks = [stack.rank for stack in sizes.stacks]
         if self.name == "hooi":
-            return tucker([tensor], sizes.ranks, [stack.rank], **limits).error
-        partial_tucker = _tensorly()
-        ranks = [stack.rank or len(stack.names), *sizes.ranks]
-        sweeps = {"n_iter_max": options.sweeps, "tol": options.tolerance, "init": "svd"}
-        _, found = partial_tucker(tensor, rank=ranks, modes=[0, 2, 3], **sweeps)
+            return tucker(blocks, sizes.ranks, ranks, sweeps=options.sweeps, tolerance=options.tolerance).error
+        partial_tucker, (block,) = _tensorly(sizes), blocks
+        _, found = partial_tucker(
+            block,
+            rank=[ranks[0] or len(block), *sizes.ranks],
+            modes=[0, 2, 3],
+            n_iter_max=options.sweeps,
+            tol=options.tolerance,
+            init="svd",
+        )
         return float(found[-1])
 
 
@@ -52,15 +59,17 @@ def method(cfg: DictConfig) -> TensorLLM:
     return found
 
 
-def noise(sizes: Sizes) -> Tensor:
-    """The tensor of a layer, (n, h, d, dv), float32, the same in every process."""
-    (stack,) = sizes.stacks
+def noise(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Blocks of a layer's size, (n, h, d, dv) each, the same in every process."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(len(stack.names), stack.heads, sizes.dim, sizes.width, generator=generator)
+    shapes = [(len(stack.names), stack.heads, sizes.dim, sizes.width) for stack in sizes.stacks]
+    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
 
 
-def _tensorly() -> Any:
-    """partial_tucker of TensorLy, on torch tensors. LookupError: it is not installed."""
+def _tensorly(sizes: Sizes) -> Any:
+    """partial_tucker of TensorLy, on torch tensors. LookupError: not installed, or it has no such decomposition."""
+    if len(sizes.stacks) > 1:
+        raise LookupError("TensorLy cannot decompose heads of different numbers with common factors")
     try:
         import tensorly
         from tensorly.decomposition import partial_tucker
@@ -78,17 +87,16 @@ class Decomposition(Workload):
 
     def __init__(self, variant: Solver, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         if variant.name == "tensorly":
-            _tensorly()
-        self.variant, self.tensor = variant, noise(variant.sizes()).to(device, dtype)
+            _tensorly(variant.sizes())
+        self.variant, self.blocks = variant, noise(variant.sizes(), dtype, device)
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Solver]:
         """TensorLy's solver stands beside ours unless `bench.references` is empty.
 
-        ConfigError: `compress=` is another method, or the layer's heads make several stacks.
+        ConfigError: `compress=` is another method.
         """
-        if len(Solver("hooi", cfg).sizes().stacks) > 1:
-            raise ConfigError("bench.what=decomposition: a model with grouped keys and values has no single tensor")
+        method(cfg)
         return [Solver("hooi", cfg), *([Solver("tensorly", cfg)] if settings.references else [])]
 
     @classmethod
@@ -102,22 +110,22 @@ class Decomposition(Workload):
     @classmethod
     def check(cls, variant: Solver, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
         """How far the relative error of ours lies above TensorLy's, after one decomposition each; 0: not above."""
+        sizes = variant.sizes()
         if variant.name == "tensorly":
-            _tensorly()
+            _tensorly(sizes)
             return {}
-        if not settings.references:
+        if not settings.references or len(sizes.stacks) > 1:
             return {}
-        tensor = noise(variant.sizes()).to(device, dtype)
-        theirs = Solver("tensorly", variant.cfg).error(tensor)
-        ours = variant.error(tensor)
+        blocks = noise(sizes, dtype, device)
+        theirs, ours = Solver("tensorly", variant.cfg).error(blocks), variant.error(blocks)
         return {"error": max(0.0, ours - theirs), "ours": ours, "tensorly": theirs, "tolerance": SAME}
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """The size of the tensor and the ranks."""
         sizes: Sizes = variants[0].sizes()
-        (stack,) = sizes.stacks
-        return {"tensor": [sizes.dim, sizes.width, len(stack.names), stack.heads], "ranks": [*sizes.ranks, stack.rank]}
+        tensors = [[sizes.dim, sizes.width, len(stack.names), stack.heads] for stack in sizes.stacks]
+        return {"tensors": tensors, "ranks": [*sizes.ranks, *{stack.rank for stack in sizes.stacks}]}
 
     def run(self) -> None:
-        self.variant.error(self.tensor)
+        self.variant.error(self.blocks)

@@ -9,10 +9,9 @@ import torch
 from omegaconf import DictConfig
 from torch.nn import functional as F
 
-from attnlab.bench.compressed import Compared, method_of, projections
+from attnlab.bench.compressed import Compared, method_of, projections, remaining
 from attnlab.bench.settings import Settings, Shape
 from attnlab.bench.workloads.base import Workload
-from attnlab.compression.counting import rate
 from attnlab.compression.modules.base import Replacement
 
 EXACT = 1e-10  # relative difference in float64 above which no ratio is reported
@@ -65,10 +64,9 @@ class Projections(Workload):
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """Parameters and multiply-adds of a token of what is compressed, before and after."""
+        """The layer, the compression rate, and what is left of the multiply-adds."""
         compressed: Compared = variants[0]
-        dense = Compared("dense", compressed.cfg)
-        return {"layer": compressed.layer().path, **rate(dense.outline()[0], compressed.outline()[0])}
+        return {"layer": compressed.layer().path, **remaining(compressed.cfg)}
 
     @torch.inference_mode()
     def run(self) -> None:

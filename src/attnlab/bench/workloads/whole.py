@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from attnlab.bench.compressed import Compared, method_of
+from attnlab.bench.compressed import Compared, method_of, remaining
 from attnlab.bench.settings import Settings, Shape
 from attnlab.bench.workloads.base import Workload
-from attnlab.compression.counting import rate
 
 
 class Whole(Workload):
@@ -47,9 +46,8 @@ class Whole(Workload):
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """Parameters and multiply-adds of a token of what is compressed, before and after."""
-        cfg = variants[0].cfg
-        return dict(rate(Compared("dense", cfg).outline()[0], Compared("compressed", cfg).outline()[0]))
+        """The compression rate, and what is left of the multiply-adds."""
+        return dict(remaining(variants[0].cfg))
 
     @torch.inference_mode()
     def run(self) -> None:

@@ -53,7 +53,11 @@ class AskedModel:
         if self.compressed:
             raise ConfigError(f"model={self.weights}: it is compressed already; give the model that it was made from")
         with torch.device("meta"):
-            return huggingface.create(self.weights or f"world-{self.sample}", self.options())
+            return self.create()
+
+    def create(self) -> nn.Module:
+        """The dense architecture with random weights, on the default device."""
+        return huggingface.create(self.weights or f"world-{self.sample}", self.options())
 
     def source(self, seed: int, cache_dir: Path) -> str:
         """What is loaded: `weights`, or the folder of the sample model, which is trained unless it is stored."""

@@ -74,7 +74,7 @@ class ReasoningTask(Task):
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        return ()
+        return ("projections", "whole", "decomposition")
 
     # --- from the config alone ----------------------------------------------------------------------------------
 

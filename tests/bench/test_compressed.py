@@ -1,0 +1,78 @@
+"""What mode=bench measures of compressed language models."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from attnlab.bench.compare import compare
+from attnlab.bench.workloads.projections import Projections
+from attnlab.compression.modules.tensorllm import HeadFactors
+from attnlab.config.build import instantiate
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError
+
+QUICK = ("bench.batch=1", "bench.text=5", "bench.rounds=1", "bench.warmup=0", "bench.memory=false", "hardware=cpu")
+
+
+def config(*overrides: str) -> DictConfig:
+    return compose("task=reasoning", "mode=bench", *QUICK, *overrides)
+
+
+def rows(cfg: DictConfig) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return compare(cfg, instantiate(cfg.bench), torch.device("cpu"), lambda n: None, lambda what, n: None)
+
+
+def test_projections_and_the_whole_model_beside_the_dense_ones() -> None:
+    cfg = config("bench.what=[projections,whole]", "compress=tensorllm", "compress.layers=[1]", "rank=4")
+    checks, (projections, whole) = rows(cfg)
+    assert checks["compressed"]["output"] < 1e-12
+    assert projections["layer"].endswith(".1") and projections["rate"] == whole["rate"] > 1
+    assert 0 < projections["multiply_adds_percent"] < 100
+    for row in (projections, whole):
+        assert list(row["variants"]) == ["compressed", "dense"] and row["ratios"][0]["seconds"]["median"] > 0
+
+
+def test_wrong_factors_give_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: HeadFactors, name: str, x: torch.Tensor) -> torch.Tensor:
+        return project(self, name, x) * 1.01
+
+    project = HeadFactors.project
+    monkeypatch.setattr(HeadFactors, "project", wrong)
+    _, (row,) = rows(config("bench.what=projections", "compress=tensorllm", "compress.layers=[0]", "rank=4"))
+    assert "not found equal to its reference: output off by 0.01" in row["ratios"][0]["not run"]
+
+
+def test_a_published_size_without_its_weights() -> None:
+    cfg = config("bench.what=projections", "model=roberta-base", "compress=tensorllm", "compress.ranks=[312,26,4]",
+                 "compress.layers=[-1]")  # fmt: skip
+    row = Projections.facts(
+        Projections.lineup(cfg, instantiate(cfg.bench)), Projections.shapes(cfg, instantiate(cfg.bench))[0], {}
+    )
+    assert row["rate"] == 3.7409
+
+
+def test_hooi_beside_tensorly(monkeypatch: pytest.MonkeyPatch) -> None:
+    tucker = ("bench.what=decomposition", "compress=tensorllm", "compress.layers=[0]", "task.model.sample=roberta")
+    cfg = config(*tucker, "compress.ranks=[12,4,3]", "bench.references=[tensorly]")
+    checks, (row,) = rows(cfg)
+    assert checks["hooi"]["ours"] <= checks["hooi"]["tensorly"] + 1e-3
+    assert row["ratios"][0]["against"] == "tensorly" and row["ratios"][0]["seconds"]["median"] > 0
+    monkeypatch.setitem(sys.modules, "tensorly", None)
+    _, (row,) = rows(cfg)
+    assert "TensorLy is not installed" in row["variants"]["tensorly"]["not run"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench.what=projections"], "give compress=<method>"),
+        (["bench.what=decomposition", "compress=mlp_svd", "rank=4"], "give compress=tensorllm"),
+        (["bench.what=projections", "compress=mlp_svd", "rank=4"], "no module in place of an attention projection"),
+    ],
+)
+def test_what_cannot_be_measured(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rows(config(*words))
