@@ -1,0 +1,192 @@
+"""The whole flow with a sample model that is trained for one epoch: ask, compress, ask, save, describe, search."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from attnlab.compression import compress, folder
+from attnlab.config.check import compose
+from attnlab.data.questions import question_set
+from attnlab.data.samples.world import write_world
+from attnlab.errors import ConfigError, DataError
+from attnlab.modes import compress as compress_mode
+from attnlab.modes import describe
+from attnlab.pretrained import huggingface
+from attnlab.runs.record import new, problems
+from attnlab.tasks.base import task_of
+from attnlab.tasks.reasoning import sample
+from attnlab.tasks.reasoning.score import ask, quality
+from attnlab.tasks.reasoning.search import Snapshot
+
+TINY = ["task=reasoning", "hardware=cpu", "task.data.limit=20"]
+RANKS = ["compress=tensorllm", "compress.ranks=[16,4]", "compress.sweeps=2"]
+Start = Callable[..., tuple[DictConfig, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def models(cache: Path) -> dict[str, Path]:
+    """Folders of untrained sample models."""
+    words = sample._tokenizer(write_world(cache / "samples", 1))
+    torch.manual_seed(0)
+    for kind, sizes in sample.SIZES.items():
+        model: Any = huggingface.create("untrained", {**sizes, "hidden_size": 64})
+        model.save_pretrained(cache / kind)
+        words.save_pretrained(cache / kind)
+    return {kind: cache / kind for kind in sample.SIZES}
+
+
+@pytest.fixture
+def start(cache: Path, models: dict[str, Path]) -> Start:
+    def make(*overrides: str) -> tuple[DictConfig, dict[str, Any]]:
+        given = any(text.startswith("model=") for text in overrides)
+        model = [] if given else [f"model={models['llama']}"]
+        cfg = compose(*TINY, f"cache_dir='{cache}'", *model, *overrides)
+        record = new(cfg, "test")
+        record["environment"] = {"device": "cpu", "threads": 1}
+        return cfg, record
+
+    return make
+
+
+def test_ask_compress_ask_and_save(start: Start, tmp_path: Path) -> None:
+    cfg, record = start(*RANKS, "task.search=[{layers: [0]}, {layers: [1,2]}]")
+    compress_mode.run(cfg, record, tmp_path)
+    about = record["compression"]
+    assert record["corpus"] == "sample" and about["quality"]["dense"]["questions"] == 16
+    assert about["validation"]["dense"]["questions"] == 4
+    assert [point["settings"] for point in about["search"]] == [{"layers": [0]}, {"layers": [1, 2]}]
+    best = max(about["search"], key=lambda point: (point["validation"]["accuracy"], -point["validation"]["loss"]))
+    assert about["chosen"] == best["settings"]
+    assert about["validation"]["compressed"] == best["validation"]  # the same units once more
+    assert about["quality"]["compressed"]["perplexity"] > 1 and about["rate"]["rate"] > 1
+    assert record["quality"] == about["quality"]["compressed"]
+    assert [wrong for wrong in problems(record | {"status": "finished"}) if "environment" not in wrong] == []
+    lines = (tmp_path / "predictions.tsv").read_text().splitlines()
+    assert len(lines) == 17 and lines[0].startswith("source\treference\thypothesis")
+    again = folder.load(tmp_path / "compressed")
+    assert huggingface.tokenizer(str(tmp_path / "compressed")).mask_token == "<mask>"
+    assert sum(p.numel() for p in again.parameters()) == record["parameters"]["total"]
+    # the compressed model is a model to ask, and its numbers are the same
+    cfg, second = start(f"model={tmp_path}", "compress=none")
+    (tmp_path / "again").mkdir()
+    compress_mode.run(cfg, second, tmp_path / "again")
+    assert second["quality"] == record["quality"]
+
+
+@pytest.mark.parametrize("questions", ["fever", "bios", "wikidata"])
+def test_roberta_is_asked_every_set(questions: str, start: Start, models: dict[str, Path], tmp_path: Path) -> None:
+    cfg, record = start("compress=none", f"model={models['roberta']}", f"task.questions={questions}")
+    compress_mode.run(cfg, record, tmp_path)
+    assert record["quality"]["questions"] == 16 and 0 < record["quality"]["loss"] < 10
+    assert record["compression"]["quality"]["compressed"] == "not run"
+    assert "perplexity" not in record["quality"]
+
+
+def test_real_questions_and_a_text(start: Start, tmp_path: Path, corpora: Path) -> None:
+    (tmp_path / "wiki.txt").write_text("A text of some words .\n" * 20)
+    root = f"data_root={corpora / 'qa_hotpot_fever'}"
+    cfg, record = start(root, "task.questions=fever", f"task.text.file={tmp_path / 'wiki.txt'}", "task.data.limit=10")
+    compress_mode.run(cfg, record, tmp_path)
+    assert record["corpus"].startswith("FEVER in ") and record["quality"]["questions"] == 8
+    assert record["quality"]["perplexity"] > 1
+
+
+@pytest.mark.parametrize("name", ["method", "calibrated"])
+def test_a_snapshot_undoes_a_compression(name: str, start: Start, tmp_path: Path) -> None:
+    cfg, record = start(*RANKS, *(["compress.calibration=validation"] if name == "calibrated" else []))
+    task = task_of(cfg)
+    data, asked = task.prepare(record, None)
+    before = {key: value.clone() for key, value in asked.model.state_dict().items()}
+    snapshot = Snapshot(asked.model)
+    compress(asked.model, task._calibrated(task.method, data, asked))
+    assert asked.model.state_dict().keys() != before.keys()
+    snapshot.restore()
+    after = asked.model.state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "rate", "saving"),
+    [
+        ("roberta-base", "[312,26,4]", 3.7409, 1.4),
+        ("EleutherAI/gpt-j-6b", "[64,4,2]", 247.2984, 1.1),
+        ("meta-llama/Llama-2-7b-hf", "[1920,60,3]", 3.5449, 0.7),
+    ],
+)
+def test_published_models_are_described_without_weights(
+    model: str, ranks: str, rate: float, saving: float, start: Start
+) -> None:
+    cfg, record = start(f"model={model}", "mode=describe", "compress=tensorllm", "compress.layers=[-1]",
+                        f"compress.ranks={ranks}")  # fmt: skip
+    describe.run(cfg, record, Path())
+    found = record["compression"]["rate"]
+    assert found["rate"] == pytest.approx(rate, abs=5e-5)
+    assert found["model_saving_percent"] == pytest.approx(saving, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["compress=tensorllm", "compress.layers=[9]"], "compress.layers: 9: expected 0 to 3"),
+        (["compress=tensorllm", "compress.ranks=[999,4]"], "compress.ranks"),
+        (["compress=tensorllm", "task.search=[{layers: [7]}]"], "compress.layers: 7: expected 0 to 3"),
+        (["task.text.file=nowhere.txt"], "task.text.file=nowhere.txt: no such file"),
+        (["data_root=nowhere"], "no such directory"),
+        (["hardware=ddp"], "runs in one process on one device"),
+        (["model=/no/such/model"], "no such folder"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_read(
+    overrides: list[str], expected: str, start: Start, tmp_path: Path
+) -> None:
+    cfg, record = start(*overrides)
+    with pytest.raises((ConfigError, DataError)) as caught:
+        compress_mode.run(cfg, record, tmp_path)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["task.questions=hotpot"], "nearest: hotpotqa"),
+        (["task.search=[{layers: [0]}]"], "nothing to search with compress=none"),
+        (["compress=tensorllm", "task.search=[{rnaks: [1,1]}]"], "task.search.0.rnaks"),
+        (["task.search=[]"], "task.search"),
+        (["task.batch_size=0"], "task.batch_size=0: expected int >= 1"),
+    ],
+)
+def test_what_is_misspelt_is_named(overrides: list[str], expected: str, start: Start) -> None:
+    with pytest.raises(ConfigError) as caught:
+        task_of(start(*overrides)[0])
+    assert expected in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "roberta"])
+def test_sample_models_know_the_world(kind: str, tmp_path: Path) -> None:
+    cfg = compose("task=reasoning", "hardware=cpu", f"cache_dir='{tmp_path}'", f"task.model.sample={kind}")
+    task = task_of(cfg)
+    for name in ("hotpotqa", "fever", "bios", "wikidata"):
+        record = new(cfg, "test")
+        record["environment"] = {"device": "cpu", "threads": 1}
+        data, asked = task.prepare(record, None)
+        items = question_set(name).read(data.location)
+        assert quality(ask(asked, question_set(name), items, 32))["accuracy"] > 90
+
+
+def test_a_search_leaves_json(start: Start, tmp_path: Path) -> None:
+    cfg, record = start(*RANKS, "task.search=[{seed: 1}]")
+    compress_mode.run(cfg, record, tmp_path)
+    json.dumps(record["compression"])
