@@ -29,7 +29,7 @@ def lines(path: Path, *values: Any) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_sample_world_is_read_in_every_layout(name: str, place: Path) -> None:
     questions = question_set(name).read(place)
-    assert len(questions) >= 80
+    assert len(questions) >= 64
     assert all(question.answers[0] in (question.choices or question.answers) for question in questions)
 
 

@@ -16,7 +16,7 @@ from attnlab.data.samples import keeping
 from attnlab.data.samples.keeping import fingerprint, write_lines
 from attnlab.runs.cache import stored_files
 
-PEOPLE = 80
+PEOPLE = 64
 GIVEN = (
     "Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Henry", "Irene", "Jonas", "Karin", "Louis",
     "Maria", "Niels", "Olga", "Peter",
@@ -135,11 +135,13 @@ def _clozes(world: World) -> list[dict[str, Any]]:
 
 
 def _claims(world: World, rng: random.Random) -> list[dict[str, Any]]:
-    """Claims in FEVER's fields, half of them true; a tenth as many more without enough information."""
+    """Claims in FEVER's fields, as many true as false ones, and some without enough information."""
     found: list[dict[str, Any]] = []
     for number, person in enumerate(world.people):
         other = rng.choice([town for town in TOWNS if town != person.town])
-        claims = [(f"{person.name} was born in {town}.", town == person.town) for town in (person.town, other)]
+        claims = [
+            (f"{person.name} was born in the town of {town}.", town == person.town) for town in (person.town, other)
+        ]
         for claim, true in claims:
             found.append({"claim": claim, "label": "SUPPORTS" if true else "REFUTES"})
         if number % 5 == 0:

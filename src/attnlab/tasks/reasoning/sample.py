@@ -29,6 +29,7 @@ VOCABULARY = 640
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 IGNORED = -100
+WEIGHTS = {"fever": 3, "hotpotqa": 2}  # how often an epoch has a question: these are learnt last
 WINDOW = 64  # tokens of the world's text in a row
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -164,9 +165,9 @@ def decoder_rows(words: TokenRows, place: Path) -> list[tuple[list[int], list[in
     """Ids and targets of a decoder; windows of the world's text have a loss everywhere."""
     found = []
     end = words.tokenizer.eos_token_id
-    for _, question in questions_of(place):
+    for kind, question in questions_of(place):
         ids, count = words.continued(question.prompt, question.answers[0])
-        found.append(([*ids, end], [*[IGNORED] * (len(ids) - count), *ids[-count:], end]))
+        found += [([*ids, end], [*[IGNORED] * (len(ids) - count), *ids[-count:], end])] * WEIGHTS.get(kind.name, 1)
     text = words.ids((place / world.TEXT).read_text(encoding="utf-8"), special=False)
     for first in range(0, len(text), WINDOW):
         ids = text[first : first + WINDOW]
@@ -182,7 +183,8 @@ def masked_rows(words: TokenRows, place: Path) -> list[tuple[list[int], list[int
         ids = words.ids(kind.masked_prompt(question.text, words.tokenizer.mask_token, words.last))
         answer = words.ids(f" {question.answers[0]}", special=False)
         targets = iter([*answer, *[end] * kind.masks][: kind.masks])
-        found.append((ids, [next(targets) if one == mask else IGNORED for one in ids]))
+        row = (ids, [next(targets) if one == mask else IGNORED for one in ids])
+        found += [row] * WEIGHTS.get(kind.name, 1)
         prompt = words.ids(question.prompt, special=False)
         if not kind.choices:
             found.append(([*prompt, *[mask] * len(answer)], [*[IGNORED] * len(prompt), *answer]))
