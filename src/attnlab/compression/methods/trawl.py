@@ -37,7 +37,7 @@ SHARE = 10  # of the smaller side: the rank where none is given
 
 
 @dataclass(frozen=True)
-class Stack:
+class MatrixStack:
     """Matrices of one shape. turned: those that are stacked as their transposes."""
 
     name: str
@@ -144,7 +144,7 @@ class TRAWL(Method):
             found.append(Ladder(stack.name, stack.dense, steps))
         return found
 
-    def stacks(self, model: nn.Module, layers: Sequence[Layer]) -> list[Stack]:
+    def stacks(self, model: nn.Module, layers: Sequence[Layer]) -> list[MatrixStack]:
         """The tensors of the mode. ConfigError: matrices that are unknown, compressed already, or of several shapes."""
         chosen = chosen_layers(layers, self.layers)
         span = SPAN[(self.mode - 1) % 3]
@@ -156,7 +156,7 @@ class TRAWL(Method):
             first += size
         return found
 
-    def _stack(self, model: nn.Module, layers: Sequence[Layer]) -> Stack:
+    def _stack(self, model: nn.Module, layers: Sequence[Layer]) -> MatrixStack:
         attention = self.mode <= 3
         matrices: dict[Place, Projection] = {}
         for layer in layers:
@@ -180,9 +180,9 @@ class TRAWL(Method):
             )
         what = layers[0].attention if attention else layers[0].mlp
         name = f"{what} and {len(layers) - 1} more" if len(layers) > 1 else str(what)
-        return Stack(name, matrices, turned, next(iter(shapes.values())))
+        return MatrixStack(name, matrices, turned, next(iter(shapes.values())))
 
-    def rank_for(self, stack: Stack) -> int:
+    def rank_for(self, stack: MatrixStack) -> int:
         """R of a stack. ConfigError: more than its smaller side allows."""
         most = min(stack.shape)
         rank = max(1, most // SHARE) if self.rank is None else self.rank
@@ -197,7 +197,7 @@ class TRAWL(Method):
         return int(report["ranks"]) if self.keep is None else None
 
     @torch.no_grad()
-    def _fit(self, model: nn.Module, stack: Stack, rank: int, watch: Watch) -> Change:
+    def _fit(self, model: nn.Module, stack: MatrixStack, rank: int, watch: Watch) -> Change:
         tensor = stack.read(model)
         left, right, history = self._decomposed(tensor, rank, watch)
         found: dict[Place, Replacement | Tensor] = {}
@@ -252,6 +252,6 @@ def _pair(matrix: Projection, rank: int) -> LowRankLinear | None:
     return LowRankLinear(width, rank, out, bias=matrix.bias) if rank * (out + width) < out * width else None
 
 
-def _outline(stack: Stack, rank: int) -> Change:
+def _outline(stack: MatrixStack, rank: int) -> Change:
     pairs = {place: _pair(matrix, rank) for place, matrix in stack.matrices.items()}
     return Change(projections={place: pair for place, pair in pairs.items() if pair is not None})

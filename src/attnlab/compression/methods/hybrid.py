@@ -1,0 +1,82 @@
+"""Several methods one after another, each on its own matrices: the hybrids of TensorLLM, table III."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from attnlab.compression.keep import with_budget
+from attnlab.compression.methods.base import Ladder, Method, Share, Unit
+from attnlab.config.bounds import bounded
+from attnlab.errors import ConfigError
+from attnlab.pretrained.base import Layer
+
+
+@bounded
+class Hybrid(Method):
+    """The units of several methods. No two of them may change the same matrix.
+
+    Args:
+        steps: methods by name, in their order. A new hybrid is a file in conf/compress that lists them:
+            `laser_mlp@steps.laser` under `defaults` gives conf/compress/laser_mlp.yaml the name laser.
+        layers: numbers of layers for all steps, in place of their own; None: those of each step.
+        keep: the share that remains of the parameters of all matrices of all steps together; None: the ranks, or the
+            budget, of each step.
+
+    Raises:
+        ConfigError: no steps, one that is no method, or steps with different calibration data.
+    """
+
+    def __init__(self, steps: dict[str, Any], layers: list[int] | None = None, keep: Share | None = None) -> None:
+        if not steps:
+            raise ConfigError("compress.steps: expected at least one method")
+        for name, step in steps.items():
+            if not isinstance(step, Method):
+                raise ConfigError(f"compress.steps.{name}: expected a method, as a file in conf/compress has it")
+            if layers is not None and not hasattr(step, "layers"):
+                raise ConfigError(f"compress.layers: the step {name} always takes all layers")
+            if layers is not None:
+                step.layers = list(layers)
+        self.steps: dict[str, Method] = dict(steps)
+        self.keep = keep
+        wanted = {step.calibration for step in self.steps.values() if step.calibration is not None}
+        if len(wanted) > 1:
+            raise ConfigError(
+                f"compress.steps: calibration is {' and '.join(sorted(wanted))}; expected the same in all"
+            )
+        self.calibration = next(iter(wanted), None)
+        self._step_of: dict[str, str] = {}  # by the path of a unit; shared by copies
+
+    def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
+        found: list[Unit] = []
+        owner: dict[str, str] = {}
+        for name, step in self._ready().items():
+            units = step.units(model, layers) if self.chosen else with_budget(step, model, layers).units(model, layers)
+            for unit in units:
+                for path in unit.reads:
+                    if owner.setdefault(path, name) != name:
+                        raise ConfigError(f"compress.steps: {owner[path]} and {name} both change {path}")
+                self._step_of[unit.path] = name
+            found += units
+        return found
+
+    def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
+        return [ladder for step in self._ready().values() for ladder in step.ladders(model, layers)]
+
+    def rank_of(self, report: Mapping[str, Any]) -> int | None:
+        """That of the last step, which `rank=` belongs to; None for the others."""
+        last = list(self.steps)[-1]
+        return self.steps[last].rank_of(report) if self._step_of.get(report["path"]) == last else None
+
+    def _ready(self) -> dict[str, Method]:
+        """The steps with the calibration data and the ranks that were chosen for this method."""
+        found = {name: copy.copy(step) for name, step in self.steps.items()}
+        for step in found.values():
+            if step.calibration is not None:
+                step.grams = self.grams
+            if self.chosen is not None:
+                step.chosen = self.chosen
+        return found

@@ -1,0 +1,91 @@
+"""Several methods on one model: the same as one after the other, from the command line, and what is refused."""
+
+import pytest
+import torch
+
+from attnlab.compression import Method, compress
+from attnlab.compression.calibration import calibrated
+from attnlab.compression.counting import parameters
+from attnlab.compression.methods.hybrid import Hybrid
+from attnlab.compression.methods.laser import LASER
+from attnlab.compression.methods.mlp_svd import MLPSVD
+from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.config.build import instantiate
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError
+from attnlab.runs.identity import recipe
+from tests.compression.llama import llama, words
+from tests.pretrained.tiny import tiny
+
+
+def test_the_same_as_one_method_after_the_other() -> None:
+    both, apart = llama(), llama()
+    method = Hybrid({"laser": LASER(rho=0.3), "tensorllm": TensorLLM(rank=3)}, layers=[1])
+    reports = compress(both, method)
+    compress(apart, LASER(layers=[1], rho=0.3))
+    compress(apart, TensorLLM(layers=[1], rank=3))
+    assert torch.equal(both(words()), apart(words()))
+    assert [report["path"] for report in reports] == [
+        *(f"layers.1.mlp.{name}_proj" for name in ("gate", "up", "down")),
+        "layers.1.self_attn",
+    ]
+    assert [method.rank_of(report) for report in reports] == [None, None, None, 3]
+
+
+def test_roberta_reads_its_own_output_projection() -> None:
+    """The released case 3 cuts W_O to a low rank before TensorLLM reads it; here TensorLLM's error is its own."""
+    alone = compress(tiny("roberta"), TensorLLM(layers=[0], rank=3))[0]
+    hybrid = Hybrid({"laser": LASER(rank=1), "tensorllm": TensorLLM(rank=3)}, layers=[0])
+    after = compress(tiny("roberta"), hybrid)[-1]
+    assert after["errors"]["o"] == alone["errors"]["o"] > 0
+
+
+def test_from_the_command_line() -> None:
+    cfg = compose(
+        "task=imagenet",
+        "compress=laser_tensorllm",
+        "rank=5",
+        "compress.layers=[0]",
+        "compress.steps.laser.rate=6",
+        "compress.steps.tensorllm.stack_rank=3",
+    )
+    method = instantiate(cfg.compress, path="compress")
+    assert isinstance(method, Hybrid) and cfg.rank == 5
+    laser, tensorllm = method.steps.values()
+    assert isinstance(laser, LASER) and laser.rate == 6 and laser.rank is None and laser.matrices == ["mlp"]
+    assert isinstance(tensorllm, TensorLLM) and (tensorllm.rank, tensorllm.stack_rank) == (5, 3)
+    assert laser.layers == tensorllm.layers == [0]
+    other = compose("task=imagenet", "compress=laser_tensorllm", "rank=5", "compress.layers=[0]")
+    assert recipe(cfg, {}) != recipe(other, {})
+    with pytest.raises(
+        ConfigError, match=r"^compress.steps.laser.rats: no such key; nearest: compress.steps.laser.rat"
+    ):
+        compose("task=imagenet", "compress=laser_tensorllm", "compress.steps.laser.rats=6")
+
+
+def test_one_budget_for_all_steps() -> None:
+    model, plain = llama(), llama()
+    compress(model, Hybrid({"laser": LASER(), "tensorllm": TensorLLM()}, keep=0.5))
+    attention = 2 * (2 * 48 * 24 + 2 * 16 * 24)
+    dense = attention + 2 * 3 * 24 * 40
+    left = dense - (parameters(plain)["total"] - parameters(model)["total"])
+    assert 0.4 * dense < left <= 0.5 * dense
+
+
+def test_calibration_reaches_the_step_that_asks_for_it() -> None:
+    model = llama()
+    steps: dict[str, Method] = {"laser": LASER(rank=4), "tensorllm": TensorLLM(rank=3, calibration="validation")}
+    method = calibrated(Hybrid(steps), model, lambda grams: model(words()))
+    reports = compress(model, method)
+    assert ["output_error" in report for report in reports] == [False] * 6 + [True] * 2
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match=r"^compress.steps: a and b both change layers.0.self_attn.o_proj$"):
+        compress(llama(), Hybrid({"a": LASER(matrices="o", rank=2), "b": TensorLLM(rank=2)}))
+    with pytest.raises(ConfigError, match=r"^compress.steps: expected at least one method$"):
+        Hybrid({})
+    with pytest.raises(ConfigError, match=r"^compress.steps.x: expected a method"):
+        Hybrid({"x": 3})
+    with pytest.raises(ConfigError, match=r"^compress.layers: the step x always takes all layers$"):
+        Hybrid({"x": MLPSVD(2)}, layers=[0])
