@@ -5,14 +5,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 
-from attnlab.compression import compress, densify
+from attnlab.compression import compress, densify, save
 from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.config.build import CONF, freeze
 from attnlab.errors import ConfigError
+from attnlab.modes import evaluate
+from attnlab.pretrained import huggingface
+from attnlab.runs.record import new
 from attnlab.tasks.reasoning.harness import TransformersEvaluation
-from tests.pretrained.tiny import tiny, words
+from tests.pretrained.tiny import saved, tiny, words
 
 TASK = """
 task: claims
@@ -53,12 +60,26 @@ def test_a_masked_language_model_is_refused() -> None:
         TransformersEvaluation(["claims"]).lm(SimpleNamespace(model=tiny("roberta"), tokenizer=words()), None)
 
 
-def test_a_task_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["compressed", "dense"])
+def test_mode_evaluate(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compressed model of a run, and a dense folder beside it, on a task of one's own."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = tmp_path / "rows.json"
     rows.write_text("\n".join(f'{{"label": {i % 2}}}' for i in range(6)))
     (tmp_path / "claims.yaml").write_text(TASK.replace("FILE", str(rows)))
-    model = tiny("llama")
-    compress(model, TensorLLM(ranks=[10, 5]))
-    found = TransformersEvaluation(["claims"], folder=str(tmp_path))(SimpleNamespace(model=model, tokenizer=words()), 0)
-    assert found["claims"]["acc"] == 0.5 and found["claims"]["examples"] == 6
+    model = saved(tmp_path / "dense")
+    if kind == "compressed":
+        compress(model, TensorLLM(ranks=[10, 5]))
+        save(model, tmp_path / "compressed", "tiny", huggingface.options_of(model))
+        words().save_pretrained(tmp_path / "compressed")
+    settings = ["task=reasoning", "mode=evaluate", "hardware=cpu", f"checkpoint='{tmp_path / kind}'"]
+    settings += [f"task.evaluation.folder='{tmp_path}'", "task.evaluation.tasks=[claims]"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = freeze(
+            compose("config", overrides=settings), {"task": "reasoning", "scale": "sample", "compress": "none"}
+        )
+    record = new(cfg, "test")
+    evaluate.run(cfg, record, tmp_path)
+    found = record["quality"]["tasks"]["claims"]
+    assert found["acc"] == 0.5 and found["examples"] == 6
+    assert record["parameters"]["total"] == sum(p.numel() for p in model.parameters())

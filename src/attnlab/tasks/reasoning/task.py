@@ -126,11 +126,16 @@ class ReasoningTask(Task):
         return asked
 
     def restore(self, record: dict[str, Any]) -> Asked:
-        """The compressed model of `checkpoint=`, for mode=evaluate. ConfigError: it is none."""
-        source = folder.find(self.cfg.checkpoint)
-        if source is None:
-            raise ConfigError(f"checkpoint={self.cfg.checkpoint}: give a run of mode=compress")
-        asked = Asked(folder.load(source).to(device_of(self.cfg)), huggingface.tokenizer(str(source)))
+        """The model of `checkpoint=`, for mode=evaluate: a run of mode=compress, its folder, or a Hugging Face folder.
+
+        Raises:
+            DataError: it is none of these, or damaged.
+        """
+        source = str(self.cfg.checkpoint)
+        if place := folder.find(source):
+            asked = Asked(folder.load(place).to(device_of(self.cfg)), huggingface.tokenizer(str(place)))
+        else:  # the dense model, for comparison
+            asked = Asked(huggingface.load(source, device=device_of(self.cfg)), huggingface.tokenizer(source))
         record["parameters"] = parameters(asked.model)
         return asked
 
