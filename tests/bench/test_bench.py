@@ -197,7 +197,7 @@ def test_every_workload_has_its_file() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("bench.what=trainng", "bench: what=trainng: expected training, model, decoding, beam, forward"),
+        ("bench.what=trainng", "bench: what=trainng: expected training, model, decoding, beam, forward, projections"),
         ("bench.what=[beam,speed]", "what=speed"),
         ("bench.batch=0", "batch=0: expected int >= 1"),
         ("bench.text=[4,0]", "text="),

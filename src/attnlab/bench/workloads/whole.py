@@ -11,13 +11,15 @@ from omegaconf import DictConfig
 from attnlab.bench.compressed import Compared, method_of, remaining
 from attnlab.bench.settings import Settings, Shape
 from attnlab.bench.workloads.base import Workload
+from attnlab.bench.workloads.projections import EXACT
+from attnlab.compression import densify
 
 
 class Whole(Workload):
     """Logits of `batch` texts of `text` tokens."""
 
     about = "one forward pass of the whole model, every position's logits, no cache, no gradients, random weights"
-    checked = ()
+    checked = ("output",)
 
     def __init__(self, variant: Compared, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.model = variant.whole(dtype, device)
@@ -41,8 +43,15 @@ class Whole(Workload):
 
     @classmethod
     def check(cls, variant: Compared, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-        """Nothing: two models with different weights. `projections` checks the modules."""
-        return {}
+        """The compressed model against the dense one that its factors stand for, in float64."""
+        if variant.name == "dense":
+            return {}
+        model = variant.whole(torch.float64, device)
+        dense = densify(model, Compared("dense", variant.cfg).whole(torch.float64, device), exact=False)
+        tokens = torch.arange(4, device=device)[None]
+        with torch.inference_mode():
+            ours, want = (one(input_ids=tokens).logits for one in (model, dense))
+        return {"output": float((ours - want).norm() / want.norm()), "tolerance": EXACT}
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
