@@ -232,6 +232,10 @@ def test_multiply_adds_are_those_of_the_spec() -> None:
     merged = vit()
     compress(merged, TensorLLM(ranks=[10, 8]))
     counts = [multiply_adds(each, (3, 32, 32))["attention"] for each in (vit(), merged)]
+    outlined = vit().to("meta")
+    with torch.device("meta"):
+        outline(outlined, TensorLLM(ranks=[10, 8]))
+    assert multiply_adds(outlined, (3, 32, 32))["attention"] == counts[1]
     assert counts[0] - counts[1] == 2 * 17 * (4 * 24 * 24 - (2 * 24 * 10 + 4 * 10 * 24))
     assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in dense.parameters())
 

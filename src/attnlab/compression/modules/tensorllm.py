@@ -245,7 +245,9 @@ class HeadFactors(Replacement):
         names = {each for each in self.place if self.axes[each] == axis}
         if len(names) == 1 or torch.compiler.is_compiling():
             return make()
-        state = (_version(x), torch.is_grad_enabled(), torch.is_autocast_enabled(x.device.type))
+        kind = x.device.type
+        mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has none
+        state = (_version(x), torch.is_grad_enabled(), mixed)
         given, was, found, waiting = self._shared.get(axis, (None, None, None, set()))
         if given is not x or was != state or name not in waiting:
             found, waiting = make(), names
