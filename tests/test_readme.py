@@ -59,6 +59,7 @@ def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.Mo
         if key in ("checkpoint", "resume", "baseline", "task.encoder_checkpoint"):
             Path(value).mkdir(parents=True, exist_ok=True)
         if key == "model":
+            Path(value).parent.mkdir(parents=True, exist_ok=True)
             Path(value).touch()
     plan = check(words)
     assert len(plan.jobs) == (9 if "seed=1,2,3" in words else 1)
