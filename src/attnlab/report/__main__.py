@@ -90,13 +90,15 @@ def written(options: argparse.Namespace) -> list[Path]:
     """Write the chosen report; the paths of its files."""
     if options.specs:
         return tables(options.specs, options.records)
-    from attnlab.report import bench, compression
+    from attnlab.report import bench, compression, reasoning
 
     for places, report in ((options.bench, bench), (options.compressed, compression)):
         if places:
             records = collect(places)
             if not records:
                 raise DataError("no readable record among those given")
+            if places is options.compressed and all(reasoning.is_one(one) for one in records):
+                report = reasoning
             return report.render(records, options.out or records[0].path.parent)
     return []
 

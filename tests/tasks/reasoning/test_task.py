@@ -186,6 +186,22 @@ def test_sample_models_know_the_world(kind: str, tmp_path: Path) -> None:
         assert quality(ask(asked, question_set(name), items, 32))["accuracy"] > 90
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        ["compress=tensorllm"],
+        ["compress=laser", "compress.matrices=[attn]", "compress.layers=null"],
+        ["compress=trawl", "compress.layers=null", "compress.sweeps=3"],
+    ],
+)
+def test_commands_of_the_sample_experiment(method: list[str], start: Start, tmp_path: Path) -> None:
+    cfg, record = start(*method, "compress.keep=0.35", "task.questions=wikidata")
+    compress_mode.run(cfg, record, tmp_path)
+    assert record["compression"]["rate"]["parameters"] <= record["compression"]["rate"]["parameters_dense"]
+    dense, compressed = (record["compression"]["quality"][point] for point in ("dense", "compressed"))
+    assert dense["loss"] != compressed["loss"] and dense["questions"] == compressed["questions"] == 16
+
+
 def test_a_search_leaves_json(start: Start, tmp_path: Path) -> None:
     cfg, record = start(*RANKS, "task.search=[{seed: 1}]")
     compress_mode.run(cfg, record, tmp_path)

@@ -124,7 +124,8 @@ def _tokenizer(place: Path) -> Any:
 def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float, batch_size: int) -> nn.Module:
     """A model trained on the world's text, and on every question with its answer.
 
-    Of a question only the answer's tokens, and of a decoder the end token after them, have a loss.
+    Of a question only the answer's tokens, and of a decoder the end token after them, have a loss; of a true claim all
+    tokens do.
     """
     rng = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
@@ -167,6 +168,7 @@ def decoder_rows(words: TokenRows, place: Path) -> list[tuple[list[int], list[in
     end = words.tokenizer.eos_token_id
     for kind, question in questions_of(place):
         ids, count = words.continued(question.prompt, question.answers[0])
+        count = len(ids) - 1 if question.answers[0] == "true" else count
         found += [([*ids, end], [*[IGNORED] * (len(ids) - count), *ids[-count:], end])] * WEIGHTS.get(kind.name, 1)
     text = words.ids((place / world.TEXT).read_text(encoding="utf-8"), special=False)
     for first in range(0, len(text), WINDOW):
