@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from attnlab.compression.modules.base import kinds
@@ -31,6 +32,11 @@ def register(config: Any) -> Any:
         raise ConfigError("peft is not installed: pip install 'attnlab[lora]'") from error
 
     class Adapter(Linear):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            with warnings.catch_warnings():  # the sizes are there: in_features and out_features
+                warnings.filterwarnings("ignore", message="Unsupported layer type")
+                super().__init__(*args, **options)
+
         def merge(self, *args: Any, **options: Any) -> None:
             raise ConfigError(
                 "an adapter cannot be merged into factors; keep it apart, or densify the model and load it there"
