@@ -143,6 +143,7 @@ def test_published_models_are_described_without_weights(
         (["compress=tensorllm", "compress.ranks=[999,4]"], "compress.ranks"),
         (["compress=tensorllm", "task.search=[{layers: [7]}]"], "compress.layers: 7: expected 0 to 3"),
         (["task.text.file=nowhere.txt"], "task.text.file=nowhere.txt: no such file"),
+        (["compress=tensorllm", "compress.calibration=no.txt"], "compress.calibration=no.txt: no such file"),
         (["data_root=nowhere"], "no such directory"),
         (["hardware=ddp"], "runs in one process on one device"),
         (["model=/no/such/model"], "no such folder"),
@@ -200,6 +201,14 @@ def test_commands_of_the_sample_experiment(method: list[str], start: Start, tmp_
     assert record["compression"]["rate"]["parameters"] <= record["compression"]["rate"]["parameters_dense"]
     dense, compressed = (record["compression"]["quality"][point] for point in ("dense", "compressed"))
     assert dense["loss"] != compressed["loss"] and dense["questions"] == compressed["questions"] == 16
+
+
+def test_a_tokenizer_of_another_model_is_refused(models: dict[str, Path], start: Start, tmp_path: Path) -> None:
+    small: Any = huggingface.create("small", {**sample.SIZES["llama"], "vocab_size": 99})
+    small.save_pretrained(tmp_path / "small")
+    huggingface.tokenizer(str(models["llama"])).save_pretrained(tmp_path / "small")
+    with pytest.raises(DataError, match="they do not belong together"):
+        task_of(start(f"model={tmp_path / 'small'}")[0]).prepare({}, None)
 
 
 def test_a_search_leaves_json(start: Start, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from attnlab.compression import folder
 from attnlab.config.bounds import bounded
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import huggingface
 from attnlab.tasks.reasoning.sample import SIZES, sample_model
 from attnlab.tasks.reasoning.score import Asked
@@ -67,6 +67,15 @@ class AskedModel:
 
     def load(self, seed: int, cache_dir: Path, device: torch.device) -> Asked:
         """The model, in eval mode on `device`, and its tokenizer."""
+        asked = self._load(seed, cache_dir, device)
+        if len(asked.tokenizer) > asked.model.config.vocab_size:
+            raise DataError(
+                f"model={self.weights}: its tokenizer has {len(asked.tokenizer)} tokens, the model "
+                f"{asked.model.config.vocab_size}: they do not belong together"
+            )
+        return asked
+
+    def _load(self, seed: int, cache_dir: Path, device: torch.device) -> Asked:
         if place := self.compressed:
             model: nn.Module = folder.load(place)
             model = model.to(device) if self.dtype is None else model.to(device, getattr(torch, self.dtype))

@@ -10,6 +10,7 @@ choice is right if it is the most probable one. With `compat` the numbers are th
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ from attnlab.tasks.reasoning.rows import (
     padded,
     with_positions,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -107,6 +110,10 @@ def ask(
     asked.model.eval()
     if not asked.is_decoder and asked.tokenizer.mask_token_id is None:
         raise ConfigError(f"model=: the tokenizer of {type(asked.model).__name__} has no mask token")
+    longest = asked.words.longest - kind.new_tokens
+    if cut := sum(len(asked.words.ids(question.prompt)) > longest for question in questions):
+        log.warning("%d of %d prompts are longer than the model's %d tokens and lose their beginning", cut,
+                    len(questions), longest)  # fmt: skip
     decoder, masked = (_choose, _choose_masked) if kind.choices else (_generate, _fill)
     return (decoder if asked.is_decoder else masked)(asked, kind, questions, batch_size, compat)
 

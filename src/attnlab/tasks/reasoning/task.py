@@ -104,7 +104,11 @@ class ReasoningTask(Task):
         if self.method is None:
             return
         for method in self.search.methods() if self.search else [self.method]:
-            outline(self.build(), method)
+            source = method.calibration
+            if source not in (None, "validation") and not Path(source).expanduser().is_file():
+                raise ConfigError(f"compress.calibration={source}: no such file; give a text, or validation")
+            with without_memory():
+                outline(self.build(), method)
 
     # --- with data ----------------------------------------------------------------------------------------------
 
