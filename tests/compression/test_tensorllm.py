@@ -243,7 +243,7 @@ def test_multiply_adds_are_those_of_the_spec() -> None:
 # --- at run time ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "method"), PAIRS)
+@pytest.mark.parametrize(("name", "method"), [pair for pair in PAIRS if pair[0] != "timm" or pair[1] == "q and k"])
 def test_stored_saved_and_trained(name: str, method: str, tmp_path: Path) -> None:
     case, made = CASES[name], TensorLLM(**METHODS[method])
     model, stored = case.make(), case.make()
@@ -309,15 +309,24 @@ def test_half_precision() -> None:
         assert model(words()).isfinite().all()
 
 
-def test_inference_mode_and_a_compiled_model() -> None:
+@torch.no_grad()
+def test_inference_mode() -> None:
     model = llama()
     compress(model, TensorLLM(ranks=[6, 2]))
-    with torch.no_grad():
-        expected = model(words())
-        with torch.inference_mode():
-            assert torch.equal(model(words()), expected)
+    expected = model(words())
+    with torch.inference_mode():
+        assert torch.equal(model(words()), expected)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_compiled_model() -> None:
+    """As one graph, although products are kept between calls otherwise."""
+    for options in ({"kv_heads": 2}, {"kv_heads": 6}):
+        model = llama(**options)
+        compress(model, TensorLLM(ranks=[6, 2] if options["kv_heads"] == 2 else [6, 2, 1]))
         compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(words()), expected)
+        torch.testing.assert_close(compiled(words()), model(words()))
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------

@@ -130,8 +130,8 @@ class HeadFactors(Replacement):
         if form == "stacked":
             within = {self.place[name][0] for name in names}
             shared += first * sum(self.columns[i] for i in within)
-            inner = {name: self.columns[self.place[name][0]] * (str(self.place[name][0]) in self.u3) for name in names}
-            return shared, {name: inner[name] + self.heads(name) * second * dv for name in names}
+            mixing = {i: self.columns[i] * (str(i) in self.u3) for i in within}
+            return shared, {name: mixing[self.place[name][0]] + self.heads(name) * second * dv for name in names}
         if form == "joined":
             rest = {name: self.heads(name) * second * (d + dv * (axis == "out")) for name in names}
             return shared * (axis == "in"), rest
