@@ -13,7 +13,7 @@ from attnlab.compression import compress, densify, load, outline, save
 from attnlab.compression.counting import multiply_adds
 from attnlab.compression.methods.tensorllm import TensorLLM, rate
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import ATTENTION, Layer, family_of
 from tests.compression.llama import SIZES, llama, words
 from tests.compression.models import NAMES, OPTIONS, images, vit
@@ -367,6 +367,13 @@ def test_a_compressed_model_is_not_compressed_again() -> None:
         compress(model, TensorLLM(ranks=[10, 5]))
         with pytest.raises(ConfigError, match="is compressed already"):
             compress(model, TensorLLM(ranks=[10, 5]))
+
+
+def test_a_weight_that_is_not_finite_is_named() -> None:
+    model = llama()
+    model.get_parameter("layers.1.self_attn.v_proj.weight").data[0, 0] = torch.inf
+    with pytest.raises(DataError, match=r"layers.1.self_attn.v_proj: its weight has values that are not numbers"):
+        compress(model, TensorLLM(ranks=[10, 5]))
 
 
 @pytest.mark.parametrize("options", [{"rank": 0}, {"ranks": [0, 4]}, {"ranks": [4]}, {"stack_rank": 0}, {"sweeps": 0}])

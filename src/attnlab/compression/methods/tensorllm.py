@@ -35,7 +35,7 @@ from attnlab.compression.methods.base import (
 from attnlab.compression.modules.base import Replacement
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
 from attnlab.config.bounds import bounded
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
 FACTORS = "factors"  # name of the module of the factors inside an attention module
@@ -374,7 +374,12 @@ def _named(sizes: Sizes, errors: Sequence[Tensor]) -> dict[str, float]:
 
 
 def _blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
-    """The tensor of each stack, (n, h, d, dv), in float64."""
+    """The tensor of each stack, (n, h, d, dv), in float64. DataError: a weight is not finite."""
+    for place in sizes.places.values():
+        if not place.read(model).isfinite().all():
+            raise DataError(
+                f"{place.path}: its weight has values that are not numbers or not finite; it cannot be used"
+            )
     return [
         torch.stack([sizes.places[name].split(sizes.places[name].read(model)).double() for name in stack.names])
         for stack in sizes.stacks
