@@ -28,7 +28,8 @@ def make(*arguments: str) -> str:
 
 def test_make_help_lists_the_targets_and_their_commands() -> None:
     lines = make().splitlines()
-    targets = ["help", "install", "demo", "test", "check", "table-irratt-1", "table-irratt-2", "clean"]
+    tables = ["irratt-1", "irratt-2", "tensorllm-2", "tensorllm-3", "tensorllm-4"]
+    targets = ["help", "install", "demo", "test", "check", *(f"table-{name}" for name in tables), "clean"]
     assert [line.split()[1] for line in lines] == targets
     assert "attnlab.report experiments/irratt/table1.yaml" in make("-n", "table-irratt-1")
     assert ".venv/bin/python -m src.run task=mustc attention=mtla stride=2" in make("-n", "demo").splitlines()[-1]

@@ -64,6 +64,11 @@ def test_row(path: Path, row: Row) -> None:
     """The command line of a row gives the numbers of its specification."""
     record = described(compose(*shlex.split(row.command)))
     assert record["parameters"]["total"] == row.parameters
+    if path.parent.name == "tensorllm":
+        found = record.get("compression", {}).get("rate", {})
+        assert row.computed.get("rate") == (round(found["rate"], 4) if found else None)
+        assert row.computed.get("saving") == (round(found["model_saving_percent"], 3) if found else None)
+        return
     if "compression" in record:
         found = record["compression"]["remaining"]
         for key, value in row.computed.items():

@@ -24,15 +24,15 @@ ENCODER = "task.encoder_checkpoint"  # a row's command names a run that only exi
 
 def scored(records: Sequence[Found], spec: Spec) -> tuple[list[Found], list[Found]]:
     """Finished records that have a score; those among them that read the specification's corpus."""
-    found = [f for f in records if f.record["status"] == "finished" and f.record["mode"] in ("train", "test")]
+    found = [f for f in records if f.record["status"] == "finished" and f.record["mode"] in spec.modes]
     return found, [f for f in found if is_corpus(f.record["corpus"], spec.corpus)]
 
 
 def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
     """Whether a record's `corpus` is the one that a specification names: its name, and its size within the bounds."""
-    size = re.search(r"\btrain (\d+)", text)
+    size = re.search(r"\btrain (\d+)|\b(\d+) test questions", text)
     least, most = wanted["train"]
-    return text.startswith(wanted["name"]) and size is not None and least <= int(size[1]) <= most
+    return text.startswith(wanted["name"]) and size is not None and least <= int(size[1] or size[2]) <= most
 
 
 def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, list[str]]]:
@@ -49,7 +49,10 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
     keys = {"task": cfg.task.name, "compress": cfg.choices.compress, "scale": cfg.choices.scale}
     keys |= {"attention": cfg.choices.attention or "none", "stride": cfg.stride, "rank": cfg.rank}
     quality = next(column.value for column in spec.columns if column.value.startswith("quality."))
-    found = [(f, differences(f, cfg)) for f in records if f.number(quality) is not None]
+    mine = [f for f in records if f.record["corpus"].startswith(row.corpus)]
+    if row.corpus:  # such a table has several models too: another one's record is no near match
+        mine = [f for f in mine if f.record["config"].get("model") == cfg.model]
+    found = [(f, differences(f, cfg)) for f in mine if f.number(quality) is not None]
     exact = [pair for pair in found if not pair[1]]
     alike = [pair for pair in found if all(pair[0].record.get(key) == value for key, value in keys.items())]
     return list({pair[0].record["seed"]: pair for pair in exact or alike}.values())

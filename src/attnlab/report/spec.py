@@ -48,6 +48,7 @@ class Row:
         command: the row's own overrides, `task=mustc scale=paper attention=mha`; empty for a number that the paper
             quotes from elsewhere.
         note: the name of one of the specification's notes.
+        corpus: how the name of this row's corpus begins, in a table of several; empty: as the specification says.
         parameters: the model's parameters.
         cache: cached numbers per token and layer.
         facts: further cells that say what the row is.
@@ -58,6 +59,7 @@ class Row:
     published: Mapping[str, str]
     command: str = ""
     note: str = ""
+    corpus: str = ""
     parameters: int = 0
     cache: float = 0
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +83,8 @@ class Spec:
     Args:
         title: the heading.
         source: where the published numbers stand.
-        corpus: `name`, how the name of the rows' corpus begins, and `train`, least and most training segments.
+        corpus: `name`, how the name of the rows' corpus begins, and `train`, least and most training segments, or
+            questions of the test split where nothing is trained.
         baseline: the label of the row that ratios and differences refer to.
         command: the command of every row, with `{row}` where the row's own overrides go.
         columns: the columns after those of `facts`.
@@ -89,6 +92,7 @@ class Spec:
         before: a command to run before those of the rows.
         facts: headings of columns that say what a row is, by the key in its `facts`.
         notes: text by name, for columns and rows to refer to.
+        modes: the modes whose records count.
         plot: a figure of the same rows.
     """
 
@@ -102,6 +106,7 @@ class Spec:
     before: str = ""
     facts: Mapping[str, str] = field(default_factory=lambda: dict(SIZES))
     notes: Mapping[str, str] = field(default_factory=dict)
+    modes: Sequence[str] = ("train", "test")
     plot: Plot | None = None
 
     def published(self, column: Column) -> bool:
