@@ -42,6 +42,7 @@ def test_gram_matrices_are_those_of_the_inputs(name: str) -> None:
         flat = inputs_of(model, x, path).flatten(0, 1)
         torch.testing.assert_close(grams.of(path), flat.T @ flat / len(flat))
         assert grams.tokens[path] == len(flat)
+    assert len(grams._sums) == {"llama": 2 * 4, "timm": 2 * 4}[name]  # q, k and v (and gate and up) have one
     damped = grams.of(paths[0], 0.5)
     plain = grams.of(paths[0])
     torch.testing.assert_close(damped - plain, 0.5 * plain.diagonal().mean() * torch.eye(len(plain)).double())
@@ -59,6 +60,12 @@ def test_padding_does_not_count() -> None:
     kept = inputs_of(model, words(), path)[mask]
     assert grams.tokens[path] == 10
     torch.testing.assert_close(grams.of(path), kept.T @ kept / 10)
+    q, k = torch.ones(2, 1, 3)
+    changing = Grams()
+    for name, x in (("q", q), ("k", q), ("q", q)):
+        changing.add(name, x)
+    with pytest.raises(ConfigError, match="k and q share their input in some batches"):
+        changing.add("k", k)
     with pytest.raises(ConfigError, match="has seen no input; the calibration data is empty"):
         Grams().of(path)
 

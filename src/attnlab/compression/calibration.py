@@ -28,15 +28,24 @@ class Grams:
         self.mask: Tensor | None = None
         self.tokens: dict[str, int] = {}
         self._sums: dict[str, Tensor] = {}
-        self._last: tuple[Tensor, Tensor] | None = None  # an input and its Gram matrix: q, k and v share theirs
+        self._owner: dict[str, str] = {}  # whose sum a module has: q, k and v share their input, and so its sum
+        self._last: tuple[Tensor, str] | None = None  # an input, and the first module that got it
 
     def add(self, path: str, x: Tensor) -> None:
-        """Count an input (B, T, width) of the module at `path`."""
+        """Count an input (B, T, width) of the module at `path`.
+
+        Raises:
+            ConfigError: it shares its input with another module in some batches and not in others.
+        """
         if self._last is None or self._last[0] is not x:
+            self._last = x, path
+        owner = self._last[1]
+        if self._owner.setdefault(path, owner) != owner:
+            raise ConfigError(f"compress.calibration: {path} and {self._owner[path]} share their input in some batches")
+        if owner == path:
             flat = x.detach().reshape(-1, x.shape[-1]) if self.mask is None else x.detach()[self.mask.to(x.device)]
-            self._last = x, flat.double().T @ flat.double()
-        gram = self._last[1]
-        self._sums[path] = self._sums[path] + gram if path in self._sums else gram
+            gram = flat.double().T @ flat.double()
+            self._sums[path] = self._sums[path].add_(gram) if path in self._sums else gram
         counted = x.shape[:-1].numel() if self.mask is None else int(self.mask.sum())
         self.tokens[path] = self.tokens.get(path, 0) + counted
 
@@ -52,7 +61,7 @@ class Grams:
         """
         if not self.tokens.get(path):
             raise ConfigError(f"compress.calibration: {path} has seen no input; the calibration data is empty")
-        gram = self._sums[path] / self.tokens[path]
+        gram = self._sums[self._owner[path]] / self.tokens[path]
         return gram + torch.eye(len(gram)).to(gram) * (damping * gram.diagonal().mean())
 
     def digest(self, paths: Sequence[str]) -> str:
