@@ -89,3 +89,8 @@ def test_refusals() -> None:
         Hybrid({"x": 3})
     with pytest.raises(ConfigError, match=r"^compress.layers: the step x always takes all layers$"):
         Hybrid({"x": MLPSVD(2)}, layers=[0])
+
+
+def test_a_list_of_methods_names_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"^compress=\[laser_mlp,tensorllm\]: several methods are one file"):
+        compose("task=imagenet", "compress=[laser_mlp,tensorllm]")

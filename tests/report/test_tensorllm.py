@@ -1,5 +1,7 @@
 """TensorLLM, tables II to IV: every printed rate from the ranks of its row, quoted numbers marked, hybrids compared."""
 
+from typing import Any
+
 import pytest
 
 from attnlab.config.build import CONF
@@ -66,7 +68,7 @@ def test_a_record_counts_for_the_questions_that_it_asked() -> None:
     assert is_corpus("FEVER in /data: 1296 validation and 5190 test questions", SPECS[2].corpus)
     assert not is_corpus("FEVER in /data: 20 validation and 80 test questions", SPECS[2].corpus)
     assert not is_corpus("sample", SPECS[2].corpus)
-    record = {
+    record: dict[str, Any] = {
         "status": "finished",
         "mode": "compress",
         "corpus": "FEVER in /data: 1296 validation and 5190 test questions",

@@ -147,6 +147,11 @@ class Composer:
             return
         if override.is_add() or override.is_force_add():
             raise ConfigError(f"{text}: every group has a choice already; write {key}={value} without '+'")
+        if isinstance(value, list) and len(value) > 1 and key == "compress":
+            raise ConfigError(
+                f"{text}: several methods are one file of conf/compress with their steps, for instance "
+                "compress=laser_tensorllm (LASER on the MLP, TensorLLM on attention)"
+            )
         if not isinstance(value, str) or value not in self.options(key):
             raise ConfigError(
                 f"{key}={override.get_value_string()}: no such {key}{nearest(str(value), self.options(key))}"

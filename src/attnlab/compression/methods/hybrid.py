@@ -33,14 +33,15 @@ class Hybrid(Method):
     def __init__(self, steps: dict[str, Any], layers: list[int] | None = None, keep: Share | None = None) -> None:
         if not steps:
             raise ConfigError("compress.steps: expected at least one method")
+        self.steps: dict[str, Method] = {}
         for name, step in steps.items():
             if not isinstance(step, Method):
                 raise ConfigError(f"compress.steps.{name}: expected a method, as a file in conf/compress has it")
             if layers is not None and not hasattr(step, "layers"):
                 raise ConfigError(f"compress.layers: the step {name} always takes all layers")
+            self.steps[name] = copy.copy(step)
             if layers is not None:
-                step.layers = list(layers)
-        self.steps: dict[str, Method] = dict(steps)
+                vars(self.steps[name])["layers"] = list(layers)
         self.keep = keep
         wanted = {step.calibration for step in self.steps.values() if step.calibration is not None}
         if len(wanted) > 1:
