@@ -45,8 +45,11 @@ def quick(mechanism: Mechanism) -> bool:
     )
 
 
+COMPILED = ("mha", "mtla", "tpa", "multilinear", "sliding_window")
 CASES = [
-    pytest.param(m, ragged, id=f"{m}-{kind}", marks=() if quick(m) and not ragged else pytest.mark.slow)
+    pytest.param(
+        m, ragged, id=f"{m}-{kind}", marks=() if m.name in COMPILED and quick(m) and not ragged else pytest.mark.slow
+    )
     for m in EVERY
     for ragged, kind in ((False, "uniform"), (True, "ragged"))
 ]

@@ -170,6 +170,7 @@ def test_rounds_are_interleaved_and_warm_up_is_left_out(monkeypatch: pytest.Monk
     assert reference["seconds"] == summary([8 * 4 / 6, 8 * 9 / 7])
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_one_run() -> None:
     cfg = config()
     ours, _, theirs = lineup(cfg, instantiate(cfg.bench))

@@ -20,6 +20,8 @@ from attnlab.config.compose import Composer, declared
 from attnlab.config.schema import signature
 from attnlab.errors import ConfigError, DataError
 
+SLOW = pytest.mark.slow
+
 
 def options(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
@@ -226,7 +228,10 @@ def test_every_hardware_has_the_same_keys(hardware: str) -> None:
 
 
 @pytest.mark.parametrize("knob", config.KNOBS)
-@pytest.mark.parametrize("attention", options("attention"))
+@pytest.mark.parametrize(
+    "attention",
+    [name if name in ("mha", "mtla", "tpa") else pytest.param(name, marks=SLOW) for name in options("attention")],
+)
 def test_a_knob_feeds_one_place_or_is_refused(attention: str, knob: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         reads = config.knob_paths(Composer().compose([f"attention={attention}"]), knob)

@@ -115,6 +115,7 @@ def border(size: int = 4) -> tuple[Slices, CP]:
     return tensor, cp_als(tensor, 2, start="random", seed=3, sweeps=4000, tolerance=1e-6)
 
 
+@pytest.mark.slow
 def test_terms_that_grow_against_each_other_are_tamed_by_a_wider_bound() -> None:
     tensor, plain = border()
     assert plain.error < 0.02
@@ -126,6 +127,7 @@ def test_terms_that_grow_against_each_other_are_tamed_by_a_wider_bound() -> None
     assert float(wider.error) <= 0.05 * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_a_bound_below_the_error_is_approached_by_least_squares() -> None:
     tensor = planted(0.15, 0.001)
     rough = cp_als(tensor, TOTAL, sweeps=3)

@@ -163,6 +163,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(start: Start, tmp_path: P
     assert not all(torch.equal(ends[0]["state_dict"][name], value) for name, value in ends[0]["trained"].items())
 
 
+@pytest.mark.slow
 def test_from_a_constrained_cp_run_to_irratt(start: Start, tmp_path: Path) -> None:
     cfg, record = start("compress=cp_slimatt", "rank=9", "compress.fusion_penalty=0.5", "task.train.max_epochs=1")
     first = folder(tmp_path, "cp")

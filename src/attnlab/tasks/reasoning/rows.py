@@ -69,7 +69,8 @@ class TokenRows:
 def longest_of(model: nn.Module) -> int:
     """The number of tokens that a model reads at most."""
     config: Any = model.config
-    found: int = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", 1024)
+    name = "max_position_embeddings" if hasattr(config, "max_position_embeddings") else "n_positions"
+    found = int(getattr(config, name))
     return found - 2 if config.model_type == "roberta" else found  # its positions begin after the padding token's
 
 
