@@ -61,8 +61,8 @@ class Compared:
                 outline(model, method_of(self.cfg))
         for module in model.modules():
             if isinstance(module, Replacement):
-                for parameter in module.parameters(recurse=False):
-                    nn.init.normal_(parameter, std=STD)
+                for parameter in module.parameters():
+                    nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)  # so that logits depend on each factor
         return model.to(dtype).eval()
 
 
