@@ -7,13 +7,17 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from attnlab.bench import compressed
 from attnlab.bench.compare import compare
+from attnlab.bench.compressed import Compared
+from attnlab.bench.workloads.decomposition import Decomposition
 from attnlab.bench.workloads.projections import Projections
 from attnlab.compression.modules.tensorllm import HeadFactors
 from attnlab.config.build import instantiate
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 
+CPU = torch.device("cpu")
 QUICK = ("bench.batch=1", "bench.text=5", "bench.rounds=1", "bench.warmup=0", "bench.memory=false", "hardware=cpu")
 
 
@@ -64,6 +68,22 @@ def test_hooi_beside_tensorly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorly", None)
     _, (row,) = rows(cfg)
     assert "TensorLy is not installed" in row["variants"]["tensorly"]["not run"]
+
+
+def test_the_sizes_of_a_layer_are_found_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config("bench.what=decomposition", "compress=tensorllm", "compress.layers=[0]", "rank=4")
+    settings = instantiate(cfg.bench)
+    work = Decomposition(
+        Decomposition.lineup(cfg, settings)[0], Decomposition.shapes(cfg, settings)[0], torch.float32, CPU
+    )
+    monkeypatch.setattr(Compared, "outline", lambda self: pytest.fail("a model is built inside a measured run"))
+    work.run()
+
+
+def test_a_model_that_does_not_fit_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compressed, "free_bytes", lambda device: 1000)
+    _, (row,) = rows(config("bench.what=whole", "compress=tensorllm", "compress.layers=[0]", "rank=4"))
+    assert "parameters in float32 take" in row["variants"]["compressed"]["not run"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from attnlab.bench.memory import free_bytes
 from attnlab.compression import Method, outline
 from attnlab.compression.counting import rate
 from attnlab.compression.modules.base import Replacement
@@ -53,7 +54,13 @@ class Compared:
         return model
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        """The whole model with random weights."""
+        """The whole model with random weights. LookupError: it and the one it is compared with do not fit in memory."""
+        count = sum(parameter.numel() for parameter in Compared("dense", self.cfg).outline()[0].parameters())
+        needed, free = 2 * count * max(4, dtype.itemsize), free_bytes(device)  # it is made in float32
+        if needed > 0.9 * free:
+            size, room = (f"{one / 2**30:.1f} GiB" for one in (needed, free))
+            kind = str(dtype).removeprefix("torch.")
+            raise LookupError(f"two models of {count:,} parameters in {kind} take {size}, and {room} are free")
         torch.manual_seed(self.cfg.seed)
         with device:
             model: nn.Module = instantiate(self.cfg.task.model, path="task.model").create()

@@ -64,6 +64,11 @@ def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -
     return rounded(float(done.stdout.splitlines()[-1]))
 
 
+def free_bytes(device: torch.device) -> int:
+    """The memory of a device that is free."""
+    return int(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available)
+
+
 def shortage(work: Workload, shape: Shape, device: torch.device) -> str | None:
     """The reason why a training step cannot run: its T x T tensors do not fit.  None: they do, or there are none.
 
@@ -75,7 +80,7 @@ def shortage(work: Workload, shape: Shape, device: torch.device) -> str | None:
     needed = work.quadratic_bytes()
     if needed is None:
         return None
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = free_bytes(device)
     if needed <= 0.9 * free:
         return None
     size, room = (f"{count / 2**30:.1f} GiB" for count in (needed, free))

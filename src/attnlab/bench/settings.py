@@ -42,7 +42,7 @@ class Settings:
         rounds: measured rounds, in which the variants take turns.
         warmup: rounds before them that are not measured.
         memory: whether peak memory is measured too, each number in a process of its own.
-        references: names in conf/attention, `published`, or `published_<name>`.
+        references: names in conf/attention, `published`, or `published_<name>`; for decomposition `tensorly`.
         overrides: a reference's own values, for instance mha.num_heads=12.
         published: the function from a module to the published algorithm with the same weights.
 

@@ -30,12 +30,17 @@ class Solver:
     def sizes(self) -> Sizes:
         return method(self.cfg).sizes(Compared("compressed", self.cfg).layer())
 
-    def error(self, blocks: Sequence[Tensor]) -> float:
+    def error(self, blocks: Sequence[Tensor], sizes: Sizes, options: TensorLLM) -> float:
         """The relative error of the decomposition of blocks (n, h, d, dv).
 
-        LookupError: TensorLy is not installed, or there are several blocks.
+        Args:
+            blocks: what is decomposed.
+            sizes: of the blocks, from `sizes`; found once, because it takes a model's outline.
+            options: sweeps and tolerance.
+
+        Raises:
+            LookupError: TensorLy is not installed, or there are several blocks.
         """
-        sizes, options = self.sizes(), method(self.cfg)
         ranks = [stack.rank for stack in sizes.stacks]
         if self.name == "hooi":
             return tucker(blocks, sizes.ranks, ranks, sweeps=options.sweeps, tolerance=options.tolerance).error
@@ -86,18 +91,19 @@ class Decomposition(Workload):
     checked = ("error",)
 
     def __init__(self, variant: Solver, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.variant, self.sizes, self.options = variant, variant.sizes(), method(variant.cfg)
         if variant.name == "tensorly":
-            _tensorly(variant.sizes())
-        self.variant, self.blocks = variant, noise(variant.sizes(), dtype, device)
+            _tensorly(self.sizes)
+        self.blocks = noise(self.sizes, dtype, device)
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Solver]:
-        """TensorLy's solver stands beside ours unless `bench.references` is empty.
+        """Ours, and TensorLy's if `bench.references` has `tensorly`: it takes minutes for a large layer.
 
         ConfigError: `compress=` is another method.
         """
         method(cfg)
-        return [Solver("hooi", cfg), *([Solver("tensorly", cfg)] if settings.references else [])]
+        return [Solver("hooi", cfg), *([Solver("tensorly", cfg)] if "tensorly" in settings.references else [])]
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
@@ -114,10 +120,11 @@ class Decomposition(Workload):
         if variant.name == "tensorly":
             _tensorly(sizes)
             return {}
-        if not settings.references or len(sizes.stacks) > 1:
+        if "tensorly" not in settings.references or len(sizes.stacks) > 1:
             return {}
         blocks = noise(sizes, dtype, device)
-        theirs, ours = Solver("tensorly", variant.cfg).error(blocks), variant.error(blocks)
+        options = method(variant.cfg)
+        theirs, ours = (one.error(blocks, sizes, options) for one in (Solver("tensorly", variant.cfg), variant))
         return {"error": max(0.0, ours - theirs), "ours": ours, "tensorly": theirs, "tolerance": SAME}
 
     @classmethod
@@ -128,4 +135,4 @@ class Decomposition(Workload):
         return {"tensors": tensors, "ranks": [*sizes.ranks, *{stack.rank for stack in sizes.stacks}]}
 
     def run(self) -> None:
-        self.variant.error(self.blocks)
+        self.variant.error(self.blocks, self.sizes, self.options)

@@ -69,7 +69,7 @@ class ReasoningTask(Task):
         """The method of a node."""
         method = instantiate(node, path="compress")
         if not isinstance(method, Method):
-            raise ConfigError("compress=: it does not compress language models")
+            raise ConfigError(f"compress._target_={node._target_}: expected a class derived from Method")
         return method
 
     @property
@@ -95,7 +95,7 @@ class ReasoningTask(Task):
 
     def check(self, directory: Path) -> None:
         """Raise ConfigError or DataError for settings, ranks or a model that cannot work, before anything is read."""
-        if self.cfg.hardware.strategy not in ("auto",) or self.cfg.hardware.devices not in ("auto", 1):
+        if self.cfg.hardware.strategy != "auto" or self.cfg.hardware.devices not in ("auto", 1):
             raise ConfigError("task=reasoning runs in one process on one device: hardware=cpu or hardware=gpu")
         if self.cfg.task.text.file is not None and not Path(self.cfg.task.text.file).expanduser().is_file():
             raise ConfigError(f"task.text.file={self.cfg.task.text.file}: no such file; give a text in UTF-8")
