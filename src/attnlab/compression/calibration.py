@@ -93,7 +93,7 @@ def collect(model: nn.Module, paths: Sequence[str]) -> Iterator[Grams]:
 def calibrated(
     method: Method, model: nn.Module, feed: Callable[[Grams], None], *, family: Family | None = None
 ) -> Method:
-    """The method with the Gram matrices that it asks for; as it is if it asks for none.
+    """The method with the Gram matrices that it needs; as it is if it needs none.
 
     Args:
         method: asks with `calibration`.

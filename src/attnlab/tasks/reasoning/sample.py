@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 from attnlab.data.questions import Question, QuestionSet
@@ -138,7 +140,10 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     log.info("training a small %s on the sample world: %d texts, %d updates", kind, len(rows), steps)
     began, loss = time.perf_counter(), torch.zeros(())
-    for epoch in range(epochs):
+    bar = Console(stderr=True)
+    for epoch in track(
+        range(epochs), f"training a small {kind}", console=bar, transient=True, disable=not bar.is_terminal
+    ):
         for chosen in _shuffled(rows, batch_size, rng):
             loss = _loss(model, kind, [rows[i] for i in chosen], words.pad_token_id)
             optimizer.zero_grad()
@@ -146,7 +151,7 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-        if epoch % 10 == 9:
+        if epoch % 5 == 4 or epoch == epochs - 1:
             log.info("epoch %d of %d, loss %.4f, %.0f s", epoch + 1, epochs, loss.item(), time.perf_counter() - began)
     return model.eval()
 

@@ -125,7 +125,7 @@ class Search:
         Args:
             model: dense; it is so again afterwards.
             score: the validation split's numbers of the model.
-            calibrate: gives a method the inputs that it asks for.
+            calibrate: gives a method the calibration data that it needs.
             store: of finished units.
         """
         from attnlab.compression.counting import rate
