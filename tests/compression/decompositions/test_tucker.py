@@ -106,6 +106,27 @@ def test_the_error_does_not_rise(stacks: list[int | None]) -> None:
     assert all(after <= before * (1 + 1e-12) for before, after in zip(found.history, found.history[1:], strict=False))
 
 
+@pytest.mark.parametrize("kind", ["gauss", "decaying", "planted"])
+def test_a_step_of_subspace_iteration(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of all eigenvectors: the error does not rise, and ends where theirs does."""
+    tensor = planted() if kind == "planted" else normal(4, H, D, WIDTH)
+    ranks = (12, 4, 3)
+    if kind == "decaying":
+        mixing = torch.linalg.qr(normal(D, D, seed=2))[0] * torch.arange(1, D + 1) ** -0.7
+        tensor, ranks = mixing @ tensor, (D // 2, 4, 3)
+    if kind == "gauss":
+        ranks = (D // 4, 3, 4)
+    options = {"tolerance": 0.0, "sweeps": 100}
+    exact = tucker([tensor], ranks[:2], [ranks[2]], exact=True, **options)  # type: ignore[arg-type]
+    monkeypatch.setitem(tucker.__globals__, "LARGE", D // 2)
+    found = tucker([tensor], ranks[:2], [ranks[2]], **options)  # type: ignore[arg-type]
+    assert found.history != exact.history
+    falls = [before - after for before, after in zip(found.history, found.history[1:], strict=False)]
+    assert min(falls) >= (-1e-7 if kind == "planted" else -1e-12)  # planted: differences of squares near zero
+    torch.testing.assert_close(found.u1.T @ found.u1, torch.eye(ranks[0]).double(), rtol=0, atol=1e-12)
+    assert found.error == pytest.approx(exact.error, rel=1e-3 if kind == "gauss" else 1e-6, abs=1e-13)
+
+
 def test_columns_without_data_are_random_and_repeat() -> None:
     """R1 above h R2 R3: the other factors leave fewer columns than U1 has, and one seed gives one result."""
     tensor = normal(4, 2, D, WIDTH)

@@ -19,6 +19,7 @@ from .slices import TINY
 Watch = Callable[[int, int], None]  # sweeps done, sweeps at most
 LEAST = 3  # sweeps before the tolerance counts, as in TensorLy
 EXACT = 1e-6  # relative errors below this come from the residual itself: a difference of squares has lost its digits
+LARGE = 512  # rows above which a sweep takes one step of subspace iteration instead of all eigenvectors
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,19 @@ def tucker(
     tolerance: float = 1e-5,
     starts: int = 1,
     seed: int = 0,
+    exact: bool = False,
     watch: Watch | None = None,
 ) -> Tucker:
     """Higher-order orthogonal iteration, in float64, from the singular vectors of the unfoldings.
 
     Each sweep replaces U1, U2 and then every U3 by the leading eigenvectors of a Gram matrix of the tensor that the
     other factors project, so that the error does not rise. It ends in a local minimum; `starts` looks for a better one.
+
+    For a large U1 the eigenvectors cost most of a sweep, and the next sweep changes the matrix again: there, one step
+    of subspace iteration from the U1 of the sweep before (at first: from eigenvectors in float32) takes their place.
+    The error does not rise either, because the captured energy tr(U1.T G U1) of a positive semidefinite G never falls
+    in such a step. On tensors whose singular values decay both reach the same error; on noise the step needs more
+    sweeps.
 
     Args:
         blocks: (n, h, I, J) each, of any floating type; I and J are the same in all.
@@ -77,6 +85,7 @@ def tucker(
         tolerance: change of the relative error at which the sweeps end, from the third one on; 0: all sweeps.
         starts: the first from singular vectors, the others from random subspaces; the best is returned.
         seed: of what is random.
+        exact: all eigenvectors in each sweep, whatever the size.
         watch: called after each sweep.
 
     Raises:
@@ -86,14 +95,17 @@ def tucker(
     found = [block.detach().double() for block in blocks]
     stacks = [None] * len(found) if stack_ranks is None else list(stack_ranks)
     _check(found, ranks, stacks)
+    whole = [rank if rank == len(block) else None for rank, block in zip(stacks, found, strict=True)]
+    stacks = [None if full else rank for rank, full in zip(stacks, whole, strict=True)]  # an R3 of n: U3 is I
     generator = torch.Generator().manual_seed(seed)
     best: Tucker | None = None
     for start in range(max(starts, 1)):
         u2, u3 = _first(found, ranks[1], stacks, generator if start else None)
-        one = _hooi(found, ranks, stacks, u2, u3, sweeps, tolerance, generator, watch)
+        one = _hooi(found, ranks, stacks, u2, u3, sweeps, tolerance, generator, exact, watch)
         best = one if best is None or one.error < best.error else best
     assert best is not None
-    return Tucker(**{**vars(best), "seconds": time.perf_counter() - began})
+    u3 = [torch.eye(full).to(best.u1) if full else u for full, u in zip(whole, best.u3, strict=True)]
+    return Tucker(**{**vars(best), "u3": u3, "seconds": time.perf_counter() - began})
 
 
 def truncation_errors(blocks: Sequence[Tensor], stack_ranks: Sequence[int | None] | None = None) -> Tensor:
@@ -132,7 +144,7 @@ def _check(blocks: Sequence[Tensor], ranks: tuple[int, int], stacks: Sequence[in
     for stack, block in zip(stacks, blocks, strict=True):
         if stack is not None and not 1 <= stack <= len(block):
             raise ValueError(f"R3={stack}: expected 1 to {len(block)}")
-    if not all(block.isfinite().all() for block in blocks):
+    if not all(block.sum().isfinite() for block in blocks):  # of float64: finite values have a finite sum
         raise ValueError("the tensor has values that are not numbers or not finite")
 
 
@@ -166,18 +178,22 @@ def _hooi(
     sweeps: int,
     tolerance: float,
     generator: torch.Generator,
+    exact: bool,
     watch: Watch | None,
 ) -> Tucker:
     """The sweeps from one start. Two products with the whole tensor in each: by U2, then by the new U1."""
     squares = [block.square().sum((1, 2, 3)) for block in blocks]
     square = sum(float(each.sum()) for each in squares)
     history: list[float] = []
+    u1: Tensor | None = None
     for sweep in range(max(sweeps, 1)):
         narrow = [_unstack(block @ u2, u) for block, u in zip(blocks, u3, strict=True)]
-        u1 = _subspace([part.movedim(2, 0).flatten(1) for part in narrow], ranks[0], generator)
+        rows = [part.movedim(2, 0).flatten(1) for part in narrow]
+        large = len(rows[0]) > LARGE and 2 * ranks[0] <= len(rows[0]) <= sum(part.shape[1] for part in rows)
+        u1 = _step(rows, ranks[0], u1) if large and not exact else _subspace(rows, ranks[0], generator)
         low = [_left(u1, block) for block in blocks]  # (n, h, R1, J)
         mixed = [_unstack(part, u) for part, u in zip(low, u3, strict=True)]
-        u2 = _subspace([part.movedim(3, 0).flatten(1) for part in mixed], ranks[1], generator)
+        u2 = _subspace([part.flatten(0, 2).T for part in mixed], ranks[1], generator)
         whole = [part @ u2 for part in low]  # (n, h, R1, R2)
         u3 = [
             None if stack is None else _subspace([core.flatten(1)], stack, generator)
@@ -190,13 +206,14 @@ def _hooi(
             watch(sweep + 1, sweeps)
         if sweep + 1 >= LEAST and history[-2] - history[-1] < tolerance:
             break
+    assert u1 is not None
     found = Tucker(u1, u2, u3, cores, history, [], 0.0)
     if history[-1] < EXACT:
         losses = [
             torch.stack([_residual(block[m], found, b, m) for m in range(len(block))]) for b, block in enumerate(blocks)
         ]
-        exact = (sum(float(lost.sum()) for lost in losses) / max(square, TINY)) ** 0.5
-        history[:] = [*(max(error, exact) for error in history[:-1]), exact]
+        last = (sum(float(lost.sum()) for lost in losses) / max(square, TINY)) ** 0.5
+        history[:] = [*(max(error, last) for error in history[:-1]), last]
     else:  # of orthonormal factors: what lies outside of both subspaces, and what U3 changes inside
         losses = []
         for each, core, low_core, u in zip(squares, whole, cores, u3, strict=True):
@@ -252,6 +269,20 @@ def _stacked(block: Tensor) -> Tensor:
 def _leading(gram: Tensor, rank: int) -> Tensor:
     """Eigenvectors of the largest eigenvalues, the largest first."""
     return torch.linalg.eigh(gram)[1].flip(-1)[:, :rank].contiguous()
+
+
+def _step(unfoldings: Sequence[Tensor], rank: int, near: Tensor | None) -> Tensor:
+    """One step of subspace iteration towards the leading left singular vectors of unfoldings side by side.
+
+    near: where it starts, orthonormal (I, rank); None: the eigenvectors of the Gram matrix in float32.
+    """
+    if near is None:
+        near = _leading(sum((half @ half.T for half in map(Tensor.float, unfoldings)), torch.zeros(())), rank)
+        near = near.to(unfoldings[0])
+    moved = torch.zeros_like(near)
+    for part in unfoldings:
+        moved += part @ (part.T @ near)
+    return torch.linalg.qr(moved)[0]
 
 
 def _subspace(unfoldings: Sequence[Tensor], rank: int, generator: torch.Generator) -> Tensor:
