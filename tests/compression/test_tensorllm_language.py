@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.compression import compress, densify, load, save
+from attnlab.compression import compress, densify, load, outline, save
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError
+from attnlab.models.build import without_memory
 from attnlab.pretrained import ATTENTION, Layer, family_of, huggingface
 from tests.pretrained.tiny import OPTIONS, ids, logits, tiny
 
@@ -81,3 +82,17 @@ def test_greedy_text_is_that_of_the_dense_matrices() -> None:
     options = {"max_new_tokens": 6, "do_sample": False}
     found = [each.generate(ids()[:, :4], **options) for each in (model, dense)]  # type: ignore[operator]
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_sizes_are_known_without_weights(kind: str) -> None:
+    """On the meta device, modules that several projections share among them."""
+    dense = tiny(kind)
+    method = TensorLLM(ranks=[10, 4])
+    with without_memory():
+        outlined = huggingface.create("tiny", {"model_type": kind, **OPTIONS[kind]})
+        outline(outlined, method)
+    assert all(parameter.is_meta for parameter in outlined.parameters())
+    compress(dense, method)
+    shapes = [{name: value.shape for name, value in model.named_parameters()} for model in (outlined, dense)]
+    assert shapes[0] == shapes[1]

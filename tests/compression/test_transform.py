@@ -17,6 +17,7 @@ from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.methods.mlp_svd import MLPSVD
 from attnlab.compression.methods.query_key import Heads, QueryKeyMethod, Sizes
 from attnlab.compression.methods.truncatt import TruncAtt
+from attnlab.compression.transform import replacements
 from attnlab.errors import ConfigError
 from attnlab.pretrained import family_of
 from tests.compression.models import NAMES, images, vit
@@ -239,6 +240,19 @@ def test_an_interrupted_compression_continues_from_finished_layers(
     other.blocks[0].attn.qkv.weight.data[0, 0] += 1  # type: ignore[index, union-attr]
     compress(other, SMALL["irratt"], tmp_path)
     assert len(fitted) == 6
+
+
+def test_layers_of_equal_weights_are_stored_apart(tmp_path: Path) -> None:
+    """As in a model that was made deeper by copies of its layers."""
+    model = vit()
+    model.blocks[1].load_state_dict(model.blocks[0].state_dict())  # type: ignore[union-attr]
+    expected = copy.deepcopy(model)
+    compress(expected, SMALL["truncatt"])
+    reports = compress(model, SMALL["truncatt"], tmp_path)
+    assert not any("stored" in report for report in reports)
+    assert len(list(tmp_path.glob("[!.]*"))) == len(reports)
+    assert set(replacements(model)) == set(replacements(expected))
+    assert torch.equal(model(images()), expected(images()))
 
 
 def test_a_damaged_store_is_said_and_computed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

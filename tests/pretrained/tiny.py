@@ -46,8 +46,11 @@ OPTIONS["qwen2"].pop("head_dim")
 
 
 def tiny(kind: str) -> nn.Module:
+    return fill(huggingface.create("tiny", {"model_type": kind, **OPTIONS[kind]}))
+
+
+def fill(model: nn.Module) -> nn.Module:
     """Every parameter at random, so that none can be forgotten unseen."""
-    model = huggingface.create("tiny", {"model_type": kind, **OPTIONS[kind]})
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -214,8 +214,11 @@ def _summary(report: Mapping[str, Any]) -> str:
 
 
 def _key(model: nn.Module, unit: Unit) -> str:
-    """What two units share that have the same result: settings, and the content and plain values of what they read."""
-    settings: list[Any] = [VERSION, dict(unit.settings)]
+    """What two units share that have the same result: settings, and the content and plain values of what they read.
+
+    Paths too, for a change says where it belongs: layers of equal weights are not the same unit.
+    """
+    settings: list[Any] = [VERSION, unit.path, list(unit.reads), dict(unit.settings)]
     key = hashlib.sha256()
     for path in unit.reads:
         module = model.get_submodule(path)

@@ -200,7 +200,8 @@ class TensorLLM(Method):
             raise ConfigError(f"{layer.attention} is compressed already; start from an uncompressed model")
         sizes = self.sizes(layer)
         settings = settings_of(self, "layers", "rank", "stack_rank", "ranks_given")
-        settings |= {"ranks": sizes.ranks, "stacks": [(stack.names, stack.rank) for stack in sizes.stacks]}
+        stacks = [(stack.names, stack.heads, stack.rank) for stack in sizes.stacks]
+        settings |= {"ranks": sizes.ranks, "width": sizes.width, "stacks": stacks}
         reads = sorted({place.path for place in sizes.places.values()})
         if self.grams is not None:
             settings["calibration"] = self.grams.digest(reads)

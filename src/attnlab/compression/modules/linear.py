@@ -62,7 +62,7 @@ class Fused(Replacement):
             raise ValueError("rows: expected every output of the fused layer exactly once")
         first: Any = self.parts[0]
         self.in_features, self.out_features = first.in_features, len(order)
-        self.inverse = None if order == sorted(order) else torch.tensor(order).argsort().tolist()
+        self.inverse = None if order == sorted(order) else sorted(range(len(order)), key=order.__getitem__)
 
     def layout(self) -> dict[str, Any]:
         return {"parts": [_layout(part) for part in self.parts], "rows": self.rows}

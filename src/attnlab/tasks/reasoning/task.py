@@ -85,11 +85,11 @@ class ReasoningTask(Task):
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `record` with the parameters and the compression rate; neither weights nor a network are needed."""
         with without_memory():
-            dense = self.build()
-        model = dense
+            model = dense = self.build()
+            if self.method:
+                model = self.build()
+                outline(model, self.method)
         if self.method:
-            model = self.build()
-            outline(model, self.method)
             record["compression"] = {"rate": rate(dense, model)}
         record["parameters"] = parameters(model)
 

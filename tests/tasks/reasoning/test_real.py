@@ -1,0 +1,102 @@
+"""HotpotQA's and FEVER's own files from the reader to the record, with a tiny random model of every family."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import pytest
+
+from attnlab.config.check import compose
+from attnlab.data.samples.world import write_world
+from attnlab.modes import compress
+from attnlab.pretrained import huggingface
+from attnlab.runs.record import new
+from attnlab.tasks.reasoning import sample
+from tests.pretrained.tiny import OPTIONS, fill
+
+COUNT, VALIDATION = 10, 2
+QUICK = {("gpt_neox", "fever"), ("bert", "hotpotqa")}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def folder(cache: Path) -> Callable[[str], Path]:
+    """The folder of a tiny model of a family, with a tokenizer that cuts any text."""
+    words = sample._tokenizer(write_world(cache / "samples", 1))
+
+    def make(kind: str) -> Path:
+        place = cache / kind
+        if not place.is_dir():
+            sizes = {**OPTIONS[kind], "vocab_size": sample.VOCABULARY, **sample.IDS}
+            sizes |= {key: 260 for key in ("max_position_embeddings", "n_positions") if key in sizes}
+            model: Any = fill(huggingface.create("tiny", {"model_type": kind, **sizes}))
+            model.save_pretrained(place)
+            words.save_pretrained(place)
+        return place
+
+    return make
+
+
+def published(name: str, root: Path) -> list[tuple[str, str]]:
+    """The first prompts and answers of the files, read here without the project's readers."""
+    if name == "hotpotqa":
+        rows = json.loads((root / "hotpot_dev_v1_simplified.json").read_text())[:COUNT]
+        assert all(row["question"].endswith("?") for row in rows)
+        return [(f"{row['question']} The answer is", row["answer"]) for row in rows]
+    rows = [json.loads(line) for line in (root / "paper_dev.jsonl").read_text().splitlines()[:50]]
+    labels = {"SUPPORTS": "true", "REFUTES": "false"}
+    rows = [row for row in rows if row["label"] in labels][:COUNT]
+    prompt = "Consider the following claim: {} Is this claim true or false. The claim is"
+    assert all(row["claim"].endswith(".") for row in rows)
+    return [(prompt.format(row["claim"]), labels[row["label"]]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("kind", "questions"),
+    [
+        pytest.param(kind, name, marks=[] if (kind, name) in QUICK else pytest.mark.slow)
+        for kind in OPTIONS
+        for name in ("hotpotqa", "fever")
+    ],
+)
+def test_real_files_from_end_to_end(
+    kind: str, questions: str, folder: Callable[[str], Path], cache: Path, corpora: Path, tmp_path: Path
+) -> None:
+    root = corpora / "qa_hotpot_fever"
+
+    def run(name: str, *overrides: str) -> dict[str, Any]:
+        settings = ["task=reasoning", "hardware=cpu", f"cache_dir='{cache}'", f"data_root='{root}'"]
+        settings += [f"task.questions={questions}", f"task.data.limit={COUNT}", "task.data.longest_answer=60"]
+        cfg = compose(*settings, *overrides)
+        record = new(cfg, "test")
+        record["environment"] = {"device": "cpu", "threads": 1}
+        (tmp_path / name).mkdir()
+        compress.run(cfg, record, tmp_path / name)
+        return record
+
+    record = run("compressed", f"model={folder(kind)}", "compress=tensorllm", "compress.ranks=[12,4]")
+    assert record["corpus"].endswith("2 validation and 8 test questions")
+    lines = (tmp_path / "compressed" / "predictions.tsv").read_text().splitlines()[1:]
+    cells = [line.split("\t") for line in lines]
+    assert [(cell[0], cell[1]) for cell in cells] == published(questions, root)[VALIDATION:]
+    about = record["compression"]
+    dense, compressed = about["quality"]["dense"], about["quality"]["compressed"]
+    assert dense["questions"] == compressed["questions"] == len(cells) == 8
+    assert dense["loss"] != compressed["loss"] and 1 < dense["loss"] < 20 and 1 < compressed["loss"] < 20
+    whole = [re.search(rf"\b{re.escape(cell[1])}\b", cell[2], re.IGNORECASE) is not None for cell in cells]
+    right = [cell[2] == cell[1] for cell in cells] if questions == "fever" else whole
+    assert [cell[3] for cell in cells] == [str(int(each)) for each in right]
+    assert compressed["accuracy"] == 100 * sum(right) / 8
+    assert len(about["layers"]) == 2 and about["rate"]["rate"] > 1
+    if (kind, questions) in QUICK:
+        return
+    assert run("dense", f"model={folder(kind)}", "compress=none")["quality"] == dense
+    assert run("again", f"model={tmp_path / 'compressed'}", "compress=none")["quality"] == compressed
