@@ -66,20 +66,17 @@ def test_a_compressed_folder_gives_the_same_logits(kind: str, dtype: torch.dtype
     """To the bit, with tied embeddings and with buffers that no weight file has."""
     model = huggingface.create("tiny", {"model_type": kind, **OPTIONS[kind]}).to(dtype)
     if dtype != torch.float32:
-        parameters = {name: value.clone() for name, value in model.state_dict().items()}
-        torch.set_default_dtype(dtype)
-        try:
-            model = huggingface.create("tiny", {"model_type": kind, **OPTIONS[kind]})
-        finally:
-            torch.set_default_dtype(torch.float32)
-        model.load_state_dict(parameters)
+        plain: Any = model
+        plain.save_pretrained(tmp_path / "plain")
+        model = huggingface.load(str(tmp_path / "plain"), dtype=dtype)
     compress(model, MLPSVD(5))
     save(model, tmp_path / "saved", "tiny", huggingface.options_of(model))
     again = load(tmp_path / "saved")
     assert torch.equal(logits(again, ids()), logits(model, ids()))
-    assert {name: value.dtype for name, value in again.named_buffers()} == {
-        name: value.dtype for name, value in model.named_buffers()
-    }
+    buffers = dict(model.named_buffers())
+    for name, value in again.named_buffers():
+        assert value.dtype == buffers[name].dtype and torch.equal(value, buffers.pop(name)), name
+    assert not buffers
     tied = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     assert [name for name, _ in again.named_parameters(remove_duplicate=False)] == tied
     assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
@@ -118,6 +115,17 @@ def test_a_compressed_decoder_generates(kind: str) -> None:
     for i, part in enumerate(mask.bool()):
         alone = tokens[i, part][None]
         torch.testing.assert_close(steps(model, alone, torch.ones_like(alone))[:, 0], found[:, i], rtol=0, atol=1e-5)
+
+
+def test_save_pretrained_of_a_compressed_model_names_what_works(tmp_path: Path) -> None:
+    model: Any = tiny("llama")
+    compress(model, TensorLLM(ranks=[10, 4], layers=[0]))
+    for each in (model, copy.deepcopy(model)):
+        with pytest.raises(ConfigError, match=r"^model.layers.0.self_attn.\w+ is compressed: .* mode=export "):
+            each.save_pretrained(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    densify(model, tiny("llama")).save_pretrained(tmp_path / "dense")  # type: ignore[operator]
+    assert huggingface.load(str(tmp_path / "dense"))
 
 
 def test_methods_of_products_are_refused() -> None:

@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,22 @@ def _like(model: nn.Module, path: str) -> tuple[Tensor, bool]:
 def _bind(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
     for path, module in modules.items():
         module.bind(model, path)
+    if modules and hasattr(model, "save_pretrained"):
+        vars(model)["save_pretrained"] = partial(_save_pretrained, model)
+
+
+def _save_pretrained(model: Any, *arguments: Any, **options: Any) -> None:
+    """In place of transformers' own, which would write a folder that nothing can load.
+
+    Raises:
+        ConfigError: the model is compressed. One whose modules were put back is saved.
+    """
+    if placed := replacements(model):
+        raise ConfigError(
+            f"{next(iter(placed))} is compressed: a folder of save_pretrained could not be loaded; "
+            "attnlab.compression.save keeps the factors, mode=export (or densify) writes plain dense weights"
+        )
+    type(model).save_pretrained(model, *arguments, **options)
 
 
 def _summary(report: Mapping[str, Any]) -> str:

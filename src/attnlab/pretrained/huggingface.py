@@ -138,6 +138,23 @@ def tokenizer(source: str) -> Any:
     return found
 
 
+def save_tokenizer(words: Any, folder: Path, final: Path) -> None:
+    """Write a tokenizer into a folder that stands for another until it is complete.
+
+    Args:
+        words: the tokenizer, of transformers.
+        folder: where it is written.
+        final: the folder that error messages name.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    try:
+        words.save_pretrained(folder)
+    except Exception as error:  # tokenizers raises the file system's errors as Exception itself
+        raise cannot_write(final, error) from error
+
+
 def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
     """Write a plain Hugging Face checkpoint: what transformers loads without attnlab.
 
@@ -159,8 +176,8 @@ def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
     with replacing_folder(folder) as partial:
         try:
             model.save_pretrained(partial)  # type: ignore[operator]
-            if words is not None:
-                words.save_pretrained(partial)
         except (OSError, SafetensorError) as error:  # safetensors wraps the errors of the file system
             raise cannot_write(folder, error) from error
+        if words is not None:
+            save_tokenizer(words, partial, folder)
     log.info("%s: a Hugging Face checkpoint", folder)

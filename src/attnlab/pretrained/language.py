@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub
@@ -109,7 +113,8 @@ class LanguageModel(Family):
     def empty(self, name: str, options: dict[str, Any]) -> nn.Module:
         from transformers.initialization import no_init_weights
 
-        with no_init_weights():  # not on meta: buffers that no weight file has, as rotary frequencies, are computed
+        # not on meta: buffers that no weight file has, as rotary frequencies, are computed, in float32 as from_pretrained
+        with no_init_weights(), _parameters_in_default_type():
             model = self.create(name, options)
         model.tie_weights()  # type: ignore[operator]
         return model
@@ -120,6 +125,32 @@ class LanguageModel(Family):
             model.load_state_dict(theirs.state_dict())
         except RuntimeError as error:
             raise DataError(f"{source}: weights of another architecture: {first_line(error)}") from error
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The parameters in another type, in place; buffers stay as they are (rotary frequencies), as in from_pretrained."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+@contextmanager
+def _parameters_in_default_type() -> Iterator[None]:
+    """New parameters have torch's default type, and everything else is computed with float32 as the default."""
+    dtype = torch.get_default_dtype()
+
+    def typed(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or not parameter.is_floating_point() or parameter.dtype == dtype:
+            return None
+        return nn.Parameter(torch.empty_like(parameter, dtype=dtype), parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(typed)
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        handle.remove()
 
 
 def _shared(model: nn.Module) -> dict[int, list[str]]:

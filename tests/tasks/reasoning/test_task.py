@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig
 
 from attnlab.compression import compress, folder
+from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.config.check import compose
 from attnlab.data.questions import question_set
 from attnlab.data.samples.world import write_world
@@ -22,8 +23,10 @@ from attnlab.pretrained import huggingface
 from attnlab.runs.record import new, problems
 from attnlab.tasks.base import task_of
 from attnlab.tasks.reasoning import sample
+from attnlab.tasks.reasoning.model import AskedModel
 from attnlab.tasks.reasoning.score import ask, quality
 from attnlab.tasks.reasoning.search import Snapshot
+from tests.pretrained import tiny
 
 TINY = ["task=reasoning", "hardware=cpu", "task.data.limit=20"]
 RANKS = ["compress=tensorllm", "compress.ranks=[16,4]", "compress.sweeps=2"]
@@ -115,6 +118,8 @@ def test_a_snapshot_undoes_a_compression(name: str, start: Start, tmp_path: Path
     snapshot.restore()
     after = asked.model.state_dict()
     assert after.keys() == before.keys() and all(torch.equal(after[key], before[key]) for key in before)
+    asked.model.save_pretrained(tmp_path / "restored")
+    assert (tmp_path / "restored" / "config.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -209,6 +214,25 @@ def test_a_tokenizer_of_another_model_is_refused(models: dict[str, Path], start:
     huggingface.tokenizer(str(models["llama"])).save_pretrained(tmp_path / "small")
     with pytest.raises(DataError, match="they do not belong together"):
         task_of(start(f"model={tmp_path / 'small'}")[0]).prepare({}, None)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gptj"])
+def test_the_type_of_a_compressed_model_is_that_of_from_pretrained(kind: str, tmp_path: Path) -> None:
+    """Parameters are cast; rotary frequencies, which no weight file has, stay in float32."""
+    model: Any = tiny.tiny(kind)
+    model.save_pretrained(tmp_path / "dense")
+    theirs: Any = type(model).from_pretrained(tmp_path / "dense", dtype=torch.bfloat16)
+    compress(model, TensorLLM(ranks=[10, 4]))
+    folder.save(model, tmp_path / "compressed", "tiny", huggingface.options_of(model))
+    tiny.words().save_pretrained(tmp_path / "compressed")
+    spec = AskedModel(str(tmp_path / "compressed"), "bfloat16")
+    asked = spec.load(1, tmp_path, torch.device("cpu"))
+    assert {parameter.dtype for parameter in asked.model.parameters()} == {torch.bfloat16}
+    expected = dict(theirs.named_buffers())
+    for name, value in asked.model.named_buffers():
+        assert value.dtype == expected[name].dtype and torch.equal(value, expected.pop(name)), name
+    assert not expected
+    assert asked.model(tiny.ids()).logits.dtype == torch.bfloat16
 
 
 def test_a_search_leaves_json(start: Start, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Questions:
         kind: the set.
         corpus: what was read, with sizes; "sample" for the sample world.
         location: the folder that was read.
+        found: the questions of the files; None: they are not read yet.
         filtered: the number of questions left out, by reason.
         validation, test: the first fifth of the questions, and the others.
     """
@@ -65,18 +66,16 @@ class Questions:
         self.kind = question_set(questions)
         self.root, self.cache_dir, self.seed = root, Path(cache_dir).expanduser(), seed
         self.limit, self.longest_answer = limit, longest_answer
+        self.found: list[Question] | None = None
         self.filtered: dict[str, int] = {}
         self.validation: list[Question] = []
         self.test: list[Question] = []
 
-    def setup(self, tokens: Callable[[str], int]) -> None:
-        """Read the questions.
-
-        Args:
-            tokens: the number of tokens of a text, special tokens included.
+    def read(self) -> None:
+        """Read the files, for which no tokenizer is needed.
 
         Raises:
-            DataError: a file is missing or malformed, a question has no answer, or there are too few questions.
+            DataError: a file is missing or malformed, or a question has no answer.
         """
         if self.root is None:
             log.warning("data_root is not set: asking about the embedded sample world")
@@ -86,7 +85,20 @@ class Questions:
             if not self.location.is_dir():
                 what = "is a file" if self.location.exists() else "no such directory"
                 raise DataError(f"data_root={self.root}: {what}; {self.kind.layout}")
-        found = self.kind.read(self.location)
+        self.found = self.kind.read(self.location)
+
+    def setup(self, tokens: Callable[[str], int]) -> None:
+        """Filter and split the questions, which are read first unless they are already.
+
+        Args:
+            tokens: the number of tokens of a text, special tokens included.
+
+        Raises:
+            DataError: as `read`, or there are too few questions.
+        """
+        if self.found is None:
+            self.read()
+        found = self.found or []
         if not self.kind.choices:
             short = [question for question in found if tokens(question.answers[0]) <= self.longest_answer]
             self.filtered["answers of too many tokens"] = len(found) - len(short)

@@ -14,6 +14,7 @@ from attnlab.compression import folder
 from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import huggingface
+from attnlab.pretrained.language import cast
 from attnlab.tasks.reasoning.sample import SIZES, sample_model
 from attnlab.tasks.reasoning.score import Asked
 
@@ -77,9 +78,9 @@ class AskedModel:
 
     def _load(self, seed: int, cache_dir: Path, device: torch.device) -> Asked:
         if place := self.compressed:
-            model: nn.Module = folder.load(place)
-            model = model.to(device) if self.dtype is None else model.to(device, getattr(torch, self.dtype))
-            return Asked(model, huggingface.tokenizer(str(place)))
+            model = folder.load(place)
+            model = model if self.dtype is None else cast(model, getattr(torch, self.dtype))
+            return Asked(model.to(device), huggingface.tokenizer(str(place)))
         source = self.source(seed, cache_dir)
         words = huggingface.tokenizer(source)
         dtype = None if self.dtype is None else getattr(torch, self.dtype)

@@ -19,13 +19,13 @@ from attnlab.config.build import instantiate
 from attnlab.data.corpus import read_text
 from attnlab.data.questions import Questions
 from attnlab.data.samples.world import TEXT
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, WriteError
 from attnlab.models.build import without_memory
 from attnlab.pretrained import huggingface
 from attnlab.runs import fingerprint
 from attnlab.runs import record as records
 from attnlab.runs.device import device_of
-from attnlab.runs.files import write_text
+from attnlab.runs.files import replacing_folder, write_text
 from attnlab.runs.record import NOT_RUN
 from attnlab.tasks.base import Task
 from attnlab.tasks.reasoning.model import AskedModel
@@ -115,8 +115,9 @@ class ReasoningTask(Task):
     def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[Questions, Asked]:
         """The questions, read, and the model with its tokenizer."""
         cfg = self.cfg
-        asked = self.module(record, None)
         data: Questions = instantiate(cfg.task.data, path="task.data")
+        data.read()  # a question without an answer is found before the weights are read
+        asked = self.module(record, None)
         data.setup(lambda text: len(asked.words.ids(text)))
         record["corpus"] = data.corpus
         records.identify(record, fingerprint.corpus(data.location, Path(cfg.cache_dir)))
@@ -237,11 +238,16 @@ class ReasoningTask(Task):
         return calibrated(method, module.model, feed)
 
     def _save(self, directory: Path, module: Asked) -> None:
-        """The compressed folder, with the tokenizer beside the weights."""
+        """The compressed folder, with the tokenizer beside the weights: an earlier one is replaced as a whole, or stays."""
         place = directory / COMPRESSED
         notes = {"compress": self.cfg.choices.compress}
-        folder.save(module.model, place, self.spec.weights or "world", huggingface.options_of(module.model), notes)
-        module.tokenizer.save_pretrained(place)
+        name, options = self.spec.weights or "world", huggingface.options_of(module.model)
+        with replacing_folder(place) as partial:
+            try:
+                folder.save(module.model, partial, name, options, notes)
+            except WriteError as error:
+                raise WriteError(error.errno, error.strerror, str(place)) from error
+            huggingface.save_tokenizer(module.tokenizer, partial, place)
 
     def _predictions(self, directory: Path, data: Questions, answers: list[Answer]) -> None:
         """predictions.tsv: prompt, answer, what the model answered, whether it is right, and the loss."""
