@@ -113,7 +113,7 @@ class LanguageModel(Family):
     def empty(self, name: str, options: dict[str, Any]) -> nn.Module:
         from transformers.initialization import no_init_weights
 
-        # not on meta: buffers that no weight file has, as rotary frequencies, are computed, in float32 as from_pretrained
+        # not on meta: buffers that no weight file has (rotary frequencies) are computed, in float32 as from_pretrained
         with no_init_weights(), _parameters_in_default_type():
             model = self.create(name, options)
         model.tie_weights()  # type: ignore[operator]
@@ -128,7 +128,7 @@ class LanguageModel(Family):
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The parameters in another type, in place; buffers stay as they are (rotary frequencies), as in from_pretrained."""
+    """The parameters in another type, in place; buffers (rotary frequencies) stay, as they do in from_pretrained."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model

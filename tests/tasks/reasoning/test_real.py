@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +10,13 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 import pytest
 
 from attnlab.config.check import compose
-from attnlab.data.samples.world import write_world
 from attnlab.modes import compress
-from attnlab.pretrained import huggingface
 from attnlab.runs.record import new
-from attnlab.tasks.reasoning import sample
-from tests.pretrained.tiny import OPTIONS, fill
+from tests.pretrained.tiny import OPTIONS
+from tests.tasks.reasoning.conftest import Folder
 
 COUNT, VALIDATION = 10, 2
 QUICK = {("gpt_neox", "fever"), ("bert", "hotpotqa")}
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def folder(cache: Path) -> Callable[[str], Path]:
-    """The folder of a tiny model of a family, with a tokenizer that cuts any text."""
-    words = sample._tokenizer(write_world(cache / "samples", 1))
-
-    def make(kind: str) -> Path:
-        place = cache / kind
-        if not place.is_dir():
-            sizes = {**OPTIONS[kind], "vocab_size": sample.VOCABULARY, **sample.IDS}
-            sizes |= {key: 260 for key in ("max_position_embeddings", "n_positions") if key in sizes}
-            model: Any = fill(huggingface.create("tiny", {"model_type": kind, **sizes}))
-            model.save_pretrained(place)
-            words.save_pretrained(place)
-        return place
-
-    return make
 
 
 def published(name: str, root: Path) -> list[tuple[str, str]]:
@@ -68,12 +42,12 @@ def published(name: str, root: Path) -> list[tuple[str, str]]:
     ],
 )
 def test_real_files_from_end_to_end(
-    kind: str, questions: str, folder: Callable[[str], Path], cache: Path, corpora: Path, tmp_path: Path
+    kind: str, questions: str, folder: Folder, tiny_cache: Path, corpora: Path, tmp_path: Path
 ) -> None:
     root = corpora / "qa_hotpot_fever"
 
     def run(name: str, *overrides: str) -> dict[str, Any]:
-        settings = ["task=reasoning", "hardware=cpu", f"cache_dir='{cache}'", f"data_root='{root}'"]
+        settings = ["task=reasoning", "hardware=cpu", f"cache_dir='{tiny_cache}'", f"data_root='{root}'"]
         settings += [f"task.questions={questions}", f"task.data.limit={COUNT}", "task.data.longest_answer=60"]
         cfg = compose(*settings, *overrides)
         record = new(cfg, "test")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -42,7 +43,7 @@ class Hybrid(Method):
             self.steps[name] = copy.copy(step)
             if layers is not None:
                 vars(self.steps[name])["layers"] = list(layers)
-        self.keep = keep
+        self.keep, self.given_layers = keep, layers is not None
         wanted = {step.calibration for step in self.steps.values() if step.calibration is not None}
         if len(wanted) > 1:
             raise ConfigError(
@@ -55,7 +56,9 @@ class Hybrid(Method):
         found: list[Unit] = []
         owner: dict[str, str] = {}
         for name, step in self._ready().items():
-            units = step.units(model, layers) if self.chosen else with_budget(step, model, layers).units(model, layers)
+            with self._named(name):
+                ready = step if self.chosen else with_budget(step, model, layers)
+                units = ready.units(model, layers)
             for unit in units:
                 for path in unit.reads:
                     if owner.setdefault(path, name) != name:
@@ -65,12 +68,27 @@ class Hybrid(Method):
         return found
 
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
-        return [ladder for step in self._ready().values() for ladder in step.ladders(model, layers)]
+        found: list[Ladder] = []
+        for name, step in self._ready().items():
+            with self._named(name):
+                found += step.ladders(model, layers)
+        return found
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
         """That of the last step, which `rank=` belongs to; None for the others."""
         last = list(self.steps)[-1]
         return self.steps[last].rank_of(report) if self._step_of.get(report["path"]) == last else None
+
+    @contextmanager
+    def _named(self, step: str) -> Iterator[None]:
+        """Errors of a step name its key, unless that is one of all steps."""
+        try:
+            yield
+        except ConfigError as error:
+            key = str(error).removeprefix("compress.")
+            if key == str(error) or (self.given_layers and key.startswith("layers")):
+                raise
+            raise ConfigError(f"compress.steps.{step}.{key}") from error
 
     def _ready(self) -> dict[str, Method]:
         """The steps with the calibration data and the ranks that were chosen for this method."""

@@ -238,7 +238,7 @@ class ReasoningTask(Task):
         return calibrated(method, module.model, feed)
 
     def _save(self, directory: Path, module: Asked) -> None:
-        """The compressed folder, with the tokenizer beside the weights: an earlier one is replaced as a whole, or stays."""
+        """The compressed folder with the tokenizer; an earlier one is replaced as a whole, or stays."""
         place = directory / COMPRESSED
         notes = {"compress": self.cfg.choices.compress}
         name, options = self.spec.weights or "world", huggingface.options_of(module.model)

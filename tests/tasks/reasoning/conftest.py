@@ -1,0 +1,51 @@
+"""Folders of tiny models of every family, with a tokenizer that cuts any text."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import huggingface_hub.constants
+import pytest
+
+from attnlab.data.samples.world import write_world
+from attnlab.pretrained import huggingface
+from attnlab.tasks.reasoning import sample
+from tests.pretrained.tiny import OPTIONS, fill
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def folder(tiny_cache: Path) -> Folder:
+    """folder("gptj") -> the model's folder; its random weights are the same every time."""
+    words = sample._tokenizer(write_world(tiny_cache / "samples", 1))
+
+    def make(kind: str) -> Path:
+        place = tiny_cache / kind
+        if not place.is_dir():
+            sizes = {**OPTIONS[kind], "vocab_size": sample.VOCABULARY, **sample.IDS}
+            sizes |= {key: 260 for key in ("max_position_embeddings", "n_positions") if key in sizes}
+            model: Any = fill(huggingface.create("tiny", {"model_type": kind, **sizes}))
+            model.save_pretrained(place)
+            words.save_pretrained(place)
+        return place
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache of the hub, and a hub that cannot be reached."""
+
+    def unreachable(*arguments: Any, **options: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)

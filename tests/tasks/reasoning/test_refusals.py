@@ -1,0 +1,290 @@
+"""Input that cannot work, as a command sees it: one line, at the right time, and nothing is lost."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError
+from attnlab.pretrained import huggingface
+from attnlab.runs import job
+from attnlab.runs.record import read
+from attnlab.tasks.reasoning.model import AskedModel
+from tests.pretrained.tiny import edit, words
+from tests.tasks.reasoning.conftest import Folder
+
+TENSORLLM = ["compress=tensorllm", "compress.ranks=[12,4]"]
+CLAIMS = [{"claim": f"The number is {i}.", "label": ["SUPPORTS", "REFUTES"][i % 2]} for i in range(10)]
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def claims(tmp_path: Path) -> Path:
+    (tmp_path / "claims").mkdir()
+    write(tmp_path / "claims", CLAIMS)
+    return tmp_path / "claims"
+
+
+def write(root: Path, rows: list[Any]) -> None:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (root / "paper_dev.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def run(claims: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """run(model, overrides ...) -> the exit code and the line of the error, as the command has them."""
+
+    def command(model: Path | str, *overrides: str, directory: str = "run") -> tuple[int, str]:
+        (tmp_path / directory).mkdir(exist_ok=True)
+        capfd.readouterr()
+        try:
+            cfg = compose("task=reasoning", "hardware=cpu", f"cache_dir='{tmp_path / 'cache'}'", f"model={model}",
+                          f"data_root='{claims}'", "task.questions=fever", *overrides)  # fmt: skip
+        except ConfigError as error:
+            return 2, str(error)
+        code = job.run(cfg, "test", tmp_path / directory)
+        lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == (code != 0), lines
+        return code, "".join(lines).removeprefix("error: ")
+
+    return command
+
+
+# --- before the weights are read ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: Any) -> None:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr(AskedModel, "load", load)
+
+
+RANKS = [
+    ("llama", "tensorllm compress.ranks=[0,4]", "compress.ranks=[0, 4]: expected a list, each int >= 1"),
+    ("llama", "tensorllm rank=0", "rank=0: expected int >= 1"),
+    ("llama", "tensorllm rank=2 compress.stack_rank=0", "compress.stack_rank=0: expected int >= 1"),
+    ("llama", "tensorllm compress.ranks=[25,4]", "model.layers.0.self_attn takes R1 1 to 24 (model width)"),
+    ("llama", "tensorllm rank=9", "and R2 1 to 8 (head width)"),
+    ("gptj", "tensorllm compress.ranks=[10,4,5]", "the stack rank 5: transformer.h.0.attn takes 1 to 4"),
+    ("llama", "tensorllm compress.ranks=[10,4,3]", "heads of different numbers (q 6, k 2, v 2, o 6); leave it"),
+    ("llama", "tensorllm rank=3 compress.stack_rank=3 compress.coupled=true", "takes 1 to 2 (matrices q, o)"),
+    ("llama", "tensorllm compress.layers=[2]", "compress.layers: 2: expected 0 to 1, or -1 for the last to -2"),
+    ("llama", "tensorllm compress.keep=0.0001", "compress.keep=0.0001: the smallest ranks keep 0.01"),
+    ("llama", "laser rank=25", "rank 25 for model.layers.1.mlp.gate_proj (24 x 40), which takes 1 to 24"),
+    ("llama", "laser compress.rho=0.01", "rank 0 for model.layers.1.mlp.gate_proj"),
+    ("llama", "laser compress.layers=[-3]", "compress.layers: -3: expected 0 to 1"),
+    ("llama", "trawl rank=25", "compress.rank=25: model.layers.1.mlp has matrices 40 x 24"),
+    ("llama", "trawl compress.mode=2", "model.layers.1 has q 48 x 24, k 16 x 24"),
+    ("llama", "laser_tensorllm compress.steps.laser.rank=25", "compress.steps.laser.rank=25: rank 25 for"),
+    ("llama", "laser_tensorllm compress.layers=[4]", "compress.layers: 4: expected 0 to 1"),
+    ("llama", "truncatt", "tensorllm, laser and trawl work on language models"),
+]
+QUICK = (0, 1, 2, 3, 6, 8, 15)  # the others take the same way
+
+
+@pytest.mark.usefixtures("_no_weights")
+@pytest.mark.parametrize(
+    ("kind", "overrides", "expected"),
+    [pytest.param(*row, marks=[] if i in QUICK else pytest.mark.slow) for i, row in enumerate(RANKS)],
+)
+def test_ranks_and_layers(kind: str, overrides: str, expected: str, folder: Folder, run: Run) -> None:
+    code, message = run(folder(kind), *f"compress={overrides}".split())
+    assert code == 2 and expected in message
+
+
+@pytest.mark.usefixtures("_no_weights")
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "its weights are quantised (gptq)"),
+        pytest.param(
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            "its weights are quantised (bitsandbytes)",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_quantised_weights(config: dict[str, Any], expected: str, folder: Folder, run: Run, tmp_path: Path) -> None:
+    shutil.copytree(folder("llama"), tmp_path / "model")
+    edit(tmp_path / "model", quantization_config=config)
+    code, message = run(tmp_path / "model", *TENSORLLM)
+    assert code == 1 and expected in message and message.endswith("give the model that was quantised")
+
+
+@pytest.mark.usefixtures("_no_weights")
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([*CLAIMS[:3], '{"claim": "A', *CLAIMS[3:]], "paper_dev.jsonl line 4: malformed JSON"),
+        ([*CLAIMS, {"claim": "A."}], "paper_dev.jsonl line 11: 'label' is missing"),
+    ],
+)
+def test_questions(rows: list[Any], expected: str, claims: Path, folder: Folder, run: Run) -> None:
+    write(claims, rows)
+    code, message = run(folder("llama"), *TENSORLLM)
+    assert code == 1 and message.startswith(str(claims)) and expected in message
+
+
+@pytest.mark.usefixtures("_no_weights")
+def test_a_question_without_an_answer(claims: Path, folder: Folder, run: Run) -> None:
+    (claims / "validation.json").write_text('[{"question": "Who?", "answer": "I"}, {"question": "Why?"}]')
+    code, message = run(folder("llama"), "task.questions=hotpotqa")
+    assert code == 1 and message == f"{claims / 'validation.json'} item 2: a question without an answer; remove it, or give the answered split"  # fmt: skip # noqa: E501
+
+
+def test_a_model_without_weights(folder: Folder, run: Run, tmp_path: Path) -> None:
+    """Published names and folders alike, in less time than the hub's own retries take."""
+    shutil.copytree(folder("llama"), tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    began = time.perf_counter()
+    code, message = run(tmp_path / "model", *TENSORLLM)
+    assert code == 1 and f"no weights in {tmp_path / 'model'}; expected model.safetensors" in message
+    code, message = run("meta-llama/Llama-2-7b-hf", *TENSORLLM)
+    assert code == 1 and "the hub cannot be reached (no network); download it" in message
+    assert time.perf_counter() - began < 20
+
+
+# --- with the weights -----------------------------------------------------------------------------------------------
+
+
+def test_shared_projections(folder: Folder, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = huggingface.load(str(folder("llama")))
+    model.model.layers[1].self_attn.v_proj.weight = model.model.layers[0].self_attn.v_proj.weight
+    monkeypatch.setattr(huggingface, "load", lambda *arguments, **options: model)
+    code, message = run(folder("llama"), *TENSORLLM)
+    assert code == 2 and message == (
+        "model.layers.0.self_attn.v_proj.weight is shared with model.layers.1.self_attn.v_proj.weight: "
+        "one cannot be changed without the other"
+    )
+    assert not (tmp_path / "run" / "compressed").exists()
+    assert read(tmp_path / "run")["compression"]["quality"]["dense"]["questions"] == 8  # what was measured stays
+
+
+@pytest.mark.slow
+def test_a_tokenizer_without_a_padding_token(
+    folder: Folder, run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end token stands for it, and the answers are those of a padding token; without both the line names it."""
+    found = []
+    for name in ("pad_token", "none"):
+        place = tmp_path / name
+        shutil.copytree(folder("llama"), place)
+        if name == "none":
+            about = json.loads((place / "tokenizer_config.json").read_text())
+            del about["pad_token"]
+            (place / "tokenizer_config.json").write_text(json.dumps(about))
+        with caplog.at_level(logging.INFO):
+            assert run(place, directory=name) == (0, "")
+        found.append(read(tmp_path / name)["quality"])
+    assert found[0] == found[1] and "padding with its end token" in caplog.text
+    words(pad=None, end=None).save_pretrained(tmp_path / "none")
+    code, message = run(tmp_path / "none")
+    assert code == 1 and "has neither a padding token nor an end token; add pad_token" in message
+
+
+# --- interrupted, and a full disk -----------------------------------------------------------------------------------
+
+
+def interrupt(number: int) -> None:
+    """Send this process a signal when the second layer is decomposed."""
+    done: list[int] = []
+    real = TensorLLM._fit
+
+    def fit(self: TensorLLM, *arguments: Any) -> Any:
+        done.append(1)
+        if len(done) == 2:
+            os.kill(os.getpid(), number)
+        return real(self, *arguments)
+
+    TensorLLM._fit = fit  # type: ignore[method-assign]
+
+
+def test_an_interrupted_command_goes_on(folder: Folder, run: Run, tmp_path: Path) -> None:
+    real = TensorLLM._fit
+    interrupt(signal.SIGINT)
+    try:
+        assert run(folder("llama"), *TENSORLLM) == (130, "interrupted by SIGINT")
+    finally:
+        TensorLLM._fit = real  # type: ignore[method-assign]
+    assert read(tmp_path / "run")["status"] == "interrupted"
+    goes_on(folder("llama"), run, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on(folder: Folder, run: Run, claims: Path, tmp_path: Path) -> None:
+    settings = ["task=reasoning", "hardware=cpu", f"cache_dir='{tmp_path / 'cache'}'", f"model={folder('llama')}"]
+    settings += [f"data_root='{claims}'", "task.questions=fever", *TENSORLLM, f"hydra.run.dir='{tmp_path / 'killed'}'"]
+    code = (
+        "import signal, sys; from tests.tasks.reasoning.test_refusals import interrupt; from attnlab.cli import main; "
+        f"interrupt(signal.SIGKILL); sys.argv[1:] = {settings!r}; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], timeout=300)
+    assert done.returncode == -signal.SIGKILL
+    goes_on(folder("llama"), run, tmp_path)
+
+
+def goes_on(model: Path, run: Run, tmp_path: Path) -> None:
+    """The same command again takes the finished layer, and gives the bits of a run that nothing interrupted."""
+    assert run(model, *TENSORLLM) == (0, "")
+    assert [layer.get("stored", False) for layer in read(tmp_path / "run")["compression"]["layers"]] == [True, False]
+    assert run(model, *TENSORLLM, f"cache_dir='{tmp_path / 'other'}'", directory="whole") == (0, "")
+    layers = read(tmp_path / "whole")["compression"]["layers"]
+    assert not any("stored" in layer for layer in layers)
+    files = [content(tmp_path / name / "compressed") for name in ("run", "whole")]
+    assert files[0] == files[1]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param("units", marks=pytest.mark.slow), pytest.param("weights", marks=pytest.mark.slow), "tokenizer"],
+)
+def test_a_full_disk(what: str, folder: Folder, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line names what cannot be written, and the compressed folder of an earlier run in the directory stays."""
+    assert run(folder("llama"), *TENSORLLM) == (0, "")
+    before = content(tmp_path / "run" / "compressed")
+    reason = "No space left on device"
+
+    def units(file: Path, *arguments: Any) -> None:
+        file.write_bytes(b"a part")
+        raise OSError(28, reason)
+
+    def weights(tensors: dict[str, torch.Tensor], file: Path) -> None:
+        file.write_bytes(b"a part")
+        raise SafetensorError(f"I/O error: {reason} (os error 28)")
+
+    def tokenizer(self: Any, folder: Path, **options: Any) -> None:
+        (Path(folder) / "tokenizer.json").write_bytes(b"")
+        raise Exception(f"{reason} (os error 28)")  # as the library tokenizers does
+
+    if what == "units":
+        monkeypatch.setattr("attnlab.compression.transform._write", units)
+    elif what == "weights":
+        monkeypatch.setattr("attnlab.compression.folder.save_file", weights)
+    else:
+        kind = type(huggingface.tokenizer(str(folder("llama"))))
+        monkeypatch.setattr(kind, "save_pretrained", tokenizer)
+    code, message = run(folder("llama"), "compress=tensorllm", "compress.ranks=[8,4]")
+    place = tmp_path / "cache" / "decompositions" if what == "units" else tmp_path / "run" / "compressed"
+    assert code == 1 and message.startswith(str(place)) and "cannot be written (" in message and reason in message
+    assert content(tmp_path / "run" / "compressed") == before
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")] == []
