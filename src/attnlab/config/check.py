@@ -110,8 +110,13 @@ def _check_mode(cfg: DictConfig) -> None:
             raise ConfigError(f"{key}= is read by mode={' and mode='.join(reading)}, not by mode={cfg.mode}")
         if value is not None and key != "prompt" and not Path(value).expanduser().exists():
             raise ConfigError(f"{key}={value}: no such file or directory")
-    if cfg.mode in readers["checkpoint"] and cfg.checkpoint is None:
-        raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>")
+    if cfg.mode in readers["checkpoint"]:
+        untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has
+        if cfg.checkpoint is None and not (untrained and cfg.model is not None):
+            also = ", or model=<a run, a folder or a name of the hub>" * untrained
+            raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>{also}")
+        if untrained and cfg.checkpoint is not None and cfg.model is not None:
+            raise ConfigError(f"checkpoint={cfg.checkpoint} and model={cfg.model}: give one of them")
     if cfg.data_root == "":
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
 

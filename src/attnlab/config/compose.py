@@ -150,7 +150,8 @@ class Composer:
         if isinstance(value, list) and len(value) > 1 and key == "compress":
             raise ConfigError(
                 f"{text}: several methods are one file of conf/compress with their steps, for instance "
-                "compress=laser_tensorllm (LASER on the MLP, TensorLLM on attention)"
+                "compress=laser_tensorllm compress.steps.laser.rho=0.1 compress.steps.tensorllm.ranks=[64,4,2] "
+                "(LASER on the MLP, TensorLLM on attention)"
             )
         if not isinstance(value, str) or value not in self.options(key):
             raise ConfigError(

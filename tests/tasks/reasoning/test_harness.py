@@ -9,11 +9,10 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from attnlab.compression import compress, densify, save
 from attnlab.compression.methods.tensorllm import TensorLLM
-from attnlab.config.build import CONF, freeze
+from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.modes import evaluate
 from attnlab.pretrained import huggingface
@@ -60,8 +59,10 @@ def test_a_masked_language_model_is_refused() -> None:
         TransformersEvaluation(["claims"]).lm(SimpleNamespace(model=tiny("roberta"), tokenizer=words()), None)
 
 
-@pytest.mark.parametrize("kind", ["compressed", "dense"])
-def test_mode_evaluate(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "key"), [("compressed", "checkpoint"), ("dense", "checkpoint"), ("compressed", "model")]
+)
+def test_mode_evaluate(key: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compressed model of a run, and a dense folder beside it, on a task of one's own."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = tmp_path / "rows.json"
@@ -72,14 +73,18 @@ def test_mode_evaluate(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         compress(model, TensorLLM(ranks=[10, 5]))
         save(model, tmp_path / "compressed", "tiny", huggingface.options_of(model))
         words().save_pretrained(tmp_path / "compressed")
-    settings = ["task=reasoning", "mode=evaluate", "hardware=cpu", f"checkpoint='{tmp_path / kind}'"]
+    settings = ["task=reasoning", "mode=evaluate", "hardware=cpu", f"{key}='{tmp_path / kind}'"]
     settings += [f"task.evaluation.folder='{tmp_path}'", "task.evaluation.tasks=[claims]"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = freeze(
-            compose("config", overrides=settings), {"task": "reasoning", "scale": "sample", "compress": "none"}
-        )
+    cfg = compose(*settings)
     record = new(cfg, "test")
     evaluate.run(cfg, record, tmp_path)
     found = record["quality"]["tasks"]["claims"]
     assert found["acc"] == 0.5 and found["examples"] == 6
     assert record["parameters"]["total"] == sum(p.numel() for p in model.parameters())
+
+
+def test_which_model_is_evaluated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mode=evaluate needs checkpoint=<.*>, or model=<a run"):
+        compose("task=reasoning", "mode=evaluate")
+    with pytest.raises(ConfigError, match=r"checkpoint=.* and model=gpt2: give one of them"):
+        compose("task=reasoning", "mode=evaluate", f"checkpoint={tmp_path}", "model=gpt2")

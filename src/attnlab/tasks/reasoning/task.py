@@ -133,9 +133,14 @@ class ReasoningTask(Task):
     def restore(self, record: dict[str, Any]) -> Asked:
         """The model of `checkpoint=`, for mode=evaluate: a run of mode=compress, its folder, or a Hugging Face folder.
 
+        Without it, that of `model=`, which may be a name of the hub too.
+
         Raises:
             DataError: it is none of these, or damaged.
         """
+        if self.cfg.checkpoint is None:
+            loaded: Asked = self.module(record, None)
+            return loaded
         source = str(self.cfg.checkpoint)
         if place := folder.find(source):
             asked = Asked(folder.load(place).to(device_of(self.cfg)), huggingface.tokenizer(str(place)))
