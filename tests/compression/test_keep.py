@@ -140,3 +140,12 @@ def test_a_budget_replaces_ranks_and_not_every_method_has_it() -> None:
 
     with pytest.raises(ConfigError, match="compress.keep: Fixed has no ranks that a budget could choose"):
         with_budget(Fixed(keep=0.5), vit(), [])
+
+
+def test_what_the_hull_leaves_is_spent() -> None:
+    """Where errors fall ever faster, as with ranks of both sides at once, the hull has the two ends alone."""
+    concave = [Ladder(name, 12, [Step(rank, 1 - (rank / 10) ** 2, rank) for rank in range(1, 11)]) for name in "ab"]
+    assert len(hull([*concave[0].steps, Step(12, 0.0, None)])) == 2
+    assert allocate(concave[:1], 0.5) == {"a": 6}
+    assert allocate(concave, 0.5) == {"a": 10, "b": 2}
+    assert allocate(concave, 0.25) == {"a": 5, "b": 1}

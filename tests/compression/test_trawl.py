@@ -91,6 +91,24 @@ def test_seeds() -> None:
     assert torch.equal(out[0], out[1]) and not torch.equal(out[0], out[2])
 
 
+@pytest.mark.parametrize("method", ["cp", "tucker"])
+def test_more_starts_are_never_worse(method: str) -> None:
+    errors = [
+        compress(llama(), TRAWL(layers=[0], method=method, rank=5, start="random", sweeps=8, starts=starts))[0]["error"]  # type: ignore[arg-type]
+        for starts in (1, 4)
+    ]
+    assert errors[1] < errors[0] if method == "cp" else errors[1] <= errors[0]
+
+
+def test_a_budget_is_used_up_to_one_rank() -> None:
+    """A stack of gate, up and down, 40 x 24: a rank is 192 parameters of 2880."""
+    for keep in (0.21, 0.5, 0.83):
+        model, plain = llama(), llama()
+        compress(model, TRAWL(layers=[0], method="tucker", keep=keep))
+        left = 2880 - parameters(plain)["total"] + parameters(model)["total"]
+        assert keep * 2880 - 192 < left <= keep * 2880
+
+
 @pytest.mark.parametrize(("kind", "mode"), [("gptj", 2), ("gpt2", 1), ("gpt_neox", 5), ("roberta", 6), ("llama", 4)])
 def test_families(kind: str, mode: int) -> None:
     model, plain = tiny(kind), tiny(kind)

@@ -2,8 +2,9 @@
 
 Each layer offers steps, from its smallest ranks to the dense layer. Parameters go where they lower the error most: the
 steps on the lower convex hull of (parameters, error) are taken in the order of their gain per parameter, which is the
-optimum for the hulls. Errors are relative squared errors of a layer's weights, so that layers of different norms count
-alike; on the meta device, where there are no weights, they are those of noise.
+optimum for the hulls; what then remains goes to the steps that lower the error most, on the hull or not. Errors are
+relative squared errors of a layer's weights, so that layers of different norms count alike; on the meta device, where
+there are no weights, they are those of noise.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch import nn
 from attnlab.compression.methods.base import Ladder, Method, Step
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer
+
+ROUNDING = 1e-12  # differences of relative squared errors below this are none
 
 
 def with_budget(method: Method, model: nn.Module, layers: Sequence[Layer]) -> Method:
@@ -58,7 +61,25 @@ def allocate(ladders: Sequence[Ladder], keep: float) -> dict[str, Any]:
             continue
         left -= after.parameters - before.parameters
         chosen[path] = after
+    _fill(ladders, chosen, left)
     return {path: step.value for path, step in chosen.items()}
+
+
+def _fill(ladders: Sequence[Ladder], chosen: dict[str, Step], left: int) -> None:
+    """Spend what remains on the steps, of the hull or not, that lower the error most, one after the other."""
+    while True:
+        found: list[tuple[float, int, str, Step]] = []
+        for ladder in ladders:
+            now = chosen[ladder.path]
+            for step in (*ladder.steps, Step(ladder.dense, 0.0, None)):
+                more = step.parameters - now.parameters
+                if more <= left and step.error < now.error - ROUNDING:
+                    found.append((step.error - now.error, more, ladder.path, step))
+        if not found:
+            return
+        _, more, path, step = min(found, key=lambda each: each[:3])
+        chosen[path] = step
+        left -= more
 
 
 def hull(steps: Sequence[Step]) -> list[Step]:

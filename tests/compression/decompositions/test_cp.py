@@ -30,6 +30,24 @@ def test_sweeps_are_those_of_tensorly(sweeps: int) -> None:
     torch.testing.assert_close(ours, torch.from_numpy(tensorly.cp_to_tensor(theirs)), rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_the_best_of_several_starts_is_kept(batch: tuple[int, ...]) -> None:
+    """Of each tensor of a batch, to the bit, with its own history."""
+    tensor = Slices.of(torch.randn(*batch, 6, 5, 4, dtype=torch.float64))
+    options = {"start": "random", "sweeps": 30, "tolerance": 1e-3}
+    done: list[tuple[int, int]] = []
+    found = cp_als(tensor, 3, starts=3, seed=7, watch=lambda *at: done.append(at), **options)  # type: ignore[arg-type]
+    each = [cp_als(tensor, 3, seed=seed, **options) for seed in (7, 8, 9)]  # type: ignore[arg-type]
+    errors = torch.stack([one.error for one in each])
+    assert torch.equal(found.error, errors.amin(0)) and (errors.amax(0) > errors.amin(0)).all()
+    assert done == sorted(done) and done[-1][0] <= done[-1][1] == 90
+    for i in range(3) if batch else [...]:
+        best = each[int(errors[:, i].argmin())]
+        assert torch.equal(found.a[i], best.a[i]) and falls(found.history)
+    with pytest.raises(ValueError, match=r"0 starts: expected at least 1"):
+        cp_als(tensor, 3, starts=0)
+
+
 @pytest.mark.parametrize(
     ("mixing", "noise", "error"),
     [

@@ -14,7 +14,8 @@ from attnlab.bench.compressed import Compared, method_of
 from attnlab.bench.settings import Settings, Shape
 from attnlab.bench.workloads.base import Workload
 from attnlab.compression.decompositions import tucker
-from attnlab.compression.methods.tensorllm import Sizes, TensorLLM
+from attnlab.compression.methods.head_tensor import Sizes
+from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError
 
 SAME = 1e-3  # how far above TensorLy's relative error ours may lie: HOOI ends in local minima

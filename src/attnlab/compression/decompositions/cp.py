@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -65,10 +65,11 @@ def cp_als(
     start: Literal["svd", "random"] | Factors = "svd",
     sweeps: int = 200,
     tolerance: float = 1e-5,
+    starts: int = 1,
     seed: int = 0,
     watch: Watch | None = None,
 ) -> CP:
-    """Alternating least squares. The error never rises.
+    """Alternating least squares. The error never rises; where it ends depends on the start.
 
     Args:
         tensor: what is decomposed; leading dimensions are a batch.
@@ -77,16 +78,33 @@ def cp_als(
             that the result is never worse than `global_svd`; "random"; or factors.
         sweeps: at most.
         tolerance: a sweep that lowers the relative error by less than this times the error is the last one.
-        seed: of a random start.
-        watch: called after each sweep with the number of sweeps done and of sweeps at most.
+        starts: the first begins at `start`, the others at random with the seeds that follow; of each tensor of the
+            batch the one with the lowest error is kept.
+        seed: of random starts.
+        watch: called after each sweep with the number of sweeps done and of sweeps at most, over all starts.
 
     Raises:
-        ValueError: a rank below 1, or with start="svd" below H or above H D.
+        ValueError: a rank or a number of starts below 1, or with start="svd" a rank below H or above H D.
     """
     began = time.perf_counter()
-    if rank < 1:
-        raise ValueError(f"rank {rank}: expected at least 1")
-    factors = _start(tensor, rank, start, seed)
+    if rank < 1 or starts < 1:
+        raise ValueError(f"rank {rank}, {starts} starts: expected at least 1")
+    best: CP | None = None
+    for i in range(starts):
+        factors = _start(tensor, rank, start if i == 0 else "random", seed + i)
+
+        def counted(done: int, most: int, before: int = i) -> None:
+            if watch:
+                watch(before * most + done, starts * most)
+
+        found = _als(tensor, factors, sweeps, tolerance, counted)
+        best = found if best is None else _better(best, found)
+    assert best is not None
+    return replace(best, seconds=time.perf_counter() - began)
+
+
+def _als(tensor: Slices, factors: Factors, sweeps: int, tolerance: float, watch: Watch) -> CP:
+    """From one start; `seconds` is 0."""
     square, active = tensor.square(), torch.ones(tensor.batch, dtype=torch.bool, device=tensor.left.device)
     history = [tensor.error(*factors)]
     for sweep in range(sweeps):
@@ -101,10 +119,20 @@ def cp_als(
         factors = _where(better, balance(*new), factors)
         history.append(torch.where(better, error, history[-1]))
         active = better & (history[-2] - history[-1] > tolerance * history[-1])
-        if watch:
-            watch(sweep + 1, sweeps)
+        watch(sweep + 1, sweeps)
     history[-1] = tensor.error(*factors)
-    return CP(*factors, torch.stack(history), time.perf_counter() - began, torch.empty(0))
+    return CP(*factors, torch.stack(history), 0.0, torch.empty(0))
+
+
+def _better(one: CP, two: CP) -> CP:
+    """Of each tensor of the batch the decomposition with the lower error, `one` of equal ones."""
+    longest = max(len(one.history), len(two.history))
+    histories = [torch.cat([cp.history, cp.history[-1:].expand(longest - len(cp.history), *cp.history.shape[1:])])
+                 for cp in (one, two)]  # fmt: skip
+    choose = two.error < one.error
+    return CP(
+        *_where(choose, two.factors, one.factors), torch.where(choose, histories[1], histories[0]), 0.0, one.costs
+    )
 
 
 def cp_epc(

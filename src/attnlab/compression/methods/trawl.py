@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from attnlab.compression.decompositions import Slices, cp_als, truncation_errors, tucker
-from attnlab.compression.keep import grid, value_of
+from attnlab.compression.keep import value_of
 from attnlab.compression.methods.base import (
     Change,
     Ladder,
@@ -32,7 +32,6 @@ from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
 SPAN = ("model", "layer", "thirds")  # of modes 1 to 3, attention, and again of modes 4 to 6, the MLP
-STEPS = 24  # ranks that a budget chooses from
 SHARE = 10  # of the smaller side: the rank where none is given
 
 
@@ -78,6 +77,7 @@ class TRAWL(Method):
             rank below the number of matrices always begins at random.
         sweeps: at most.
         tolerance: relative change of the error at which the sweeps end.
+        starts: of the decomposition; the first from `start`, the others random, the best is kept.
         seed: of what is random; the released code sets none.
         keep: the share of the matrices' parameters that remains; R is then chosen for each stack by the singular
             values of its unfoldings, and a stack may stay dense.
@@ -96,6 +96,7 @@ class TRAWL(Method):
         start: Literal["svd", "random"] = "svd",
         sweeps: Rank = 100,
         tolerance: Annotated[float, Ge(0)] = 1e-5,
+        starts: Rank = 1,
         seed: Annotated[int, Ge(0)] = 0,
         keep: Share | None = None,
     ) -> None:
@@ -105,7 +106,7 @@ class TRAWL(Method):
             raise ValueError(f"stack_rank={stack_rank}: belongs to method=tucker; CP has one rank")
         self.mode, self.layers, self.method, self.rank = mode, layers, method, rank
         self.stack_rank, self.start, self.sweeps = stack_rank, start, sweeps
-        self.tolerance, self.seed, self.keep = tolerance, seed, keep
+        self.tolerance, self.starts, self.seed, self.keep = tolerance, starts, seed, keep
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
         units = []
@@ -123,6 +124,7 @@ class TRAWL(Method):
                 "start": self.start,
                 "sweeps": self.sweeps,
                 "tolerance": self.tolerance,
+                "starts": self.starts,
                 "seed": self.seed,
             }
             reads = list(dict.fromkeys(matrix.path for matrix in stack.matrices.values()))
@@ -140,7 +142,7 @@ class TRAWL(Method):
             else:
                 lost = truncation_errors([stack.read(model)[:, None]], [self.stack_rank]).diagonal().tolist()
             count = len(stack.matrices) * (out + width)
-            steps = [Step(rank * count, float(lost[rank]), rank) for rank in grid(most, STEPS)]
+            steps = [Step(rank * count, float(lost[rank]), rank) for rank in range(1, most + 1)]
             found.append(Ladder(stack.name, stack.dense, steps))
         return found
 
@@ -229,6 +231,7 @@ class TRAWL(Method):
                 start=start,
                 sweeps=self.sweeps,
                 tolerance=self.tolerance,
+                starts=self.starts,
                 seed=self.seed,
                 watch=lambda *done: watch("CP", *done),
             )
@@ -239,6 +242,7 @@ class TRAWL(Method):
             [self.stack_rank],
             sweeps=self.sweeps,
             tolerance=self.tolerance,
+            starts=self.starts,
             seed=self.seed,
             watch=lambda *done: watch("Tucker", *done),
         )

@@ -1,0 +1,112 @@
+"""The tensor of one layer that TensorLLM decomposes: its matrices, sizes and ranks, and how it is read from a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained.base import ATTENTION, Projection
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Matrices with the same number of heads. rank: R3; None: no factor between them."""
+
+    names: tuple[str, ...]
+    heads: int
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The tensor of one layer and its ranks.
+
+    Args:
+        places: the matrices in the order of q, k, v, o; their axis is the one that the heads are cut from.
+        dim: d, the length of the first mode.
+        width: dv, the length of the second mode.
+        ranks: R1, R2.
+        stacks: the matrices by number of heads.
+    """
+
+    places: Mapping[str, Projection]
+    dim: int
+    width: int
+    ranks: tuple[int, int]
+    stacks: tuple[Stack, ...]
+
+    @property
+    def original(self) -> int:
+        """Parameters of the matrices."""
+        return sum(place.shape[0] * place.shape[1] for place in self.places.values())
+
+    def parameters(self, absorbed: bool = False) -> int:
+        """Of the factors: sum of h R1 R2 R3, d R1, dv R2, n R3 (the denominator of the paper's rate)."""
+        first, second = self.ranks
+        columns = sum((stack.rank or len(stack.names)) * stack.heads * second for stack in self.stacks)
+        small = self.width * second + sum(len(stack.names) * (stack.rank or 0) for stack in self.stacks)
+        return small + (self.dim * columns if absorbed else (columns + self.dim) * first)
+
+
+def rate(
+    dim: int, heads: int, width: int, ranks: tuple[int, int, int], matrices: int = 4, absorbed: bool = False
+) -> float:
+    """The compression rate of one layer, TensorLLM's CR = 4 d h dv / (h R1 R2 R3 + d R1 + dv R2 + 4 R3).
+
+    Biases are not counted.
+
+    Args:
+        dim: d, the model width.
+        heads: h.
+        width: dv, of a head.
+        ranks: R1, R2, R3.
+        matrices: how many are stacked.
+        absorbed: with the core multiplied into U1, which takes d h R2 R3 in place of h R1 R2 R3 + d R1.
+    """
+    stack = Stack(ATTENTION[:matrices], heads, ranks[2])
+    place = Projection("", (heads * width, dim), "out", heads)
+    sizes = Sizes(dict.fromkeys(stack.names, place), dim, width, ranks[:2], (stack,))
+    return sizes.original / sizes.parameters(absorbed)
+
+
+def named(sizes: Sizes, errors: Sequence[Tensor]) -> dict[str, float]:
+    """Errors by name of the matrix."""
+    found = {
+        name: float(error)
+        for stack, each in zip(sizes.stacks, errors, strict=True)
+        for name, error in zip(stack.names, each, strict=True)
+    }
+    return {name: found[name] for name in sizes.places}
+
+
+def read_blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
+    """The tensor of each stack, (n, h, d, dv), in float64. DataError: a weight is not finite."""
+    for place in sizes.places.values():
+        if not place.read(model).isfinite().all():
+            raise DataError(
+                f"{place.path}: its weight has values that are not numbers or not finite; it cannot be used"
+            )
+    return [
+        torch.stack([sizes.places[name].split(sizes.places[name].read(model)).double() for name in stack.names])
+        for stack in sizes.stacks
+    ]
+
+
+def modes(place: Projection) -> tuple[int, int]:
+    """Length of the mode that is not cut into heads, and width of a head."""
+    return place.shape[1 if place.axis == "out" else 0], place.width
+
+
+def turned(place: Projection, where: str) -> Projection:
+    """The same matrix with its other axis cut into as many parts as it has heads: the released code's layout."""
+    if place.shape[0] != place.shape[1]:
+        out, width = place.shape
+        raise ConfigError(
+            f"compress.layout=released: {where} has a projection of {out} x {width}; the published code needs square "
+            "ones (no grouped queries, heads that fill the model's width)"
+        )
+    return replace(place, axis="in" if place.axis == "out" else "out")
