@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.config.bounds import PositiveInt
+from attnlab.attention.bounds import PositiveInt
 from attnlab.models.language_model import LanguageModel
 
 

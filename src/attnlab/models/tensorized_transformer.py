@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.config.bounds import PositiveInt, Rate
+from attnlab.attention.bounds import PositiveInt, Rate
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.language_model import LanguageModel
 

@@ -1,0 +1,1 @@
+"""Trained models as folders that other programs read: plain weights, Hugging Face, timm; with a model card."""

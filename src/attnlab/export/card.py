@@ -1,0 +1,108 @@
+"""The model card of an exported model: a README.md written from the record of its run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from attnlab.attention import Attention
+from attnlab.runs.record import NOT_RUN
+
+LICENSE = """The licence of these weights has not been stated: `unknown` above is a placeholder. Whoever publishes them
+chooses one that the terms of the corpus allow.{code}"""
+CODE = " The Python files are a part of attnlab, Apache-2.0."
+
+
+def card(
+    record: Mapping[str, Any],
+    *,
+    title: str,
+    usage: str,
+    library: str | None = None,
+    pipeline: str | None = None,
+    attentions: list[Attention] | None = None,
+    longest: int | None = None,
+    itemsize: int = 4,
+    notes: list[str] | None = None,
+    code: bool = False,
+) -> str:
+    """The card, in markdown with YAML front matter. What the record does not hold is `not run`.
+
+    Args:
+        record: of the run that trained the model.
+        title: of the card.
+        usage: how to load the model, in markdown.
+        library: the library that loads it, by the hub's name for it.
+        pipeline: the hub's name for what it does.
+        attentions: the mechanisms whose cache is stated; None: the model has no cache.
+        longest: positions that the model takes.
+        itemsize: bytes of a cached number.
+        notes: sentences on what a user should know.
+        code: whether the folder has Python files.
+    """
+    tags = ["attnlab", *(str(record[key]) for key in ("task", "attention", "compress") if _said(record.get(key)))]
+    front = {"library_name": library, "pipeline_tag": pipeline, "license": "unknown", "tags": tags}
+    head = yaml.safe_dump({key: value for key, value in front.items() if value}, sort_keys=False).strip()
+    parameters = record.get("parameters", {})
+    facts = {
+        "task": record.get("task"),
+        "attention": record.get("attention"),
+        "stride": record.get("stride"),
+        "rank": record.get("rank"),
+        "compression": record.get("compress"),
+        "parameters": parameters.get("total"),
+        "of these in attention": parameters.get("attention"),
+        "positions": longest,
+        **(_cache(attentions, longest, itemsize) if attentions else {}),
+        "corpus": "the embedded sample corpus" if record.get("corpus") == "sample" else record.get("corpus"),
+        "training steps": record.get("training", {}).get("steps"),
+        "seed": record.get("seed"),
+        "precision": record.get("config", {}).get("hardware", {}).get("precision"),
+        "identity of the run": record.get("identity", {}).get("run"),
+        "commit": record.get("environment", {}).get("git"),
+    }
+    needed = ("parameters", "corpus", "training steps")
+    rows = [f"| {key} | {_shown(value)} |" for key, value in facts.items() if _said(value) or key in needed]
+    parts = [
+        f"---\n{head}\n---\n",
+        f"# {title}\n",
+        "\n".join(["| | |", "|---|---|", *rows]) + "\n",
+        f"## Quality\n\n{_quality(record)}\n",
+        f"## How to load it\n\n{usage.strip()}\n",
+        *(["## Notes\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"] if notes else []),
+        f"## How it was made\n\n```bash\n{record.get('command', NOT_RUN)}\n```\n",
+        f"## Licence\n\n{LICENSE.format(code=CODE if code else '')}\n",
+    ]
+    return "\n".join(parts)
+
+
+def _cache(attentions: list[Attention], longest: int | None, itemsize: int) -> dict[str, Any]:
+    """Bytes of the cache: for each further token, and of one row of the longest text."""
+    found: dict[str, Any] = {"cache, bytes per token": sum(a.cache_elements_per_token for a in attentions) * itemsize}
+    if longest is not None:
+        whole = sum(a.cache_elements(1, longest) for a in attentions) * itemsize
+        found[f"cache, bytes of a text of {longest} tokens"] = whole
+    return found
+
+
+def _quality(record: Mapping[str, Any]) -> str:
+    values = record.get("quality") or {}
+    rows = [f"| {key} | {_shown(value)} |" for key, value in values.items() if isinstance(value, int | float)]
+    if not rows:
+        return NOT_RUN
+    unit, signature = values.get("unit"), values.get("signature")
+    said = [f"per {unit}" if unit and str(unit) not in str(signature) else "", str(signature or "")]
+    text = "; ".join(part for part in said if part)
+    where = f"On the test set{f' ({text})' if text else ''}:"
+    return "\n".join([where, "", "| | |", "|---|---|", *rows])
+
+
+def _said(value: Any) -> bool:
+    return value not in (None, "none", NOT_RUN)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float) and value == int(value):
+        value = int(value)
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return (NOT_RUN if value is None else text).replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,124 @@
+"""Export of a trained language model in Hugging Face's form: a Llama, or a folder with its own modelling files."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from attnlab.data.text.vocabulary import Vocabulary
+from attnlab.export import llama, remote
+from attnlab.export.card import card
+from attnlab.export.tokenizer import tokenizer_of
+from attnlab.export.weights import CONFIG, README, new_folder, save, write_json
+from attnlab.models import T6, LanguageModel
+from attnlab.pretrained import hub
+
+log = logging.getLogger(__name__)
+
+USAGE = """```python
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+model = AutoModelForCausalLM.from_pretrained("{folder}"{trust})
+tokenizer = PreTrainedTokenizerFast.from_pretrained("{folder}")
+inputs = tokenizer("{prompt}", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
+```
+
+`{folder}` is the path of this folder.{words}"""
+TRUST = """ transformers runs the Python files of this folder, which are copies of attnlab's own source: read
+them before you set `trust_remote_code=True`, as with any such model."""
+
+
+def export(
+    model: LanguageModel, cfg: DictConfig, vocabulary: Vocabulary, record: Mapping[str, Any], folder: Path
+) -> str:
+    """Write a language model as a folder that transformers loads without attnlab.
+
+    A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`. Any other gets its
+    modelling files, generated from the sources of its classes; it decodes with its own small cache.
+
+    Args:
+        model: with its weights, on the CPU.
+        cfg: the configuration of its run, resolved.
+        vocabulary: of its tokens.
+        record: of its run, for the model card.
+        folder: replaced as a whole when the new one is complete.
+
+    Returns:
+        The form: "llama" or "attnlab".
+
+    Raises:
+        ConfigError: transformers is not installed, or the code of the model cannot be exported.
+        DataError: the exported model differs.
+        WriteError: the folder cannot be written; an earlier one then stays.
+    """
+    library = hub.transformers()
+    reason = llama.refusal(model)
+    words = tokenizer_of(vocabulary, model.longest)
+    notes = _notes(vocabulary, model.longest)
+    code: dict[str, str] = {}
+    if reason is None:
+        assert isinstance(model, T6)
+        converted, form = llama.convert(model), "llama"
+    else:
+        log.info("%s: the folder gets modelling files of its own", reason)
+        config, modules = remote.config_of(model, cfg)
+        config |= {"vocab_size": vocabulary.size, "bos_token_id": vocabulary.end, "pad_token_id": vocabulary.end}
+        code, form = remote.code_of(modules), "attnlab"
+        notes.append(f"Not a plain Llama: {reason}.")
+        notes.append("Batches may have padding on the left. Beam search works; assisted decoding does not.")
+    with new_folder(folder) as partial:
+        if reason is None:
+            converted.save_pretrained(partial)
+        else:
+            write_json(partial / CONFIG, config)
+            remote.write(partial, code)
+            save(partial, model.state_dict(), prefix="model.")
+        _generation(library, vocabulary).save_pretrained(partial)
+        if words is not None:
+            words.save_pretrained(partial)
+        text = card(
+            record,
+            title=f"{record['task']}, {record['attention']}",
+            usage=_usage(folder.name, vocabulary, trust=bool(code), words=words is not None),
+            library="transformers",
+            pipeline="text-generation",
+            attentions=model.attentions,
+            longest=model.longest,
+            itemsize=next(model.parameters()).element_size(),
+            notes=notes,
+            code=bool(code),
+        )
+        (partial / README).write_text(text, encoding="utf-8")
+    return form
+
+
+def _generation(library: Any, vocabulary: Vocabulary) -> Any:
+    """Settings of `generate`: as mode=generate, no token ends a text, and ids without a token are never chosen."""
+    unused = list(range(vocabulary.num_ids, vocabulary.size))
+    return library.GenerationConfig(
+        bos_token_id=vocabulary.end, pad_token_id=vocabulary.end, suppress_tokens=unused or None
+    )
+
+
+def _notes(vocabulary: Vocabulary, longest: int) -> list[str]:
+    mark = f"Id {vocabulary.end} is the mark between texts"
+    return [
+        f"Prompt and continuation together have at most {longest} tokens.",
+        f"{mark}: it stands before a prompt. Generation does not stop at it; `eos_token_id={vocabulary.end}` does so.",
+        f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
+    ]
+
+
+def _usage(folder: str, vocabulary: Vocabulary, *, trust: bool, words: bool) -> str:
+    text = USAGE.format(
+        folder=folder,
+        trust=", trust_remote_code=True" if trust else "",
+        words=TRUST if trust else "",
+        prompt="The",
+    )
+    if not words:
+        text += "\n\nIts vocabulary has no form as a tokenizer of transformers: this folder has none."
+    return text

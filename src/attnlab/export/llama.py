@@ -1,0 +1,119 @@
+"""T6 with multi-head, grouped-query or multi-query attention as a LlamaForCausalLM, which transformers has."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.attention import MHA
+from attnlab.errors import DataError
+from attnlab.models import T6, LanguageModel
+from attnlab.pretrained import hub
+
+NEAR = 1e-5  # largest difference of float32 logits
+
+
+def refusal(model: LanguageModel) -> str | None:
+    """Why a Llama cannot hold this model; None: it can."""
+    if type(model) is not T6:
+        return f"{type(model).__name__} has other blocks than a Llama: norms, positions or output layer"
+    kinds = {type(attention) for attention in model.attentions}
+    if kinds != {MHA}:
+        return f"a Llama has no {', '.join(sorted(kind.__name__ for kind in kinds - {MHA}))}"
+    attentions = [attention for attention in model.attentions if isinstance(attention, MHA)]
+    if len({_sizes(attention) for attention in attentions}) > 1:
+        return "a Llama has the same heads and rotary frequencies in every layer"
+    first = attentions[0]
+    if not isinstance(first.query_norm, nn.Identity):
+        return "a Llama has no norms of queries and keys"
+    if first.d_model % first.num_heads:
+        return f"LlamaConfig takes no hidden_size={first.d_model} that {first.num_heads} heads do not divide"
+    return None
+
+
+def convert(model: T6) -> Any:
+    """The same model as a LlamaForCausalLM, in eval mode on the CPU.
+
+    T6's norms have no weights: those of the Llama are one, and their epsilon is that of T6, the machine's. Embeddings
+    and output share their weights in both. Projections without a bias get one of zeros where others have one.
+
+    Args:
+        model: one that `refusal` has nothing against.
+
+    Raises:
+        ConfigError: transformers is not installed.
+        DataError: the logits of the two differ by more than 1e-5 of the largest one's size, or than 1e-5.
+    """
+    first = model.attentions[0]
+    assert isinstance(first, MHA)
+    dtype = model.embedding.weight.dtype
+    rotary: dict[str, Any] = {"rope_theta": float(first.rope_theta), "rope_type": "default"}
+    if (scaling := first.rope_scaling) is not None:
+        rotary |= {"rope_type": "llama3", **vars(scaling)}
+    library = hub.transformers()
+    config = library.LlamaConfig(
+        vocab_size=model.embedding.num_embeddings,
+        hidden_size=first.d_model,
+        intermediate_size=model.blocks[0].down.in_features,
+        num_hidden_layers=len(model.blocks),
+        num_attention_heads=first.num_heads,
+        num_key_value_heads=first.num_kv_heads,
+        head_dim=first.head_dim,
+        max_position_embeddings=model.max_length,
+        rms_norm_eps=torch.finfo(dtype).eps,
+        rope_parameters=rotary,
+        attention_bias=any(linear.bias is not None for a in model.attentions for linear in _projections(a)),
+        attention_dropout=first.dropout,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype=dtype,
+    )
+    llama = library.LlamaForCausalLM(config).to(dtype).eval()
+    weights = _weights(model, config.attention_bias)
+    missing, unknown = llama.load_state_dict(weights, strict=False)
+    assert missing == ["lm_head.weight"] and not unknown, (missing, unknown)
+    llama.tie_weights()
+    _check(model, llama)
+    return llama
+
+
+def _sizes(attention: MHA) -> tuple[Any, ...]:
+    normed = not isinstance(attention.query_norm, nn.Identity)
+    heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    return *heads, attention.rope_theta, attention.rope_scaling, attention.dropout, normed
+
+
+def _projections(attention: nn.Module) -> list[nn.Linear]:
+    assert isinstance(attention, MHA)
+    return [attention.query, attention.key, attention.value, attention.out]
+
+
+def _weights(model: T6, biased: bool) -> dict[str, Tensor]:
+    """The weights by their names in a LlamaForCausalLM."""
+    one = torch.ones_like(model.embedding.weight[0])
+    found = {"model.embed_tokens.weight": model.embedding.weight.detach(), "model.norm.weight": one}
+    for i, block in enumerate(model.blocks):
+        layer = f"model.layers.{i}"
+        for name, linear in zip("qkvo", _projections(block.attention), strict=True):
+            found[f"{layer}.self_attn.{name}_proj.weight"] = linear.weight.detach()
+            if biased:
+                bias = linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
+                found[f"{layer}.self_attn.{name}_proj.bias"] = bias.detach()
+        for name in ("gate", "up", "down"):
+            found[f"{layer}.mlp.{name}_proj.weight"] = getattr(block, name).weight.detach()
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{layer}.{name}.weight"] = one
+    return found
+
+
+@torch.no_grad()
+def _check(model: T6, llama: Any) -> None:
+    """Compare the logits of a text of random tokens."""
+    size = model.embedding.num_embeddings
+    ids = torch.randint(size, (1, min(model.longest, 64)), generator=torch.Generator().manual_seed(0))
+    expected = model(ids)
+    apart = float((llama(ids).logits - expected).abs().max())
+    near = (NEAR if expected.dtype == torch.float32 else 0.05) * max(1.0, float(expected.abs().max()))
+    if not apart <= near:
+        raise DataError(f"the logits of the Llama differ from the model's by {apart:.1e}, more than {near:.1e}")

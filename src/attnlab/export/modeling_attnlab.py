@@ -1,0 +1,232 @@
+"""A language model of attnlab behind transformers' interface: `generate` reads the small cache of its attention."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from attnlab.attention import Cache as LayerCache
+from attnlab.export.classes import CLASSES
+from attnlab.export.configuration_attnlab import AttnlabConfig
+from attnlab.models.language_model import LanguageModel
+
+
+class Rows(NamedTuple):
+    """Rows of a batch with equally much padding, and the cache of each layer for them."""
+
+    places: Tensor  # (rows,) int64, in the batch
+    padding: int  # positions on the left
+    caches: list[LayerCache]
+
+
+class AttnlabCache(Cache):
+    """The caches of all layers, in the form that the attention mechanisms keep them: latents, factors or states.
+
+    The mechanisms have no masks for padding. Rows with padding on the left are computed without it instead: rows that
+    have equally much share one cache, whose first position is their first token.
+
+    Args:
+        model: the language model whose layers it serves.
+        capacity: positions of each row, padding included.
+    """
+
+    def __init__(self, model: LanguageModel, capacity: int) -> None:
+        if capacity > model.longest:
+            raise ValueError(
+                f"a text of {capacity} positions is longer than the {model.longest} of this model; shorten the prompt "
+                "or lower max_new_tokens"
+            )
+        super().__init__(layers=[])
+        self.capacity, self.length = capacity, 0
+        self._model = model
+        self.rows: list[Rows] = []
+
+    def open(self, groups: list[tuple[Tensor, int]]) -> None:
+        """Allocate the caches: rows of the batch, and how much padding stands on their left."""
+        self.rows = [
+            Rows(places, padding, self._model.start(len(places), self.capacity - padding)) for places, padding in groups
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers of all rows and layers, as allocated."""
+        return sum(cache.nbytes for rows in self.rows for cache in rows.caches)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions held, padding included."""
+        return self.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Positions that there is room for, padding included."""
+        return self.capacity
+
+    get_max_cache_shape = get_max_length  # its name in older versions
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i continues what row `beam_idx[i]` holds. ValueError: the two have not equally much padding."""
+        for rows in self.rows:
+            wanted = beam_idx.to(rows.places.device)[rows.places]
+            match = wanted[:, None] == rows.places
+            if not bool(match.any(1).all()):
+                raise ValueError("beams of texts with different padding cannot be exchanged")
+            for cache in rows.caches:
+                cache.reorder(match.int().argmax(1))
+
+    def reset(self) -> None:
+        """Forget everything; the next batch may have other rows."""
+        self.rows, self.length = [], 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self._refuse("crop")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._refuse("batch_repeat_interleave")
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._refuse("batch_select_indices")
+
+    def _refuse(self, what: str) -> None:
+        raise NotImplementedError(f"{what}: a cache of merged positions or states has no such operation")
+
+
+class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
+    """A language model of attnlab with the loss and the generation of transformers.
+
+    Attributes:
+        model: the language model itself.
+    """
+
+    config_class = AttnlabConfig
+    _is_stateful = True  # no assisted decoding: merged positions cannot be taken back one by one
+
+    def __init__(self, config: AttnlabConfig) -> None:
+        super().__init__(config)
+        layers = [config.mechanisms[i % len(config.mechanisms)] for i in range(config.num_hidden_layers)]
+        self.model: LanguageModel = _build(
+            config.model, vocab_size=config.vocab_size, attention=lambda layer: _build(layers[layer])
+        )
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: constructors have done it."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of embeddings, of a model that has one apart from its output layer."""
+        found = getattr(self.model, "embedding", None)
+        if not isinstance(found, nn.Module):
+            raise NotImplementedError(f"the embeddings of {type(self.model).__name__} are its output layer")
+        return found
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **others: Any
+    ) -> None:
+        """A cache with room for exactly the text that `generate` was asked for; the last token is never read."""
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = AttnlabCache(self.model, max(generation_config.max_length - 1, 1))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: AttnlabCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits of the next tokens.
+
+        Args:
+            input_ids: (B, T) int64; with a cache, the tokens after those that it holds.
+            attention_mask: (B, all positions so far), 1 where a token is real. Padding stands on the left or, without
+                a cache, on either side; logits at padding are zero on the left and unspecified on the right.
+            past_key_values: continues it, without gradients. None: all positions in parallel.
+            labels: (B, T) int64, for the mean loss of the next tokens; -100 is not counted.
+            use_cache: whether to begin a cache where none is given. Unlike in other models the default is not to: a
+                cache has a size, which `generate` knows.
+            logits_to_keep: so many last positions alone, or these positions; 0: all.
+            return_dict: False gives a tuple.
+
+        ValueError: the text is longer than the model takes, padding stands between tokens, or a cache is of another
+            model.
+        """
+        batch, new = input_ids.shape
+        if past_key_values is None and use_cache:
+            past_key_values = AttnlabCache(self.model, self.model.longest)
+        if past_key_values is None:
+            logits = self._parallel(input_ids, _groups(attention_mask, batch, new, input_ids.device, right=True))
+        elif isinstance(past_key_values, AttnlabCache):
+            logits = self._cached(input_ids, attention_mask, past_key_values)
+        else:
+            kind = type(past_key_values).__name__
+            raise ValueError(f"past_key_values is a {kind}; expected an AttnlabCache, or None")
+        loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        found = CausalLMOutputWithPast(loss=loss, logits=logits[:, kept], past_key_values=past_key_values)
+        return found if return_dict is not False else found.to_tuple()
+
+    def _parallel(self, tokens: Tensor, groups: list[tuple[Tensor, int]]) -> Tensor:
+        if len(groups) == 1 and not groups[0][1]:
+            return self.model(tokens)
+        return _joined([(rows, self.model(tokens[rows, padding:])) for rows, padding in groups], tokens)
+
+    def _cached(self, tokens: Tensor, mask: Tensor | None, cache: AttnlabCache) -> Tensor:
+        batch, new = tokens.shape
+        if not cache.rows:
+            cache.open(_groups(mask, batch, new, tokens.device))
+        elif batch != (held := sum(len(rows.places) for rows in cache.rows)):
+            raise ValueError(f"{batch} rows; the cache was begun with {held}")
+        elif mask is not None and not bool(mask[:, -new:].all()):
+            raise ValueError("padding cannot follow a text that a cache holds (padding_side='left')")
+        parts = []
+        for rows in cache.rows:
+            unseen = tokens[rows.places, max(rows.padding - cache.length, 0) :]
+            parts.append((rows.places, self.model.step(unseen, rows.caches)))
+        cache.length += new
+        return parts[0][1] if len(parts) == 1 and parts[0][1].shape[1] == new else _joined(parts, tokens)
+
+
+def _build(values: Any, **more: Any) -> Any:
+    """The object that plain values describe; nested ones first."""
+    if not isinstance(values, dict) or "class" not in values:
+        return values
+    arguments = {key: _build(value) for key, value in values.items() if key != "class"}
+    return CLASSES[values["class"]](**arguments, **more)
+
+
+def _groups(
+    mask: Tensor | None, batch: int, size: int, device: torch.device, right: bool = False
+) -> list[tuple[Tensor, int]]:
+    """Rows with equally much padding on the left, and how much that is. `right`: padding may follow the text too."""
+    everything = torch.arange(batch, device=device)
+    if mask is None:
+        return [(everything, 0)]
+    real = mask.to(device).bool()
+    if real.shape != (batch, size):
+        raise ValueError(f"the attention mask has shape {tuple(real.shape)}; expected {(batch, size)}")
+    left = (real.cumsum(1) == 0).sum(1)
+    count = real.sum(1)
+    ends = left + count if right else torch.full_like(left, size)
+    place = torch.arange(size, device=device)
+    if not torch.equal(real, (place >= left[:, None]) & (place < ends[:, None])) or not bool(count.all()):
+        where = "on the left or the right of a text" if right else "on the left of a text (padding_side='left')"
+        raise ValueError(f"padding must stand {where}, with at least one token in each row")
+    return [(everything[left == padding], padding) for padding in left.unique().tolist()]
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]], tokens: Tensor) -> Tensor:
+    """Logits of groups of rows in one tensor, (B, T, V), zero at the padding on the left."""
+    first = parts[0][1]
+    whole = first.new_zeros(*tokens.shape, first.shape[-1])
+    size = tokens.shape[1]
+    for rows, logits in parts:
+        columns = torch.arange(size - logits.shape[1], size, device=tokens.device)
+        whole = whole.index_put((rows[:, None], columns), logits)
+    return whole

@@ -1,0 +1,60 @@
+"""Export of any trained model as plain weights: safetensors, a config of plain values, and what its run has beside."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from attnlab.attention import Attention
+from attnlab.export.card import card
+from attnlab.export.weights import CONFIG, README, WEIGHTS, copy, new_folder, save, write_json
+from attnlab.models.build import count_parameters
+
+USAGE = """```python
+from safetensors.torch import load_file
+
+weights = load_file("{weights}")
+```
+
+The names are those of the model's modules. `{config}` has the classes of attnlab that they belong to, with every
+argument, so that the same model can be built with attnlab or written anew.{files}"""
+
+
+def export(model: nn.Module, cfg: DictConfig, record: Mapping[str, Any], files: Iterable[Path], folder: Path) -> None:
+    """Write `model.safetensors`, `config.json`, copies of `files`, and the model card.
+
+    Args:
+        model: with its weights.
+        cfg: the configuration of its run, resolved.
+        record: of its run.
+        files: tokenizers, vocabularies, class names and the like, which the run directory holds.
+        folder: replaced as a whole when the new one is complete.
+
+    Raises:
+        WriteError: the folder cannot be written; an earlier one then stays.
+    """
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(plain, dict)
+    about = {
+        "task": cfg.task.name,
+        "attention": plain.get("attention"),
+        "model": plain["task"]["model"],
+        "parameters": count_parameters(model),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+    with new_folder(folder) as partial:
+        save(partial, model.state_dict())
+        names = copy(files, partial)
+        write_json(partial / CONFIG, {**about, "files": names})
+        beside = f" Beside it: {', '.join(f'`{name}`' for name in names)}." if names else ""
+        text = card(
+            record,
+            title=f"{record['task']}, {record['attention']}",
+            usage=USAGE.format(weights=WEIGHTS, config=CONFIG, files=beside),
+            attentions=attentions,
+            itemsize=next(model.parameters()).element_size(),
+        )
+        (partial / README).write_text(text, encoding="utf-8")

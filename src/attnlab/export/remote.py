@@ -1,0 +1,85 @@
+"""A language model as a folder with its own modelling files, which transformers loads with trust_remote_code=True."""
+
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.errors import ConfigError
+from attnlab.export import sources
+from attnlab.models import LanguageModel
+
+CODE = ("attnlab.export.configuration_attnlab", "attnlab.export.modeling_attnlab")
+REGISTRY = "attnlab.export.classes"  # written anew for each folder
+
+
+def config_of(model: LanguageModel, cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """What config.json holds, and the module of each class that it names.
+
+    Args:
+        model: the model that `cfg` describes.
+        cfg: the run's whole configuration, resolved.
+
+    Raises:
+        ConfigError: a node of `task.model` or `attention` names something else than a class.
+    """
+    pattern = cfg.attention.get("pattern")
+    nodes = [cfg.attention] if pattern is None else [cfg.attention.mechanisms[name] for name in pattern]
+    modules: dict[str, str] = {}
+    config = {
+        "model_type": "attnlab",
+        "architectures": ["AttnlabForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "configuration_attnlab.AttnlabConfig",
+            "AutoModelForCausalLM": "modeling_attnlab.AttnlabForCausalLM",
+        },
+        "model": _described(OmegaConf.to_container(cfg.task.model, resolve=True), "task.model", modules),
+        "mechanisms": [_described(OmegaConf.to_container(node, resolve=True), "attention", modules) for node in nodes],
+        "hidden_size": model.attentions[0].d_model,
+        "num_hidden_layers": len(model.attentions),
+        "max_position_embeddings": model.longest,
+        "tie_word_embeddings": False,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+    return config, modules
+
+
+def code_of(modules: dict[str, str]) -> dict[str, str]:
+    """The Python files of a folder: content by name.
+
+    Args:
+        modules: the module of each class that the config names.
+
+    Raises:
+        ConfigError: a class has no source, or one that cannot be copied into a flat folder.
+    """
+    files = sources.flatten([*CODE, *modules.values()], replaced=[REGISTRY])
+    imports = [f"from .{sources.flat_name(module)} import {name}" for name, module in sorted(modules.items())]
+    table = ", ".join(f'"{name}": {name}' for name in sorted(modules))
+    files["classes.py"] = "\n".join(
+        ['"""The classes that config.json names."""', "", *imports, "", f"CLASSES: dict[str, type] = {{{table}}}", ""]
+    )
+    return files
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Write the Python files. OSError: as the file system raises it."""
+    note = "# Written by attnlab from its own source, with imports rewritten. Apache-2.0.\n"
+    for name, text in files.items():
+        (folder / name).write_text(note + text, encoding="utf-8")
+
+
+def _described(node: Any, path: str, modules: dict[str, str]) -> Any:
+    """A node as plain values with `class` in place of `_target_`; `modules` gets the module of the class."""
+    if not isinstance(node, dict) or "_target_" not in node:
+        return node
+    target = str(node["_target_"])
+    found = pkgutil.resolve_name(target)
+    if not isinstance(found, type) or node.get("_partial_"):
+        raise ConfigError(f"{path}._target_={target}: only classes can be exported with their code")
+    name = found.__name__
+    if modules.setdefault(name, found.__module__) != found.__module__:
+        raise ConfigError(f"{path}: {modules[name]} and {found.__module__} both have a class {name}; rename one")
+    values = {key: _described(value, f"{path}.{key}", modules) for key, value in node.items() if key[0] != "_"}
+    return {"class": name, **values}

@@ -1,0 +1,139 @@
+"""Source files of classes, copied into one flat folder in which they import each other.
+
+transformers loads a model's own code from a folder without subfolders, and follows relative imports between its files.
+So each module that a class needs becomes a file there, `attnlab.attention.ops.rope` the file
+`attention_ops_rope.py`, and its imports of other modules of the package are rewritten. Everything else stays as it is
+written: the folder's code is the code that trained the model, and no second implementation.
+"""
+
+import ast
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from attnlab.errors import ConfigError
+
+PACKAGE = "attnlab"
+
+
+def flat_name(module: str) -> str:
+    """The name of a module in the folder: its path with underscores, without that of this package."""
+    return module.removeprefix(f"{PACKAGE}.").removeprefix("export.").replace(".", "_")
+
+
+def flatten(modules: Iterable[str], replaced: Iterable[str] = ()) -> dict[str, str]:
+    """The files of some modules and of all that they need of their packages.
+
+    Args:
+        modules: dotted names, of this package or of others. What they import of their own top-level packages and of
+            attnlab is copied too; imports of other packages stay.
+        replaced: modules that are not copied, because the caller writes a file of that flat name.
+
+    Returns:
+        Content by file name.
+
+    Raises:
+        ConfigError: a module has no source, or imports a module as a whole, which the flat form has no name for.
+    """
+    todo, left_out = list(modules), set(replaced)
+    own = {PACKAGE, *(module.partition(".")[0] for module in todo)}
+    found: dict[str, str] = {}
+    while todo:
+        module = todo.pop()
+        name = f"{flat_name(module)}.py"
+        if module not in left_out and name not in found:
+            found[name], needed = _rewritten(module, own)
+            todo += needed
+    return found
+
+
+def defined_in(module: str, name: str) -> str:
+    """The module that defines a name which a package may only pass on: `attnlab.attention`, `MTLA` -> its file.
+
+    Raises:
+        ConfigError: the module has no source.
+    """
+    path, tree = _parsed(module)
+    if path.name != "__init__.py":
+        return module
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
+            source = _absolute(node, module, path)
+            original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+            return defined_in(source, original)
+    return module
+
+
+def _rewritten(module: str, own: set[str]) -> tuple[str, list[str]]:
+    """The source of a module with flat imports, and the modules that these name."""
+    path, tree = _parsed(module)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    edits: list[tuple[int, int, list[str]]] = []
+    needed: list[str] = []
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            edits.append((node.lineno, node.end_lineno or node.lineno, []))  # names in quoted annotations alone
+            skipped.update(ast.walk(node))
+        elif isinstance(node, ast.Import) and node not in skipped:
+            for alias in node.names:
+                if alias.name.partition(".")[0] in own:
+                    raise ConfigError(_whole(module, alias.name))
+        elif isinstance(node, ast.ImportFrom) and node not in skipped:
+            source = _absolute(node, module, path)
+            if source.partition(".")[0] not in own:
+                continue
+            by_module: dict[str, list[str]] = {}
+            for alias in node.names:
+                if alias.name == "*" or find_spec(source) is None or _is_module(source, alias.name):
+                    raise ConfigError(_whole(module, f"{source}.{alias.name}"))
+                text = alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
+                by_module.setdefault(defined_in(source, alias.name), []).append(text)
+            indent = " " * node.col_offset
+            new = [f"{indent}from .{flat_name(one)} import {', '.join(names)}" for one, names in by_module.items()]
+            edits.append((node.lineno, node.end_lineno or node.lineno, new))
+            needed += by_module
+    for first, last, new in sorted(edits, reverse=True):
+        lines[first - 1 : last] = new
+    return "\n".join(lines) + "\n", needed
+
+
+def _parsed(module: str) -> tuple[Path, ast.Module]:
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise ConfigError(f"{module}: no Python source; a model with it cannot be exported as a folder with its code")
+    path = Path(spec.origin)
+    return path, _tree(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=64)
+def _tree(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def _absolute(node: ast.ImportFrom, module: str, path: Path) -> str:
+    """The dotted name of the module that a statement imports from."""
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    parts = parts[: len(parts) - (node.level - 1)]
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def _is_module(package: str, name: str) -> bool:
+    """Whether `from package import name` gives a module."""
+    spec = find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        return False
+    return find_spec(f"{package}.{name}") is not None
+
+
+def _whole(module: str, name: str) -> str:
+    return (
+        f"{module} imports {name} as a whole; an exported folder has names of modules for "
+        "`from ... import <class or function>` alone"
+    )

@@ -1,0 +1,55 @@
+"""Weights as a safetensors file that other libraries read, and the files beside them."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from attnlab.pretrained.weights import cannot_write
+from attnlab.runs.files import replacing_folder
+
+WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """As :func:`attnlab.runs.files.replacing_folder`; errors of the file system in the block name `folder`.
+
+    Raises:
+        WriteError: the folder cannot be written; an earlier one then stays.
+    """
+    with replacing_folder(folder) as partial:
+        try:
+            yield partial
+        except (OSError, SafetensorError) as error:  # safetensors wraps the errors of the file system
+            raise cannot_write(folder, error) from error
+
+
+def save(folder: Path, weights: Mapping[str, Tensor], prefix: str = "") -> None:
+    """Write weights, each on its own: of names that share a tensor every one is written.
+
+    Args:
+        folder: gets `model.safetensors`.
+        weights: by name.
+        prefix: put before every name.
+    """
+    own = {f"{prefix}{name}": value.detach().cpu().contiguous().clone() for name, value in weights.items()}
+    save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write plain values, readable."""
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def copy(files: Iterable[Path], folder: Path) -> list[str]:
+    """Copy files into a folder; their names."""
+    found = sorted(files)
+    for file in found:
+        (folder / file.name).write_bytes(file.read_bytes())
+    return [file.name for file in found]

@@ -1,0 +1,217 @@
+"""Language models in Hugging Face's form: the same logits, the same texts, the same small cache."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from attnlab.decoding import Sampling
+from attnlab.export import language, llama
+from attnlab.export.configuration_attnlab import AttnlabConfig
+from attnlab.export.modeling_attnlab import AttnlabCache, AttnlabForCausalLM
+from attnlab.models import LanguageModel
+from tests.export.trained import TENSORIZED, WORDS, config, ids, model_of, pieces, record
+
+
+def exported(folder: Path, attention: str, **options: Any) -> tuple[LanguageModel, Path, str]:
+    cfg = config(attention, **options)
+    model = model_of(cfg)
+    return model, folder / attention, language.export(model, cfg, WORDS, record(attention), folder / attention)
+
+
+def same_code(folder: Path) -> Any:
+    """The exported model, by the classes that its files are copies of."""
+    model = AttnlabForCausalLM(AttnlabConfig(**json.loads((folder / "config.json").read_text())))
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model.eval()
+
+
+def predicted(model: LanguageModel, rows: int, positions: int) -> int:
+    return sum(a.cache_elements(rows, positions) for a in model.attentions) * 4
+
+
+# --- a plain Llama --------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        ("gqa", {}),
+        ("mqa", {"bias": ["query", "value"]}),
+        ("mha", {"rope_theta": 500.0, "head_dim": 6, "rope_scaling": {
+            "_target_": "attnlab.attention.Llama3Scaling", "factor": 2.0, "original_max_position_embeddings": 8}}),
+    ],
+)  # fmt: skip
+def test_a_plain_llama_has_the_same_logits(attention: str, options: dict[str, Any], tmp_path: Path) -> None:
+    import transformers
+
+    model, folder, form = exported(tmp_path, attention, **options)
+    assert form == "llama" and not list(folder.glob("*.py"))
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert type(theirs) is transformers.LlamaForCausalLM
+    tokens = ids(2, 24)
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=0, atol=1e-5)
+    expected = Sampling(tokens=8, temperature=0)(model, tokens[:, :9])
+    mask = torch.ones_like(tokens[:, :9])
+    assert theirs.generate(tokens[:, :9], attention_mask=mask, max_new_tokens=8)[:, 9:].equal(expected)
+    assert sum(p.numel() for p in theirs.parameters()) >= sum(p.numel() for p in model.parameters())
+
+
+def test_what_a_llama_cannot_hold() -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("mtla", {}, "a Llama has no MTLA"),
+        ("sliding_window", {}, "a Llama has no SlidingWindow"),
+        ("hybrid", {}, "a Llama has no MTLA, SlidingWindow, TPA"),
+        ("mha", {"qk_norm": True}, "no norms of queries and keys"),
+        ("mha", {"num_heads": 5, "num_kv_heads": 5}, "hidden_size=32 that 5 heads do not divide"),
+        ("mha", {"model": TENSORIZED}, "TensorizedTransformer has other blocks"),
+    ]
+    for attention, options, reason in cases:
+        assert reason in str(llama.refusal(model_of(config(attention, **options)))), attention
+    assert llama.refusal(model_of(config("mha"))) is None
+
+
+# --- a folder with its own modelling files --------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("attention", "options"), [("hybrid", {}), ("multilinear_summed", {"model": TENSORIZED})])
+def test_generation_with_the_small_cache(attention: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model, folder, form = exported(tmp_path, attention, **options)
+    theirs, tokens = same_code(folder), ids(2, 9)
+    assert form == "attnlab" and (folder / "modeling_attnlab.py").is_file()
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=0, atol=1e-5)
+    mask = torch.ones_like(tokens)
+
+    def generate(**options: Any) -> Any:
+        torch.manual_seed(0)
+        given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": WORDS.end}
+        return theirs.generate(tokens, return_dict_in_generate=True, **given | options)
+
+    greedy = generate()
+    assert greedy.sequences[:, 9:].equal(Sampling(tokens=6, temperature=0)(model, tokens))
+    assert greedy.past_key_values.nbytes == predicted(model, 2, 9 + 6 - 1)  # the last token is not read
+    assert greedy.past_key_values.get_seq_length() == greedy.past_key_values.get_max_length() == 14
+    for how in ({"do_sample": True, "top_k": 5, "num_return_sequences": 2}, {"num_beams": 3}):
+        cached, whole = generate(**how), generate(**how, use_cache=False)
+        assert cached.sequences.equal(whole.sequences)
+        assert whole.past_key_values is None and cached.past_key_values.nbytes > 0
+
+
+@torch.no_grad()
+def test_rows_with_padding_are_those_without(tmp_path: Path) -> None:
+    model, folder, _ = exported(tmp_path, "mtla")
+    theirs, tokens = same_code(folder), ids(4, 9)
+    paddings = (0, 3, 3, 5)
+    mask = torch.stack([torch.arange(9) >= padding for padding in paddings]).long()
+    logits = theirs(tokens, attention_mask=mask).logits
+    for row, padding in enumerate(paddings):
+        alone = model(tokens[row : row + 1, padding:])
+        torch.testing.assert_close(logits[row : row + 1, padding:], alone, rtol=0, atol=1e-5)
+    right = theirs(tokens, attention_mask=mask.flip(1)).logits
+    torch.testing.assert_close(right[3, :4], model(tokens[3:, :4])[0], rtol=0, atol=1e-5)
+    for beams in (1, 2):
+        found = theirs.generate(
+            tokens, attention_mask=mask, max_new_tokens=6, num_beams=beams, return_dict_in_generate=True, pad_token_id=0
+        )
+        for row, padding in enumerate(paddings):
+            short = tokens[row : row + 1, padding:]
+            alone = theirs.generate(
+                short, attention_mask=torch.ones_like(short), max_new_tokens=6, num_beams=beams, pad_token_id=0
+            )
+            assert found.sequences[row, 9:].equal(alone[0, 9 - padding :])
+        expected = sum(predicted(model, beams * n, 14 - padding) for n, padding in ((1, 0), (2, 3), (1, 5)))
+        assert found.past_key_values.nbytes == expected
+
+
+def test_what_the_cache_refuses(tmp_path: Path) -> None:
+    import transformers
+
+    _, folder, _ = exported(tmp_path, "mtla")
+    theirs, tokens = same_code(folder), ids(2, 9)
+    holes = torch.tensor([[1, 0, 1]])
+    for arguments, message in (
+        ({"attention_mask": holes}, "padding must stand on the left or the right of a text"),
+        ({"attention_mask": holes, "use_cache": True}, "on the left of a text"),
+        ({"attention_mask": torch.tensor([[1, 1, 0]]), "use_cache": True}, "padding_side='left'"),
+        ({"attention_mask": torch.zeros(1, 3)}, "at least one token"),
+        ({"attention_mask": torch.ones(1, 4)}, r"shape \(1, 4\); expected \(1, 3\)"),
+        ({"past_key_values": transformers.DynamicCache()}, "is a DynamicCache; expected an AttnlabCache"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            theirs(tokens[:1, :3], **arguments)
+    with pytest.raises(ValueError, match="a text of 28 positions is longer than the 24 of this model"):
+        theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=20, pad_token_id=0)
+    cache = theirs(tokens, use_cache=True).past_key_values
+    assert isinstance(cache, AttnlabCache)
+    with pytest.raises(NotImplementedError, match="crop"):
+        cache.crop(1)
+    with pytest.raises(ValueError, match="1 rows; the cache was begun with 2"):
+        theirs(tokens[:1, :1], past_key_values=cache)
+    with pytest.raises(ValueError, match="padding cannot follow a text"):
+        theirs(tokens[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 10).tril(8))
+    with pytest.raises(ValueError, match="assisted generation is not supported"):
+        theirs.generate(tokens[:1], assistant_model=same_code(folder), max_new_tokens=2, pad_token_id=0)
+
+
+def test_a_model_is_trained_further(tmp_path: Path) -> None:
+    model, folder, _ = exported(tmp_path, "tpa")
+    theirs, tokens = same_code(folder).train(), ids(2, 9)
+    loss = theirs(tokens, labels=tokens).loss
+    loss.backward()
+    expected = model.loss(tokens[:, :-1], tokens[:, 1:]).mean()
+    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=0, atol=1e-5)
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in theirs.parameters())
+
+
+# --- the words ------------------------------------------------------------------------------------------------------
+
+
+def test_tokenizers_give_the_ids_of_the_vocabulary(tmp_path: Path) -> None:
+    import transformers
+
+    words = pieces()
+    cfg = config("mha")
+    language.export(model_of(cfg, words.size), cfg, words, record("mha"), tmp_path / "pieces")
+    exported(tmp_path, "mha")
+    for folder, vocabulary, text in (
+        ("pieces", words, "the sun  of a unknown\nhouse"),
+        ("mha", WORDS, "w1 w26  nobody w3"),
+    ):
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / folder)
+        assert tokenizer(text, add_special_tokens=False).input_ids == vocabulary.ids(text)
+        assert tokenizer(text).input_ids == [vocabulary.end, *vocabulary.ids(text)]
+        assert tokenizer.decode(vocabulary.ids(text)) == vocabulary.text(vocabulary.ids(text))
+        batch = tokenizer([text, text.split()[0]], padding=True)
+        assert batch.attention_mask[1][0] == 0 and batch.attention_mask[1][-1] == 1
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "pieces")
+    assert theirs.generation_config.suppress_tokens == list(range(words.num_ids, words.size))
+    assert theirs.generation_config.eos_token_id is None
+
+
+# --- by transformers alone ------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_the_folder_is_loaded_with_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    model, folder, _ = exported(tmp_path, "hybrid")
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    modules = {type(module).__module__.partition(".")[0] for module in theirs.modules()}
+    assert modules == {"torch", "transformers_modules"}
+    tokens: Tensor = ids(1, 9)
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=0, atol=1e-5)
+    assert theirs.generate(tokens, max_new_tokens=8)[:, 9:].equal(Sampling(tokens=8, temperature=0)(model, tokens))
+    theirs.save_pretrained(tmp_path / "again")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", trust_remote_code=True)
+    assert again(tokens).logits.equal(theirs(tokens).logits)

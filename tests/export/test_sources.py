@@ -1,0 +1,80 @@
+"""Copies of the sources of classes in one flat folder."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnlab.attention import MTLA, AbsoluteMultiLinear
+from attnlab.errors import ConfigError
+from attnlab.export.sources import defined_in, flat_name, flatten
+
+
+def imports(text: str) -> set[tuple[int, str]]:
+    """Level and module of every import of a file."""
+    nodes = list(ast.walk(ast.parse(text)))
+    plain = {(0, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {(node.level, node.module or "") for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+@pytest.mark.parametrize("cls", [MTLA, AbsoluteMultiLinear])
+def test_a_mechanism_and_all_that_it_needs(cls: type) -> None:
+    files = flatten([cls.__module__, "attnlab.models.t6"])
+    assert f"{flat_name(cls.__module__)}.py" in files and "models_t6.py" in files
+    for name, text in files.items():
+        for level, module in imports(text):
+            assert module.partition(".")[0] != "attnlab", name
+            assert level in (0, 1) and (not level or f"{module}.py" in files), name
+    others = {"attention_mtla.py", "attention_multilinear_absolute.py"} - {f"{flat_name(cls.__module__)}.py"}
+    assert not others & set(files)  # of other mechanisms nothing
+
+
+def test_the_code_stays_as_it_is_written() -> None:
+    text = flatten([MTLA.__module__])["attention_mtla.py"]
+    original = Path(str(sys.modules[MTLA.__module__].__file__)).read_text()
+    ours, theirs = ([line for line in one.splitlines() if "import" not in line] for one in (text, original))
+    assert ours == theirs
+    assert "from .attention_ops_partial_softmax import Past, expanded_attention" in text
+
+
+def test_a_name_that_a_package_passes_on() -> None:
+    assert defined_in("attnlab.attention", "TPASharedB") == "attnlab.attention.tpa.shared"
+    assert defined_in("attnlab.attention.mtla", "MLA") == "attnlab.attention.mtla"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
+    return tmp_path / "mine"
+
+
+def test_a_mechanism_of_a_users_own_package(package: Path) -> None:
+    (package / "parts.py").write_text("WIDTH = 3\n")
+    (package / "fast.py").write_text(
+        "import math\nfrom attnlab.attention import (\n    MHA,\n    Cache as Held,\n)\n\n\nclass Fast(MHA):\n"
+        "    def build(self) -> int:\n        from .parts import WIDTH\n\n        return WIDTH\n"
+    )
+    files = flatten(["mine.fast"])
+    assert {"mine_fast.py", "mine_parts.py", "attention_mha.py"} <= set(files)
+    assert files["mine_fast.py"].startswith(
+        "import math\nfrom .attention_mha import MHA\nfrom .attention_base import Cache as Held\n\n\nclass Fast(MHA):\n"
+    )
+    assert "        from .mine_parts import WIDTH\n" in files["mine_fast.py"]
+
+
+@pytest.mark.parametrize(
+    "line", ["import attnlab.attention", "from attnlab.attention import mtla", "from attnlab.errors import *"]
+)
+def test_a_module_as_a_whole_is_refused(line: str, package: Path) -> None:
+    (package / "whole.py").write_text(f"{line}\n")
+    with pytest.raises(ConfigError, match="mine.whole imports attnlab.* as a whole"):
+        flatten(["mine.whole"])
+
+
+def test_what_has_no_source_is_refused() -> None:
+    with pytest.raises(ConfigError, match="__main__: no Python source|nowhere: no Python source"):
+        flatten(["nowhere"])
