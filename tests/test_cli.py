@@ -21,7 +21,7 @@ COMMAND = "python -m attnlab mode=describe"
 def shell(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a directory of its own."""
     environment = {k: v for k, v in os.environ.items() if k not in ("DATA_ROOT", "HYDRA_FULL_ERROR")}
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
+    environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"} | variables
     command = [sys.executable, "-m", "attnlab", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -50,7 +50,7 @@ def test_a_full_traceback_on_demand(tmp_path: Path) -> None:
 
 
 def test_describe_prints_its_record_and_nothing_else(tmp_path: Path) -> None:
-    done = shell("mode=describe", "attention=mtla", "stride=2", cwd=tmp_path)
+    done = shell("mode=describe", "attention=mtla", "stride=2", "hydra.run.dir=here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert (record["status"], record["mode"], record["attention"], record["stride"]) == (
@@ -63,10 +63,16 @@ def test_describe_prints_its_record_and_nothing_else(tmp_path: Path) -> None:
     assert records.problems(record) == []
     assert isinstance(record["parameters"]["total"], int)
     assert record["training"]["steps"] == records.NOT_RUN
-    (directory,) = (tmp_path / "outputs" / "mustc" / "mtla").iterdir()
+    directory = tmp_path / "here"
     assert records.read(directory) == record
     assert OmegaConf.load(directory / "config.yaml").attention.stride == 2
     assert {path.name for path in directory.iterdir()} <= {"config.yaml", "record.json", "run.log"}
+
+
+def test_describe_leaves_nothing(tmp_path: Path) -> None:
+    done = shell("mode=describe", "attention=mtla", cwd=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)["status"]) == (0, "finished"), done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -90,7 +96,7 @@ def test_help_names_the_groups(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file in place of the folder")
-    done = shell("mode=describe", cwd=tmp_path)
+    done = shell("mode=bench", cwd=tmp_path)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1 and "outputs" in done.stderr
 

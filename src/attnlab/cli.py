@@ -5,6 +5,7 @@ a configuration file is wrong, 128 plus the signal's number (130, 143) interrupt
 """
 
 import io
+import logging.config
 import os
 import signal
 import sys
@@ -13,16 +14,18 @@ from datetime import datetime
 from pathlib import Path
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from attnlab.config import stack
-from attnlab.config.build import CONF, freeze
+from attnlab.config.build import CONF
 from attnlab.config.check import Plan, check
 from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, ConfigError
 from attnlab.runs import job, multirun
+from attnlab.runs.loading import load
 from attnlab.runs.record import first_process
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
@@ -40,12 +43,18 @@ def main() -> int:
     try:
         os.environ[STAMP] = stamp(sys.argv[1:])
         if not INFORMATION & set(sys.argv[1:]):
-            plan = check(sys.argv[1:])
-            sys.argv[1:] = [*stack.plain(sys.argv[1:]), *plan.added]
+            given = stack.plain(sys.argv[1:])
+            plan = check(given, load)
+            sys.argv[1:] = plan.arguments
+            if not plan.keeps:
+                log_to_the_console()
+                return job.run(plan.jobs[0], job.command_line(given), None)
 
         def task(cfg: DictConfig) -> None:
             os.environ["HYDRA_FULL_ERROR"] = full or "0"
-            run(cfg)
+            assert plan is not None
+            sys.argv[1:] = given  # what the other processes of this run are started with
+            run(plan, given)
 
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
@@ -63,20 +72,32 @@ def main() -> int:
     return max(code, multirun.summarize(plan.sweep_directory, len(plan.jobs))) if plan and plan.multirun else code
 
 
-def run(cfg: DictConfig) -> None:
+def run(plan: Plan, given: list[str]) -> None:
     """Run one job, in this process or, in a multirun, in a new one. Hydra calls this.
+
+    Args:
+        plan: the checked command line.
+        given: the command line as it was given.
 
     Raises:
         SystemExit: the end of a single run, with its exit code.
     """
     context = HydraConfig.get()
     directory = Path(context.runtime.output_dir)
+    if context.mode != RunMode.MULTIRUN:
+        arguments = [text for text in given if not text.startswith("hydra.")]
+        raise SystemExit(job.run(plan.jobs[0], job.command_line(arguments), directory))
     added = [source.path for source in context.runtime.config_sources if source.provider == "command-line"]
     arguments = [*(f"--config-dir={path}" for path in added), *stack.plain(map(str, context.overrides.task))]
-    if context.mode == RunMode.MULTIRUN:
-        multirun.run_job(arguments, directory)
-    else:
-        raise SystemExit(job.run(freeze(cfg, context.runtime.choices), job.command_line(arguments), directory))
+    multirun.run_job(arguments, directory)
+
+
+def log_to_the_console() -> None:
+    """Set up logging as Hydra does for a run, without the file in the run's directory."""
+    settings = yaml.safe_load((CONF / "hydra" / "job_logging" / "attnlab.yaml").read_text(encoding="utf-8"))
+    del settings["handlers"]["file"]
+    settings["root"]["handlers"].remove("file")
+    logging.config.dictConfig(settings)
 
 
 def stamp(arguments: list[str]) -> str:

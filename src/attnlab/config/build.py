@@ -7,7 +7,6 @@ Resolvers for the files in conf/:
     ${div:a,b}                must be exact
     ${pick:k,{a: 1, b: 2},3}  the value of k in the mapping, or the third argument, if there is one
     ${choice:group}           the name of the option chosen in a group
-    ${path:a}                 `~` expanded
 
 Imports Hydra and OmegaConf only: the command line is checked with it before anything heavy is imported.
 """
@@ -56,7 +55,6 @@ def register_resolvers() -> None:
         "min": min,
         "pick": lambda key, table, *default: table.get(key, *default) if default else table[key],
         "choice": _choice,
-        "path": lambda path: None if path is None else str(Path(path).expanduser()),
     }
     for name, function in resolvers.items():
         OmegaConf.register_new_resolver(name, function, replace=True)

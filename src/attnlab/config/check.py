@@ -5,7 +5,7 @@ source (`schema.py`), and the first problem is raised as a ConfigError of one li
 """
 
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -22,7 +22,7 @@ from attnlab.config.batch import check_batch
 from attnlab.config.compose import Composer, declared, one_line, require
 from attnlab.config.nearest import nearest
 from attnlab.config.rules import check_relations
-from attnlab.config.schema import siblings, signature
+from attnlab.config.schema import constant, siblings, signature
 from attnlab.config.settings import MODES, OPEN, SCHEMAS, modes_of_every_task, owner, read_by
 from attnlab.errors import ConfigError
 
@@ -34,14 +34,32 @@ class Plan:
     jobs: list[DictConfig]
     multirun: bool
     sweep_directory: Path
-    added: list[str]  # overrides that Hydra needs besides those given
+    arguments: list[str]  # what Hydra is called with
+    keeps: bool = True  # whether the run has a directory, with its record
 
 
-def check(arguments: Sequence[str]) -> Plan:
+@dataclass(frozen=True)
+class Job:
+    """A job that uses or continues a run: its fixed configuration, and what Hydra needs besides it.
+
+    `choices`: the run's options of groups, `task=mustc`; `directory`: where the job writes.
+    """
+
+    cfg: DictConfig
+    choices: list[str]
+    directory: str
+
+
+Loader = Callable[[Composer, Sequence[str]], Job | None]
+
+
+def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
     """Compose and check the jobs of a command line.
 
     Args:
         arguments: as in sys.argv[1:].
+        load: gives the job of a command line that uses or continues a run, by the run's own configuration; None for
+            any other command line. Without it everything is composed.
 
     Raises:
         ConfigError: the first error found, in one line.
@@ -62,13 +80,29 @@ def check(arguments: Sequence[str]) -> Plan:
             jobs = BasicSweeper.split_arguments(overrides, None)[0] if swept else [options.overrides]
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
-        composed = [composer.compose_checked(job) for job in jobs]
-        fixed = [_fix(cfg, composer) for cfg in composed]
-        added = stack.added(fixed, [str(override.key_or_group) for override in overrides])
-        plan = Plan(fixed, multirun, Path(composed[0].hydra.sweep.dir), added)
-    if multirun and any(job.resume is not None for job in plan.jobs):
+        loaded = [load(composer, job) if load else None for job in jobs]
+        of_hydra = [text for text in options.overrides if text.startswith("hydra.")]
+        pairs = list(zip(loaded, jobs, strict=True))
+        composed = [composer.compose(of_hydra) if own else composer.compose_checked(job) for own, job in pairs]
+        fixed = [own.cfg if own else _fix(cfg, composer) for own, cfg in zip(loaded, composed, strict=True)]
+        sweep = Path(composed[0].hydra.sweep.dir)
+    if multirun and any(job.resume is not None for job in fixed):
         raise ConfigError("resume= continues one run: leave -m out")
-    return plan
+    keys = [str(override.key_or_group) for override in overrides]
+    if options.cfg and loaded[0]:
+        raise ConfigError("--cfg shows what is composed; a run that is loaded has its own config.yaml")
+    keeps = bool(multirun or options.cfg or "hydra.run.dir" in keys)
+    keeps = keeps or constant(f"attnlab.modes.{fixed[0].mode}.KEEPS") is not False
+    first = loaded[0]
+    if first is None or multirun:
+        chosen = [text for text in first.choices if text.partition("=")[0] not in keys] if first else []
+        return Plan(
+            fixed, multirun, sweep, [*stack.plain(arguments), *chosen, *stack.added(fixed, [*keys, *chosen])], keeps
+        )
+    quoted = first.directory.replace("'", "\\'")
+    where = [] if "hydra.run.dir" in keys else [f"hydra.run.dir='{quoted}'"]
+    flags = [f"--config-dir={options.config_dir}"] if options.config_dir else []
+    return Plan(fixed, multirun, sweep, [*flags, *of_hydra, *where], keeps)
 
 
 def compose(*overrides: str) -> DictConfig:
@@ -82,35 +116,42 @@ def _usage(message: str) -> NoReturn:
 
 def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     """Check a composed configuration as a whole, and return it resolved and read-only."""
+    choices = cfg.hydra.runtime.choices
     missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
     if missing:
         raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
-    _check_mode(cfg)
+    check_mode(cfg, choices.task)
     _check_task(cfg, composer)
     _check_knobs(cfg, composer)
-    fixed = config.freeze(cfg, cfg.hydra.runtime.choices)
-    _check_nodes(config.written(fixed), "")
-    check_relations(fixed)
-    check_batch(fixed)
+    fixed = config.freeze(cfg, choices)
+    check_fixed(fixed)
     return fixed
 
 
-def _check_mode(cfg: DictConfig) -> None:
+def check_fixed(cfg: DictConfig) -> None:
+    """Check every node of a resolved configuration against its signature, and the keys that depend on each other."""
+    _check_nodes(config.written(cfg), "")
+    check_relations(cfg)
+    check_batch(cfg)
+
+
+def check_mode(cfg: DictConfig, task: str) -> None:
     """Check that the mode exists, that the task has it, and that it reads the root keys that are set."""
     if cfg.mode not in MODES:
         raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
     modes = list(dict.fromkeys([*cfg.task.modes, *modes_of_every_task()]))
     if cfg.mode not in modes:
         has = ", ".join(modes)
-        raise ConfigError(f"mode={cfg.mode}: task={cfg.hydra.runtime.choices.task} has no such mode; it has {has}")
+        raise ConfigError(f"mode={cfg.mode}: task={task} has no such mode; it has {has}")
     readers = read_by()
     for key, reading in readers.items():
         value = cfg[key]
-        if value is not None and cfg.mode not in reading:
-            raise ConfigError(f"{key}= is read by mode={' and mode='.join(reading)}, not by mode={cfg.mode}")
+        if value is not None and cfg.mode not in reading.modes:
+            raise ConfigError(f"{key}= is read by mode={' and mode='.join(reading.modes)}, not by mode={cfg.mode}")
         if value is not None and key != "prompt" and not Path(value).expanduser().exists():
             raise ConfigError(f"{key}={value}: no such file or directory")
-    if cfg.mode in readers["checkpoint"]:
+    reading = readers["checkpoint"]
+    if cfg.mode in set(reading.modes) - set(reading.optional):
         untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has
         if cfg.checkpoint is None and not (untrained and cfg.model is not None):
             also = ", or model=<a run, a folder or a name of the hub>" * untrained

@@ -115,7 +115,7 @@ class Composer:
         implied = stack.added([], [str(o.key_or_group) for o in overrides])
         overrides, texts = [*map(self.parse, implied), *overrides], [*implied, *texts]
         for override in overrides:
-            self._check_form(override)
+            self.check_form(override)
         groups = [o for o in overrides if o.key_or_group in self.groups or "/" in o.key_or_group]
         values = [o for o in overrides if o not in groups]
         base = self.compose([str(o.input_line) for o in groups])
@@ -124,14 +124,14 @@ class Composer:
             base = self.compose([*(str(o.input_line) for o in groups), *pattern])
         plain = config.written(base)
         for override in values:
-            for key, value in _assigned(override):
-                _check_key(plain, override, key, self.groups)
+            for key, value in assigned(plain, override, self.groups):
                 if not key.startswith("hydra."):
-                    _check_value(base, key, value)
+                    check_value(base, key, value)
         self._check_overlays(base)
         return self.compose(texts)
 
-    def _check_form(self, override: Override) -> None:
+    def check_form(self, override: Override) -> None:
+        """Refuse a form of override that the project does not take, and an option that a group does not have."""
         text, key, value = override.input_line, override.key_or_group, override.value()
         if override.is_delete():
             raise ConfigError(
@@ -170,13 +170,13 @@ class Composer:
         plain = self.compose(without)
         bare, full = config.written(plain), config.written(base)
         for key in _keys({name: node for name, node in full.items() if name != "hydra"}):
-            node, path, rest = _walk(bare, key)
+            node, path, rest = walk(bare, key)
             if rest and not (isinstance(node, dict) and "_target_" in node):
                 raise ConfigError(f"{names} sets {key}, which is no key{_nearest_key(bare, key)}")
-            value, parent = _walk(full, key)[0], _walk(full, key.rpartition(".")[0])[0]
+            value, parent = walk(full, key)[0], walk(full, key.rpartition(".")[0])[0]
             if not rest and not isinstance(value, dict) and value != node and _same_class(bare, parent, key):
                 try:
-                    _check_value(plain, key, value)
+                    check_value(plain, key, value)
                 except ConfigError as error:
                     raise ConfigError(f"{names}: {error}") from error
 
@@ -189,13 +189,19 @@ def _composed(newest: int, *overrides: str) -> DictConfig:
 
 def _same_class(bare: dict[str, Any], parent: Any, key: str) -> bool:
     """Whether an overlay leaves the class of a key's node as it is, so that the old value tells the type."""
-    before = _walk(bare, key.rpartition(".")[0])[0]
+    before = walk(bare, key.rpartition(".")[0])[0]
     nodes = [node for node in (before, parent) if isinstance(node, dict)]
     return "." not in key or (len(nodes) == 2 and nodes[0].get("_target_") == nodes[1].get("_target_"))
 
 
-def _assigned(override: Override) -> Iterator[tuple[str, Any]]:
-    """The keys that an override sets, with their values: `a={b: 1}` sets a.b."""
+def assigned(plain: dict[str, Any], override: Override, groups: list[str]) -> Iterator[tuple[str, Any]]:
+    """The keys that an override sets, with their values: `a={b: 1}` sets a.b. ConfigError: there is no such key.
+
+    Args:
+        plain: the configuration in which the keys must be, as plain dict and list.
+        override: one setting of the command line, of no group.
+        groups: the names of the groups, which may have been meant.
+    """
 
     def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(value, dict):
@@ -204,10 +210,12 @@ def _assigned(override: Override) -> Iterator[tuple[str, Any]]:
         for name, item in value.items():
             yield from flat(f"{key}.{name}", item)
 
-    return flat(override.key_or_group, override.value())
+    for key, value in flat(override.key_or_group, override.value()):
+        _check_key(plain, override, key, groups)
+        yield key, value
 
 
-def _walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
+def walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
     """Follow a dotted key as far as it leads: the node reached, its own key, and the parts that are left."""
     parts = key.split(".")
     for i, part in enumerate(parts):
@@ -221,7 +229,7 @@ def _walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
 
 
 def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list[str]) -> None:
-    node, path, rest = _walk(plain, key)
+    node, path, rest = walk(plain, key)
     if rest and (
         new := advice(key, str(node.get("_target_", "")).rpartition(".")[2] if isinstance(node, dict) else "")
     ):
@@ -260,7 +268,7 @@ def _parameters(target: str) -> Mapping[str, ast.expr | None]:
 
 def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) -> str:
     """Keys that may have been meant: those with the same end, those beside it, those that look alike."""
-    node, path, rest = _walk(plain, key)
+    node, path, rest = walk(plain, key)
     every = [name for name in _keys(plain) if not name.startswith("hydra.") or key.startswith("hydra.")]
     order = {group: i for i, group in enumerate(config.GROUPS)}
     every.sort(key=lambda name: order.get(name.partition(".")[0], -1))  # a task's keys before a mechanism's
@@ -301,12 +309,12 @@ def declared(node: Any, path: str, name: str) -> list[ast.expr]:
     return [*([own] if own is not None else []), *([parse(FOREIGN[key])] if key in FOREIGN else [])]
 
 
-def _check_value(base: DictConfig, key: str, value: Any) -> None:
+def check_value(base: DictConfig, key: str, value: Any) -> None:
     """Check that a value fits the annotation of its key, or else has the type of the default."""
     if "${" in str(value):
         return  # a reference: what it leads to is checked in the composed configuration
     parent, path, rest = (
-        _walk(config.written(base), key.rpartition(".")[0]) if "." in key else (config.written(base), "", [])
+        walk(config.written(base), key.rpartition(".")[0]) if "." in key else (config.written(base), "", [])
     )
     annotations = [] if rest else declared(parent, path, key.rpartition(".")[2])
     for annotation in annotations:

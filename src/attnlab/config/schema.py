@@ -75,6 +75,13 @@ def definitions(name: str) -> list[str]:
     return list(dict.fromkeys(_everything().get(name, [])))
 
 
+def is_class(target: str) -> bool:
+    """Whether a dotted name leads to a class in the source of a module."""
+    module, path = _split(target)
+    found = _find(module, path[0]) if module and len(path) == 1 else None
+    return found is not None and isinstance(found.node, ast.ClassDef)
+
+
 def constant(target: str) -> object:
     """The value of a module's constant, by its dotted name, without importing the module; None where there is none."""
     module, _, name = target.rpartition(".")

@@ -18,9 +18,10 @@ from attnlab.config.schema import constant
 
 @dataclass(frozen=True)
 class ReadBy:
-    """Marks a root key that only some modes read; in others it is refused."""
+    """Marks a root key that only some modes read; others refuse it. `optional`: those that can do without it."""
 
     modes: tuple[str, ...]
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Root:
     rank: Annotated[int, Ge(1)] | None
     data_root: Path | None
     model: Annotated[str, MinLen(1)] | None
-    checkpoint: Annotated[Path | None, ReadBy(("test", "generate", "evaluate"))]
+    checkpoint: Annotated[Path | None, ReadBy(("test", "generate", "evaluate", "describe"), ("describe",))]
     prompt: Annotated[str | None, ReadBy(("generate",))]
     resume: Annotated[Path | None, ReadBy(("train",))]
     baseline: Annotated[Path | None, ReadBy(("train", "test", "compress"))]
@@ -150,11 +151,11 @@ def modes_of_every_task() -> tuple[str, ...]:
     return tuple(mode for mode in MODES if constant(f"attnlab.modes.{mode}.EVERY_TASK") is True)
 
 
-def read_by() -> dict[str, tuple[str, ...]]:
-    """The root keys that only some modes read, with these modes."""
+def read_by() -> dict[str, ReadBy]:
+    """The root keys that only some modes read."""
     hints = get_type_hints(Root, include_extras=True)
     return {
-        key: marker.modes
+        key: marker
         for key, hint in hints.items()
         for marker in getattr(hint, "__metadata__", ())
         if isinstance(marker, ReadBy)

@@ -8,6 +8,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 from lightning import seed_everything
 from omegaconf import DictConfig
 
+from attnlab.runs.record import first_process
 from attnlab.tasks.base import task_of
 
 
@@ -17,4 +18,6 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     task.check(directory)
     seed_everything(cfg.seed, workers=True, verbose=False)
     data, module = task.prepare(record, None)
+    if first_process():
+        task.keep(directory, data)
     task.compress(record, directory, data, module)

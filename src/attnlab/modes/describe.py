@@ -8,8 +8,9 @@ from omegaconf import DictConfig
 from attnlab.tasks.base import task_of
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
+KEEPS = False  # no run directory, unless hydra.run.dir= names one
 
 
-def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
     """Fill the record; the command prints it."""
     task_of(cfg).describe(record)

@@ -27,7 +27,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """
     task: LanguageModellingTask = task_of(cfg)
     evaluation = instantiate(cfg.task.evaluation, path="task.evaluation")
-    module = task.restore(record)
+    module = task.restore()
+    task.sizes(record, module.model)
     low = scoring_dtype(cfg.hardware.precision)
     found = evaluation(module, cfg.seed, low)
     names = list(cfg.task.evaluation.tasks)

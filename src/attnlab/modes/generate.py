@@ -14,8 +14,10 @@ from attnlab.runs.device import scoring_dtype
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
+KEEPS = False  # no run directory, unless hydra.run.dir= names one
 
-def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+
+def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
     """Print the prompt and its continuation, and save them in the record as `generation`.
 
     Args:
@@ -28,7 +30,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """
     task: LanguageModellingTask = task_of(cfg)
     sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
-    module = task.restore(record)
+    module = task.restore()
+    task.sizes(record, module.model)
     vocabulary, device = module.vocabulary, module.device
     ids = [vocabulary.end, *vocabulary.ids(cfg.prompt or "")]
     longest = module.model.longest

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from attnlab.config.batch import check_batch
 from attnlab.report.curves import plot_curves
+from attnlab.runs import record as records
 from attnlab.runs.record import first_process
 from attnlab.tasks.base import task_of
 from attnlab.training.checkpoints import check_identity, read_checkpoint
@@ -17,18 +18,34 @@ from attnlab.training.trainer import fit, last_checkpoint, process_count
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fill the record's `training`, then what the task's `score` gives."""
+    """Fill the record's `training`, then what the task's `score` gives.
+
+    A run that continues another with a higher limit names it in the record as `parent`.
+    """
     task = task_of(cfg)
     resume = last_checkpoint(cfg, directory)
     task.check(directory)
     check_batch(cfg, process_count(cfg))
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     data, module = task.prepare(record, None)
+    if first_process():
+        task.keep(directory, data)
     if resume:
         check_identity(resume, read_checkpoint(resume)[1], module.identity)
+        if not resume.is_relative_to(directory):
+            record["parent"] = parent(resume.parents[1])
     else:
         task.before_fit(record, directory, data, module)
     record["training"] = fit(cfg, directory, data, module, monitor=task.monitor, better=task.better, resume=resume)
     if first_process():
         plot_curves(directory)
     task.score(record, directory, data, module)
+
+
+def parent(run: Path) -> dict[str, Any]:
+    """The run that a new one continues: its directory, and its identity as far as its record has one."""
+    try:
+        identity = records.read(run)["identity"]["run"]
+    except (OSError, ValueError, LookupError, TypeError):
+        identity = records.NOT_RUN
+    return {"path": str(run), "run": identity}

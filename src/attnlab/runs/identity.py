@@ -194,6 +194,25 @@ def renamed(plain: dict[str, Any], renames: Renames = RENAMES) -> dict[str, Any]
     return plain
 
 
+def current(plain: dict[str, Any], renames: Renames = RENAMES) -> dict[str, Any]:
+    """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names.
+
+    Args:
+        plain: plain values.
+        renames: the tables of old names.
+    """
+    plain = renamed(plain, renames)
+    for key, meant in renames.absent.items():
+        for node in _owners(plain, key):
+            parent, last = _parent(node, _inner(key))
+            if isinstance(parent, dict):
+                parent.setdefault(last, meant)
+    for node in _nodes(plain):
+        if isinstance(target := node.get("_target_"), str) and (places := definitions(target.partition(".")[0])):
+            node["_target_"] = f"{places[0]}.{target}"
+    return plain
+
+
 def _period(pattern: list[Any]) -> list[Any]:
     """The shortest pattern that gives the same layers when it is repeated: [mtla, mha] for [mtla, mha, mtla, mha]."""
     lengths = (n for n in range(1, len(pattern)) if pattern[:n] * (len(pattern) // n) == pattern)

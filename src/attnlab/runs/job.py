@@ -20,7 +20,6 @@ from attnlab.errors import AttnlabError
 from attnlab.runs import record as records
 from attnlab.runs.files import write_bytes
 from attnlab.runs.identity import NOTHING_READ
-from attnlab.runs.resuming import check_resumed
 from attnlab.runs.signals import Interrupted, interruptible
 
 log = logging.getLogger("attnlab.run")
@@ -32,7 +31,7 @@ def command_line(arguments: Iterable[str]) -> str:
     return " ".join([*root, "python -m attnlab", *map(shlex.quote, arguments)])
 
 
-def run(cfg: DictConfig, command: str, directory: Path) -> int:
+def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
     """Call the mode and keep the record. It is also written at once when a signal arrives.
 
     An error is printed to stderr as one line. The traceback goes to the run directory's log, and to stderr as well if
@@ -41,7 +40,7 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
     Args:
         cfg: the fixed configuration.
         command: the command that repeats the run.
-        directory: the run directory.
+        directory: the run directory; None: the mode uses a run and keeps nothing.
 
     Returns:
         The exit code: 0, the error's own, 1, or 128 plus the signal's number.
@@ -50,7 +49,7 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
     record = records.new(cfg, command)
 
     def save() -> None:
-        if first:
+        if first and directory:
             records.write(record, directory)
 
     def save_interrupted(name: str) -> None:
@@ -58,11 +57,10 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
         save()
 
     logging.raiseExceptions = False  # a log that cannot be written (full disk) must not hide the error
-    previous = _PreviousFiles(directory) if first else None
+    previous = _PreviousFiles(directory) if first and directory else None
     with interruptible(save_interrupted) as received:
         try:
-            if first:
-                check_resumed(cfg)  # before the directory's config.yaml is replaced
+            if first and directory:
                 OmegaConf.save(cfg, directory / "config.yaml")
             save()
             record["environment"] = records.environment(cfg.hardware.accelerator)
@@ -88,7 +86,7 @@ def run(cfg: DictConfig, command: str, directory: Path) -> int:
                     previous.restore()
                 elif first or received:
                     save()
-                else:
+                elif directory:
                     _record_failure(directory, message)
             except OSError as cannot:
                 print(f"error: the record could not be written: {one_line(cannot)}", file=sys.stderr)
@@ -130,10 +128,10 @@ def _quiet_libraries(first: bool) -> None:
             handler.setLevel(logging.ERROR)
 
 
-def _exit_code_and_message(error: BaseException, received: list[int], directory: Path) -> tuple[int, str]:
+def _exit_code_and_message(error: BaseException, received: list[int], directory: Path | None) -> tuple[int, str]:
     if received:
         name = signal.Signals(received[0]).name
-        resumable = (directory / "checkpoints" / "last.ckpt").is_file()
+        resumable = directory is not None and (directory / "checkpoints" / "last.ckpt").is_file()
         return 128 + received[0], f"interrupted by {name}" + f"; resume={directory} continues the run" * resumable
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
@@ -146,8 +144,9 @@ def _exit_code_and_message(error: BaseException, received: list[int], directory:
         causes.append(cause)
     for cause in causes:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            return 1, f"disk full: {one_line(cause)} (run directory: {directory})"
-    hint = f"traceback: {directory / 'run.log'}, or set HYDRA_FULL_ERROR=1"
+            return 1, f"disk full: {one_line(cause)}" + (f" (run directory: {directory})" if directory else "")
+    hint = "set HYDRA_FULL_ERROR=1"
+    hint = f"traceback: {directory / 'run.log'}, or {hint}" if directory else f"{hint} for the traceback"
     return 1, f"{type(error).__name__}: {one_line(error)} ({hint})"
 
 

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from attnlab.attention import Attention
 from attnlab.config.build import instantiate
+from attnlab.errors import ConfigError, DataError
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
 from attnlab.runs import fingerprint
 from attnlab.runs import record as records
+from attnlab.runs.device import device_of
 from attnlab.runs.speedup import read_baseline, require_same_protocol, speedup
 
 if TYPE_CHECKING:
@@ -101,6 +103,36 @@ class Task(ABC):
     def protocol(self, module: Any) -> dict[str, Any]:
         """The values of the record's `inference` that are known before scoring."""
         return {}
+
+    def keep(self, directory: Path, data: Any) -> None:  # noqa: B027
+        """Write into the run directory what its weights need besides the configuration: vocabularies, class names.
+
+        Args:
+            directory: the run's.
+            data: the data, ready.
+        """
+
+    def restore(self) -> Any:
+        """The module of `checkpoint=`, ready to compute. Only the run directory is read, neither corpus nor cache.
+
+        Raises:
+            DataError: a file of the run is missing or damaged, or the checkpoint is of another model.
+        """
+        from attnlab.training.checkpoints import check_identity, load_into
+
+        path, weights, found = self.read_weights(Path(self.cfg.checkpoint).expanduser())
+        module = self.rebuilt(path)
+        check_identity(path, found, module.identity)
+        load_into(module.model, path, weights)
+        return module.to(device_of(self.cfg)).eval()
+
+    def rebuilt(self, weights: Path) -> Module:
+        """The module with random weights, from what :meth:`keep` has written beside these weights."""
+        raise ConfigError(f"checkpoint={self.cfg.checkpoint}: task={self.cfg.task.name} has no model of a run to use")
+
+    def sizes(self, record: dict[str, Any], model: Any) -> None:
+        """Fill `record` with the number of parameters, and what else follows from the model."""
+        record["parameters"] = count_parameters(model)
 
     def compare(self, record: dict[str, Any]) -> None:
         """Fill `inference.speedup` from `baseline=`.  DataError: it was measured in another way."""
@@ -187,6 +219,10 @@ class TextTask(Task):
             "context": context,
         }
 
+    def sizes(self, record: dict[str, Any], model: Any) -> None:
+        super().sizes(record, model)
+        record["kv_cache"]["elements_per_token_per_layer"] = per_layer(self.decoder(model).attentions)
+
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """By `trainer.test`, spread over all processes."""
         from attnlab.callbacks.contribution import contributions
@@ -214,6 +250,27 @@ def per_layer(attentions: list[Attention]) -> float:
     """Cached numbers per token and layer, the mean over layers; an int where all layers have the same."""
     found = [a.cache_elements_per_token for a in attentions]
     return found[0] if len(set(found)) == 1 else sum(found) / len(found)
+
+
+def beside(weights: Path, name: str, what: str) -> Path:
+    """A file of the run to which some weights belong.
+
+    Args:
+        weights: the file of weights, in the run directory or in its checkpoints/.
+        name: of the file.
+        what: what it is, for the message.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    places = [folder / name for folder in (weights.parent, weights.parent.parent)]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise DataError(
+            f"{places[weights.is_file()]}: no such file; expected {what} that training saves there: copy the whole "
+            "run directory (runs of older versions lack it; mode=test with their corpus still works)"
+        )
+    return found
 
 
 def task_of(cfg: DictConfig) -> Any:

@@ -42,12 +42,12 @@ def last_checkpoint(cfg: DictConfig, directory: Path) -> Path | None:
 
     DataError: there is nothing to resume, or the directory holds an earlier run.
     """
-    last = directory / "checkpoints" / "last.ckpt"
+    last, own = (place / "checkpoints" / "last.ckpt" for place in (Path(cfg.resume or directory), directory))
     if cfg.resume and not last.is_file():
         raise DataError(f"{last}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
-    if last.is_file() and not cfg.resume and first_process():
+    if own.is_file() and (not cfg.resume or not own.samefile(last)) and first_process():
         raise DataError(
-            f"{last}: an earlier run's; resume={directory} continues it, another hydra.run.dir starts a new run"
+            f"{own}: an earlier run's; resume={directory} continues it, another hydra.run.dir starts a new run"
         )
     return last if cfg.resume else None
 

@@ -100,7 +100,7 @@ def test_mode_compress(start: Start, tmp_path: Path) -> None:
         "blocks.0.attn", "blocks.1.attn", "blocks.0.mlp", "blocks.1.mlp",
     ]  # fmt: skip
     assert sorted(path.name for path in directory.iterdir() if path.name != "pretraining") == [
-        "compressed", "predictions.tsv",
+        "classes.json", "compressed", "predictions.tsv",
     ]  # fmt: skip
     model = load(directory / "compressed")
     assert sum(p.numel() for p in model.parameters()) == record["parameters"]["total"]

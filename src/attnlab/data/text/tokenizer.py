@@ -38,6 +38,7 @@ class Tokenizer:
 
     def __init__(self, model: bytes) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._model = model
         self.size: int = self._processor.get_piece_size()
         self.fingerprint = hashlib.sha256(model).hexdigest()
         ids = range(self.unk + 1, self.size)
@@ -70,6 +71,10 @@ class Tokenizer:
         """The text of one piece."""
         piece: str = self._processor.id_to_piece(id)
         return piece
+
+    def save(self, path: Path) -> None:
+        """Write the SentencePiece model (atomically)."""
+        write_bytes(path, self._model)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":

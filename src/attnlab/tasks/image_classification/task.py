@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import json
 import logging
 import time
 from pathlib import Path
@@ -27,15 +28,16 @@ from attnlab.compression.folder import COMPRESSED
 from attnlab.config.build import instantiate
 from attnlab.data.images.folder import ImageData
 from attnlab.data.samples.images import CLASSES
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 from attnlab.metrics import TopAccuracy
 from attnlab.models.build import without_memory
 from attnlab.pretrained import family_of
 from attnlab.pretrained.timm import VisionTransformer
 from attnlab.runs.device import device_of, scoring_dtype
+from attnlab.runs.files import write_text
 from attnlab.runs.identity import architecture
 from attnlab.runs.record import NOT_RUN, first_process
-from attnlab.tasks.base import Task
+from attnlab.tasks.base import Task, beside
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.pretraining import pretrain
 from attnlab.training.trainer import test
@@ -43,6 +45,7 @@ from attnlab.training.trainer import test
 log = logging.getLogger(__name__)
 
 POINTS = ("dense", "compressed", "finetuned")
+CLASSES_FILE = "classes.json"  # in the run directory: the names of the classes, in the order of the logits
 
 
 class ImageClassificationTask(Task):
@@ -124,21 +127,25 @@ class ImageClassificationTask(Task):
 
     def module(self, record: dict[str, Any], data: ImageData) -> ImageClassification:
         """The LightningModule for `data`; `record` gets parameters and multiply-adds."""
+        module = self._module(data.classes)
+        self._sizes(record, module.model)
+        data.paired = module.mixup is not None
+        return module
+
+    def _module(self, classes: list[str]) -> ImageClassification:
         cfg, task = self.cfg, self.cfg.task
-        model = self._model_of_run() or self.spec.create(len(data.classes))
+        model = self._model_of_run() or self.spec.create(len(classes))
         if task.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._sizes(record, model)
         mixing = task.mixup
         mixup = None
         if mixing.mixup_alpha or mixing.cutmix_alpha:
-            mixup = Mixup(**mixing, label_smoothing=task.label_smoothing, num_classes=len(data.classes))
-        data.paired = mixup is not None
+            mixup = Mixup(**mixing, label_smoothing=task.label_smoothing, num_classes=len(classes))
         return ImageClassification(
             model,
             optimizer=instantiate(task.optimizer, path="task.optimizer"),
             schedule=instantiate(task.schedule, path="task.schedule"),
-            identity=self._identity(data),
+            identity=self._identity(classes),
             seed=cfg.seed,
             clip=task.train.clip,
             label_smoothing=task.label_smoothing,
@@ -149,16 +156,25 @@ class ImageClassificationTask(Task):
             channels_last=task.channels_last,
         )
 
-    def _identity(self, data: ImageData) -> dict[str, Any]:
+    def keep(self, directory: Path, data: ImageData) -> None:
+        write_text(directory / CLASSES_FILE, json.dumps(data.classes, ensure_ascii=False) + "\n")
+
+    def rebuilt(self, weights: Path) -> ImageClassification:
+        return self._module(read_classes(beside(weights, CLASSES_FILE, "the names of the classes")))
+
+    def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
+        self._sizes(record, model)
+
+    def _identity(self, classes: list[str]) -> dict[str, Any]:
         return {
             "compression": architecture(self.cfg)["compression"],
-            "classes": hashlib.sha256("\n".join(data.classes).encode()).hexdigest()[:16],
-            "model": {"name": self.spec.name, **self.spec.options(len(data.classes))},
+            "classes": hashlib.sha256("\n".join(classes).encode()).hexdigest()[:16],
+            "model": {"name": self.spec.name, **self.spec.options(len(classes))},
         }
 
     def _model_of_run(self) -> nn.Module | None:
-        """The compressed model of the run that is tested or resumed; None if it has none."""
-        source = self.cfg.checkpoint if self.cfg.mode == "test" else self.cfg.resume
+        """The compressed model of the run that is used or resumed; None if it has none."""
+        source = self.cfg.checkpoint or self.cfg.resume
         run = Path(source).expanduser() if source else None
         for parent in [run, *run.parents] if run else []:
             if folder.is_folder(parent / COMPRESSED):
@@ -275,6 +291,17 @@ class ImageClassificationTask(Task):
         found = contributions(callbacks)
         log.info("top-1 %(top1).2f %%, top-5 %(top5).2f %% of %(images)d images", found["quality"])
         return found
+
+
+def read_classes(path: Path) -> list[str]:
+    """The names of the classes in a file that a run has kept. DataError: it is damaged."""
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as JSON ({' '.join(str(error).split())})") from error
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{path}: expected a list of the names of the classes")
+    return names
 
 
 def _calibrate(grams: Grams, data: ImageData, model: nn.Module) -> None:

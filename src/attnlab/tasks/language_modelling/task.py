@@ -9,12 +9,11 @@ from attnlab.config.build import instantiate
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.vocabulary import Vocabulary, Words, read_vocabulary
 from attnlab.decoding import Sampling
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError
 from attnlab.models import LanguageModel
-from attnlab.models.build import build_model, count_parameters, identity, without_memory
+from attnlab.models.build import build_model, identity, without_memory
 from attnlab.runs.device import device_of
-from attnlab.runs.record import first_process
-from attnlab.tasks.base import TextTask, per_layer
+from attnlab.tasks.base import TextTask, beside
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from attnlab.tasks.language_modelling.module import LanguageModelling
     from attnlab.tasks.language_modelling.score import LanguageScore
 
-VOCABULARY = "vocabulary.json"  # in the run directory; generation and evaluation need it besides the weights
+VOCABULARY = "vocabulary.json"  # in the run directory
 
 
 class LanguageModellingTask(TextTask):
@@ -75,15 +74,15 @@ class LanguageModellingTask(TextTask):
             )
 
     def module(self, record: dict[str, Any], data: LanguageModellingData) -> LanguageModelling:
-        return self._module(record, data.vocabulary)
+        module = self._module(data.vocabulary)
+        self.sizes(record, module.model)
+        return module
 
-    def _module(self, record: dict[str, Any], vocabulary: Vocabulary) -> LanguageModelling:
+    def _module(self, vocabulary: Vocabulary) -> LanguageModelling:
         from attnlab.tasks.language_modelling.module import LanguageModelling
 
         cfg = self.cfg
         model = self._model(vocabulary.size)
-        record["parameters"] = count_parameters(model)
-        record["kv_cache"]["elements_per_token_per_layer"] = per_layer(model.attentions)
         return LanguageModelling(
             model,
             vocabulary,
@@ -95,33 +94,11 @@ class LanguageModellingTask(TextTask):
             clip=cfg.task.train.clip,
         )
 
-    def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        if first_process():
-            module.vocabulary.save(directory / VOCABULARY)
+    def keep(self, directory: Path, data: LanguageModellingData) -> None:
+        data.vocabulary.save(directory / VOCABULARY)
 
-    def restore(self, record: dict[str, Any]) -> LanguageModelling:
-        """The model of `checkpoint=`, ready to compute, with the vocabulary of its run directory.  Reads no corpus.
-
-        Args:
-            record: gets the number of parameters.
-
-        Raises:
-            DataError: the run has no vocabulary, or the checkpoint is of another model.
-        """
-        from attnlab.training.checkpoints import check_identity, find_weights, load_into, read_checkpoint
-
-        path = find_weights(Path(self.cfg.checkpoint).expanduser())
-        weights, found = read_checkpoint(path)
-        places = [folder / VOCABULARY for folder in (path.parent, path.parent.parent)]
-        vocabulary = next((place for place in places if place.is_file()), None)
-        if vocabulary is None:
-            raise DataError(
-                f"{places[-1]}: no such file; expected the vocabulary that a run of a language model saves there"
-            )
-        module = self._module(record, read_vocabulary(vocabulary))
-        check_identity(path, found, module.identity)
-        load_into(module.model, path, weights)
-        return module.to(device_of(self.cfg)).eval()
+    def rebuilt(self, weights: Path) -> LanguageModelling:
+        return self._module(read_vocabulary(beside(weights, VOCABULARY, "the vocabulary")))
 
     def scoring(self, directory: Path, data: LanguageModellingData, module: LanguageModelling) -> list[Callback]:
         score: LanguageScore = instantiate(self.cfg.task.score, path="task.score")

@@ -125,12 +125,16 @@ class ReasoningTask(Task):
 
     def module(self, record: dict[str, Any], data: Any) -> Any:
         """The model with its tokenizer; `record` gets the number of parameters."""
-        asked = self.spec.load(self.cfg.seed, Path(self.cfg.cache_dir).expanduser(), device_of(self.cfg))
-        frozen(asked.model)
-        record["parameters"] = parameters(asked.model)
+        asked = self._asked_model()
+        self.sizes(record, asked.model)
         return asked
 
-    def restore(self, record: dict[str, Any]) -> Asked:
+    def _asked_model(self) -> Asked:
+        asked: Asked = self.spec.load(self.cfg.seed, Path(self.cfg.cache_dir).expanduser(), device_of(self.cfg))
+        frozen(asked.model)
+        return asked
+
+    def restore(self) -> Asked:
         """The model of `checkpoint=`, for mode=evaluate: a run of mode=compress, its folder, or a Hugging Face folder.
 
         Without it, that of `model=`, which may be a name of the hub too.
@@ -139,15 +143,16 @@ class ReasoningTask(Task):
             DataError: it is none of these, or damaged.
         """
         if self.cfg.checkpoint is None:
-            loaded: Asked = self.module(record, None)
-            return loaded
+            return self._asked_model()
         source = str(self.cfg.checkpoint)
         if place := folder.find(source):
             asked = Asked(folder.load(place).to(device_of(self.cfg)), huggingface.tokenizer(str(place)))
         else:  # the dense model, for comparison
             asked = Asked(huggingface.load(source, device=device_of(self.cfg)), huggingface.tokenizer(source))
-        record["parameters"] = parameters(asked.model)
         return asked
+
+    def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
+        record["parameters"] = parameters(model)
 
     def compress(self, record: dict[str, Any], directory: Path, data: Questions, module: Asked) -> None:
         """Score, compress, score, and save the compressed folder with the tokenizer.

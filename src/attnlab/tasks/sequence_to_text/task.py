@@ -11,11 +11,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from attnlab.config.build import instantiate
+from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.errors import ConfigError
 from attnlab.models import CrossDecoder, PrefixDecoder
-from attnlab.models.build import CacheShape, build_model, count_parameters, identity, without_memory
+from attnlab.models.build import CacheShape, build_model, identity, without_memory
 from attnlab.runs.device import scoring_dtype
-from attnlab.tasks.base import TextTask, per_layer
+from attnlab.tasks.base import TextTask, beside
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from attnlab.tasks.sequence_to_text.module import Model, SequenceToText
 
 log = logging.getLogger(__name__)
+
+TOKENIZER, CTC_TOKENIZER = "tokenizer.model", "ctc_tokenizer.model"  # in the run directory
 
 
 class SequenceToTextTask(TextTask):
@@ -105,36 +108,47 @@ class SequenceToTextTask(TextTask):
             self.encoder = path, read_checkpoint(path)[0]
 
     def module(self, record: dict[str, Any], data: SequenceToTextData) -> SequenceToText:
+        self._check_width(data)
+        module = self._module(data.tokenizer, data.ctc_tokenizer)
+        self.sizes(record, module.model)
+        data.test_max_frames = self.cfg.task.decode_max_frames
+        if number := self.cfg.task.train.validate_decode:
+            total = len(data.split(data.reader.splits[1]))
+            chosen = [i * total // number for i in range(number)] if number < total else list(range(total))
+            module.decode_validation(self._metric()(len(chosen)), chosen)
+        return module
+
+    def _module(self, tokenizer: Tokenizer, ctc: Tokenizer | None) -> SequenceToText:
         from attnlab.tasks.sequence_to_text.module import SequenceToText
 
         cfg = self.cfg
-        self._check_width(data)
-        ctc = data.ctc_tokenizer
-        model = self._model(data.tokenizer.size, ctc.size if ctc and cfg.task.train.ctc_weight else None)
-        record["parameters"] = count_parameters(model)
-        record["kv_cache"]["elements_per_token_per_layer"] = per_layer(model.decoder.attentions)
-        ctc_vocabulary = ctc.fingerprint if ctc and model.ctc else None
-        data.test_max_frames = cfg.task.decode_max_frames
-        module = SequenceToText(
-            model,
-            data.tokenizer,
+        ctc = ctc if cfg.task.train.ctc_weight else None
+        return SequenceToText(
+            self._model(tokenizer.size, ctc and ctc.size),
+            tokenizer,
             instantiate(cfg.task.decode, path="task.decode"),
             cache_dtype=scoring_dtype(cfg.hardware.precision),
             classify=cfg.task.score == "intent",
             optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
             schedule=instantiate(cfg.task.schedule, path="task.schedule"),
-            identity=identity(cfg, vocabulary=data.tokenizer.fingerprint, CTC_vocabulary=ctc_vocabulary),
+            identity=identity(cfg, vocabulary=tokenizer.fingerprint, CTC_vocabulary=ctc and ctc.fingerprint),
             seed=cfg.seed,
             label_smoothing=cfg.task.train.label_smoothing,
             ctc_weight=cfg.task.train.ctc_weight,
             first_token_weight=cfg.task.train.first_token_weight,
             clip=cfg.task.train.clip,
         )
-        if number := cfg.task.train.validate_decode:
-            total = len(data.split(data.reader.splits[1]))
-            chosen = [i * total // number for i in range(number)] if number < total else list(range(total))
-            module.decode_validation(self._metric()(len(chosen)), chosen)
-        return module
+
+    def keep(self, directory: Path, data: SequenceToTextData) -> None:
+        data.tokenizer.save(directory / TOKENIZER)
+        if data.ctc_tokenizer and self.cfg.task.train.ctc_weight:
+            data.ctc_tokenizer.save(directory / CTC_TOKENIZER)
+
+    def rebuilt(self, weights: Path) -> SequenceToText:
+        ctc = None
+        if self.cfg.task.train.ctc_weight:
+            ctc = Tokenizer.load(beside(weights, CTC_TOKENIZER, "the SentencePiece model of the CTC labels"))
+        return self._module(Tokenizer.load(beside(weights, TOKENIZER, "the SentencePiece model")), ctc)
 
     def _check_width(self, data: SequenceToTextData) -> None:
         width = getattr(data.front, "width", None)

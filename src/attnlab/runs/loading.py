@@ -1,0 +1,308 @@
+"""The configuration of a run that is used (`checkpoint=`) or continued (`resume=`): its own, never composed again.
+
+A run directory may come from somebody else, so its config.yaml is data: it has no references, and a `_target_` in it
+may name only classes of this package and what a YAML file of the configuration names.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import initialize_config_dir
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from attnlab.config import build as config
+from attnlab.config.check import Job, check_fixed, check_mode
+from attnlab.config.compose import Composer, assigned, check_value, walk
+from attnlab.config.schema import definition, is_class
+from attnlab.errors import ConfigError
+from attnlab.runs.identity import current, stable_name
+
+CONFIG = "config.yaml"
+OF_THE_COMMAND = ("mode", "checkpoint", "resume", "prompt", "baseline")  # never the run's: each command gives its own
+ELSEWHERE = ("hardware", "bench")  # groups that say where and how something is measured; they may be chosen again
+FREE = (  # keys, and everything below them, that may be given with checkpoint= and resume=
+    *OF_THE_COMMAND,
+    "data_root",
+    "cache_dir",
+    "hydra",
+    "hardware",
+    "bench",
+    "logger",
+    "trainer",
+    "tags",
+    "task.decode",
+    "task.decode_max_frames",
+    "task.sampling",
+    "task.score",
+    "task.evaluation",
+    "task.data.root",
+    "task.data.cache_dir",
+    "task.data.num_workers",
+    "task.data.batch_size",
+    "task.data.max_frames",
+    "task.data.eval_batch_size",
+)
+WITH_CHECKPOINT = ("seed",)  # of what is drawn
+LIMITS = ("task.train.max_steps", "task.train.max_epochs", "task.train.max_minutes")  # with resume=: a new run
+FOLLOWING = {  # keys that were references to another
+    "data_root": ("task.data.root",),
+    "cache_dir": ("task.data.cache_dir",),
+    "seed": ("task.data.seed", "task.sampling.seed"),
+    "task.train.max_epochs": ("task.schedule.num_epochs",),
+}
+OURS = ("attention", "callbacks", "compression", "data", "decoding", "models", "pretrained", "tasks", "training")
+PLACES = ("accelerator", "devices", "num_nodes", "strategy")  # of the hardware: this machine's, not the run's
+
+
+def load(composer: Composer, texts: Sequence[str]) -> Job | None:
+    """The job of a command line that names a run by `checkpoint=` or `resume=`; None for any other.
+
+    Args:
+        composer: inside `hydra.initialize`.
+        texts: the overrides of one job.
+
+    Raises:
+        ConfigError: the run has no readable configuration, or an override sets what only another run can have.
+    """
+    overrides = [composer.parse(text) for text in texts]
+    given = {key: o.value() for o in overrides if (key := str(o.key_or_group)) in ("checkpoint", "resume")}
+    named = [(key, str(value)) for key, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError("checkpoint= uses a run and resume= continues one: give one of them")
+    if not named:
+        return None
+    key, value = named[0]
+    run = directory_of(key, value)
+    return None if run is None else _Loading(composer, key, run).job(overrides)
+
+
+def configuration(run: str | Path, *settings: str, config_dir: str | None = None) -> DictConfig:
+    """The fixed configuration of `attnlab mode=predict checkpoint=RUN <settings>`.
+
+    Args:
+        run: a run directory, or a file of weights in one.
+        settings: as on the command line, `task.decode.beam=1`.
+        config_dir: a directory of further YAML files, whose classes the run may name.
+
+    Raises:
+        ConfigError: as :func:`load`, or `run` is no run directory.
+    """
+    with initialize_config_dir(str(config.CONF), job_name="run", version_base="1.3"):
+        composer = Composer(config_dir)
+        where = directory_of("checkpoint", str(run))
+        if where is None:
+            raise ConfigError(f"{run}: not the directory of a run: there is no {CONFIG}")
+        quoted = str(Path(run).expanduser().absolute()).replace("'", "\\'")
+        texts = ["mode=describe", f"checkpoint='{quoted}'", *settings]
+        return _Loading(composer, "checkpoint", where).job([composer.parse(text) for text in texts]).cfg
+
+
+def _status(run: Path) -> str | None:
+    """The status in a run's record; None where there is none, or a broken one: the run did not finish."""
+    try:
+        record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record.get("status") if isinstance(record, Mapping) else None
+
+
+def directory_of(key: str, value: str) -> Path | None:
+    """The run directory that a path names, itself or by a file in its checkpoints/; None where it names none.
+
+    Raises:
+        ConfigError: there is no such path, or the directory has checkpoints and no configuration.
+    """
+    path = Path(value).expanduser().absolute()
+    if not path.exists():
+        raise ConfigError(f"{key}={value}: no such file or directory")
+    places = [path] if path.is_dir() else [path.parent, path.parent.parent]
+    found = next((place for place in places if (place / CONFIG).is_file()), None)
+    if found is None and path.is_dir() and (path / "checkpoints").is_dir():
+        raise ConfigError(f"{path / CONFIG}: no such file; a run directory has it: copy the whole directory")
+    return found
+
+
+class _Loading:
+    """Makes the configuration of one job from a run's.
+
+    Args:
+        composer: of the command line.
+        key: "checkpoint" or "resume".
+        run: the run directory.
+    """
+
+    def __init__(self, composer: Composer, key: str, run: Path) -> None:
+        self.composer, self.key, self.run, self.path = composer, key, run, run / CONFIG
+        self.own = self._read()
+
+    def job(self, overrides: Sequence[Override]) -> Job:
+        for override in overrides:
+            self.composer.check_form(override)
+        chosen = [o for o in overrides if o.key_or_group in self.composer.groups]
+        values = [o for o in overrides if o not in chosen and not str(o.key_or_group).startswith(("hydra.", "hydra/"))]
+        elsewhere = [o for o in chosen if o.key_or_group in ELSEWHERE]
+        for override in chosen:
+            if override not in elsewhere:
+                self._agree(str(override.key_or_group), override.value(), self.own["choices"].get)
+        cfg = self._with_today(elsewhere)
+        changed = self._change(cfg, values)
+        fixed = self._frozen(cfg)
+        if self.key == "resume" and not changed and _status(self.run) == "finished":
+            raise ConfigError(
+                f"resume={self.run}: the run is finished; raise task.train.max_steps or max_epochs to train further, "
+                f"or score it with mode=test checkpoint={self.run}"
+            )
+        check_mode(fixed, fixed.choices.task)
+        check_fixed(fixed)
+        groups = {group: name for group, name in fixed.choices.items() if name is not None and group != "recipe"}
+        return Job(fixed, [f"{group}={name}" for group, name in groups.items()], self._directory(fixed, changed))
+
+    # --- the run's configuration --------------------------------------------------------------------------------
+
+    def _read(self) -> dict[str, Any]:
+        """The run's configuration in today's words, of plain values."""
+        try:
+            found = yaml.safe_load(self.path.read_text(encoding="utf-8"))
+            own = current(found)
+            known = all(isinstance(own[key], Mapping) for key in ("task", "hardware", "choices"))
+            known = known and isinstance(own["task"]["modes"], list) and isinstance(own["choices"]["task"], str)
+        except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(f"{self.path}: not the configuration of a run ({reason})") from error
+        if not known:
+            raise ConfigError(f"{self.path}: not the configuration of a run")
+        for key, value in config.leaves(own):
+            if isinstance(value, str) and "${" in value:
+                raise ConfigError(f"{self.path}: {key} is a reference ({value}); the configuration of a run has none")
+        self._check_targets(own)
+        return own
+
+    def _check_targets(self, node: Any, path: str = "") -> None:
+        """Refuse code that only the run names."""
+        if isinstance(node, list):
+            node = dict(enumerate(node))
+        if not isinstance(node, dict):
+            return
+        for key, child in node.items():
+            here = f"{path}.{key}" if path else str(key)
+            if key == "_target_" and not self._is_known(child):
+                raise ConfigError(
+                    f"{self.path}: {here}={child} is no class of attnlab or of its configuration, and a run directory "
+                    "cannot bring code; if it is yours, give --config-dir=<the directory whose YAML file names it>"
+                )
+            self._check_targets(child, here)
+
+    def _is_known(self, target: Any) -> bool:
+        if not isinstance(target, str):
+            return False
+        module, _, name = target.rpartition(".")
+        if module == "torch.optim" and name[:1].isupper():
+            return True
+        found, parts = definition(target), target.split(".")
+        ours = found is not None and found[0].split(".")[0] == parts[0] == "attnlab" and parts[1] in OURS
+        return (ours and is_class(target)) or stable_name(target) in self._named
+
+    @cached_property
+    def _named(self) -> set[str]:
+        """What the YAML files name, by stable names."""
+        files = [file for directory in self.composer.directories for file in directory.rglob("*.yaml")]
+        found = {name for file in files for name in re.findall(r"_target_: *([\w.]+)", file.read_text())}
+        return {stable_name(name) for name in found}
+
+    # --- what the command adds ----------------------------------------------------------------------------------
+
+    def _with_today(self, elsewhere: Sequence[Override]) -> DictConfig:
+        """The run's configuration, with the command's own keys and this machine's hardware.
+
+        What was added to the root since the run was made has its default.
+        """
+        today = self.composer.compose([str(o.input_line) for o in elsewhere])
+        given = {str(o.key_or_group) for o in elsewhere}
+        root = {key: config.written(today[key]) for key in today if key != "hydra"}
+        own = dict(self.own)
+        for key in OF_THE_COMMAND:
+            own[key] = None
+        own["mode"] = "train" if self.key == "resume" else ""
+        own["model"] = own.get("model") if self.key == "resume" else None  # checkpoint= takes its place
+        hardware = dict(own["hardware"])
+        if self.key == "checkpoint" or "hardware" in given:
+            hardware |= {name: root["hardware"][name] for name in PLACES}
+        if "hardware" in given and self.key == "checkpoint":
+            hardware = root["hardware"]
+        own["hardware"] = {**root["hardware"], **hardware}
+        bench = own.get("bench") or {}
+        kept = {} if "bench" in given else {k: v for k, v in bench.items() if k in root["bench"] and k[0] != "_"}
+        own["bench"] = {**root["bench"], **kept, "published": root["bench"]["published"]}
+        for key in root.keys() - own.keys():
+            added = today[key]
+            own[key] = OmegaConf.to_container(added, resolve=True) if OmegaConf.is_config(added) else added
+        own["choices"] = {group: own["choices"].get(group) for group in config.GROUPS}
+        own["choices"] |= {group: today.hydra.runtime.choices[group] for group in given}
+        if not Path(str(own["cache_dir"])).is_dir():  # of another machine
+            own["cache_dir"] = str(Path(str(today.cache_dir)).expanduser())
+            own["task"].get("data", {})["cache_dir"] = own["cache_dir"]
+        return OmegaConf.create(own)
+
+    def _change(self, cfg: DictConfig, overrides: Sequence[Override]) -> list[str]:
+        """Set what may be set; the limits of training that were set."""
+        plain, changed = config.written(cfg), []
+        for override in overrides:
+            for key, value in assigned(plain, override, self.composer.groups):
+                if "${" in str(value):
+                    raise ConfigError(f"{override.input_line}: with {self.key}= give a value, not a reference")
+                check_value(cfg, key, value)
+                before, _, rest = walk(plain, key)
+                if self._is_free(key):
+                    OmegaConf.update(cfg, key, value, force_add=True)
+                    for other in FOLLOWING.get(key, ()):
+                        if OmegaConf.select(cfg, other) == before:
+                            OmegaConf.update(cfg, other, value)
+                    changed += [key] if key in LIMITS and before != value else []
+                elif rest:
+                    self._refuse(key, value, None)
+                else:
+                    self._agree(key, value, lambda key: walk(plain, key)[0])
+        if self.key == "checkpoint" and not cfg.mode:
+            raise ConfigError(f"checkpoint={self.run}: say what to do with the run, for instance mode=test")
+        return changed
+
+    def _is_free(self, key: str) -> bool:
+        more = LIMITS if self.key == "resume" else WITH_CHECKPOINT
+        if self.key == "resume" and key == "hardware.precision":
+            return False
+        return any(key == free or key.startswith(f"{free}.") for free in (*FREE, *more))
+
+    def _agree(self, key: str, value: Any, own: Any) -> None:
+        if own(key) != value:
+            self._refuse(key, value, own(key))
+
+    def _refuse(self, key: str, value: Any, own: Any) -> None:
+        may = "decoding, paths, hardware, bench and logger"
+        may += ", and task.train.max_steps, max_epochs or max_minutes," if self.key == "resume" else ""
+        raise ConfigError(
+            f"{key}={value}: {self.key}= takes the configuration of its run, which has {key}="
+            f"{'null' if own is None else own}; leave {key}= out, or train another run ({may} may be given)"
+        )
+
+    def _frozen(self, cfg: DictConfig) -> DictConfig:
+        with open_dict(cfg):
+            for key in config.PATHS:
+                if cfg.get(key) is not None:
+                    cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
+        OmegaConf.set_struct(cfg, True)
+        OmegaConf.set_readonly(cfg, True)
+        return cfg
+
+    def _directory(self, cfg: DictConfig, changed: list[str]) -> str:
+        """Where the job writes: a run that continues as it was, into its own directory; any other into a new one."""
+        if self.key == "resume" and not changed:
+            return str(self.run)
+        stamp, choices = os.environ.get("ATTNLAB_STAMP", "run"), cfg.choices
+        return f"outputs/{choices.task}/{choices.attention or choices.compress}/{stamp}"

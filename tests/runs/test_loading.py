@@ -1,0 +1,177 @@
+"""`checkpoint=` and `resume=`: a run's own configuration, of which a command changes what does not make another run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.config.check import Plan, check, compose
+from attnlab.errors import ConfigError
+from attnlab.runs.identity import recipe
+from attnlab.runs.loading import configuration, load
+
+STARTED = ("task=wikitext2", "attention=mtla", "stride=3", "task.train.max_steps=20", "hardware=gpu", "seed=5")
+
+
+@pytest.fixture(scope="module")
+def started() -> DictConfig:
+    return compose(*STARTED)
+
+
+@pytest.fixture
+def run(started: DictConfig, tmp_path: Path) -> Path:
+    """An interrupted run with these settings."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    OmegaConf.save(started, tmp_path / "run" / "config.yaml")
+    (tmp_path / "run" / "record.json").write_text(json.dumps({"status": "interrupted"}))
+    return tmp_path / "run"
+
+
+def plan(*overrides: str) -> Plan:
+    return check(overrides, load)
+
+
+def use(run: Path, *overrides: str) -> DictConfig:
+    return plan("mode=test", f"checkpoint='{run}'", *overrides).jobs[0]
+
+
+def resume(run: Path, *overrides: str) -> Plan:
+    return plan(f"resume='{run}'", *overrides)
+
+
+def test_nothing_but_the_run_is_named(run: Path, started: DictConfig) -> None:
+    cfg = use(run)
+    assert recipe(cfg) == recipe(started) and cfg.seed == 5 and cfg.choices.attention == "mtla"
+    assert (cfg.attention.stride, cfg.attention._target_) == (3, "attnlab.attention.mtla.MTLA")
+    assert (cfg.mode, cfg.checkpoint) == ("test", str(run))
+    assert (cfg.hardware.accelerator, cfg.hardware.precision) == ("auto", "bf16-mixed")  # this machine's, the run's
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("task.sampling.tokens=3", "task.sampling.tokens", 3),
+        ("+task.evaluation.batch_size=4", "task.evaluation.batch_size", 4),
+        ("hardware=cpu", "hardware.precision", "32-true"),
+        ("hardware.devices=2", "hardware.devices", 2),
+        ("bench.text=7", "bench.text", 7),
+        ("seed=9", "task.sampling.seed", 9),
+        ("data_root=/", "task.data.root", "/"),
+        ("task=wikitext2", "task.name", "wikitext2"),
+        ("stride=3", "attention.stride", 3),
+        ("task.train.max_steps=20", "task.train.max_steps", 20),
+    ],
+)
+def test_what_may_be_given(run: Path, override: str, key: str, value: object) -> None:
+    assert OmegaConf.select(use(run, override), key) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("attention=mha", "attention=mha: checkpoint= takes the configuration of its run, which has attention=mtla"),
+        ("stride=4", "stride=4: .* which has stride=3; leave stride= out"),
+        ("task.optimizer.lr=0.5", "which has task.optimizer.lr=0"),
+        ("task.train.max_steps=40", "which has task.train.max_steps=20"),
+        ("task.sampling.tokns=3", "no such key; nearest: task.sampling.tokens"),
+        ("task.sampling.tokens=x", "task.sampling.tokens=x: expected int"),
+        ("attention=mtlla", "attention=mtlla: no such attention; nearest"),
+        ("baseline=/nowhere", "baseline=/nowhere: no such file"),
+        ("data_root='${seed}'", "give a value, not a reference"),
+    ],
+)
+def test_anything_else_is_refused_by_its_key(run: Path, override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        use(run, override)
+
+
+def test_an_unchanged_run_continues_where_it_is(run: Path) -> None:
+    found = resume(run, "hardware.devices=1")
+    assert found.jobs[0].mode == "train" and found.jobs[0].hardware.accelerator == "gpu"
+    assert f"hydra.run.dir='{run}'" in found.arguments
+    with pytest.raises(ConfigError, match="hardware.precision=32-true: resume= takes the configuration of its run"):
+        resume(run, "hardware.precision=32-true")
+    with pytest.raises(ConfigError, match="leave -m out"):
+        resume(run, "-m")
+
+
+def test_a_higher_limit_is_a_new_run(run: Path) -> None:
+    (run / "record.json").write_text(json.dumps({"status": "finished"}))
+    with pytest.raises(ConfigError, match="the run is finished; raise task.train.max_steps"):
+        resume(run)
+    found = resume(run, "task.train.max_steps=40")
+    assert found.jobs[0].task.train.max_steps == 40
+    assert "hydra.run.dir='outputs/wikitext2/mtla/test'" in found.arguments
+
+
+def test_a_cache_of_another_machine(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ATTNLAB_CACHE", str(tmp_path / "here"))
+    change(run, "cache_dir", str(tmp_path))
+    assert use(run).cache_dir == str(tmp_path)
+    change(run, "cache_dir", "/nowhere/cache")
+    assert use(run).cache_dir == use(run).task.data.cache_dir == str(tmp_path / "here")
+
+
+def change(run: Path, key: str, value: object) -> None:
+    plain = yaml.safe_load((run / "config.yaml").read_text())
+    *path, last = key.split(".")
+    node = plain
+    for part in path:
+        node = node[part]
+    node[last] = value
+    (run / "config.yaml").write_text(yaml.safe_dump(plain))
+
+
+def test_a_key_that_was_added_since_has_its_default(run: Path) -> None:
+    plain = yaml.safe_load((run / "config.yaml").read_text())
+    del plain["prompt"], plain["baseline"]
+    (run / "config.yaml").write_text(yaml.safe_dump(plain))
+    assert use(run).prompt is use(run).baseline is None
+    assert use(run).task.train.monitor is None  # of conf/task/base/sequence_to_text.yaml, later
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("task.optimizer._target_", "os.system", "os.system is no class of attnlab"),
+        ("task.model._target_", "attnlab.runs.files.write_bytes", "is no class of attnlab or of its configuration"),
+        ("task.model._target_", "attnlab.cli.Path", "is no class of attnlab"),
+        ("task.model.layers", [{"_target_": "subprocess.run"}], "task.model.layers.0._target_=subprocess.run"),
+        ("task.name", "${oc.env:HOME}", "task.name is a reference"),
+        ("task.model.d_modle", 4, "task.model.d_modle: T6 has no parameter 'd_modle'"),
+        ("task.model._target_", "attnlab.models.T7", "T7 is no class of attnlab"),
+        ("choices", 3, "not the configuration of a run"),
+    ],
+)
+def test_a_foreign_configuration_is_data(run: Path, key: str, value: object, told: str) -> None:
+    change(run, key, value)
+    with pytest.raises(ConfigError, match=told):
+        use(run)
+
+
+def test_a_class_of_one_s_own(run: Path, tmp_path: Path) -> None:
+    change(run, "attention._target_", "tests.attention.mechanisms.Mine")
+    with pytest.raises(ConfigError, match="if it is yours, give --config-dir="):
+        configuration(run)
+    (tmp_path / "own" / "attention").mkdir(parents=True)
+    (tmp_path / "own" / "attention" / "mine.yaml").write_text("_target_: torch.nn.Identity\n")
+    change(run, "attention._target_", "torch.nn.Identity")
+    cfg = configuration(run, "task.sampling.tokens=2", config_dir=str(tmp_path / "own"))
+    assert cfg.attention._target_ == "torch.nn.Identity" and cfg.task.sampling.tokens == 2
+
+
+def test_directories_that_are_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="checkpoint=/nowhere: no such file or directory"):
+        use(Path("/nowhere"))
+    with pytest.raises(ConfigError, match="not the directory of a run"):
+        configuration(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match=r"config\.yaml: no such file; a run directory has it"):
+        use(tmp_path)
+    (tmp_path / "config.yaml").write_text("[1, 2")
+    with pytest.raises(ConfigError, match=r"config\.yaml: not the configuration of a run"):
+        use(tmp_path)
+    with pytest.raises(ConfigError, match="give one of them"):
+        plan(f"checkpoint='{tmp_path}'", f"resume='{tmp_path}'")
