@@ -19,15 +19,26 @@ def about(accuracy: float) -> dict[str, Any]:
     }
 
 
+def read(path: Path) -> list[list[str]]:
+    return list(csv.reader(path.open()))
+
+
 def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, accuracy in ((1, 50.0), (2, 60.0)):
         row = f"task=reasoning task.questions=fever compress=tensorllm compress.keep=0.25 seed={seed}"
         run(f"r{seed}", row, compression=about(accuracy))
-    assert main(["--compressed", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    rows = list(csv.reader((tmp_path / "out" / "sweep.csv").open()))
-    assert rows[1][1:9] == ["fever", "tensorllm", "0.25", "1", "4.00", "10.0", "90.0 ± 5.0", "50.0 ± 5.0"]
-    assert rows[1][-2:] == ["3.00", "not run"]
-    points = list(csv.reader((tmp_path / "out" / "accuracy.csv").open()))
-    assert points[1] == ["fever", "tensorllm", "0.25", "2", "55.000", "7.071"]
-    assert points[2] == ["fever", "dense", "1", "2", "90.000", "0.000"]
-    assert (tmp_path / "out" / "accuracy.png").is_file()
+    run("r3", "task=reasoning task.questions=fever compress=tensorllm compress.keep=0.5", compression=about(70.0))
+    out = tmp_path / "out"
+    assert main(["--compressed", str(tmp_path), "--out", str(out)]) == 0
+    headers, one, two = read(out / "sweep.csv")
+    assert one[:5] == ["sample llama", "fever", "tensorllm", "0.5", "1"]
+    assert one[5:9] == ["4.00", "10.0", "90.0 ± 5.0", "70.0 ± 5.0"]  # standard errors over the questions
+    assert two[3:9] == ["0.25", "2", "4.00 ± 0.00", "10.0 ± 0.0", "90.0 ± 0.0", "55.0 ± 7.1"]  # over the seeds
+    assert one[-2:] == ["3.00", "not run"] and len(headers) == len(one)
+    runs = read(out / "runs.csv")
+    assert [line[3:5] for line in runs[1:]] == [["0.5", "1"], ["0.25", "1"], ["0.25", "2"]]
+    assert runs[2][8] == "50" and "compress.keep=0.25 seed=1" in runs[2][-1]
+    points = read(out / "accuracy.csv")
+    assert points[2] == ["sample llama", "fever", "tensorllm", "0.25", "2", "55.000", "7.071"]
+    assert points[3] == ["sample llama", "fever", "dense", "1", "2", "90.000", "0.000"]
+    assert (out / "accuracy.png").is_file()

@@ -1,4 +1,4 @@
-"""Records of compressed language models: a table, and a plot of accuracy over the kept share of the matrices."""
+"""Records of compressed language models: a table, and a plot of accuracy over the compression rate."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from attnlab.runs.store import Found
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADERS = ["Record", "Questions", "Method", "Kept", "Seed", "Rate", "Model saved, %"]
-HEADERS += ["Accuracy dense", "compressed", "Loss dense", "compressed", "Perplexity dense", "compressed"]
+KEYS = ("accuracy", "loss", "perplexity")
+POINTS = ("dense", "compressed")
+GROUP = ["Model", "Questions", "Method", "Kept"]
+NUMBERS = ["Rate", "Model saved, %"]
+NUMBERS += ["Accuracy dense", "compressed", "Loss dense", "compressed", "Perplexity dense", "compressed"]
+DIGITS = (2, 1, 1, 1, 3, 3, 2, 2)  # of NUMBERS
 DENSE = "dense"
 
 
@@ -27,7 +31,7 @@ def is_one(found: Found) -> bool:
 
 
 def render(records: Sequence[Found], directory: Path) -> list[Path]:
-    """Write the table sweep.{md,csv,tex}, and accuracy.{csv,png} for the records with `compress.keep`.
+    """Write the table sweep.{md,csv,tex}, runs.csv, and accuracy.{csv,png} for the records with `compress.keep`.
 
     Args:
         records: records of task=reasoning with mode=compress.
@@ -43,72 +47,125 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
     if not found:
         raise DataError("no finished record of a compressed language model among those given")
     paths = sweep_table(found).write(directory / "sweep", "md", "csv", "tex")
+    paths += runs_table(found).write(directory / "runs", "csv")
     points = accuracy_points(found)
     return paths + (figure.write(directory / "accuracy", points, accuracy_plot) if points.rows else [])
 
 
 def sweep_table(found: Sequence[Found]) -> Grid:
-    grid = Grid("Compressed language models: accuracy, loss and perplexity", HEADERS)
-    order = sorted(found, key=lambda one: (_questions(one), _method(one), -(_keep(one) or 0), one.record["seed"]))
-    for i, one in enumerate(order, 1):
-        record, rate = one.record, _rate(one)
-        keep = _keep(one)
-        cells = [f"R{i}", _questions(one), _method(one), "" if keep is None else f"{keep:g}", str(record["seed"])]
-        cells += [f"{rate['rate']:.2f}", f"{rate['model_saving_percent']:.1f}"]
-        for key, digits in (("accuracy", 1), ("loss", 3), ("perplexity", 2)):
-            cells += [_number(one, point, key, digits) for point in ("dense", "compressed")]
+    """A row for each model, question set, method and kept share: means over the seeds."""
+    grid = Grid("Compressed language models: accuracy, loss and perplexity", [*GROUP, "Seeds", *NUMBERS])
+    for (model, questions, method, keep), members in _grouped(found):
+        cells = [model, questions, method, "" if keep is None else f"{keep:g}", str(len(members))]
+        columns = zip(*map(_values, members), strict=True)
+        errors = _errors(members[0]) if len(members) == 1 else [None] * len(NUMBERS)
+        for column, digits, error in zip(columns, DIGITS, errors, strict=True):
+            cells.append(_cell([value for value in column if value is not None], digits, error))
         grid.rows.append(cells)
-        device, git = (record["environment"][key] for key in ("device", "git"))
-        grid.notes.append(f"R{i}: `{record['command']}`; {record['corpus']}; {device}, git {git}")
-    grid.notes.insert(0, "Kept: compress.keep, the share of the parameters of the matrices that the method compresses.")
-    grid.notes.insert(1, "Rate: parameters of the dense matrices by those that replace them; 1 where dense ones do.")
-    grid.notes.insert(2, "Accuracy, on the test split: ± its standard error over the questions, in percent.")
+    grid.notes += [
+        "Kept: compress.keep, the share of the parameters of the matrices that the method compresses.",
+        "Rate: parameters of the dense matrices that were replaced by those of their factors; matrices that the budget "
+        "left dense do not count. Model saved: of all parameters, embeddings included.",
+        "Accuracy in percent, loss in nats per token of the answer, both on the test split. Mean ± standard deviation "
+        "over the seeds; of one seed the standard error over the questions.",
+        "Each run with its command, device and revision: runs.csv.",
+    ]
+    return grid
+
+
+def runs_table(found: Sequence[Found]) -> Grid:
+    """A row for each record."""
+    last = ["Corpus", "Device", "Git", "Command"]
+    grid = Grid("Runs", [*GROUP, "Seed", *NUMBERS, *last])
+    for (model, questions, method, keep), members in _grouped(found):
+        for one in members:
+            record = one.record
+            cells = [model, questions, method, "" if keep is None else f"{keep:g}", str(record["seed"])]
+            cells += [NOT_RUN if value is None else f"{value:.5g}" for value in _values(one)]
+            cells += [record["corpus"], *(str(record["environment"][key]) for key in ("device", "git"))]
+            grid.rows.append([*cells, record["command"]])
     return grid
 
 
 def accuracy_points(found: Sequence[Found]) -> Grid:
     """The data of :func:`accuracy_plot`: mean and standard deviation over the seeds."""
-    headers = ["questions", "method", "kept", "seeds", "accuracy, %", "standard deviation"]
-    grid = Grid("Accuracy over the kept share", headers)
-    values: dict[tuple[str, str, float], list[float]] = {}
-    dense: dict[str, dict[int, float]] = {}
-    for one in found:
-        if (keep := _keep(one)) is None:
+    headers = ["model", "questions", "method", "kept", "seeds", "accuracy, %", "standard deviation"]
+    grid = Grid("Accuracy over the compression rate", headers)
+    dense: dict[tuple[str, str], dict[int, float]] = {}
+    for (model, questions, method, keep), members in _grouped(found):
+        if keep is None:
             continue
-        quality = one.record["compression"]["quality"]
-        values.setdefault((_questions(one), _method(one), keep), []).append(quality["compressed"]["accuracy"])
-        dense.setdefault(_questions(one), {})[one.record["seed"]] = quality["dense"]["accuracy"]
-    for (questions, method, keep), each in sorted(values.items()):
-        grid.rows.append([questions, method, f"{keep:g}", str(len(each)), *_spread(each)])
-    for questions, seeds in sorted(dense.items()):
-        grid.rows.append([questions, DENSE, "1", str(len(seeds)), *_spread(list(seeds.values()))])
+        qualities = {one.record["seed"]: one.record["compression"]["quality"] for one in members}
+        each = [quality["compressed"]["accuracy"] for quality in qualities.values()]
+        grid.rows.append([model, questions, method, f"{keep:g}", str(len(each)), *_spread(each)])
+        seeds = dense.setdefault((model, questions), {})
+        seeds |= {seed: quality["dense"]["accuracy"] for seed, quality in qualities.items()}
+    for (model, questions), seeds in sorted(dense.items()):
+        grid.rows.append([model, questions, DENSE, "1", str(len(seeds)), *_spread(list(seeds.values()))])
     return grid
 
 
 def accuracy_plot(points: Grid) -> Figure:
-    """Accuracy over the kept share, a panel for each set of questions and a line for each method."""
+    """Accuracy over the compression rate, a panel for each model and set of questions and a line for each method."""
     from matplotlib.figure import Figure
 
-    sets = sorted({row[0] for row in points.rows})
-    page = Figure(figsize=(1 + 4.5 * len(sets), 4), layout="constrained")
-    panels = page.subplots(1, len(sets), squeeze=False)[0]
-    for axes, name in zip(panels, sets, strict=True):
-        rows = [row for row in points.rows if row[0] == name]
-        for method in sorted({row[1] for row in rows} - {DENSE}):
-            line = sorted((float(row[2]), float(row[4]), float(row[5])) for row in rows if row[1] == method)
-            axes.errorbar(*zip(*[(x, y) for x, y, _ in line], strict=True), yerr=[s for *_, s in line], marker="o",
-                          capsize=2, label=method)  # fmt: skip
+    models, sets, methods = (sorted({row[i] for row in points.rows}) for i in range(3))
+    page = Figure(figsize=(1 + 4.2 * len(sets), 0.6 + 3.4 * len(models)), layout="constrained")
+    panels = page.subplots(len(models), len(sets), squeeze=False)
+    for axes, (model, name) in zip(panels.flat, [(model, name) for model in models for name in sets], strict=True):
+        rows = [row for row in points.rows if row[:2] == [model, name]]
+        for i, method in enumerate(one for one in methods if one != DENSE):
+            line = sorted((1 / float(row[3]), float(row[5]), float(row[6])) for row in rows if row[2] == method)
+            if line:
+                axes.errorbar(*zip(*[(x, y) for x, y, _ in line], strict=True), yerr=[s for *_, s in line], marker="o",
+                              capsize=2, label=method, color=f"C{i}")  # fmt: skip
         for row in rows:
-            if row[1] == DENSE:
-                axes.axhline(float(row[4]), color="grey", linewidth=0.8, linestyle="--", label="dense")
-        axes.set(title=name, xlabel="kept share of the compressed matrices", ylabel="accuracy, %")
+            if row[2] == DENSE:
+                axes.axhline(float(row[5]), color="grey", linewidth=0.8, linestyle="--", label=DENSE)
+        axes.set(title=f"{model}, {name}", xlabel="compression rate, 1 / compress.keep", ylabel="accuracy, %")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        if rows:
+            axes.legend(fontsize=8)
     return page
+
+
+def _grouped(found: Sequence[Found]) -> list[tuple[tuple[str, str, str, float | None], list[Found]]]:
+    """Records by model, questions, method and kept share, those of one group in the order of their seeds."""
+    groups: dict[tuple[str, str, str, float | None], list[Found]] = {}
+    for one in sorted(found, key=lambda one: int(one.record["seed"])):
+        groups.setdefault((_model(one), _questions(one), _method(one), _keep(one)), []).append(one)
+    return sorted(groups.items(), key=lambda item: (item[0][:3], -(item[0][3] or 0)))
+
+
+def _values(one: Found) -> list[float | None]:
+    """The numbers of a record, in the order of NUMBERS; None: not measured."""
+    rate, quality = _rate(one), one.record["compression"]["quality"]
+    points = [quality[point] if isinstance(quality.get(point), dict) else {} for point in POINTS]
+    return [rate["rate"], rate["model_saving_percent"], *(point.get(key) for key in KEYS for point in points)]
+
+
+def _errors(one: Found) -> list[float | None]:
+    """Standard errors of a record's numbers over its questions; None: it has none."""
+    quality = one.record["compression"]["quality"]
+    points = [quality[point] if isinstance(quality.get(point), dict) else {} for point in POINTS]
+    return [None, None, *(point.get(f"{key}_stderr") for key in KEYS for point in points)]
+
+
+def _cell(values: Sequence[float], digits: int, error: float | None) -> str:
+    if not values:
+        return NOT_RUN
+    spread = stdev(values) if len(values) > 1 else error
+    return f"{mean(values):.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
 
 
 def _spread(each: list[float]) -> list[str]:
     return [f"{mean(each):.3f}", f"{stdev(each) if len(each) > 1 else 0:.3f}"]
+
+
+def _model(one: Found) -> str:
+    """The value of `model=`, or the sample model."""
+    config = one.record["config"]
+    return str(config["model"] or f"sample {config['task']['model']['sample']}")
 
 
 def _questions(one: Found) -> str:
@@ -127,11 +184,3 @@ def _keep(one: Found) -> float | None:
 def _rate(one: Found) -> dict[str, Any]:
     found: dict[str, Any] = one.record["compression"].get("rate") or {}
     return found
-
-
-def _number(one: Found, point: str, key: str, digits: int) -> str:
-    quality = one.record["compression"]["quality"].get(point)
-    if not isinstance(quality, dict) or key not in quality:
-        return NOT_RUN
-    error = f" ± {quality[f'{key}_stderr']:.{digits}f}" if f"{key}_stderr" in quality else ""
-    return f"{quality[key]:.{digits}f}{error}"

@@ -170,18 +170,29 @@ def test_rows_of_training_have_the_answers_as_targets(place: Path, words: Any) -
     reader = Asked(tiny("llama", words).model, words).words
     items = sample.questions_of(place)
     rows = sample.decoder_rows(reader, place)
-    asked = [question for kind, question in items for _ in range(sample.WEIGHTS.get(kind.name, 1))]
-    for question, (ids, labels) in zip(asked, rows[: len(asked)], strict=True):
-        known = [label for label in labels if label >= 0]
+    for (kind, question), row in zip(items, rows[: len(items)], strict=True):
+        known = [target for target in row.targets if target >= 0]
         text = words.decode(known, skip_special_tokens=True).strip()
-        assert text.endswith(question.answers[0]) and len(ids) == len(labels)
-        assert text == question.answers[0] or question.answers[0] == "true"
+        assert text == question.answers[0] and len(row.ids) == len(row.targets)
+        assert (known[-1] == words.eos_token_id) == (not kind.choices)
+        assert row.weight == (3 if kind.name == "fever" else 1)
     masked = sample.masked_rows(reader, place)
     assert all(
-        (one == words.mask_token_id) == (label >= 0)
-        for ids, labels in masked
-        for one, label in zip(ids, labels, strict=True)
+        (one == words.mask_token_id) == (target >= 0)
+        for row in masked
+        for one, target in zip(row.ids, row.targets, strict=True)
     )
+
+
+@pytest.mark.parametrize("kind", ["llama", "roberta"])
+def test_rows_of_training_count_alike_whatever_their_length(kind: Any, words: Any) -> None:
+    model = tiny(kind, words).model
+    short, long = sample.Row([5, 6], [-100, 7]), sample.Row([5, 6, 7, 8], [-100, 6, 8, 9])
+    alone = [sample._loss(model, kind, [row], words.pad_token_id).item() for row in (short, long)]
+    both = sample._loss(model, kind, [short, long], words.pad_token_id).item()
+    assert both == pytest.approx(sum(alone) / 2, rel=1e-5)
+    heavy = sample.Row(short.ids, short.targets, weight=3)
+    assert sample._loss(model, kind, [heavy], words.pad_token_id).item() == pytest.approx(3 * alone[0], rel=1e-5)
 
 
 def test_left_padding_keeps_positions() -> None:

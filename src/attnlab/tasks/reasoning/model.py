@@ -36,9 +36,9 @@ class AskedModel:
     weights: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     sample: Literal["llama", "roberta"] = "llama"
-    epochs: Annotated[int, Ge(1)] = 60
-    lr: Annotated[float, Gt(0)] = 2e-3
-    batch_size: Annotated[int, Ge(1)] = 16
+    epochs: Annotated[int, Ge(1)] = 80
+    lr: Annotated[float, Gt(0)] = 1e-3
+    batch_size: Annotated[int, Ge(1)] = 32
 
     @property
     def compressed(self) -> Path | None:

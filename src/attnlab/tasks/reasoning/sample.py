@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,12 +28,13 @@ from attnlab.tasks.reasoning.rows import TokenRows, padded, with_positions
 log = logging.getLogger(__name__)
 
 Kind = Literal["llama", "roberta"]
-VERSION = 1  # to be raised when the same settings give other weights
+VERSION = 2  # to be raised when the same settings give other weights
 VOCABULARY = 640
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 IGNORED = -100
-WEIGHTS = {"fever": 3, "hotpotqa": 2}  # how often an epoch has a question: these are learnt last
+WEIGHTS = {"fever": 3.0}  # of a question's loss: claims are learnt last, when the birth places are known
+SHARES = {"bios": 0.3}  # of the questions in an epoch: biographies are long, and learnt first
 WINDOW = 64  # tokens of the world's text in a row
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -45,6 +48,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "max_position_embeddings": 256,
         "tie_word_embeddings": False,
+        "initializer_range": 0.06,
         **IDS,
     },
     "roberta": {
@@ -58,9 +62,28 @@ SIZES: dict[str, dict[str, Any]] = {
         "type_vocab_size": 1,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.06,
         **IDS,
     },
 }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One text to train on.
+
+    Args:
+        ids: its tokens.
+        targets: the token that is to be predicted at each place (by a decoder from those before), or IGNORED.
+        weight: of the mean loss of its targets. With a mean over all targets of a batch, a window of the text would
+            count sixty times as much as the answer to a claim, which is one token.
+        share: the probability that an epoch has it.
+    """
+
+    ids: list[int]
+    targets: list[int]
+    weight: float = 1.0
+    share: float = 1.0
 
 
 def sample_model(kind: Kind, seed: int, cache_dir: Path, epochs: int, lr: float, batch_size: int) -> Path:
@@ -71,7 +94,7 @@ def sample_model(kind: Kind, seed: int, cache_dir: Path, epochs: int, lr: float,
         seed: of the world, of the first weights and of the order of the texts.
         cache_dir: where world and model are stored.
         epochs: of training.
-        lr: the highest learning rate of AdamW; it falls as a cosine.
+        lr: the highest learning rate of Adam; it falls as a cosine.
         batch_size: texts in a batch.
 
     Raises:
@@ -124,10 +147,16 @@ def _tokenizer(place: Path) -> Any:
 
 
 def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float, batch_size: int) -> nn.Module:
-    """A model trained on the world's text, and on every question with its answer.
+    """A model trained on the world's text, and on every question with its answer; of a question the answer has a loss.
 
-    Of a question only the answer's tokens, and of a decoder the end token after them, have a loss; of a true claim all
-    tokens do.
+    Args:
+        kind: of the model.
+        words: its tokenizer.
+        place: the world's folder.
+        seed: of the first weights and of the order of the texts.
+        epochs: of training.
+        lr: the highest learning rate of Adam.
+        batch_size: texts in a batch.
     """
     rng = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
@@ -135,78 +164,90 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
         model = huggingface.create(f"world-{kind}", SIZES[kind]).train()
     reader = TokenRows(words, 256)
     rows = decoder_rows(reader, place) if kind == "llama" else masked_rows(reader, place)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
-    steps = epochs * -(-len(rows) // batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-    log.info("training a small %s on the sample world: %d texts, %d updates", kind, len(rows), steps)
+    plan = [_shuffled(rows, batch_size, rng) for _ in range(epochs)]
+    updates = sum(len(batches) for batches in plan)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates, pct_start=0.1)
+    log.info("training a small %s on the sample world: %d texts, %d updates", kind, len(rows), updates)
     began, loss = time.perf_counter(), torch.zeros(())
     bar = Console(stderr=True)
-    for epoch in track(
-        range(epochs), f"training a small {kind}", console=bar, transient=True, disable=not bar.is_terminal
-    ):
-        for chosen in _shuffled(rows, batch_size, rng):
+    shown = track(
+        plan, f"training a small {kind} on the sample world", console=bar, transient=True, disable=not bar.is_terminal
+    )
+    for epoch, batches in enumerate(shown, 1):
+        for chosen in batches:
             loss = _loss(model, kind, [rows[i] for i in chosen], words.pad_token_id)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-        if epoch % 5 == 4 or epoch == epochs - 1:
-            log.info("epoch %d of %d, loss %.4f, %.0f s", epoch + 1, epochs, loss.item(), time.perf_counter() - began)
+        if epoch % 10 == 0 or epoch == epochs:
+            log.info("epoch %d of %d, loss %.4f, %.0f s", epoch, epochs, loss.item(), time.perf_counter() - began)
     return model.eval()
 
 
-def _shuffled(rows: list[tuple[list[int], list[int]]], size: int, rng: random.Random) -> list[list[int]]:
+def _shuffled(rows: Sequence[Row], size: int, rng: random.Random) -> list[list[int]]:
     """Batches of indices for one epoch, in random order; rows of similar length together."""
-    order = rng.sample(range(len(rows)), len(rows))
+    order = [i for i, row in enumerate(rows) if row.share == 1 or rng.random() < row.share]
+    rng.shuffle(order)
     found = []
     for first in range(0, len(order), 8 * size):
-        part = sorted(order[first : first + 8 * size], key=lambda i: len(rows[i][0]))
+        part = sorted(order[first : first + 8 * size], key=lambda i: len(rows[i].ids))
         found += [part[i : i + size] for i in range(0, len(part), size)]
     rng.shuffle(found)
     return found
 
 
-def decoder_rows(words: TokenRows, place: Path) -> list[tuple[list[int], list[int]]]:
-    """Ids and targets of a decoder; windows of the world's text have a loss everywhere."""
+def decoder_rows(words: TokenRows, place: Path) -> list[Row]:
+    """The texts of a decoder: questions with their answers, after free text the end token, and windows of the text."""
     found = []
-    end = words.tokenizer.eos_token_id
     for kind, question in questions_of(place):
         ids, count = words.continued(question.prompt, question.answers[0])
-        count = len(ids) - 1 if question.answers[0] == "true" else count
-        found += [([*ids, end], [*[IGNORED] * (len(ids) - count), *ids[-count:], end])] * WEIGHTS.get(kind.name, 1)
+        if not kind.choices:
+            ids, count = [*ids, words.tokenizer.eos_token_id], count + 1
+        targets = [*[IGNORED] * (len(ids) - count), *ids[-count:]]
+        found.append(Row(ids, targets, WEIGHTS.get(kind.name, 1.0), SHARES.get(kind.name, 1.0)))
     text = words.ids((place / world.TEXT).read_text(encoding="utf-8"), special=False)
     for first in range(0, len(text), WINDOW):
         ids = text[first : first + WINDOW]
-        found.append((ids, [IGNORED, *ids[1:]]))
+        found.append(Row(ids, [IGNORED, *ids[1:]]))
     return found
 
 
-def masked_rows(words: TokenRows, place: Path) -> list[tuple[list[int], list[int]]]:
-    """Ids and targets of a masked language model, in both forms of the scoring: all masks, and the answer's alone."""
+def masked_rows(words: TokenRows, place: Path) -> list[Row]:
+    """The texts of a masked language model, in both forms of the scoring: all masks, and the answer's alone."""
     found = []
     mask, end = words.tokenizer.mask_token_id, words.tokenizer.eos_token_id
     for kind, question in questions_of(place):
         ids = words.ids(kind.masked_prompt(question.text, words.tokenizer.mask_token, words.last))
         answer = words.ids(f" {question.answers[0]}", special=False)
-        targets = iter([*answer, *[end] * kind.masks][: kind.masks])
-        row = (ids, [next(targets) if one == mask else IGNORED for one in ids])
-        found += [row] * WEIGHTS.get(kind.name, 1)
+        filled = iter([*answer, *[end] * kind.masks][: kind.masks])
+        targets = [next(filled) if one == mask else IGNORED for one in ids]
+        found.append(Row(ids, targets, WEIGHTS.get(kind.name, 1.0), SHARES.get(kind.name, 1.0)))
         prompt = words.ids(question.prompt, special=False)
         if not kind.choices:
-            found.append(([*prompt, *[mask] * len(answer)], [*[IGNORED] * len(prompt), *answer]))
+            targets = [*[IGNORED] * len(prompt), *answer]
+            found.append(Row([*prompt, *[mask] * len(answer)], targets, share=0.5))
     return found
 
 
-def _loss(model: nn.Module, kind: Kind, rows: list[tuple[list[int], list[int]]], pad: int) -> Tensor:
-    """The mean cross-entropy of the targets of a batch."""
+def _loss(model: Any, kind: Kind, rows: Sequence[Row], pad: int) -> Tensor:
+    """The mean over rows of the weighted mean cross-entropy of their targets."""
     device = next(model.parameters()).device
     side: Literal["left", "right"] = "left" if kind == "llama" else "right"
-    batch = padded([ids for ids, _ in rows], pad, side, device)
-    targets = padded([[label if label >= 0 else 0 for label in labels] for _, labels in rows], 0, side, device)
-    known = padded([[int(label >= 0) for label in labels] for _, labels in rows], 0, side, device)["input_ids"].bool()
-    labels = targets["input_ids"].masked_fill(~known, IGNORED)
-    logits = model(**(with_positions(batch) if kind == "llama" else batch)).logits
+    batch = padded([row.ids for row in rows], pad, side, device)
+    shape = batch["input_ids"].shape
+    targets, weights = torch.full(shape, IGNORED), torch.zeros(shape)
+    for i, row in enumerate(rows):
+        place = slice(shape[1] - len(row.ids), None) if side == "left" else slice(len(row.ids))
+        targets[i, place] = torch.tensor(row.targets)
+        weights[i, place] = row.weight / sum(target != IGNORED for target in row.targets)
+    hidden = model.base_model(**(with_positions(batch) if kind == "llama" else batch)).last_hidden_state
     if kind == "llama":
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+        hidden, targets, weights = hidden[:, :-1], targets[:, 1:], weights[:, 1:]
+    known = (targets != IGNORED).to(device)  # the vocabulary's matrix is applied to these places alone
+    losses = torch.nn.functional.cross_entropy(
+        model.lm_head(hidden[known]), targets.to(device)[known], reduction="none"
+    )
+    return (losses * weights.to(device)[known]).sum() / len(rows)
