@@ -92,6 +92,16 @@ def test_images() -> None:
     }
 
 
+def test_a_compressed_language_model() -> None:
+    rate = {"rate": 2.2069, "parameters": 74240, "parameters_dense": 163840, "model_saving_percent": 12.4}
+    quality = {"accuracy": 67.3, "accuracy_stderr": 6.5, "loss": 1.42, "loss_stderr": 0.29, "questions": 52}
+    chosen = {"chosen": {"layers": [1]}, "search": [{}, {}]}
+    found = dict(lines_of(blank(compression={"quality": {"compressed": quality}, "rate": rate, **chosen})))
+    assert found["quality, compressed"] == "accuracy 67.3 ± 6.5, loss 1.42 ± 0.29, questions 52"
+    assert found["compression"] == "rate 2.21: 74,240 parameters in place of 163,840; 12.4 % of the whole model saved"
+    assert found["search"] == "{'layers': [1]}, the best of 2 by the validation split"
+
+
 def test_samples_are_spread_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = "".join(f'{i}\tsource {i}\t"quoted\thypothesis {i}\n' for i in range(10))
     (tmp_path / "predictions.tsv").write_text(f"id\tsource\treference\thypothesis\n{rows}")

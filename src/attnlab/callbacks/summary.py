@@ -43,7 +43,7 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "corpus", "embedded sample corpus" if record["corpus"] == "sample" else record["corpus"]
     for point, values in compression.get("quality", {}).items():
         if values != NOT_RUN:
-            yield f"quality, {point}", ", ".join(f"{key} {value}" for key, value in values.items())
+            yield f"quality, {point}", ", ".join(_with_errors(values))
     if quality and not compression:
         headline, *others = quality
         signature = f"   ({quality['signature']})" if "signature" in quality else ""
@@ -51,6 +51,12 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield from ((key, str(quality[key])) for key in others if isinstance(quality[key], float))
     total, attention = (record["parameters"][key] for key in ("total", "attention"))
     yield "parameters", f"{total:,}   (attention {attention:,})"
+    if rate := compression.get("rate"):
+        sizes = f"{rate['parameters']:,} parameters in place of {rate['parameters_dense']:,}"
+        saved = f"{rate['model_saving_percent']:.1f} % of the whole model saved"
+        yield "compression", f"rate {rate['rate']:.2f}: {sizes}; {saved}"
+    if "search" in compression:
+        yield "search", f"{compression['chosen']}, the best of {len(compression['search'])} by the validation split"
     if "remaining" in compression:
         percent = {
             key: compression["remaining"][f"{key}_percent"] for key in ("attention", "multiply_adds", "parameters")
@@ -73,6 +79,13 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         resumed = record["training"].get("resumed") is True
         for name, value in _speeds(f"training, {counted(record['training']['steps'], 'update')}", record["training"]):
             yield name, f"{value} (since the resume)" if resumed else value
+
+
+def _with_errors(values: dict[str, Any]) -> Iterator[str]:
+    """Name and value of each number, with its standard error where there is one."""
+    for key, value in values.items():
+        if not key.endswith("_stderr"):
+            yield f"{key} {value}" + (f" ± {values[f'{key}_stderr']}" if f"{key}_stderr" in values else "")
 
 
 def _cache(elements: float, record: dict[str, Any]) -> str:

@@ -110,4 +110,5 @@ class Questions:
         self.validation, self.test = found[:count], found[count:]
         sizes = f"{len(self.validation)} validation and {len(self.test)} test questions"
         self.corpus = "sample" if self.root is None else f"{self.kind.title} in {self.location}: {sizes}"
-        log.info("%s: %s, %s", self.kind.title, sizes, self.filtered)
+        left = [f"; {count} left out: {reason}" for reason, count in self.filtered.items() if count]
+        log.info("%s: %s%s", self.kind.title, sizes, "".join(left))
