@@ -35,6 +35,7 @@ IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 IGNORED = -100
 WEIGHTS = {"fever": 3.0}  # of a question's loss: claims are learnt last, when the birth places are known
 SHARES = {"bios": 0.3}  # of the questions in an epoch: biographies are long, and learnt first
+WARMUP, DECAY = 0.1, 0.25  # shares of the updates in which the learning rate rises, and falls
 WINDOW = 64  # tokens of the world's text in a row
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -94,7 +95,7 @@ def sample_model(kind: Kind, seed: int, cache_dir: Path, epochs: int, lr: float,
         seed: of the world, of the first weights and of the order of the texts.
         cache_dir: where world and model are stored.
         epochs: of training.
-        lr: the highest learning rate of Adam; it falls as a cosine.
+        lr: the highest learning rate of Adam.
         batch_size: texts in a batch.
 
     Raises:
@@ -167,7 +168,9 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
     plan = [_shuffled(rows, batch_size, rng) for _ in range(epochs)]
     updates = sum(len(batches) for batches in plan)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=updates, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: min(1.0, (done + 1) / (WARMUP * updates), (updates - done) / (DECAY * updates))
+    )
     log.info("training a small %s on the sample world: %d texts, %d updates", kind, len(rows), updates)
     began, loss = time.perf_counter(), torch.zeros(())
     bar = Console(stderr=True)
