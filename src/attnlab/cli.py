@@ -23,6 +23,7 @@ from attnlab.config import stack
 from attnlab.config.build import CONF
 from attnlab.config.check import Plan, check
 from attnlab.config.compose import one_line
+from attnlab.config.spelling import spelled
 from attnlab.errors import AttnlabError, ConfigError
 from attnlab.runs import job, multirun
 from attnlab.runs.loading import load
@@ -43,7 +44,7 @@ def main() -> int:
     try:
         os.environ[STAMP] = stamp(sys.argv[1:])
         if not INFORMATION & set(sys.argv[1:]):
-            given = stack.plain(sys.argv[1:])
+            given = spelled(stack.plain(sys.argv[1:]))
             plan = check(given, load)
             sys.argv[1:] = plan.arguments
             if not plan.keeps:

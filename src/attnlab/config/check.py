@@ -24,6 +24,7 @@ from attnlab.config.nearest import nearest
 from attnlab.config.rules import check_relations
 from attnlab.config.schema import constant, siblings, signature
 from attnlab.config.settings import MODES, OPEN, SCHEMAS, modes_of_every_task, owner, read_by
+from attnlab.config.spelling import spelled
 from attnlab.errors import ConfigError
 
 
@@ -66,7 +67,7 @@ def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
     """
     parser = get_args_parser()
     parser.error = _usage  # type: ignore[method-assign]
-    options = parser.parse_args(stack.plain(arguments))
+    options = parser.parse_args(spelled(stack.plain(arguments)))
     if options.config_path or options.config_name:
         raise ConfigError("--config-path and --config-name are fixed; --config-dir adds a directory of YAML files")
     with initialize_config_dir(str(config.CONF), job_name="run", version_base="1.3"):

@@ -251,6 +251,7 @@ def test_the_type_of_a_compressed_model_is_that_of_from_pretrained(kind: str, tm
 
 
 def test_a_search_leaves_json(start: Start, tmp_path: Path) -> None:
-    cfg, record = start(*RANKS, "task.search=[{seed: 1}]")
+    cfg, record = start(*RANKS, "compress.search=[{seed: 1}]")
+    assert cfg.task.search == [{"seed": 1}]
     compress_mode.run(cfg, record, tmp_path)
     json.dumps(record["compression"])
