@@ -36,7 +36,7 @@ class AskedModel:
     weights: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     sample: Literal["llama", "roberta"] = "llama"
-    epochs: Annotated[int, Ge(1)] = 80
+    epochs: Annotated[int, Ge(1)] = 120
     lr: Annotated[float, Gt(0)] = 1e-3
     batch_size: Annotated[int, Ge(1)] = 32
 

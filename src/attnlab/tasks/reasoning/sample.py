@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +35,9 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 IGNORED = -100
 WEIGHTS = {"fever": 3.0}  # of a question's loss: claims are learnt last, when the birth places are known
-SHARES = {"bios": 0.3}  # of the questions in an epoch: biographies are long, and learnt first
+EARLY = 0.35  # of the epochs; after them nearly all but the claims is known
+SHARES = {"bios": (0.3, 0.1), "fever": (1.0, 1.0)}  # of the questions in an early epoch, and in a late one
+OTHERS = (1.0, 0.3)
 WARMUP, DECAY = 0.1, 0.25  # shares of the updates in which the learning rate rises, and falls
 WINDOW = 64  # tokens of the world's text in a row
 SIZES: dict[str, dict[str, Any]] = {
@@ -78,13 +81,13 @@ class Row:
         targets: the token that is to be predicted at each place (by a decoder from those before), or IGNORED.
         weight: of the mean loss of its targets. With a mean over all targets of a batch, a window of the text would
             count sixty times as much as the answer to a claim, which is one token.
-        share: the probability that an epoch has it.
+        shares: the probability that an early epoch has it, and a late one.
     """
 
     ids: list[int]
     targets: list[int]
     weight: float = 1.0
-    share: float = 1.0
+    shares: tuple[float, float] = OTHERS
 
 
 def sample_model(kind: Kind, seed: int, cache_dir: Path, epochs: int, lr: float, batch_size: int) -> Path:
@@ -113,9 +116,10 @@ def sample_model(kind: Kind, seed: int, cache_dir: Path, epochs: int, lr: float,
     return stored_files(cache_dir / "pretrained" / f"world-{kind}-{digest(settings)[:16]}", write)
 
 
-def questions_of(place: Path) -> list[tuple[QuestionSet, Question]]:
+@lru_cache(maxsize=1)
+def questions_of(place: Path) -> tuple[tuple[QuestionSet, Question], ...]:
     """Every question of the world, in all sets."""
-    return [(kind, question) for kind in (kind() for kind in SETS) for question in kind.read(place)]
+    return tuple((kind, question) for kind in (kind() for kind in SETS) for question in kind.read(place))
 
 
 def _tokenizer(place: Path) -> Any:
@@ -165,7 +169,7 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
         model = huggingface.create(f"world-{kind}", SIZES[kind]).train()
     reader = TokenRows(words, 256)
     rows = decoder_rows(reader, place) if kind == "llama" else masked_rows(reader, place)
-    plan = [_shuffled(rows, batch_size, rng) for _ in range(epochs)]
+    plan = [_shuffled(rows, epoch >= EARLY * epochs, batch_size, rng) for epoch in range(epochs)]
     updates = sum(len(batches) for batches in plan)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -190,9 +194,9 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
     return model.eval()
 
 
-def _shuffled(rows: Sequence[Row], size: int, rng: random.Random) -> list[list[int]]:
+def _shuffled(rows: Sequence[Row], late: bool, size: int, rng: random.Random) -> list[list[int]]:
     """Batches of indices for one epoch, in random order; rows of similar length together."""
-    order = [i for i, row in enumerate(rows) if row.share == 1 or rng.random() < row.share]
+    order = [i for i, row in enumerate(rows) if rng.random() < row.shares[late]]
     rng.shuffle(order)
     found = []
     for first in range(0, len(order), 8 * size):
@@ -210,7 +214,7 @@ def decoder_rows(words: TokenRows, place: Path) -> list[Row]:
         if not kind.choices:
             ids, count = [*ids, words.tokenizer.eos_token_id], count + 1
         targets = [*[IGNORED] * (len(ids) - count), *ids[-count:]]
-        found.append(Row(ids, targets, WEIGHTS.get(kind.name, 1.0), SHARES.get(kind.name, 1.0)))
+        found.append(Row(ids, targets, WEIGHTS.get(kind.name, 1.0), SHARES.get(kind.name, OTHERS)))
     text = words.ids((place / world.TEXT).read_text(encoding="utf-8"), special=False)
     for first in range(0, len(text), WINDOW):
         ids = text[first : first + WINDOW]
@@ -227,11 +231,11 @@ def masked_rows(words: TokenRows, place: Path) -> list[Row]:
         answer = words.ids(f" {question.answers[0]}", special=False)
         filled = iter([*answer, *[end] * kind.masks][: kind.masks])
         targets = [next(filled) if one == mask else IGNORED for one in ids]
-        found.append(Row(ids, targets, WEIGHTS.get(kind.name, 1.0), SHARES.get(kind.name, 1.0)))
+        found.append(Row(ids, targets, WEIGHTS.get(kind.name, 1.0), SHARES.get(kind.name, OTHERS)))
         prompt = words.ids(question.prompt, special=False)
         if not kind.choices:
             targets = [*[IGNORED] * len(prompt), *answer]
-            found.append(Row([*prompt, *[mask] * len(answer)], targets, share=0.5))
+            found.append(Row([*prompt, *[mask] * len(answer)], targets, shares=(0.5, 0.15)))
     return found
 
 
