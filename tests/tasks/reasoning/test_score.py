@@ -188,11 +188,15 @@ def test_rows_of_training_have_the_answers_as_targets(place: Path, words: Any) -
 def test_rows_of_training_count_alike_whatever_their_length(kind: Any, words: Any) -> None:
     model = tiny(kind, words).model
     short, long = sample.Row([5, 6], [-100, 7]), sample.Row([5, 6, 7, 8], [-100, 6, 8, 9])
-    alone = [sample._loss(model, kind, [row], words.pad_token_id).item() for row in (short, long)]
-    both = sample._loss(model, kind, [short, long], words.pad_token_id).item()
-    assert both == pytest.approx(sum(alone) / 2, rel=1e-5)
+    alone = [sample._losses(model, kind, [row], words.pad_token_id).item() for row in (short, long)]
+    both = sample._losses(model, kind, [short, long], words.pad_token_id)
+    assert both.tolist() == pytest.approx(alone, rel=1e-5)
     heavy = sample.Row(short.ids, short.targets, weight=3)
-    assert sample._loss(model, kind, [heavy], words.pad_token_id).item() == pytest.approx(3 * alone[0], rel=1e-5)
+    assert sample._losses(model, kind, [heavy], words.pad_token_id).item() == pytest.approx(3 * alone[0], rel=1e-5)
+    logits = model(torch.tensor([long.ids])).logits[0].log_softmax(-1)
+    places = range(3) if kind == "llama" else range(1, 4)  # a decoder predicts the next token
+    nats = [-logits[place, target].item() for place, target in zip(places, long.targets[1:], strict=True)]
+    assert alone[1] == pytest.approx(sum(nats) / 3, rel=1e-4)
 
 
 def test_left_padding_keeps_positions() -> None:

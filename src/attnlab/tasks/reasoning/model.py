@@ -28,7 +28,7 @@ class AskedModel:
         weights: a local folder, a compressed model's folder or its run, or a name of the hub; None: a sample model.
         dtype: of the parameters; None: as they are stored.
         sample: which sample model.
-        epochs: of the sample model's training.
+        epochs: of the sample model's training at most; it ends when the questions are known.
         lr: of the sample model's training.
         batch_size: of the sample model's training.
     """
@@ -36,7 +36,7 @@ class AskedModel:
     weights: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     sample: Literal["llama", "roberta"] = "llama"
-    epochs: Annotated[int, Ge(1)] = 120
+    epochs: Annotated[int, Ge(1)] = 160
     lr: Annotated[float, Gt(0)] = 1e-3
     batch_size: Annotated[int, Ge(1)] = 32
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from attnlab.data.questions import Question, QuestionSet
@@ -35,10 +36,12 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 IGNORED = -100
 WEIGHTS = {"fever": 3.0}  # of a question's loss: claims are learnt last, when the birth places are known
-EARLY = 0.35  # of the epochs; after them nearly all but the claims is known
+EARLY = 25  # epochs; after them nearly all but the claims is known
+KNOWN = 0.01  # mean loss of the questions of a late epoch below which training ends
+LAST = 8  # epochs in which the learning rate falls to zero
 SHARES = {"bios": (0.3, 0.1), "fever": (1.0, 1.0)}  # of the questions in an early epoch, and in a late one
 OTHERS = (1.0, 0.3)
-WARMUP, DECAY = 0.1, 0.25  # shares of the updates in which the learning rate rises, and falls
+WARMUP = 100  # updates in which the learning rate rises
 WINDOW = 64  # tokens of the world's text in a row
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -82,12 +85,14 @@ class Row:
         weight: of the mean loss of its targets. With a mean over all targets of a batch, a window of the text would
             count sixty times as much as the answer to a claim, which is one token.
         shares: the probability that an early epoch has it, and a late one.
+        asked: whether it is a question, which can be known; a window of the text cannot.
     """
 
     ids: list[int]
     targets: list[int]
     weight: float = 1.0
     shares: tuple[float, float] = OTHERS
+    asked: bool = True
 
 
 def sample_model(kind: Kind, seed: int, cache_dir: Path, epochs: int, lr: float, batch_size: int) -> Path:
@@ -97,7 +102,7 @@ def sample_model(kind: Kind, seed: int, cache_dir: Path, epochs: int, lr: float,
         kind: of the model.
         seed: of the world, of the first weights and of the order of the texts.
         cache_dir: where world and model are stored.
-        epochs: of training.
+        epochs: of training at most; it ends earlier when the questions are known.
         lr: the highest learning rate of Adam.
         batch_size: texts in a batch.
 
@@ -159,7 +164,7 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
         words: its tokenizer.
         place: the world's folder.
         seed: of the first weights and of the order of the texts.
-        epochs: of training.
+        epochs: of training at most; it ends earlier when the questions are known.
         lr: the highest learning rate of Adam.
         batch_size: texts in a batch.
     """
@@ -169,28 +174,35 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
         model = huggingface.create(f"world-{kind}", SIZES[kind]).train()
     reader = TokenRows(words, 256)
     rows = decoder_rows(reader, place) if kind == "llama" else masked_rows(reader, place)
-    plan = [_shuffled(rows, epoch >= EARLY * epochs, batch_size, rng) for epoch in range(epochs)]
-    updates = sum(len(batches) for batches in plan)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda done: min(1.0, (done + 1) / (WARMUP * updates), (updates - done) / (DECAY * updates))
-    )
-    log.info("training a small %s on the sample world: %d texts, %d updates", kind, len(rows), updates)
-    began, loss = time.perf_counter(), torch.zeros(())
-    bar = Console(stderr=True)
-    shown = track(
-        plan, f"training a small {kind} on the sample world", console=bar, transient=True, disable=not bar.is_terminal
-    )
-    for epoch, batches in enumerate(shown, 1):
-        for chosen in batches:
-            loss = _loss(model, kind, [rows[i] for i in chosen], words.pad_token_id)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-        if epoch % 10 == 0 or epoch == epochs:
-            log.info("epoch %d of %d, loss %.4f, %.0f s", epoch, epochs, loss.item(), time.perf_counter() - began)
+    log.info("training a small %s on the sample world: %d texts, at most %d epochs", kind, len(rows), epochs)
+    began, done, last = time.perf_counter(), 0, epochs
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(f"training a small {kind} on the sample world", total=epochs)
+        for epoch in range(epochs):
+            loss, count = 0.0, 0
+            batches = _shuffled(rows, epoch >= EARLY, batch_size, rng)
+            for i, chosen in enumerate(batches):
+                left = last - epoch - i / len(batches)  # epochs
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * min(1.0, (done + 1) / WARMUP, left / LAST)
+                losses = _losses(model, kind, [rows[i] for i in chosen], words.pad_token_id)
+                optimizer.zero_grad()
+                losses.mean().backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                done += 1
+                asked = [one for one, i in zip(losses.tolist(), chosen, strict=True) if rows[i].asked]
+                loss, count = loss + sum(asked), count + len(asked)
+            loss /= max(count, 1)
+            if epoch >= EARLY and loss < KNOWN and last == epochs:
+                last = min(epochs, epoch + 1 + LAST)
+            if epoch % 10 == 9 or epoch + 1 == last:
+                seconds = time.perf_counter() - began
+                log.info("epoch %d, loss of the questions %.4f, %.0f s", epoch + 1, loss, seconds)
+            bar.update(task, completed=epoch + 1, total=last)
+            if epoch + 1 == last:
+                break
     return model.eval()
 
 
@@ -218,7 +230,7 @@ def decoder_rows(words: TokenRows, place: Path) -> list[Row]:
     text = words.ids((place / world.TEXT).read_text(encoding="utf-8"), special=False)
     for first in range(0, len(text), WINDOW):
         ids = text[first : first + WINDOW]
-        found.append(Row(ids, [IGNORED, *ids[1:]]))
+        found.append(Row(ids, [IGNORED, *ids[1:]], asked=False))
     return found
 
 
@@ -239,8 +251,8 @@ def masked_rows(words: TokenRows, place: Path) -> list[Row]:
     return found
 
 
-def _loss(model: Any, kind: Kind, rows: Sequence[Row], pad: int) -> Tensor:
-    """The mean over rows of the weighted mean cross-entropy of their targets."""
+def _losses(model: Any, kind: Kind, rows: Sequence[Row], pad: int) -> Tensor:
+    """The weighted mean cross-entropy of the targets of each row, (rows,)."""
     device = next(model.parameters()).device
     side: Literal["left", "right"] = "left" if kind == "llama" else "right"
     batch = padded([row.ids for row in rows], pad, side, device)
@@ -253,8 +265,8 @@ def _loss(model: Any, kind: Kind, rows: Sequence[Row], pad: int) -> Tensor:
     hidden = model.base_model(**(with_positions(batch) if kind == "llama" else batch)).last_hidden_state
     if kind == "llama":
         hidden, targets, weights = hidden[:, :-1], targets[:, 1:], weights[:, 1:]
-    known = (targets != IGNORED).to(device)  # the vocabulary's matrix is applied to these places alone
-    losses = torch.nn.functional.cross_entropy(
-        model.lm_head(hidden[known]), targets.to(device)[known], reduction="none"
-    )
-    return (losses * weights.to(device)[known]).sum() / len(rows)
+    labels = targets.to(device)
+    known = labels != IGNORED  # the vocabulary's matrix is applied to these places alone
+    losses = torch.zeros(labels.shape, device=device)
+    losses[known] = torch.nn.functional.cross_entropy(model.lm_head(hidden[known]), labels[known], reduction="none")
+    return (losses * weights.to(device)).sum(-1)
