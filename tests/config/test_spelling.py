@@ -23,8 +23,8 @@ def test_keys_get_their_own_names() -> None:
 
 
 def test_the_command_line_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    found: list[object] = []
     monkeypatch.setattr(sys, "argv", ["attnlab", "task=reasoning", "compress=tensorllm", SEARCH])
-    monkeypatch.setattr(cli, "run", lambda cfg: found.append(cfg.task.search))
+    monkeypatch.setattr(cli, "run", lambda plan, given: found.append((plan.jobs[0].task.search, given[-1])))
     assert cli.main() == 0
-    assert found == [[{"layers": [0]}, {"layers": [1]}]]
+    assert found == [([{"layers": [0]}, {"layers": [1]}], "task.search=[{layers: [0]},{layers: [1]}]")]
