@@ -1,5 +1,6 @@
 """What the published algorithms share: a growing cache, one token per step, masks and tables computed at each call."""
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -40,28 +41,15 @@ class PublishedCache(Cache):
 
 
 class Published(Attention):
-    """What the three have in common: keys of prefix and text together, one token a step."""
+    """What they have in common: a step takes one token, and its cache holds prefix and text together."""
 
     def __init__(self, ours: Any) -> None:
         super().__init__()
         self.ours, self.d_model = ours, ours.d_model
 
-    def _forward(
-        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
-    ) -> Tensor:
-        equally_long(lengths, x)
-        if prefix is None:
-            return self.attend(x, x)
-        equally_long(prefix_lengths, prefix)
-        return self.attend(x, torch.cat((prefix, x), 1))
-
-    def attend(self, x: Tensor, joint: Tensor) -> Tensor:
-        """Queries of x (B, N, d), the last N positions of joint (B, K, d), in parallel."""
-        raise NotImplementedError
-
+    @abstractmethod
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
         """One query x (B, 1, d); `new` (B, n, d) are the positions whose keys the cache lacks, x's the last."""
-        raise NotImplementedError
 
     def new_cache(
         self,
@@ -111,6 +99,23 @@ class Published(Attention):
         """About what the N x K tensors of a training step take: probabilities kept per layer, two more passing."""
         scores = batch * self.ours.num_heads * text * (prefix + text)
         return int((layers + 2) * scores * self.ours.out.weight.itemsize)
+
+
+class PublishedJoint(Published):
+    """Those whose queries read keys of prefix and text in one row."""
+
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
+    ) -> Tensor:
+        equally_long(lengths, x)
+        if prefix is None:
+            return self.attend(x, x)
+        equally_long(prefix_lengths, prefix)
+        return self.attend(x, torch.cat((prefix, x), 1))
+
+    @abstractmethod
+    def attend(self, x: Tensor, joint: Tensor) -> Tensor:
+        """Queries of x (B, N, d), the last N positions of joint (B, K, d), in parallel."""
 
 
 def equally_long(lengths: Tensor | None, x: Tensor) -> None:

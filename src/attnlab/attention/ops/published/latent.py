@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from .base import Published, PublishedCache, causal, frequencies, heads, softmax, turn
+from .base import PublishedCache, PublishedJoint, causal, frequencies, heads, softmax, turn
 
 
-class PublishedMHA(Published):
+class PublishedMHA(PublishedJoint):
     """Plain matrix products; key and value heads are copied until there are as many as query heads."""
 
     def _keys(self, new: Tensor, first: int) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ class PublishedMHA(Published):
         return self._read(x, cache.grow("key", k, 2), cache.grow("value", v, 2), None)
 
 
-class PublishedMLA(Published):
+class PublishedMLA(PublishedJoint):
     """Absorbed in training as in decoding: queries of width r + d_r read latents of width r."""
 
     def _latents(self, new: Tensor, first: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...base import rows_per_prefix
-from .base import Published, PublishedCache, causal, heads, softmax, turn
+from .base import PublishedCache, PublishedJoint, causal, heads, softmax, turn
 
 
 class FactorBuffers(PublishedCache):
@@ -37,7 +37,7 @@ class FactorBuffers(PublishedCache):
         return self.tensors[name][:, : self.used + new.shape[1]]
 
 
-class PublishedTPA(Published):
+class PublishedTPA(PublishedJoint):
     """Training: queries, keys and values of all heads in memory, six projections, a fused kernel for the softmax.
 
     Step: the torch reference of FlashTPA's release, five einsums over the cached factors.
