@@ -245,7 +245,7 @@ def test_an_interrupted_compression_continues_from_finished_layers(
 def test_layers_of_equal_weights_are_stored_apart(tmp_path: Path) -> None:
     """As in a model that was made deeper by copies of its layers."""
     model = vit()
-    model.blocks[1].load_state_dict(model.blocks[0].state_dict())  # type: ignore[union-attr]
+    model.blocks[1].load_state_dict(model.blocks[0].state_dict())  # type: ignore[index, union-attr]
     expected = copy.deepcopy(model)
     compress(expected, SMALL["truncatt"])
     reports = compress(model, SMALL["truncatt"], tmp_path)

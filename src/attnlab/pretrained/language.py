@@ -144,7 +144,8 @@ def _parameters_in_default_type() -> Iterator[None]:
             return None
         return nn.Parameter(torch.empty_like(parameter, dtype=dtype), parameter.requires_grad)
 
-    handle = register_module_parameter_registration_hook(typed)
+    hook: Any = typed  # torch's annotation has None, its documentation a new parameter
+    handle = register_module_parameter_registration_hook(hook)
     torch.set_default_dtype(torch.float32)
     try:
         yield

@@ -12,7 +12,7 @@ from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
 from attnlab.metrics import Answers
 from attnlab.pretrained import huggingface
-from attnlab.tasks.reasoning import sample
+from attnlab.tasks.reasoning import progress, sample
 from attnlab.tasks.reasoning.rows import log_probabilities, padded, with_positions
 from attnlab.tasks.reasoning.score import Asked, ask, contains, perplexity, quality
 
@@ -204,3 +204,16 @@ def test_left_padding_keeps_positions() -> None:
     assert batch["input_ids"].tolist() == [[5, 6, 7], [0, 0, 8]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
     assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 0, 0]]
+
+
+def test_progress_is_logged_where_there_is_no_terminal(
+    place: Path, words: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    for kind in ("llama", "bert"):
+        for name in ("hotpotqa", "fever"):
+            with caplog.at_level("INFO", logger=progress.__name__):
+                ask(tiny(kind, words), question_set(name), questions(name, place, 4), 2)
+    lines = [record.message for record in caplog.records]
+    free = ["HotpotQA: answering", "HotpotQA: scoring", "FEVER"]
+    assert lines == [f"{what}: {done} of 4" for _ in range(2) for what in free for done in (2, 4)]

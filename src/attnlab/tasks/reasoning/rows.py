@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.errors import DataError
+from attnlab.tasks.reasoning.progress import progress
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,14 @@ def with_positions(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return batch | {"position_ids": (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
 
 
-def batches(rows: Sequence[Sequence[int]], size: int, in_order: bool = False) -> Iterator[list[int]]:
-    """Indices of rows, `size` at a time, rows of similar length together unless `in_order`."""
+def batches(rows: Sequence[Sequence[int]], size: int, what: str, in_order: bool = False) -> Iterator[list[int]]:
+    """Indices of rows, `size` at a time, similar lengths together unless `in_order`; shows the progress of `what`."""
     order = list(range(len(rows))) if in_order else sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    for first in range(0, len(order), size):
-        yield order[first : first + size]
+    with progress(what, len(order)) as advance:
+        for first in range(0, len(order), size):
+            chosen = order[first : first + size]
+            yield chosen
+            advance(len(chosen))
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -105,7 +109,12 @@ def device_of(model: nn.Module) -> torch.device:
 
 @torch.inference_mode()
 def log_probabilities(
-    model: nn.Module, rows: Sequence[tuple[list[int], int]], pad: int, size: int, masked_padding: bool = True
+    model: nn.Module,
+    rows: Sequence[tuple[list[int], int]],
+    pad: int,
+    size: int,
+    masked_padding: bool = True,
+    what: str = "scoring",
 ) -> Tensor:
     """log p of the last n tokens of each row given those before, summed, float64, (rows,).
 
@@ -116,9 +125,10 @@ def log_probabilities(
         size: rows in a batch, padded on the left.
         masked_padding: False: as the released code of TensorLLM reads LLaMA 2 on HotpotQA, rows in their order,
             without attention mask and with positions that count the padding.
+        what: the progress bar calls it.
     """
     found = torch.zeros(len(rows), dtype=torch.float64)
-    for chosen in batches([ids for ids, _ in rows], size, in_order=not masked_padding):
+    for chosen in batches([ids for ids, _ in rows], size, what, in_order=not masked_padding):
         batch = padded([rows[i][0] for i in chosen], pad, "left", device_of(model))
         inputs = with_positions(batch) if masked_padding else {"input_ids": batch["input_ids"]}
         logits = model(**inputs).logits
@@ -131,10 +141,12 @@ def log_probabilities(
 
 
 @torch.inference_mode()
-def at_masks(model: nn.Module, rows: Sequence[list[int]], words: TokenRows, size: int) -> list[Tensor]:
+def at_masks(
+    model: nn.Module, rows: Sequence[list[int]], words: TokenRows, size: int, what: str = "scoring"
+) -> list[Tensor]:
     """The log-probabilities of all tokens at the masks of each row, (masks, vocabulary), of a masked language model."""
     found: list[Tensor] = [torch.empty(0)] * len(rows)
-    for chosen in batches(rows, size):
+    for chosen in batches(rows, size, what):
         batch = padded([rows[i] for i in chosen], words.tokenizer.pad_token_id, "right", device_of(model))
         logits = model(**batch).logits
         for row, ids, i in zip(logits, batch["input_ids"], chosen, strict=True):

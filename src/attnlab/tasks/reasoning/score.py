@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from attnlab.data.questions import Question, QuestionSet
@@ -137,16 +134,15 @@ def _generate(asked: Asked, kind: QuestionSet, questions: Sequence[Question], si
         eos_token_id=asked.tokenizer.eos_token_id,
     )
     texts = [""] * len(questions)
-    with _progress(f"{kind.title}: answering", len(rows)) as bar, torch.inference_mode():
-        for chosen in batches(rows, size):
+    with torch.inference_mode():
+        for chosen in batches(rows, size, f"{kind.title}: answering"):
             batch = padded([rows[i] for i in chosen], pad, "left", device_of(asked.model))
             ids = asked.model.generate(**batch)
             for row, i in zip(ids, chosen, strict=True):
                 new = row[batch["input_ids"].shape[1] - len(rows[i]) * compat :]
                 texts[i] = asked.tokenizer.decode(new, skip_special_tokens=True)
-            bar.update(bar.task_ids[0], advance=len(chosen))
     pairs = [words.continued(question.prompt, question.answers[0]) for question in questions]
-    logp = log_probabilities(asked.model, pairs, pad, size, masked_padding=not compat)
+    logp = log_probabilities(asked.model, pairs, pad, size, not compat, f"{kind.title}: scoring")
     return [
         Answer(text, any(contains(text, answer, compat) for answer in question.answers), -float(nats), count)
         for text, question, nats, (_, count) in zip(texts, questions, logp, pairs, strict=True)
@@ -158,21 +154,21 @@ def _choose(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size
     words, choices = asked.words, kind.choices
     pairs = [words.continued(question.prompt, choice) for question in questions for choice in choices]
     if all(count == 1 for _, count in pairs):  # one pass for all choices of a question
-        logp = _next(asked, [pairs[i][0] for i in range(0, len(pairs), len(choices))], size)
+        logp = _next(asked, [pairs[i][0] for i in range(0, len(pairs), len(choices))], size, kind.title)
         ids = torch.tensor([ids[-1] for ids, _ in pairs]).view(-1, len(choices))
         scores = logp.gather(1, ids)
     else:
-        found = log_probabilities(asked.model, pairs, asked.tokenizer.pad_token_id, size)
+        found = log_probabilities(asked.model, pairs, asked.tokenizer.pad_token_id, size, what=kind.title)
         scores = found.view(-1, len(choices))
     counts = torch.tensor([count for _, count in pairs]).view(-1, len(choices))
     return _chosen(questions, scores, counts, choices)
 
 
-def _next(asked: Asked, rows: Sequence[list[int]], size: int) -> Tensor:
+def _next(asked: Asked, rows: Sequence[list[int]], size: int, what: str) -> Tensor:
     """The log-probabilities of the last token of each row given those before, for the whole vocabulary, (rows, V)."""
     found: list[Tensor] = [torch.empty(0)] * len(rows)
     with torch.inference_mode():
-        for chosen in batches(rows, size):
+        for chosen in batches(rows, size, what):
             batch = padded([rows[i][:-1] for i in chosen], asked.tokenizer.pad_token_id, "left", device_of(asked.model))
             logits = asked.model(**with_positions(batch)).logits[:, -1]
             for row, i in zip(logits.float().log_softmax(-1).cpu(), chosen, strict=True):
@@ -196,7 +192,8 @@ def _fill(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: 
     """
     words, mask = asked.words, asked.tokenizer.mask_token_id
     prompts = [kind.masked_prompt(q.text, asked.tokenizer.mask_token, words.last) for q in questions]
-    guesses = at_masks(asked.model, [words.ids(text)[-words.longest :] for text in prompts], words, size)
+    inputs = [words.ids(text)[-words.longest :] for text in prompts]
+    guesses = at_masks(asked.model, inputs, words, size, f"{kind.title}: answering")
     rows, golds = [], []
     for question in questions:
         prompt = words.ids(question.prompt, special=False)
@@ -204,7 +201,7 @@ def _fill(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: 
         shared = next((i for i, (a, b) in enumerate(zip(prompt, both, strict=False)) if a != b), len(prompt))
         golds.append(both[min(shared, len(both) - 1) :])
         rows.append([*both[: len(both) - len(golds[-1])], *[mask] * len(golds[-1])][-words.longest :])
-    losses = at_masks(asked.model, rows, words, size)
+    losses = at_masks(asked.model, rows, words, size, f"{kind.title}: scoring")
     found = []
     for question, guess, gold, logp in zip(questions, guesses, golds, losses, strict=True):
         text = asked.tokenizer.decode(guess.argmax(-1))
@@ -221,7 +218,7 @@ def _choose_masked(
     words = asked.words
     ids = torch.tensor([words.single(choice) for choice in kind.choices])
     prompts = [kind.masked_prompt(q.text, asked.tokenizer.mask_token, words.last) for q in questions]
-    logp = at_masks(asked.model, [words.ids(text)[-words.longest :] for text in prompts], words, size)
+    logp = at_masks(asked.model, [words.ids(text)[-words.longest :] for text in prompts], words, size, kind.title)
     scores = torch.stack([row[0, ids] for row in logp])
     return _chosen(questions, scores, torch.ones_like(scores, dtype=torch.long), kind.choices)
 
@@ -247,18 +244,11 @@ def perplexity(asked: Asked, text: str, batch_size: int, context: int) -> dict[s
     if not windows:
         raise ConfigError("task.text.file: a text of fewer than two tokens")
     rows = [(window, len(window) - 1) for window in windows]
-    with _progress("perplexity", 1):
-        logp = log_probabilities(asked.model, rows, asked.tokenizer.pad_token_id, batch_size)
+    logp = log_probabilities(asked.model, rows, asked.tokenizer.pad_token_id, batch_size, what="perplexity")
     metric = Perplexity(len(rows))
     metric.update(range(len(rows)), -logp, torch.tensor([count for _, count in rows]))
     found: dict[str, Any] = metric.compute()
     return found
-
-
-def _progress(what: str, total: int) -> Progress:
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-    bar.add_task(what, total=total)
-    return bar
 
 
 def frozen(model: nn.Module) -> nn.Module:
