@@ -212,7 +212,7 @@ def interrupt(number: int) -> None:
             os.kill(os.getpid(), number)
         return real(self, *arguments)
 
-    TensorLLM._fit = fit  # type: ignore[method-assign]
+    TensorLLM._fit = fit  # type: ignore[assignment, method-assign]
 
 
 def test_an_interrupted_command_goes_on(folder: Folder, run: Run, tmp_path: Path) -> None:
