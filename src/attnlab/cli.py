@@ -6,6 +6,7 @@ a configuration file is wrong, 128 plus the signal's number (130, 143) interrupt
 
 import io
 import logging.config
+import math
 import os
 import signal
 import sys
@@ -21,10 +22,10 @@ from omegaconf import DictConfig
 
 from attnlab.config import stack
 from attnlab.config.build import CONF
-from attnlab.config.check import Plan, check
+from attnlab.config.check import SWEEPER, Plan, check
 from attnlab.config.compose import one_line
 from attnlab.config.spelling import spelled
-from attnlab.errors import AttnlabError, ConfigError
+from attnlab.errors import AttnlabError, ConfigError, TrainingError
 from attnlab.runs import job, multirun
 from attnlab.runs.loading import load
 from attnlab.runs.record import first_process
@@ -51,11 +52,11 @@ def main() -> int:
                 log_to_the_console()
                 return job.run(plan.jobs[0], job.command_line(given), None)
 
-        def task(cfg: DictConfig) -> None:
+        def task(cfg: DictConfig) -> float:
             os.environ["HYDRA_FULL_ERROR"] = full or "0"
             assert plan is not None
             sys.argv[1:] = given  # what the other processes of this run are started with
-            run(plan, given)
+            return run(plan, given)
 
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
@@ -70,18 +71,25 @@ def main() -> int:
         known = isinstance(error, AttnlabError)
         print(f"error: {'' if known else f'{type(error).__name__}: '}{one_line(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, AttnlabError) else 1
-    return max(code, multirun.summarize(plan.sweep_directory, len(plan.jobs))) if plan and plan.multirun else code
+    if not plan or not plan.multirun:
+        return code
+    return max(code, multirun.summarize(plan.sweep_directory, None if plan.searches else len(plan.jobs)))
 
 
-def run(plan: Plan, given: list[str]) -> None:
+def run(plan: Plan, given: list[str]) -> float:
     """Run one job, in this process or, in a multirun, in a new one. Hydra calls this.
 
     Args:
         plan: the checked command line.
         given: the command line as it was given.
 
+    Returns:
+        What a sweeper optimizes: the best value of the validation metric that the task monitors; NaN if there is none.
+
+
     Raises:
         SystemExit: the end of a single run, with its exit code.
+        TrainingError: a sweeper that searches gets no value.
     """
     context = HydraConfig.get()
     directory = Path(context.runtime.output_dir)
@@ -89,8 +97,12 @@ def run(plan: Plan, given: list[str]) -> None:
         arguments = [text for text in given if not text.startswith("hydra.")]
         raise SystemExit(job.run(plan.jobs[0], job.command_line(arguments), directory))
     added = [source.path for source in context.runtime.config_sources if source.provider == "command-line"]
-    arguments = [*(f"--config-dir={path}" for path in added), *stack.plain(map(str, context.overrides.task))]
-    multirun.run_job(arguments, directory)
+    name = [f"--config-name={context.job.config_name}"] * (context.job.config_name != "config")
+    arguments = [*(f"--config-dir={path}" for path in added), *name, *stack.plain(map(str, context.overrides.task))]
+    value = multirun.run_job(arguments, directory)
+    if math.isnan(value) and context.runtime.choices[SWEEPER] != "basic":
+        raise TrainingError(f"{directory}: the run has no value to optimize")
+    return value
 
 
 def log_to_the_console() -> None:

@@ -168,13 +168,15 @@ WRONG = {
     "=3": "cannot read '=3'",
     "seed=[1": "cannot read 'seed=[1'",
     "--attention mtla": "settings are written key=value",
-    "--config-name foo": "are fixed",
+    "--config-name foo": "--config-name=foo: no such file in",
+    "--config-path foo": "--config-path is fixed",
     "--config-dir /nowhere": "--config-dir=/nowhere: no such directory",
     "hydra.searchpath=[/]": "--config-dir",
     # several jobs: the wrong one is found before the first begins
     "-m attention=mha,mtlla": "attention=mtlla: no such attention",
     "-m attention=mha,mtla stride=2": "attention=mha has no stride",
     "-m stride='interval(1,2)'": "does not support",
+    "-m hydra/sweeper=optuna stride='interval(1,2)'": "give hydra.sweeper.direction=maximize or minimize",
 }
 
 

@@ -26,7 +26,20 @@ from attnlab.config import stack
 from attnlab.errors import ConfigError
 
 CONF = (Path(__file__).parents[1] / "conf").resolve()  # a link in a checkout, a folder in the wheel
-GROUPS = ("task", "attention", "compress", "scale", "hardware", "recipe", "bench", "experiment")
+GROUPS = (
+    "task",
+    "attention",
+    "compress",
+    "scale",
+    "hardware",
+    "recipe",
+    "bench",
+    "logger",
+    "callbacks",
+    "experiment",
+    "debug",
+)
+LISTS = ("logger", "callbacks")  # groups of which several options may be chosen
 KNOBS = ("stride", "rank")
 KNOB_GROUPS = ("attention", "compress")  # the nodes that may read a knob
 PATHS = ("data_root", "cache_dir", "checkpoint", "resume", "baseline")

@@ -13,6 +13,7 @@ from typing import NoReturn
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
@@ -27,16 +28,22 @@ from attnlab.config.settings import MODES, OPEN, SCHEMAS, modes_of_every_task, o
 from attnlab.config.spelling import spelled
 from attnlab.errors import ConfigError
 
+SWEEPER = "hydra/sweeper"
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a command line: the fixed configuration of each, and the directory of a multirun."""
+    """The jobs of a command line: the fixed configuration of each, and the directory of a multirun.
+
+    `jobs` of a sweeper that searches (hydra/sweeper=optuna): the ends of its search space, which are checked.
+    """
 
     jobs: list[DictConfig]
     multirun: bool
     sweep_directory: Path
     arguments: list[str]  # what Hydra is called with
     keeps: bool = True  # whether the run has a directory, with its record
+    searches: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,17 +75,17 @@ def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
     parser = get_args_parser()
     parser.error = _usage  # type: ignore[method-assign]
     options = parser.parse_args(spelled(stack.plain(arguments)))
-    if options.config_path or options.config_name:
-        raise ConfigError("--config-path and --config-name are fixed; --config-dir adds a directory of YAML files")
-    with initialize_config_dir(str(config.CONF), job_name="run", version_base="1.3"):
-        composer = Composer(options.config_dir)
+    if options.config_path:
+        raise ConfigError("--config-path is fixed; --config-dir adds a directory of YAML files")
+    composer = Composer(options.config_dir, options.config_name)
+    with initialize_config_dir(str(composer.home), job_name="run", version_base="1.3"):
         overrides = [composer.parse(text) for text in options.overrides]
         multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
         swept = [override for override in overrides if override.is_sweep_override()]
         if swept and not multirun:
             raise ConfigError(f"{swept[0].input_line}: several values need -m; quote the value if it is one text")
         try:
-            jobs = BasicSweeper.split_arguments(overrides, None)[0] if swept else [options.overrides]
+            jobs = _jobs(overrides, swept) if swept else [options.overrides]
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
         loaded = [load(composer, job) if load else None for job in jobs]
@@ -97,13 +104,43 @@ def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
     first = loaded[0]
     if first is None or multirun:
         chosen = [text for text in first.choices if text.partition("=")[0] not in keys] if first else []
-        return Plan(
-            fixed, multirun, sweep, [*stack.plain(arguments), *chosen, *stack.added(fixed, [*keys, *chosen])], keeps
-        )
+        searches = any(override.key_or_group == SWEEPER and override.value() != "basic" for override in overrides)
+        given = [*spelled(stack.plain(arguments)), *chosen, *stack.added(fixed, [*keys, *chosen])]
+        return Plan(fixed, multirun, sweep, given, keeps, searches)
     quoted = first.directory.replace("'", "\\'")
     where = [] if "hydra.run.dir" in keys else [f"hydra.run.dir='{quoted}'"]
     flags = [f"--config-dir={options.config_dir}"] if options.config_dir else []
     return Plan(fixed, multirun, sweep, [*flags, *of_hydra, *where], keeps)
+
+
+def _jobs(overrides: list[Override], swept: list[Override]) -> list[list[str]]:
+    """The command lines to check: every job of Hydra's own sweeper; of another one, the ends of each search space."""
+    fixed = [override for override in overrides if override not in swept]
+    chosen = {str(override.key_or_group): override.value() for override in fixed}
+    if chosen.get(SWEEPER, "basic") == "basic":
+        jobs: list[list[str]] = BasicSweeper.split_arguments(overrides, None)[0]
+        return jobs
+    if "hydra.sweeper.direction" not in chosen:
+        raise ConfigError(
+            f"{SWEEPER}={chosen[SWEEPER]}: give hydra.sweeper.direction=maximize or minimize; a job's value is the "
+            "validation metric by which its task chooses checkpoints"
+        )
+    spaces = {str(override.key_or_group): _ends(override) for override in swept}
+    first = {key: values[0] for key, values in spaces.items()}
+    lines = [first | {key: value} for key, values in spaces.items() for value in values]
+    return [
+        [*(str(one.input_line) for one in fixed), *(f"{key}={value}" for key, value in line.items())] for line in lines
+    ]
+
+
+def _ends(override: Override) -> list[str]:
+    """The values of a search space that are checked: every choice, or the ends of a range."""
+    space = override.value()
+    if isinstance(space, IntervalSweep):
+        return [str(space.start), str(space.end)]
+    if isinstance(space, RangeSweep):
+        return [str(space.start), str(space.stop)]
+    return list(override.sweep_string_iterator())
 
 
 def compose(*overrides: str) -> DictConfig:

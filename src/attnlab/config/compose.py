@@ -23,10 +23,10 @@ from attnlab.config.nearest import matches, nearest
 from attnlab.config.renames import advice
 from attnlab.config.rules import FOREIGN
 from attnlab.config.schema import signature
-from attnlab.config.settings import owner
+from attnlab.config.settings import ARGUMENTS, owner
 from attnlab.errors import ConfigError
 
-OVERLAYS = ("recipe", "experiment")  # groups whose files only change keys of other files
+OVERLAYS = ("recipe", "experiment", "debug")  # groups whose files only change keys of other files
 
 
 def one_line(error: BaseException) -> str:
@@ -35,20 +35,27 @@ def one_line(error: BaseException) -> str:
 
 
 class Composer:
-    """Composes and checks configurations; used inside `hydra.initialize`.
+    """Composes and checks configurations; used inside `hydra.initialize` of the directory `home`.
 
     Args:
         directory: another directory of YAML files besides conf/ (`--config-dir`).
+        name: the file with the root keys (`--config-name`), of that directory or of conf/; None: config.
 
     Raises:
-        ConfigError: there is no such directory.
+        ConfigError: there is no such directory or file.
     """
 
-    def __init__(self, directory: str | None = None) -> None:
+    def __init__(self, directory: str | None = None, name: str | None = None) -> None:
         self.directories = [config.CONF, *([Path(directory).absolute()] if directory else [])]
         if not self.directories[-1].is_dir():
             raise ConfigError(f"--config-dir={directory}: no such directory")
-        self.search = [f"hydra.searchpath=['file://{path}']" for path in self.directories[1:]]
+        self.name = (name or "config").removesuffix(".yaml")
+        self.home = next((folder for folder in self.directories if (folder / f"{self.name}.yaml").is_file()), None)
+        if self.home is None:
+            places = " or ".join(map(str, self.directories))
+            raise ConfigError(f"--config-name={name}: no such file in {places}; --config-dir adds a directory")
+        others = [path for path in self.directories if path != self.home]
+        self.search = [f"hydra.searchpath=['file://{path}']" for path in others]
         self.groups = sorted(
             {p.name for folder in self.directories for p in folder.iterdir() if p.is_dir()} - {"hydra"}
         )
@@ -97,9 +104,11 @@ class Composer:
         newest = max(file.stat().st_mtime_ns for folder in self.directories for file in folder.rglob("*.yaml"))
         try:
             first = [text for text in overrides if not text.lstrip("+").startswith("attention.mechanisms.")]
-            cfg = _composed(newest, *self.search, *first)
+            cfg = _composed(newest, self.name, *self.search, *first)
             files = stack.overrides(stack.parts(OmegaConf.select(cfg, stack.PATTERN), self.options("attention")))
-            return _composed(newest, *self.search, *files, *overrides) if files or len(first) < len(overrides) else cfg
+            if files or len(first) < len(overrides):
+                return _composed(newest, self.name, *self.search, *files, *overrides)
+            return cfg
         except MissingConfigException as error:
             group, _, name = (error.missing_cfg_file or "").partition("/")
             options = self.options(group) if group in self.groups else error.options or []
@@ -153,25 +162,28 @@ class Composer:
                 "compress=laser_tensorllm compress.steps.laser.rho=0.1 compress.steps.tensorllm.ranks=[64,4,2] "
                 "(LASER on the MLP, TensorLLM on attention)"
             )
-        if not isinstance(value, str) or value not in self.options(key):
-            raise ConfigError(
-                f"{key}={override.get_value_string()}: no such {key}{nearest(str(value), self.options(key))}"
-            )
+        several = key in config.LISTS and isinstance(value, list)
+        for name in value if several else [value]:
+            if not isinstance(name, str) or name not in self.options(key):
+                raise ConfigError(
+                    f"{key}={override.get_value_string()}: no such {key}{nearest(str(name), self.options(key))}"
+                )
 
     def _check_overlays(self, base: DictConfig) -> None:
         """Check that recipes and experiments set only keys that exist, with values of the right type."""
         choices = base.hydra.runtime.choices
         overlays = [group for group in OVERLAYS if choices.get(group)]
-        others = [group for group in config.GROUPS if choices.get(group) and group not in OVERLAYS]
+        known = [group for group in config.GROUPS if group not in config.LISTS]
+        others = [group for group in known if choices.get(group) and group not in OVERLAYS]
         without = [f"{group}={choices[group]}" for group in others] + [f"~{group}" for group in overlays]
         names = " or ".join(f"{group}={choices[group]}" for group in overlays)
         if pattern := OmegaConf.select(base, stack.PATTERN):
             without.append(f"{stack.PATTERN}=[{','.join(pattern)}]")
         plain = self.compose(without)
         bare, full = config.written(plain), config.written(base)
-        for key in _keys({name: node for name, node in full.items() if name != "hydra"}):
+        for key in _keys({name: node for name, node in full.items() if name not in ("hydra", *config.LISTS)}):
             node, path, rest = walk(bare, key)
-            if rest and not (isinstance(node, dict) and "_target_" in node):
+            if rest and not (isinstance(node, dict) and ("_target_" in node or path in ARGUMENTS)):
                 raise ConfigError(f"{names} sets {key}, which is no key{_nearest_key(bare, key)}")
             value, parent = walk(full, key)[0], walk(full, key.rpartition(".")[0])[0]
             if not rest and not isinstance(value, dict) and value != node and _same_class(bare, parent, key):
@@ -182,9 +194,9 @@ class Composer:
 
 
 @lru_cache(maxsize=1024)
-def _composed(newest: int, *overrides: str) -> DictConfig:
+def _composed(newest: int, name: str, *overrides: str) -> DictConfig:
     """Cached, since Hydra needs 0.1 s. `newest`: the latest modification time of the files."""
-    return compose("config", list(overrides), return_hydra_config=True)
+    return compose(name, list(overrides), return_hydra_config=True)
 
 
 def _same_class(bare: dict[str, Any], parent: Any, key: str) -> bool:
@@ -243,7 +255,7 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
         if isinstance(node, dict) and not isinstance(override.value(), dict) and override.value() is not None:
             raise ConfigError(f"{override.input_line}: {key} is a group of keys; set one of them: {', '.join(node)}")
         return
-    target = str(node["_target_"]) if isinstance(node, dict) and "_target_" in node else ""
+    target = owner(node, path) if isinstance(node, dict) and ("_target_" in node or path in ARGUMENTS) else ""
     parameters = _parameters(target)
     if rest[0] in parameters:
         if not adding:
@@ -252,7 +264,7 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
     if said := advice(key, target.rpartition(".")[2]):
         raise ConfigError(said)
     if target and adding:
-        raise ConfigError(f"{override.input_line}: {target} has no parameter {rest[0]!r}{nearest(rest[0], parameters)}")
+        raise ConfigError(f"{key}: {target} has no parameter {rest[0]!r}{nearest(rest[0], parameters)}")
     kind = "key or group" if not path and len(rest) == 1 else "key"
     raise ConfigError(f"{key}: no such {kind}{_nearest_key(plain, key, groups)}")
 

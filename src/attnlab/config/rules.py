@@ -1,5 +1,7 @@
 """What signatures cannot say: bounds of other libraries' arguments, and how keys must relate to each other."""
 
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,7 +21,71 @@ FOREIGN = {
     "task.mixup.cutmix_alpha": "Annotated[float, Ge(0)]",
     "task.mixup.prob": "Annotated[float, Ge(0), Le(1)]",
     "task.mixup.switch_prob": "Annotated[float, Ge(0), Le(1)]",
+    "callbacks.ema.decay": "Annotated[float, Ge(0), Lt(1)]",
+    "callbacks.early_stopping.patience": "Annotated[int, Ge(1)]",
+    "callbacks.early_stopping.min_delta": "Annotated[float, Ge(0)]",
 }
+
+# Arguments of Lightning's Trainer that other keys set, with these keys.
+TRAINER = {
+    "accelerator": "hardware.accelerator",
+    "devices": "hardware.devices",
+    "num_nodes": "hardware.num_nodes",
+    "strategy": "hardware.strategy",
+    "precision": "hardware.precision",
+    "sync_batchnorm": "task.train.batch.split",
+    "max_steps": "task.train.max_steps",
+    "max_epochs": "task.train.max_epochs",
+    "max_time": "task.train.max_minutes",
+    "accumulate_grad_batches": "task.train.batch",
+    "gradient_clip_val": "task.train.clip",
+    "gradient_clip_algorithm": "task.train.clip",
+    "val_check_interval": "task.train.validate_every",
+    "check_val_every_n_epoch": "task.train.validate_every_epochs",
+    "log_every_n_steps": "task.train.log_every",
+    "logger": "logger",
+    "callbacks": "callbacks",
+    "default_root_dir": "hydra.run.dir",
+    "enable_progress_bar": None,
+    "enable_checkpointing": None,
+    "enable_autolog_hparams": None,
+    "fast_dev_run": "debug=fast",
+    "limit_test_batches": None,  # a score of a part of the test set would pass for one of the whole
+    "plugins": None,
+    "model_registry": None,
+    "use_distributed_sampler": None,
+    "reload_dataloaders_every_n_epochs": None,
+}
+EXTRAS = {"tensorboard": "log", "wandb": "log", "mlflow": "mlflow"}  # loggers: the package, and the extra that has it
+
+
+def check_trainer(arguments: Mapping[str, Any]) -> None:
+    """Refuse the arguments of Lightning's Trainer that attnlab sets itself.
+
+    Args:
+        arguments: the node `trainer`.
+
+    Raises:
+        ConfigError: names the key that sets the argument.
+    """
+    for name in arguments:
+        if name in TRAINER:
+            key = TRAINER[name]
+            raise ConfigError(f"trainer.{name}: attnlab sets it itself{f'; give {key}' if key else ''}")
+
+
+def check_loggers(names: Iterable[str]) -> None:
+    """Refuse loggers whose package is not installed.
+
+    Args:
+        names: the keys of the node `logger`.
+
+    Raises:
+        ConfigError: names the extra to install.
+    """
+    for name in names:
+        if name in EXTRAS and not find_spec(name):
+            raise ConfigError(f"logger={name} needs the package {name}: pip install 'attnlab[{EXTRAS[name]}]'")
 
 
 def check_relations(cfg: DictConfig) -> None:
@@ -35,6 +101,17 @@ def check_relations(cfg: DictConfig) -> None:
     def get(key: str) -> Any:
         return OmegaConf.select(cfg, key)
 
+    check_trainer(cfg.trainer)
+    check_loggers(cfg.logger)
+    ema = [node for node in cfg.callbacks.values() if "EMAWeightAveraging" in str(node.get("_target_"))]
+    if ema and get("hardware.strategy") == "fsdp":
+        raise ConfigError("callbacks=ema: hardware=fsdp shards the weights, and no process has all of them to average")
+    if ema and get("task.ema_decay"):
+        raise ConfigError(f"callbacks=ema: the task averages itself; set task.ema_decay=0 (now {cfg.task.ema_decay})")
+    if "train" not in cfg.task:
+        for key in ("compile", "gradient_checkpointing"):
+            if cfg.hardware[key]:
+                raise ConfigError(f"hardware.{key}=true: task={cfg.task.name} trains nothing; leave it out")
     devices = get("hardware.devices")
     if OmegaConf.is_list(devices) and len(set(devices)) < len(devices):
         raise ConfigError(f"hardware.devices={devices}: expected each device once")

@@ -38,12 +38,16 @@ class Root:
     prompt: Annotated[str | None, ReadBy(("generate",))]
     resume: Annotated[Path | None, ReadBy(("train",))]
     baseline: Annotated[Path | None, ReadBy(("train", "test", "compress"))]
+    tags: list[Annotated[str, MinLen(1)]]
     cache_dir: Annotated[Path, MinLen(1)]
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The arguments of Lightning's Trainer that say where and how fast a run happens, and `compile`: torch.compile."""
+    """The arguments of Lightning's Trainer that say where and how fast a run happens, and two of the model.
+
+    compile: by torch.compile. gradient_checkpointing: each layer is computed again in the backward pass.
+    """
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"]
     devices: Annotated[int, Ge(1)] | Literal["auto"] | Annotated[list[Annotated[int, Ge(0)]], MinLen(1)]
@@ -51,6 +55,7 @@ class Hardware:
     strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"]
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"]
     compile: bool
+    gradient_checkpointing: bool
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,7 @@ SCHEMAS: dict[str, type] = {
     "task.pretrain": Pretraining,
     "task.text": Text,
 }
+ARGUMENTS = {"trainer": "lightning.pytorch.trainer.trainer.Trainer"}  # nodes with the arguments of one class
 OPEN = (Root, Task)  # may have keys that are not listed: groups and a task's own
 MODES = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "modes").glob("[!_]*.py")))
 
@@ -165,5 +171,5 @@ def read_by() -> dict[str, ReadBy]:
 def owner(node: Mapping[str, Any], path: str) -> str:
     """The dotted name of what declares a node's keys: its `_target_`, or the schema of its place; empty if neither."""
     schema = SCHEMAS.get(path)
-    name = f"{schema.__module__}.{schema.__qualname__}" if schema else ""
+    name = f"{schema.__module__}.{schema.__qualname__}" if schema else ARGUMENTS.get(path, "")
     return str(node.get("_target_") or name)

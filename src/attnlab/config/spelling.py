@@ -8,9 +8,13 @@ SPELLINGS = {
 
 
 def spelled(arguments: Iterable[str]) -> list[str]:
-    """A command line in which every key has its own name, as the configuration files and records have it."""
+    """A command line in which every key has its own name, as the configuration files and records have it.
+
+    The keys of the node `trainer` are arguments of Lightning's Trainer, which no file lists: Hydra must add them.
+    """
     found = []
     for text in arguments:
         key, sign, value = text.partition("=")
-        found.append(f"{SPELLINGS.get(key, key)}{sign}{value}")
+        key = f"++{key}" if key.startswith("trainer.") else SPELLINGS.get(key, key)
+        found.append(f"{key}{sign}{value}")
     return found

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from attnlab.config.batch import check_batch
 from attnlab.report.curves import plot_curves
 from attnlab.runs import record as records
+from attnlab.runs.loggers import open_loggers
 from attnlab.runs.record import first_process
 from attnlab.tasks.base import task_of
 from attnlab.training.checkpoints import check_identity, read_checkpoint
@@ -26,6 +27,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     resume = last_checkpoint(cfg, directory)
     task.check(directory)
     check_batch(cfg, process_count(cfg))
+    open_loggers(cfg, directory)  # before the data: a service may refuse
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     data, module = task.prepare(record, None)
     if first_process():

@@ -56,13 +56,22 @@ LEFT_OUT = (
     "task.data.max_frames",
     "task.train.log_every",
     "logger",
+    "tags",
+    "callbacks.learning_rate",  # these two only watch
+    "callbacks.device_stats",
+    "trainer.profiler",  # these four change no numbers
+    "trainer.enable_model_summary",
+    "trainer.barebones",
+    "trainer.detect_anomaly",
     "baseline",
     "hardware.accelerator",
     "hardware.devices",
     "hardware.num_nodes",
     "hardware.strategy",
     "hardware.compile",
+    "hardware.gradient_checkpointing",
 )
+OPTIONAL = ("callbacks", "trainer")  # nodes that say nothing while they are empty
 OF_THE_RUN = ("mode", "seed", "checkpoint", "prompt", "bench")  # not part of the recipe
 SEEDS = ("task.data.seed", "task.sampling.seed")  # copies of `seed`: left out where they equal it
 WEIGHTS = ("checkpoint", "task.encoder_checkpoint", "task.model.weights", "task.data.vocabulary.file")
@@ -128,6 +137,9 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None, renames: Re
             _pop(plain, key)
     for key in (*LEFT_OUT, *OF_THE_RUN):
         _pop(plain, key)
+    for key in OPTIONAL:
+        if not plain.get(key):
+            _pop(plain, key)
     for key, content in weights.items():
         if _get(plain, key) is not None:
             _set(plain, key, content)

@@ -20,6 +20,7 @@ from attnlab.errors import AttnlabError
 from attnlab.runs import record as records
 from attnlab.runs.files import write_bytes
 from attnlab.runs.identity import NOTHING_READ
+from attnlab.runs.loggers import close_loggers
 from attnlab.runs.signals import Interrupted, interruptible
 
 log = logging.getLogger("attnlab.run")
@@ -75,6 +76,8 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
                 records.identify(record, NOTHING_READ)
             record["status"] = "finished"
             save()
+            if directory and cfg.get("logger") and cfg.mode != "describe":
+                close_loggers(cfg, record, directory)
         except BaseException as error:
             code, message = _exit_code_and_message(error, received, directory)
             if first or not received:

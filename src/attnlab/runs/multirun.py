@@ -1,22 +1,27 @@
 """The jobs of a multirun: each one is a process of its own, and a summary is printed at the end."""
 
+import math
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from attnlab.runs import record as records
 from attnlab.runs.signals import handling
 
 
-def run_job(arguments: Sequence[str], directory: Path) -> None:
+def run_job(arguments: Sequence[str], directory: Path) -> float:
     """Run one job in a new process, so that its memory is released and a job that is killed takes no other with it.
 
     Args:
         arguments: the job's command line.
         directory: its run directory.
+
+    Returns:
+        The best value of the validation metric that the task monitors; NaN if the job did not finish or has none.
 
     Raises:
         SystemExit: a signal arrived. The job has received it too; the jobs after it are not started.
@@ -36,6 +41,14 @@ def run_job(arguments: Sequence[str], directory: Path) -> None:
         _record_killed(directory, signal.Signals(-code).name)
     if received:
         raise SystemExit(128 + received[0])
+    return best(records.read(directory)) if (directory / "record.json").is_file() else math.nan
+
+
+def best(record: Mapping[str, Any]) -> float:
+    """The best value of the metric by which a finished run chose its checkpoints; NaN if there is none."""
+    values = [value for name, value in record["training"].items() if name.startswith("best_")]
+    finished = record["status"] == "finished" and values and isinstance(values[0], int | float)
+    return float(values[0]) if finished else math.nan
 
 
 def _record_killed(directory: Path, name: str) -> None:
@@ -46,17 +59,18 @@ def _record_killed(directory: Path, name: str) -> None:
         records.write(records.read(directory) | {"status": "failed", "error": message}, directory)
 
 
-def summarize(directory: Path, jobs: int) -> int:
+def summarize(directory: Path, jobs: int | None) -> int:
     """Print to stderr how the jobs ended, as their records have it.
 
     Args:
         directory: the multirun's directory, with one run directory per job.
-        jobs: how many jobs there were.
+        jobs: how many jobs there were; None: as many as have a record.
 
     Returns:
         The exit code: 0 if all have finished, else 1.
     """
     found = {path.parent.name: records.read(path.parent) for path in sorted(directory.glob("*/record.json"))}
+    jobs = len(found) if jobs is None else jobs
     finished = [name for name, record in found.items() if record["status"] == "finished"]
     print(f"{len(finished)} of {jobs} jobs finished: {directory}", file=sys.stderr)
     for name, record in found.items():

@@ -88,6 +88,7 @@ def new(cfg: DictConfig, command: str) -> dict[str, Any]:
         "hardware": choices.hardware,
         "experiment": choices.experiment,
         "seed": cfg.seed,
+        "tags": list(cfg.tags),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **{section: dict.fromkeys(keys.split(), NOT_RUN) for section, keys in SECTIONS.items()},
     }

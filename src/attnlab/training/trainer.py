@@ -3,6 +3,7 @@
 import copy
 import logging
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,8 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from omegaconf import DictConfig
 from torch import distributed, nn
@@ -26,15 +28,21 @@ from attnlab.callbacks.resume import Resume
 from attnlab.callbacks.signals import KeepSignals
 from attnlab.callbacks.speed import TrainingSpeed
 from attnlab.config.batch import configured_processes, counted
+from attnlab.config.build import instantiate
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError, DataError
 from attnlab.runs.device import scoring_dtype
+from attnlab.runs.loggers import open_loggers
 from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.training.batch_norm import batch_norms
 from attnlab.training.checkpoints import average, load_into, write_weights
+from attnlab.training.gradient_checkpointing import checkpoint_layers
 from attnlab.training.module import Module
 
 log = logging.getLogger(__name__)
+
+TEST_ARGUMENTS = ("detect_anomaly", "deterministic", "benchmark")  # of `trainer`, also in a test
+PROFILERS: dict[Any, Any] = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
 def last_checkpoint(cfg: DictConfig, directory: Path) -> Path | None:
@@ -95,8 +103,13 @@ def fit(
             "set task.train.batch.split=false where the task has it, or take hardware.devices=1 and a task.data limit "
             "that holds a whole update"
         )
-    callbacks = [best, LearningRateMonitor(), Resume(data), Memory(), TrainingSpeed(), *progress()]
-    trainer = build_trainer(cfg, directory, callbacks, processes, accumulate)
+    own = configured_callbacks(cfg, monitor, better)
+    callbacks = [best, Resume(data), Memory(), TrainingSpeed(), *own, *progress()]
+    if not any(isinstance(one, LearningRateMonitor) for one in own):
+        callbacks.append(LearningRateMonitor())
+    trainer = build_trainer(cfg, directory, callbacks, processes, accumulate, loggers=open_loggers(cfg, directory))
+    if cfg.hardware.gradient_checkpointing:
+        checkpoint_layers(module.model)
     log.info("each update: %s on each of %s", counted(accumulate, "batch"), counted(processes, "process"))
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     if whole is not module.model:  # no process could decode alone with the part that it has
@@ -162,6 +175,7 @@ def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback])
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=sys.stdout.isatty(),
+        **{name: value for name, value in cfg.trainer.items() if name in TEST_ARGUMENTS},
     )
     trainer.test(module, datamodule=data, verbose=False)
     return True
@@ -203,6 +217,7 @@ def build_trainer(
     accumulate: int,
     *,
     enable_checkpointing: bool = True,
+    loggers: Sequence[Logger] = (),
 ) -> L.Trainer:
     """Lightning's Trainer for `cfg.task.train` and `cfg.hardware`.
 
@@ -213,32 +228,56 @@ def build_trainer(
         processes: the number of processes.
         accumulate: batches of each process in an update.
         enable_checkpointing: False: no checkpoint is saved.
+        loggers: besides the CSV files.
     """
     train, hardware = cfg.task.train, cfg.hardware
-    return L.Trainer(
-        accelerator=hardware.accelerator,
-        devices=hardware.devices,
-        num_nodes=hardware.num_nodes,
-        strategy=_strategy(hardware.strategy, processes),
-        precision=hardware.precision,
-        max_steps=train.max_steps,
-        max_epochs=train.max_epochs or -1,
-        max_time=timedelta(minutes=train.max_minutes) if train.max_minutes else None,
-        accumulate_grad_batches=accumulate,
-        val_check_interval=train.validate_every * accumulate if train.validate_every else 1.0,
-        check_val_every_n_epoch=None if train.validate_every else train.validate_every_epochs,
-        log_every_n_steps=train.log_every,
-        num_sanity_val_steps=0,
-        reload_dataloaders_every_n_epochs=1,
-        use_distributed_sampler=False,
-        plugins=[AtomicCheckpointIO()],
-        default_root_dir=directory,
-        logger=CSVLogger(directory, name="", version=_next_curves(directory)),
-        callbacks=[KeepSignals(), *callbacks],
-        enable_checkpointing=enable_checkpointing,
-        enable_model_summary=False,
-        enable_progress_bar=sys.stdout.isatty(),
-    )
+    curves = CSVLogger(directory, name="", version=_next_curves(directory))
+    arguments: dict[str, Any] = {
+        "accelerator": hardware.accelerator,
+        "devices": hardware.devices,
+        "num_nodes": hardware.num_nodes,
+        "strategy": _strategy(hardware.strategy, processes),
+        "precision": hardware.precision,
+        "max_steps": train.max_steps,
+        "max_epochs": train.max_epochs or -1,
+        "max_time": timedelta(minutes=train.max_minutes) if train.max_minutes else None,
+        "accumulate_grad_batches": accumulate,
+        "val_check_interval": train.validate_every * accumulate if train.validate_every else 1.0,
+        "check_val_every_n_epoch": None if train.validate_every else train.validate_every_epochs,
+        "log_every_n_steps": train.log_every,
+        "num_sanity_val_steps": 0,
+        "reload_dataloaders_every_n_epochs": 1,
+        "use_distributed_sampler": False,
+        "plugins": [AtomicCheckpointIO()],
+        "default_root_dir": directory,
+        "logger": [curves, *loggers],
+        "callbacks": [KeepSignals(), *callbacks],
+        "enable_checkpointing": enable_checkpointing,
+        "enable_model_summary": False,
+        "enable_progress_bar": sys.stdout.isatty(),
+    }
+    arguments |= instantiate(cfg.trainer, path="trainer")
+    if (profiler := arguments.get("profiler")) in PROFILERS:
+        arguments["profiler"] = PROFILERS[profiler](dirpath=directory, filename="profile")
+    return L.Trainer(**arguments)
+
+
+def configured_callbacks(cfg: DictConfig, monitor: str, better: Literal["min", "max"]) -> list[Callback]:
+    """The callbacks of the node `callbacks`; those that watch a metric get the task's unless they have their own.
+
+    Args:
+        cfg: the run's configuration.
+        monitor: the validation metric by which checkpoints are chosen.
+        better: which values of `monitor` are better.
+    """
+    found = []
+    for name, node in cfg.callbacks.items():
+        made = instantiate(node, path=f"callbacks.{name}")
+        if not isinstance(made, Callback):  # a partial, which lacks what the task knows
+            known = {"monitor": monitor, "mode": better}
+            made = made(**{key: value for key, value in known.items() if key not in node})
+        found.append(made)
+    return found
 
 
 def _next_curves(directory: Path) -> str:

@@ -85,6 +85,11 @@ class SequenceToTextTask(TextTask):
         from attnlab.training.checkpoints import find_weights, read_checkpoint
 
         task = self.cfg.task
+        if self.cfg.hardware.compile:
+            raise ConfigError(
+                f"hardware.compile=true: task={task.name} has batches of many lengths, for which torch.compile would "
+                "compile again and again; leave it out"
+            )
         instantiate(task.decode, path="task.decode")
         self._metric()
         if not 0 <= task.train.label_smoothing < 1:

@@ -1,0 +1,52 @@
+"""Gradient checkpointing: a layer keeps its input alone, and is computed again in the backward pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import is_grad_enabled, nn
+from torch.utils.checkpoint import checkpoint
+
+from attnlab.errors import ConfigError
+from attnlab.training.batch_norm import batch_norms
+
+
+def checkpoint_layers(model: nn.Module) -> int:
+    """Compute each layer of a model again in the backward pass. Losses and gradients stay the same.
+
+    Layers are the members of each `nn.ModuleList` named `layers` in attnlab's models; timm's models have their own
+    switch.
+
+    Args:
+        model: changed in place.
+
+    Returns:
+        The number of layers; 0 for a model that has its own switch.
+
+    Raises:
+        ConfigError: the model has BatchNorm, whose running statistics would count each batch twice, or no layers.
+    """
+    if norms := batch_norms(model):
+        raise ConfigError(
+            f"hardware.gradient_checkpointing=true: the model has BatchNorm ({next(iter(norms))}), whose statistics "
+            "would count each batch twice"
+        )
+    if callable(switch := getattr(model, "set_grad_checkpointing", None)):
+        switch(True)
+        return 0
+    lists = [found for module in model.modules() if isinstance(found := getattr(module, "layers", None), nn.ModuleList)]
+    layers = list(dict.fromkeys(layer for found in lists for layer in found))
+    if not layers:
+        name = type(model).__name__
+        raise ConfigError(f"hardware.gradient_checkpointing=true: {name} has no layers to compute again")
+    for layer in layers:
+        layer.forward = functools.partial(_again, layer, layer.forward)
+    return len(layers)
+
+
+def _again(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if layer.training and is_grad_enabled():
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    return forward(*args, **kwargs)

@@ -1,0 +1,89 @@
+"""Loggers beside the record, read back with their own libraries."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from attnlab.errors import ConfigError
+from attnlab.modes import train
+from attnlab.runs.loggers import close_loggers, final_numbers
+from tests.tasks.conftest import Start
+
+
+def test_tensorboard_has_curves_configuration_scores_and_samples(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    cfg, record = start("logger=tensorboard", "task.train.max_epochs=1", "task.train.log_every=1")
+    train.run(cfg, record, tmp_path)
+    close_loggers(cfg, record, tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    tags = events.Tags()
+    assert {"loss", "val_accuracy", "final/quality/bleu", "final/parameters/total"} <= set(tags["scalars"])
+    assert events.Scalars("final/parameters/total")[0].value == record["parameters"]["total"]
+    assert "samples/text_summary" in tags["tensors"]
+    (text,) = events.Tensors("samples/text_summary")
+    assert "sieben drei" in text.tensor_proto.string_val[0].decode()
+    assert "task.optimizer.lr" in (tmp_path / "tensorboard" / "hparams.yaml").read_text()
+    assert (tmp_path / "curves" / "metrics.csv").is_file()
+
+
+def test_wandb_offline(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    cfg, record = start(
+        "logger=[wandb,csv]", "logger.wandb.offline=true", "task.train.max_epochs=1", "task.train.log_every=1"
+    )
+    train.run(cfg, record, tmp_path)
+    close_loggers(cfg, record, tmp_path)
+    wandb.teardown()  # at the end of a process: waits for what is still to be written
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    rows = _history(folder)
+    assert {"loss", "val_accuracy", "final/quality/bleu"} <= {key for row in rows for key in row}
+    assert any(row.get("final/parameters/total") == record["parameters"]["total"] for row in rows)
+    (table,) = folder.glob("files/media/table/samples*.json")
+    assert "sieben drei" in table.read_text(encoding="utf-8")
+
+
+def _history(folder: Path) -> list[dict[str, object]]:
+    """What an offline run of wandb stored: protocol buffers in a log of blocks of 32 KiB, as LevelDB has it."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, place, parts, rows = next(folder.glob("*.wandb")).read_bytes(), 7, b"", []
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, size, kind = struct.unpack("<IHB", content[place : place + 7])
+        parts += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last of several parts
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            items = record.history.item
+            rows.append({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+    return rows
+
+
+def test_a_service_that_refuses_is_one_line_before_the_data(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+
+    def refuse(**settings: object) -> None:
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    cfg, record = start("logger=wandb")
+    with pytest.raises(ConfigError, match=r"logger=wandb: UsageError: No API key.*logger.wandb.offline=true"):
+        train.run(cfg, record, tmp_path)
+    assert record["corpus"] == "not run"
+
+
+def test_numbers_that_were_not_run_are_left_out() -> None:
+    sections = {name: {} for name in ("inference", "training", "parameters", "kv_cache")}
+    record = {**sections, "quality": {"bleu": 3.5, "wer": "not run", "by": {"a": 1}, "right": True}}
+    assert dict(final_numbers(record)) == {"quality/bleu": 3.5, "quality/by/a": 1}

@@ -1,0 +1,149 @@
+"""What a command line passes on to Lightning: arguments of its Trainer, callbacks, gradient checkpointing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError
+from attnlab.modes import train
+from attnlab.runs.identity import recipe
+from attnlab.training.gradient_checkpointing import checkpoint_layers
+from tests.tasks.conftest import Start
+
+
+def run(start: Start, directory: Path, *overrides: str) -> dict[str, Any]:
+    cfg, record = start("task.train.max_epochs=2", *overrides)
+    directory.mkdir(exist_ok=True)
+    train.run(cfg, record, directory)
+    return record
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "checkpoints" / "averaged.safetensors")
+
+
+def test_arguments_of_the_trainer(start: Start, tmp_path: Path) -> None:
+    record = run(start, tmp_path, "++trainer.limit_train_batches=1", "++trainer.profiler=simple")
+    assert record["training"]["steps"] == 2
+    assert "run_training_batch" in (tmp_path / "fit-profile.txt").read_text()
+
+
+def test_early_stopping_watches_the_task_s_metric(start: Start, tmp_path: Path) -> None:
+    stop = ("callbacks=early_stopping", "callbacks.early_stopping.patience=1", "task.optimizer.lr=0")
+    record = run(start, tmp_path, *stop, "task.train.max_epochs=9")
+    assert record["training"]["epochs"] == 2
+
+
+def test_an_average_of_the_weights(start: Start, tmp_path: Path) -> None:
+    """Without memory it is the last weights; otherwise other weights are validated, kept and scored."""
+    common = ("task.train.keep_best=1",)
+    plain, zero, slow = (run(start, tmp_path / name, *common, *more) for name, more in AVERAGES.items())
+    assert plain["training"]["final_loss"] == zero["training"]["final_loss"] == slow["training"]["final_loss"]
+    last, averages = weights(tmp_path / "plain"), [weights(tmp_path / name) for name in ("zero", "slow")]
+    same = [all(torch.equal(value, found[name]) for name, value in last.items()) for found in averages]
+    assert same == [True, False]
+
+
+AVERAGES = {
+    "plain": (),
+    "zero": ("callbacks=ema", "callbacks.ema.decay=0.0"),
+    "slow": ("callbacks=ema", "callbacks.ema.decay=0.9"),
+}
+
+
+def test_gradient_checkpointing_changes_nothing_but_time_and_memory(start: Start, tmp_path: Path) -> None:
+    run(start, tmp_path / "plain")
+    run(start, tmp_path / "again", "hardware.gradient_checkpointing=true")
+    want, found = weights(tmp_path / "plain"), weights(tmp_path / "again")
+    assert all(torch.equal(value, found[name]) for name, value in want.items())
+
+
+def test_a_task_that_is_not_compiled_says_so(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="hardware.compile=true: task=mustc has batches of many lengths"):
+        run(start, tmp_path, "hardware.compile=true")
+    with pytest.raises(ConfigError, match="hardware.compile=true: task=reasoning trains nothing"):
+        compose("task=reasoning", "hardware.compile=true")
+
+
+def test_layers_are_computed_again_in_training_alone() -> None:
+    calls = []
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(x)
+            return super().forward(x)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Layer(2, 2), Layer(2, 2)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Model()
+    assert checkpoint_layers(model) == 2
+    model(torch.ones(1, 2)).sum().backward()
+    assert len(calls) == 4
+    model.eval()(torch.ones(1, 2)).sum().backward()
+    assert len(calls) == 6
+    with pytest.raises(ConfigError, match=r"has BatchNorm \(1\)"):
+        checkpoint_layers(torch.nn.Sequential(Layer(2, 2), torch.nn.BatchNorm1d(2)))
+    with pytest.raises(ConfigError, match="Linear has no layers"):
+        checkpoint_layers(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.limit_trin_batches=1", "trainer.limit_trin_batches: .*nearest: limit_train_batches"),
+        ("trainer.limit_train_batches=x", "trainer.limit_train_batches=x: expected int or float"),
+        ("trainer.devices=2", "trainer.devices: attnlab sets it itself; give hardware.devices"),
+        ("trainer.max_steps=2", "give task.train.max_steps"),
+        ("trainer.limit_test_batches=2", "trainer.limit_test_batches: attnlab sets it itself"),
+        ("trainer.enable_checkpointing=false", "trainer.enable_checkpointing: attnlab sets it itself"),
+        ("callbacks=emma", "no such callbacks; nearest: ema"),
+        ("callbacks=[ema,emma]", "no such callbacks; nearest: ema"),
+        ("tags=[1,'']", "tags=.*expected a list, each str, not empty"),
+        ("debug=quick", "no such debug"),
+        ("logger=[csv,tensorbord]", "no such logger; nearest: tensorboard"),
+    ],
+)
+def test_wrong_values(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose(override)
+
+
+def test_an_average_is_refused_where_it_cannot_be_one() -> None:
+    with pytest.raises(ConfigError, match="callbacks=ema: hardware=fsdp"):
+        compose("callbacks=ema", "hardware=fsdp")
+    with pytest.raises(ConfigError, match=r"set task.ema_decay=0"):
+        compose("task=imagenet", "callbacks=ema", "scale=paper", "task.ema_decay=0.9")
+
+
+def test_what_changes_no_number_changes_no_recipe() -> None:
+    plain = recipe(compose())
+    same = ("tags=[mine]", "logger=tensorboard", "trainer.profiler=simple", "hardware.gradient_checkpointing=true")
+    assert recipe(compose(*same, "callbacks=[learning_rate,device_stats]")) == plain
+    other = ["callbacks=[ema,device_stats]", "trainer.limit_train_batches=3"]
+    assert len({plain, *(recipe(compose(one)) for one in other)}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fast", "overfit", "profile"])
+@pytest.mark.parametrize("task", ["mustc", "wikitext2", "imagenet", "wmt16"])
+def test_debugging_settings_fit_every_task(task: str, kind: str) -> None:
+    assert compose(f"task={task}", f"debug={kind}").choices.debug == kind
+
+
+@pytest.mark.parametrize("kind", ["fast", "overfit", "profile"])
+def test_debugging(start: Start, tmp_path: Path, kind: str) -> None:
+    cfg, record = start(f"debug={kind}", *(["task.train.max_epochs=2"] if kind == "overfit" else []))
+    train.run(cfg, record, tmp_path)
+    assert 0 < record["training"]["steps"] <= 30
