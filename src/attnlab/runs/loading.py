@@ -241,6 +241,8 @@ class _Loading:
         if "hardware" in given and self.key == "checkpoint":
             hardware = root["hardware"]
         own["hardware"] = {**root["hardware"], **hardware}
+        if self.key == "checkpoint" or "logger" in given:
+            own["logger"] = root["logger"]  # what uses a run does not add to its curves
         bench = own.get("bench") or {}
         kept = {} if "bench" in given else {k: v for k, v in bench.items() if k in root["bench"] and k[0] != "_"}
         own["bench"] = {**root["bench"], **kept, "published": root["bench"]["published"]}
