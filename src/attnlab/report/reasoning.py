@@ -26,8 +26,8 @@ DENSE = "dense"
 
 
 def is_one(found: Found) -> bool:
-    """Whether a record is of a language model that was asked."""
-    return found.record["task"] == "reasoning" and isinstance(found.record.get("compression"), dict)
+    """Whether a record is of a language model that was asked, however it has ended."""
+    return bool(found.record["task"] == "reasoning")
 
 
 def render(records: Sequence[Found], directory: Path) -> list[Path]:
@@ -182,5 +182,6 @@ def _keep(one: Found) -> float | None:
 
 
 def _rate(one: Found) -> dict[str, Any]:
-    found: dict[str, Any] = one.record["compression"].get("rate") or {}
+    about = one.record.get("compression")
+    found: dict[str, Any] = about.get("rate") or {} if isinstance(about, dict) else {}
     return found
