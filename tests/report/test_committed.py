@@ -18,6 +18,7 @@ EXPERIMENTS = ROOT / "experiments"
 SPECS = sorted(EXPERIMENTS.glob("*/*.yaml"))
 REPORTS = {"*/bench/bench.csv": bench, "*/*/sweep.csv": compression}
 FOLDERS = [(path.parent, report) for pattern, report in REPORTS.items() for path in sorted(EXPERIMENTS.glob(pattern))]
+FOLDERS = [(folder, report) for folder, report in FOLDERS if not (folder / "runs.csv").is_file()]  # it has each run
 PICTURES = sorted(EXPERIMENTS.rglob("*.png"))
 
 
