@@ -154,7 +154,7 @@ WRONG = {
     "mode=trian": "mode=trian: no such mode; nearest: train",
     "mode=test": "mode=test needs checkpoint=",
     "mode=test checkpoint=/nowhere": "checkpoint=/nowhere: no such file or directory",
-    "checkpoint=/": "and mode=evaluate and mode=describe, not by mode=train",
+    "checkpoint=/": "and mode=describe and mode=export, not by mode=train",
     "prompt=a": "prompt= is read by mode=generate, not by mode=train",
     "mode=generate task=wikitext2": "mode=generate needs checkpoint=",
     "mode=generate": "mode=generate: task=mustc has no such mode; it has train, test, bench, describe",

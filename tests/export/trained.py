@@ -1,5 +1,6 @@
 """Tiny language models with random weights on which every number of their logits depends, and their configurations."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,9 +8,14 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from attnlab.config.build import freeze
+from attnlab.config.check import compose
+from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.data.text.vocabulary import BytePairs, BytePairVocabulary, WordVocabulary
 from attnlab.models import LanguageModel
 from attnlab.models.build import build_model
+from attnlab.runs.record import new, write
+from attnlab.tasks.base import task_of
+from attnlab.training.checkpoints import write_weights
 from tests.attention.mechanisms import composed
 
 WORDS = WordVocabulary([*(f"w{i}" for i in range(27)), "<eos>", "<unk>"], "<eos>", "<unk>", "after")
@@ -75,3 +81,29 @@ def record(attention: str, **values: Any) -> dict[str, Any]:
 
 def ids(rows: int, length: int, size: int = WORDS.size) -> Tensor:
     return torch.randint(size, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def run_directory(folder: Path, *settings: str) -> tuple[Path, Any]:
+    """A finished run with random weights, as training leaves it, and its module."""
+    cfg = compose("hardware=cpu", *settings)
+    task = task_of(cfg)
+    folder.mkdir()
+    match task.kept:
+        case ("vocabulary.json",):
+            module = task._module(WORDS)
+            WORDS.save(folder / "vocabulary.json")
+        case ("classes.json",):
+            module = task._module(["cat", "dog", "hen"])
+            (folder / "classes.json").write_text('["cat", "dog", "hen"]')
+        case _:
+            lines = ["the house of the rising sun", "they call the rising sun a house"]
+            words = Tokenizer.train(lines, folder / "tokenizer", 40, hard_limit=False)
+            module = task._module(words, None)
+    fill(module.model)
+    module.model.eval()
+    write_weights(folder / "checkpoints" / "averaged.safetensors", module.model.state_dict(), module.identity)
+    OmegaConf.save(cfg, folder / "config.yaml")
+    found = new(cfg, "python -m attnlab " + " ".join(settings)) | {"status": "finished", "corpus": "sample"}
+    task.sizes(found, module.model)
+    write(found, folder)
+    return folder, module

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from attnlab.compression import compress, folder
 from attnlab.compression.methods.tensorllm import TensorLLM
@@ -12,6 +12,10 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.modes import export
 from attnlab.pretrained import huggingface
 from tests.pretrained.tiny import ids, logits, tiny, words
+
+
+def configured(model: str | None) -> DictConfig:
+    return OmegaConf.create({"model": model, "checkpoint": None, "format": None})
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "roberta"])
@@ -26,7 +30,7 @@ def test_a_run_becomes_a_checkpoint(kind: str, dtype: torch.dtype, tmp_path: Pat
     words().save_pretrained(tmp_path / "run" / "compressed")
     record: dict[str, str] = {}
     for i, name in enumerate(("run", "run/compressed")):  # a run, or its folder
-        export.run(OmegaConf.create({"model": str(tmp_path / name)}), record, tmp_path / f"out{i}")
+        export.run(configured(str(tmp_path / name)), record, tmp_path / f"out{i}")
         place = tmp_path / f"out{i}" / "exported"
         assert record["exported"] == str(place)
         auto = transformers.AutoModelForMaskedLM if kind == "roberta" else transformers.AutoModelForCausalLM
@@ -41,7 +45,7 @@ def test_a_run_becomes_a_checkpoint(kind: str, dtype: torch.dtype, tmp_path: Pat
 def test_what_is_no_compressed_model(tmp_path: Path) -> None:
     for model, message in ((None, "model= is not given"), (str(tmp_path), f"model={tmp_path}")):
         with pytest.raises(ConfigError, match=f"mode=export: {message}; give a run of mode=compress"):
-            export.run(OmegaConf.create({"model": model}), {}, tmp_path)
+            export.run(configured(model), {}, tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(DataError, match="not a manifest"):
-        export.run(OmegaConf.create({"model": str(tmp_path)}), {}, tmp_path)
+        export.run(configured(str(tmp_path)), {}, tmp_path)

@@ -186,7 +186,7 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         value = cfg[key]
         if value is not None and cfg.mode not in reading.modes:
             raise ConfigError(f"{key}= is read by mode={' and mode='.join(reading.modes)}, not by mode={cfg.mode}")
-        if value is not None and key != "prompt" and not Path(value).expanduser().exists():
+        if value is not None and key not in ("prompt", "format") and not Path(value).expanduser().exists():
             raise ConfigError(f"{key}={value}: no such file or directory")
     reading = readers["checkpoint"]
     if cfg.mode in set(reading.modes) - set(reading.optional):
@@ -196,6 +196,8 @@ def check_mode(cfg: DictConfig, task: str) -> None:
             raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>{also}")
         if untrained and cfg.checkpoint is not None and cfg.model is not None:
             raise ConfigError(f"checkpoint={cfg.checkpoint} and model={cfg.model}: give one of them")
+    if cfg.mode == "export" and cfg.checkpoint is None and cfg.model is None:
+        raise ConfigError("mode=export needs checkpoint=<a trained run> or model=<a run of mode=compress>")
     if cfg.data_root == "":
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
 

@@ -34,8 +34,11 @@ class Root:
     rank: Annotated[int, Ge(1)] | None
     data_root: Path | None
     model: Annotated[str, MinLen(1)] | None
-    checkpoint: Annotated[Path | None, ReadBy(("test", "generate", "evaluate", "describe"), ("describe",))]
+    checkpoint: Annotated[
+        Path | None, ReadBy(("test", "generate", "evaluate", "describe", "export"), ("describe", "export"))
+    ]
     prompt: Annotated[str | None, ReadBy(("generate",))]
+    format: Annotated[Literal["hf", "safetensors"] | None, ReadBy(("export",))]
     resume: Annotated[Path | None, ReadBy(("train",))]
     baseline: Annotated[Path | None, ReadBy(("train", "test", "compress"))]
     tags: list[Annotated[str, MinLen(1)]]

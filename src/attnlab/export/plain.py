@@ -42,6 +42,8 @@ def export(model: nn.Module, cfg: DictConfig, record: Mapping[str, Any], files: 
         "task": cfg.task.name,
         "attention": plain.get("attention"),
         "model": plain["task"]["model"],
+        "features": plain["task"]["data"].get("features"),
+        "decode": plain["task"].get("decode"),
         "parameters": count_parameters(model),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }

@@ -1,6 +1,7 @@
-"""mode=export model=RUN: write a compressed language model as a plain Hugging Face checkpoint."""
+"""mode=export: write a trained or a compressed model as a folder that other programs read."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +10,70 @@ from omegaconf import DictConfig
 from attnlab.compression import folder
 from attnlab.errors import ConfigError
 from attnlab.pretrained import huggingface
+from attnlab.runs import record as records
+from attnlab.tasks.base import task_of
 
 log = logging.getLogger(__name__)
 
-EXPORTED = "exported"  # the folder of the run with the checkpoint
+EVERY_TASK = True  # a task need not list this mode in `task.modes`
+EXPORTED = "exported"  # the folder of the run with the exported model
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Multiply the factors out and write what transformers loads without attnlab, with the tokenizer if there is one.
+    """Write the model of `checkpoint=`, a trained run, or of `model=`, a compressed language model.
+
+    `format=hf` writes what transformers or timm loads without attnlab: a plain Llama where it can hold the model, else
+    a folder with its own modelling files; for images a folder of timm. `format=safetensors` writes plain weights, a
+    config of plain values, and the files of the run directory that belong to them. Each has a model card.
 
     Args:
-        cfg: the run's whole configuration, resolved; `model` is a run with a compressed model, or its folder.
+        cfg: the run's whole configuration, resolved.
         record: gets `exported`, the folder.
-        directory: the run's; the checkpoint is its folder `exported`.
+        directory: the run's; the model is its folder `exported`.
 
     Raises:
-        ConfigError: `model=` names no compressed model, one that is no language model, or one that a dense model
-            cannot hold exactly.
-        DataError: the folder is damaged.
-        WriteError: the checkpoint cannot be written.
+        ConfigError: what is named has no model to export, or none in this format.
+        DataError: its files are missing or damaged.
+        WriteError: the folder cannot be written.
     """
-    source = folder.find(cfg.model) if cfg.model else None
+    place = directory / EXPORTED
+    if cfg.checkpoint is None or cfg.task.modes[0] == "compress":  # such a task trains nothing
+        _compressed(cfg, place)
+    else:
+        task_of(cfg).export(place, cfg.format or "hf", _record_of(cfg))
+    record["exported"] = str(place)
+    print(place)
+
+
+def _compressed(cfg: DictConfig, place: Path) -> None:
+    """A compressed language model as a plain Hugging Face checkpoint: its factors multiplied out."""
+    key = "model" if cfg.checkpoint is None else "checkpoint"
+    named = cfg[key]
+    source = folder.find(named) if named else None
     if source is None:
-        given = f"model={cfg.model}" if cfg.model else "model= is not given"
+        given = f"{key}={named}" if named else "model= is not given"
         raise ConfigError(f"mode=export: {given}; give a run of mode=compress, or its folder {folder.COMPRESSED}")
+    if cfg.format == "safetensors":
+        raise ConfigError(
+            f"format=safetensors: {source} is a compressed language model, which is written for transformers; leave "
+            "format= out (its own weights are a safetensors file already)"
+        )
     words = str(source) if (source / "tokenizer_config.json").is_file() else None
-    huggingface.export(folder.densified(source), directory / EXPORTED, words)
+    huggingface.export(folder.densified(source), place, words)
     if words is None:
         log.warning("%s has no tokenizer; the checkpoint has none", source)
-    record["exported"] = str(directory / EXPORTED)
-    print(directory / EXPORTED)
+
+
+def _record_of(cfg: DictConfig) -> Mapping[str, Any]:
+    """The record of the run; without one, what its configuration says."""
+    place = Path(cfg.checkpoint).expanduser()
+    folders = [place] if place.is_dir() else [place.parent, place.parent.parent]
+    run = next((folder for folder in folders if (folder / "record.json").is_file()), None)
+    try:
+        if run is not None:
+            return records.upgraded(records.read(run), run)
+        reason = "there is no record.json"
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+    log.warning("%s: %s; the model card's numbers are not run", run or place, reason)
+    return {"task": cfg.task.name, "attention": cfg.choices.attention, "compress": cfg.choices.compress}

@@ -63,6 +63,7 @@ LEFT_OUT = (
     "trainer.enable_model_summary",
     "trainer.barebones",
     "trainer.detect_anomaly",
+    "format",  # of an exported model
     "baseline",
     "hardware.accelerator",
     "hardware.devices",

@@ -25,12 +25,8 @@ from attnlab.errors import ConfigError
 from attnlab.runs.identity import current, stable_name
 
 CONFIG = "config.yaml"
-OF_THE_COMMAND = ("mode", "checkpoint", "resume", "prompt", "baseline")  # never the run's: each command gives its own
-ELSEWHERE = (
-    "hardware",
-    "bench",
-    "logger",
-)  # groups that say where and how something is measured; they may be chosen again
+OF_THE_COMMAND = ("mode", "checkpoint", "resume", "prompt", "format", "baseline")  # never the run's
+ELSEWHERE = ("hardware", "bench", "logger")  # say where and how something is measured; they may be chosen again
 FREE = (  # keys, and everything below them, that may be given with checkpoint= and resume=
     *OF_THE_COMMAND,
     "data_root",

@@ -10,6 +10,7 @@ train or score.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -44,10 +45,12 @@ class Task(ABC):
         monitor: the validation metric by which the best checkpoints are chosen.
         better: "max" or "min", which values of `monitor` are better.
         workloads: the values of `bench.what` that mode=bench can measure for this task, the defaults first.
+        kept: names of the files that `keep` may write.
     """
 
     monitor: str = "val_accuracy"
     better: Literal["min", "max"] = "max"
+    kept: tuple[str, ...] = ()
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
@@ -129,6 +132,37 @@ class Task(ABC):
     def rebuilt(self, weights: Path) -> Module:
         """The module with random weights, from what :meth:`keep` has written beside these weights."""
         raise ConfigError(f"checkpoint={self.cfg.checkpoint}: task={self.cfg.task.name} has no model of a run to use")
+
+    def export(self, folder: Path, format: Literal["hf", "safetensors"], record: Mapping[str, Any]) -> None:
+        """Write the model of `checkpoint=` as a folder that other programs read.
+
+        Here: plain weights with a config of plain values, and copies of the files that `keep` has written.
+
+        Args:
+            folder: replaced as a whole when the new one is complete.
+            format: "safetensors" or, for tasks that override this, "hf".
+            record: of the run, for the model card.
+
+        Raises:
+            ConfigError: there is no such form of this model.
+            DataError: a file of the run is missing or damaged.
+            WriteError: the folder cannot be written; an earlier one then stays.
+        """
+        from attnlab.export import plain
+
+        if format != "safetensors":
+            raise ConfigError(
+                f"format={format}: transformers has no model for task={self.cfg.task.name}; format=safetensors writes "
+                "its weights, its config and its tokenizer, and attnlab uses the run directory as it is"
+            )
+        module = self.restore().cpu()
+        plain.export(module.model, self.cfg, record, self.kept_files().values(), folder)
+
+    def kept_files(self) -> dict[str, Path]:
+        """Those files of `kept` that the run of `checkpoint=` has, by name."""
+        place = Path(self.cfg.checkpoint).expanduser()
+        folders = [place] if place.is_dir() else [place.parent, place.parent.parent]
+        return {name: path for folder in reversed(folders) for name in self.kept if (path := folder / name).is_file()}
 
     def sizes(self, record: dict[str, Any], model: Any) -> None:
         """Fill `record` with the number of parameters, and what else follows from the model."""

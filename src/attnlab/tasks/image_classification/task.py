@@ -5,8 +5,9 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
@@ -60,6 +61,8 @@ class ImageClassificationTask(Task):
     Raises:
         ConfigError: `compress=` names a method for other models.
     """
+
+    kept = (CLASSES_FILE,)
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
@@ -164,6 +167,14 @@ class ImageClassificationTask(Task):
 
     def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
         self._sizes(record, model)
+
+    def export(self, folder: Path, format: Literal["hf", "safetensors"], record: Mapping[str, Any]) -> None:
+        """A folder of timm in either format: plain weights, a config, and the names of the classes."""
+        from attnlab.export import images
+
+        module = self.restore()
+        classes = read_classes(self.kept_files()[CLASSES_FILE])
+        images.export(module.model, self.spec, classes, self.cfg, record, folder)
 
     def _identity(self, classes: list[str]) -> dict[str, Any]:
         return {

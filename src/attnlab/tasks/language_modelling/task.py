@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ class LanguageModellingTask(TextTask):
 
     monitor = "val_loss"
     better: Literal["min", "max"] = "min"
+    kept = (VOCABULARY,)
 
     def build(self) -> LanguageModel:
         data = self.cfg.task.data
@@ -99,6 +101,15 @@ class LanguageModellingTask(TextTask):
 
     def rebuilt(self, weights: Path) -> LanguageModelling:
         return self._module(read_vocabulary(beside(weights, VOCABULARY, "the vocabulary")))
+
+    def export(self, folder: Path, format: Literal["hf", "safetensors"], record: Mapping[str, Any]) -> None:
+        """As for every task; "hf": a Llama or a folder with its own modelling files, which transformers loads."""
+        if format == "safetensors":
+            return super().export(folder, format, record)
+        from attnlab.export import language
+
+        module = self.restore().cpu()
+        language.export(module.model, self.cfg, module.vocabulary, record, folder)
 
     def scoring(self, directory: Path, data: LanguageModellingData, module: LanguageModelling) -> list[Callback]:
         score: LanguageScore = instantiate(self.cfg.task.score, path="task.score")

@@ -34,6 +34,7 @@ class SequenceToTextTask(TextTask):
     """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents)."""
 
     encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
+    kept = (TOKENIZER, CTC_TOKENIZER)
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)

@@ -1,0 +1,92 @@
+"""Export of a trained vision transformer as a folder of timm: a plain state dict, its config, and the class names."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before timm)
+
+import timm.models
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from attnlab.compression.transform import densify, replacements
+from attnlab.export.card import card
+from attnlab.export.weights import CONFIG, README, WEIGHTS, new_folder, write_json
+from attnlab.pretrained.timm import SIZES, VisionTransformer
+
+USAGE = """```python
+import timm
+
+model = timm.create_model("local-dir:{folder}", pretrained=True)
+```
+
+`{folder}` is the path of this folder. The weights alone: `timm.create_model("{name}", checkpoint_path="{weights}", \
+{sizes})`. The names of the classes, in the order of the outputs, are `label_names` in `config.json`. Images are \
+resized and cropped to {side} x {side} and normalised as `pretrained_cfg` there says."""
+
+
+def export(
+    model: nn.Module,
+    spec: VisionTransformer,
+    classes: Sequence[str],
+    cfg: DictConfig,
+    record: Mapping[str, Any],
+    folder: Path,
+) -> None:
+    """Write a folder that `timm.create_model("local-dir:...", pretrained=True)` loads.
+
+    A compressed model is written as one of the architecture that it was made from, its factors multiplied out.
+
+    Args:
+        model: with its weights.
+        spec: what it was made of.
+        classes: their names, in the order of the outputs.
+        cfg: the configuration of its run, resolved.
+        record: of its run.
+        folder: replaced as a whole when the new one is complete.
+
+    Raises:
+        ConfigError: a compressed model that the dense architecture cannot hold exactly.
+        WriteError: the folder cannot be written; an earlier one then stays.
+    """
+    factored = bool(replacements(model))
+    dense: Any = densify(model, spec.create(len(classes))) if factored else model
+    dense = dense.cpu().to(memory_format=torch.contiguous_format).eval()
+    data, options = cfg.task.data, spec.options(len(classes))
+    side = data.image_size
+    preprocessing = {
+        "input_size": [3, side, side],
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "interpolation": data.interpolation,
+        "crop_pct": data.crop_pct,
+    }
+    sizes = {name: value for name, value in options.items() if name in SIZES}
+    given = ", ".join(f"{name}={value}" for name, value in sizes.items())
+    usage = USAGE.format(folder=folder.name, name=spec.name, weights=f"{folder.name}/{WEIGHTS}", sizes=given, side=side)
+    notes = [
+        "Compressed in training; here the factors are multiplied out, so that the model is as large as a dense one."
+    ]
+    with new_folder(folder) as partial:
+        timm.models.save_for_hf(
+            dense,
+            str(partial),
+            model_config={"label_names": list(classes)},
+            model_args={name: value for name, value in sizes.items() if name != "num_classes"},
+            safe_serialization=True,
+        )
+        config = json.loads((partial / CONFIG).read_text(encoding="utf-8"))
+        config["pretrained_cfg"] |= preprocessing  # that of this run, whatever the published weights had
+        write_json(partial / CONFIG, config)
+        text = card(
+            record,
+            title=f"{record['task']}, {spec.name}",
+            usage=usage,
+            library="timm",
+            pipeline="image-classification",
+            notes=notes if factored else None,
+        )
+        (partial / README).write_text(text, encoding="utf-8")

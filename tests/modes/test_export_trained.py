@@ -1,0 +1,197 @@
+"""mode=export checkpoint=RUN: what a run was trained for, in the formats of other programs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from omegaconf import DictConfig
+from safetensors.torch import load_file
+
+from attnlab.config.check import check
+from attnlab.errors import ConfigError, DataError, WriteError
+from attnlab.modes import export
+from attnlab.runs.loading import load
+from tests.export.trained import ids, run_directory
+
+LANGUAGE = (
+    "task=wikitext2", "task.model.d_model=32", "task.model.num_layers=1", "task.model.max_length=24",
+    "task.attention_heads=4", "task.data.window=16",
+)  # fmt: skip
+IMAGES = (
+    "task=imagenet", "task.model.embed_dim=24", "task.model.depth=1", "task.model.num_heads=3",
+    "task.model.patch_size=16", "task.data.image_size=32", "compress=none", "task.pretrain.epochs=1",
+)  # fmt: skip
+TRANSLATION = (
+    "task=wmt16", "task.model.d_model=16", "task.attention_heads=2", "task.model.encoder.num_layers=1",
+    "task.model.encoder.ffn_dim=16", "task.model.decoder.num_layers=1", "task.model.decoder.ffn_dim=16",
+)  # fmt: skip
+
+
+def configured(run: Path, *settings: str) -> DictConfig:
+    return check(("mode=export", f"checkpoint='{run}'", "hardware=cpu", *settings), load).jobs[0]
+
+
+def exported(run: Path, *settings: str) -> Path:
+    """The folder that the mode writes."""
+    record: dict[str, Any] = {}
+    export.run(configured(run, *settings), record, run.with_name("used"))
+    return Path(record["exported"])
+
+
+def front_matter(folder: Path) -> tuple[dict[str, Any], str]:
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(front), text
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("attention", "own"), [("gqa", False), ("mtla", True)])
+def test_a_language_model_for_transformers(attention: str, own: bool, tmp_path: Path) -> None:
+    import transformers
+
+    run, module = run_directory(tmp_path / "run", *LANGUAGE, f"attention={attention}")
+    folder = exported(run)
+    assert folder == tmp_path / "used" / "exported"
+    assert (folder / "modeling_attnlab.py").exists() is own
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    assert tokenizer("w3 w4").input_ids == [27, 3, 4]
+    front, text = front_matter(folder)
+    assert front["license"] == "unknown" and front["library_name"] == "transformers"
+    assert front["tags"] == ["attnlab", "wikitext2", attention]
+    assert f"| parameters | {sum(p.numel() for p in module.model.parameters()):,} |" in text
+    per_token = sum(a.cache_elements_per_token for a in module.model.attentions) * 4
+    assert f"| cache, bytes per token | {per_token:,.0f} |" in text
+    assert "## Quality\n\nnot run" in text and "| training steps | not run |" in text
+    assert f"python -m attnlab task=wikitext2 {' '.join(LANGUAGE[1:])} attention={attention}" in text
+    assert ("trust_remote_code=True" in text) is own and "embedded sample corpus" in text
+    if not own:
+        theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        torch.testing.assert_close(theirs(ids(1, 9)).logits, module.model(ids(1, 9)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "beside"), [(LANGUAGE, ["vocabulary.json"]), (TRANSLATION, ["tokenizer.model"])], ids=["text", "seq"]
+)
+def test_plain_weights(settings: tuple[str, ...], beside: list[str], tmp_path: Path) -> None:
+    run, module = run_directory(tmp_path / "run", *settings)
+    folder = exported(run, "format=safetensors")
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["README.md", "config.json", "model.safetensors", *beside]
+    )
+    weights = load_file(folder / "model.safetensors")
+    expected = module.model.state_dict()
+    assert weights.keys() == expected.keys() and all(weights[name].equal(expected[name]) for name in weights)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["attention"]["_target_"] == "attnlab.attention.mtla.MTLA" and config["files"] == beside
+    assert config["parameters"]["total"] == sum(p.numel() for p in module.model.parameters())
+    assert all((folder / name).read_bytes() == (run / name).read_bytes() for name in beside)
+    assert f"`{beside[0]}`" in (folder / "README.md").read_text()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("format", ["format=hf", "format=safetensors"])
+def test_images_for_timm(format: str, tmp_path: Path) -> None:
+    import timm
+
+    run, module = run_directory(tmp_path / "run", *IMAGES)
+    folder = exported(run, format)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert not [name for name in (type(part).__module__ for part in theirs.modules()) if name.startswith("attnlab")]
+    torch.testing.assert_close(theirs(images), module.model(images), rtol=0, atol=1e-6)
+    sizes = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 3}
+    name = module.model.pretrained_cfg["architecture"]
+    plain = timm.create_model(name, checkpoint_path=str(folder / "model.safetensors"), **sizes).eval()
+    torch.testing.assert_close(plain(images), theirs(images), rtol=0, atol=0)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["label_names"] == ["cat", "dog", "hen"]
+    assert config["pretrained_cfg"]["interpolation"] == "bicubic" and config["pretrained_cfg"]["input_size"] == [
+        3,
+        32,
+        32,
+    ]
+    assert front_matter(folder)[0]["library_name"] == "timm"
+
+
+def test_a_compressed_image_model_is_multiplied_out(tmp_path: Path) -> None:
+    import timm
+
+    from attnlab.compression import compress, folder
+    from attnlab.compression.methods.global_svd import GlobalSVD
+
+    run, module = run_directory(tmp_path / "run", *IMAGES)
+    compress(module.model, GlobalSVD(rank=6))
+    options = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 3}
+    folder.save(module.model, run / "compressed", "deit_small_patch16_224", options)
+    (run / "checkpoints" / "averaged.safetensors").unlink()
+    (run / "checkpoints").rmdir()
+    place = run.with_name("out")
+    cfg = configured(run)
+    from attnlab.export import images as writer
+    from attnlab.tasks.base import task_of
+
+    writer.export(module.model, task_of(cfg).spec, ["a", "b", "c"], cfg, {"task": "imagenet"}, place)
+    theirs = timm.create_model(f"local-dir:{place}", pretrained=True).eval()
+    picture = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(picture), module.model(picture), rtol=0, atol=1e-5)
+    assert "factors are multiplied out" in (place / "README.md").read_text()
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["mode=export"], "mode=export needs checkpoint=<a trained run> or model=<a run of mode=compress>"),
+        (["mode=export", "checkpoint=/nowhere"], "checkpoint=/nowhere: no such file or directory"),
+        (["mode=export", "checkpoint=/", "format=gguf"], "format=gguf: expected hf or safetensors or null"),
+        (["mode=train", "format=hf"], "format= is read by mode=export, not by mode=train"),
+    ],
+)
+def test_command_lines_that_are_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(settings, load)
+
+
+def test_a_sequence_to_text_model_has_no_form_of_transformers(tmp_path: Path) -> None:
+    run, _ = run_directory(tmp_path / "run", *TRANSLATION)
+    with pytest.raises(ConfigError, match="format=hf: transformers has no model for task=wmt16; format=safetensors"):
+        exported(run)
+
+
+def test_runs_without_weights_or_with_damaged_ones(tmp_path: Path) -> None:
+    run, _ = run_directory(tmp_path / "run", *LANGUAGE)
+    weights = run / "checkpoints" / "averaged.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match="averaged.safetensors: not a readable attnlab checkpoint"):
+        exported(run)
+    weights.unlink()
+    with pytest.raises(DataError, match="no checkpoints/averaged.safetensors here"):
+        exported(run)
+    weights.write_bytes(content)
+    (run / "vocabulary.json").unlink()
+    with pytest.raises(DataError, match="vocabulary.json: no such file"):
+        exported(run)
+    assert not (tmp_path / "used" / "exported").exists()
+
+
+def test_a_full_disk_leaves_the_earlier_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = run_directory(tmp_path / "run", *LANGUAGE)
+    folder = exported(run, "format=safetensors")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(path: Path, text: str, **_: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    for format in ("safetensors", "hf"):
+        with pytest.raises(WriteError, match="exported: cannot be written .*No space left"):
+            exported(run, f"format={format}")
+    monkeypatch.undo()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert not [path for path in folder.parent.iterdir() if path != folder]
