@@ -90,8 +90,8 @@ def test_a_multirun_gives_each_job_its_own_record(tmp_path: Path) -> None:
 def test_help_names_the_groups(tmp_path: Path) -> None:
     done = shell("--help", cwd=tmp_path)
     assert done.returncode == 0
-    assert "python -m src.run task=mustc attention=mtla stride=2" in done.stdout
-    assert "attention: gqa, hybrid, mha, mla, " in done.stdout
+    assert "task=mustc attention=mtla stride=2" in done.stdout
+    assert len(done.stdout.splitlines()) <= 40 and max(map(len, done.stdout.splitlines())) <= 125
 
 
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
@@ -117,3 +117,11 @@ def test_processes_of_one_run_agree_on_its_directory(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     assert entry.stamp([]) == "slurm-12-0"
+
+
+@pytest.mark.slow
+def test_completion_in_bash(tmp_path: Path) -> None:
+    line = "attnlab attention=mt"
+    done = shell("-sc", "query=bash", cwd=tmp_path, COMP_LINE=line, COMP_POINT=str(len(line)))
+    assert done.stdout.split() == ["attention=mtla"]
+    assert "complete" in shell("-sc", "install=bash", cwd=tmp_path).stdout

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from attnlab.config import stack
 from attnlab.config.build import CONF
 from attnlab.config.check import SWEEPER, Plan, check
 from attnlab.config.compose import one_line
+from attnlab.config.listing import help_text, listing
 from attnlab.config.spelling import spelled
 from attnlab.errors import AttnlabError, ConfigError, TrainingError
 from attnlab.runs import job, multirun
@@ -31,7 +33,8 @@ from attnlab.runs.loading import load
 from attnlab.runs.record import first_process
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
-INFORMATION = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc"}
+HELP = {"--help", "-h"}
+INFORMATION = {"--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc"}
 
 
 def main() -> int:
@@ -43,6 +46,9 @@ def main() -> int:
     plan: Plan | None = None
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda text: "=" in text and text[0] != "-")  # -m may stand anywhere
     try:
+        if said := information(sys.argv[1:]):
+            print(said)
+            return 0
         os.environ[STAMP] = stamp(sys.argv[1:])
         if not INFORMATION & set(sys.argv[1:]):
             given = spelled(stack.plain(sys.argv[1:]))
@@ -74,6 +80,18 @@ def main() -> int:
     if not plan or not plan.multirun:
         return code
     return max(code, multirun.summarize(plan.sweep_directory, None if plan.searches else len(plan.jobs)))
+
+
+def information(arguments: Sequence[str]) -> str:
+    """What `attnlab --help` and `attnlab list` print; empty for any other command.
+
+    Raises:
+        ConfigError: `list` of a group that does not exist.
+    """
+    if HELP & set(arguments):
+        name = Path(sys.argv[0]).name
+        return help_text(name if name == "attnlab" else f"python -m {'src.run' if name == 'run.py' else 'attnlab'}")
+    return listing(list(arguments[1:])) if arguments[:1] == ["list"] else ""
 
 
 def run(plan: Plan, given: list[str]) -> float:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError
 from attnlab.runs import record as records
+from attnlab.runs.description import show
 from attnlab.runs.files import write_bytes
 from attnlab.runs.identity import NOTHING_READ
 from attnlab.runs.loggers import close_loggers
@@ -95,7 +96,7 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
                 print(f"error: the record could not be written: {one_line(cannot)}", file=sys.stderr)
             return code
     if first and cfg.mode == "describe":
-        print(records.dumps(record))
+        show(record) if sys.stdout.isatty() else print(records.dumps(record))
     return 0
 
 

@@ -1,0 +1,126 @@
+"""What `attnlab --help` and `attnlab list` print, read from the first comment of each configuration file."""
+
+import re
+import textwrap
+from pathlib import Path
+
+from attnlab.config.build import CONF, GROUPS
+from attnlab.config.nearest import nearest
+from attnlab.errors import ConfigError
+
+WIDTH = 110
+ABOUT = {
+    "task": "what is trained or asked, on which corpus",
+    "attention": "the mechanism",
+    "compress": "how a pretrained model's weights are made smaller",
+    "scale": "sample: minutes on two CPU cores; paper: the published recipe",
+    "hardware": "accelerator, devices, precision, strategy",
+    "recipe": "a task's values at a scale; follows from task and scale",
+    "bench": "what mode=bench measures",
+    "logger": "where curves go besides CSV files; a list works",
+    "callbacks": "of Lightning; a list works",
+    "experiment": "a published row that is more than task, attention and scale",
+    "debug": "a short run that finds errors",
+}
+SHORT = (
+    "task",
+    "attention",
+    "compress",
+    "scale",
+    "hardware",
+    "logger",
+    "callbacks",
+    "debug",
+)  # in --help, with options
+KEYS = {
+    "mode": "train, test, predict, generate, evaluate, compress, export, bench, describe; unset: the task's first",
+    "stride, rank": "the one knob of a mechanism or method; unset: the paper's value",
+    "seed": "of weights, order and dropout",
+    "data_root": "the corpus in its published layout; unset: the embedded sample corpus",
+    "model": "pretrained weights: a local file or folder first, a hub name second",
+    "checkpoint": "a run to use, with its own configuration: mode=test, predict, generate, export, evaluate",
+    "resume": "a run to continue",
+    "baseline": "a run to compare the speed of scoring with",
+    "trainer.*": "any argument of Lightning's Trainer: trainer.limit_train_batches=10",
+    "tags": "words for the record",
+}
+EXAMPLES = (
+    ("speech translation on the sample corpus", "task=mustc attention=mtla stride=2"),
+    ("three mechanisms, one after the other", "-m task=wikitext2 attention=mha,mla,mtla"),
+    ("parameters and cache, without data", "mode=describe task=fineweb_edu scale=paper_medium attention=tpa"),
+    ("a trained model on a file of one's own", "mode=predict checkpoint=outputs/mustc/mtla/RUN input=speech.wav"),
+    ("a pretrained model, compressed and asked", "task=reasoning compress=tensorllm compress.keep=0.5"),
+)
+
+
+def help_text(program: str) -> str:
+    """What --help prints: a screen.
+
+    Args:
+        program: how attnlab was called, for the examples.
+    """
+    lines = [
+        "attnlab trains, compresses, decodes and compares compact attention. One command is one row of a paper.",
+        "",
+        f"Groups, group=option. What an option is: {program} list GROUP",
+    ]
+    for group in SHORT:
+        lines += _entry(group, " ".join(options(group)))
+    lines.append(f"  experiment, bench, recipe: {program} list experiment")
+    lines += ["", "Keys, key=value:"]
+    for key, about in KEYS.items():
+        lines += _entry(key, about)
+    lines += ["", "Examples:"]
+    lines += [f"  {program} {command}  # {about}" for about, command in EXAMPLES]
+    lines += [
+        "",
+        f"All values of a command, without a run: {program} ... --cfg job --resolve. Results: outputs/*/record.json.",
+        'Completion in bash: eval "$(attnlab -sc install=bash)"; fish and zsh too. Hydra\'s help: --hydra-help.',
+    ]
+    return "\n".join(lines)
+
+
+def listing(names: list[str]) -> str:
+    """What `attnlab list` prints: the groups, or the options of some, a line each.
+
+    Args:
+        names: groups; empty: a line for each group.
+
+    Raises:
+        ConfigError: no such group.
+    """
+    if not names:
+        rows = [(group, f"{ABOUT[group]} ({len(options(group))})") for group in GROUPS]
+        return "\n".join(f"{group:12}{about}" for group, about in rows)
+    for name in names:
+        if name not in GROUPS:
+            raise ConfigError(f"list {name}: no such group{nearest(name, GROUPS)}")
+    blocks = []
+    for group in names:
+        width = max(map(len, options(group))) + 2
+        rows = [f"{option:{width}}{about(CONF / group / f'{option}.yaml')}".rstrip() for option in options(group)]
+        blocks.append("\n".join([f"{group}: {ABOUT[group]}", *(f"  {row}" for row in rows)]))
+    return "\n\n".join(blocks)
+
+
+def options(group: str) -> list[str]:
+    """The names of a group's files; base/ holds what other files build on."""
+    files = (file.relative_to(CONF / group).with_suffix("").as_posix() for file in (CONF / group).rglob("*.yaml"))
+    return sorted(name for name in files if not name.startswith("base/"))
+
+
+def about(file: Path) -> str:
+    """The first sentence of a file's first comment, without Hydra's own lines; empty if there is none."""
+    lines: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            lines.append(line.lstrip("# "))
+    text = " ".join(" ".join(lines).split())
+    return re.split(r"(?<=[a-z0-9)]\.) ", text)[0]
+
+
+def _entry(name: str, text: str) -> list[str]:
+    head = f"  {name:13}"
+    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
