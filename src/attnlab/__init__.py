@@ -1,0 +1,36 @@
+"""attnlab: compact attention mechanisms, trained, compressed, converted, decoded and compared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from attnlab.trained import Trained
+
+
+def load(run: str | Path, *settings: str, config_dir: str | None = None) -> Trained:
+    """The trained model of a run directory. Neither the corpus that it was trained on nor a cache is needed.
+
+        >>> model = attnlab.load("outputs/mustc/mtla/RUN")
+        >>> model.predict("speech.wav")
+        {'prediction': 'Guten Morgen.'}
+
+    Args:
+        run: the run directory, or a file of weights in its checkpoints/.
+        settings: decoding and hardware as on the command line, "task.decode.beam=1", "hardware=cpu"; what would make
+            another model is refused.
+        config_dir: the directory of the YAML files that name your own classes, if the run has any: a run directory
+            cannot bring code.
+
+    Returns:
+        An object with `predict` (see :meth:`attnlab.trained.Trained.predict`), `module` with the weights, and `cfg`.
+
+    Raises:
+        ConfigError: `run` is no run directory, or a setting is refused.
+        DataError: a file of the run is missing, damaged or of another model.
+    """
+    from attnlab.trained import load as trained  # torch and Lightning take seconds to import
+
+    return trained(run, *settings, config_dir=config_dir)

@@ -8,6 +8,7 @@ import io
 import logging.config
 import math
 import os
+import re
 import signal
 import sys
 import traceback
@@ -35,6 +36,7 @@ from attnlab.runs.record import first_process
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
 HELP = {"--help", "-h"}
 INFORMATION = {"--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc"}
+TEXTS = ("prompt", "input", "output")  # keys whose values are quoted, so that a person need not
 
 
 def main() -> int:
@@ -51,7 +53,8 @@ def main() -> int:
             return 0
         os.environ[STAMP] = stamp(sys.argv[1:])
         if not INFORMATION & set(sys.argv[1:]):
-            given = spelled(stack.plain(sys.argv[1:]))
+            several = {"-m", "--multirun"} & set(sys.argv[1:])
+            given = [text if several else quoted(text) for text in spelled(stack.plain(sys.argv[1:]))]
             plan = check(given, load)
             sys.argv[1:] = plan.arguments
             if not plan.keeps:
@@ -121,6 +124,15 @@ def run(plan: Plan, given: list[str]) -> float:
     if math.isnan(value) and context.runtime.choices[SWEEPER] != "basic":
         raise TrainingError(f"{directory}: the run has no value to optimize")
     return value
+
+
+def quoted(text: str) -> str:
+    """A setting whose value is a text or a path of a person, in the quotes that Hydra needs for commas and the like."""
+    key, equals, value = text.partition("=")
+    if not equals or key not in TEXTS or value in ("", "null") or value[0] in "'\"":
+        return text
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + "\\'" * bool(found[2]), value, count=0)
+    return f"{key}='{escaped}'"
 
 
 def log_to_the_console() -> None:

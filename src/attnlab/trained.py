@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from attnlab.data.inputs import Inputs
 from attnlab.runs.loading import configuration
 from attnlab.tasks.base import Task, task_of
 
 if TYPE_CHECKING:
+    from attnlab.tasks.prediction import Predictor
     from attnlab.training.module import Module
 
 
 class Trained:
-    """The model of a run, ready to compute.
+    """The model of a run, ready to compute. :func:`attnlab.load` makes it.
 
     Args:
         cfg: the fixed configuration, whose `checkpoint` names the run directory or a file of weights in it.
@@ -35,17 +38,37 @@ class Trained:
         self.task: Task = task_of(cfg)
         self.module: Module = self.task.restore()
 
+    def predictor(self, **settings: Any) -> Predictor:
+        """What uses the model on new inputs; `settings` as for :meth:`predict`."""
+        return self.task.predictor(self.module, **settings)
 
-def restore(run: str | Path, *settings: str, config_dir: str | None = None) -> Trained:
-    """The model of a run directory; neither its corpus nor a cache is needed.
+    def predict(self, inputs: str | Path | Sequence[str | Path], **settings: Any) -> Any:
+        """What the model makes of inputs that it has not seen.
 
-    Args:
-        run: the run directory, or a file of weights in it.
-        settings: decoding, paths and hardware as on the command line: "task.decode.beam=1", "hardware=cpu".
-        config_dir: the directory of YAML files that name your own classes, if the run has any.
+        Args:
+            inputs: one input or several. Of speech and images, files or folders. Of text, a str is a text, and a Path
+                is a .txt file with a text in each line or a .jsonl file with an object in each.
+            settings: of decoding, in place of the run's: `beam=1` and other arguments of BeamSearch, of a language
+                model `tokens=20`, `temperature=0` and other arguments of Sampling, of images `top=3`.
 
-    Raises:
-        ConfigError: `run` is no run directory, or a setting is not one of these.
-        DataError: a file of the run is missing or damaged.
-    """
+        Returns:
+            A dict for one text or file; a list of dicts for a folder, a file of lines or objects, and several inputs.
+            `prediction` is the text (a translation, transcript, summary or continuation) or the most probable class.
+            Understanding adds `intent`; images add `classes`, a list of {"class": name, "probability": p}, the most
+            probable first. Keys of JSON objects are kept.
+
+        Raises:
+            ConfigError: there is no such setting.
+            DataError: an input is missing, empty or not of the kind that the model reads.
+        """
+        several = not isinstance(inputs, str | Path)
+        given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+        parts = [Inputs(each, self.task.input_kind) for each in given]
+        items = [item for part in parts for item in part]
+        found = [item.given | result for item, result in self.predictor(**settings).results(items)]
+        return found if several or parts[0].form != "one" else found[0]
+
+
+def load(run: str | Path, *settings: str, config_dir: str | None = None) -> Trained:
+    """See :func:`attnlab.load`."""
     return Trained(configuration(run, *settings, config_dir=config_dir))

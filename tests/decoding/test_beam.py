@@ -3,13 +3,14 @@
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from attnlab.attention import MHA, MLA, MTLA, Attention
-from attnlab.decoding import BeamSearch
+from attnlab.decoding import BeamSearch, Sampling
 from attnlab.models import PrefixDecoder
 
 PAD, EOS, VOCAB = 1, 2, 6
@@ -145,3 +146,33 @@ def test_temperature_divides_the_logits() -> None:
         assert [h.score for h in one] == pytest.approx([h.score for h in two], abs=1e-6)
     with pytest.raises(ValueError, match="temperature=0.0: expected float > 0"):
         BeamSearch(temperature=0.0)
+
+
+def test_unknown_words_are_written_only_where_they_may_be() -> None:
+    model = decoder("mha")
+    torch.manual_seed(0)
+    prefixes, lengths = torch.randn(3, 5, 16, dtype=torch.float64), torch.tensor([5, 3, 4])
+    ids = {"bos": EOS, "eos": EOS, "pad": PAD}
+    free = search(model, prefixes, lengths, beam=2, max_len_b=6)
+    common = max(range(VOCAB), key=lambda t: sum(h.tokens.count(t) for found in free for h in found) * (t != EOS))
+    assert any(common in hypothesis.tokens for found in free for hypothesis in found)
+    allowed = BeamSearch(2, max_len_b=6)(model, prefixes, lengths, unk=common, **ids)
+    assert allowed == free
+    barred = BeamSearch(2, max_len_b=6, unknown=False)(model, prefixes, lengths, unk=common, **ids)
+    assert all(found and all(common not in hypothesis.tokens for hypothesis in found) for found in barred)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sampling_never_chooses_what_it_must_not(temperature: float) -> None:
+    class Certain:
+        """A model that always gives token 3 nearly all of the probability."""
+
+        def start(self, *_: Any, **__: Any) -> list[Any]:
+            return []
+
+        def step(self, tokens: Tensor, caches: list[Any]) -> Tensor:
+            return torch.nn.functional.one_hot(torch.full(tokens.shape, 3), VOCAB) * 1000.0
+
+    prompt = torch.zeros(2, 1, dtype=torch.long)
+    assert (Sampling(4, temperature)(Certain(), prompt) == 3).all()
+    assert (Sampling(4, temperature)(Certain(), prompt, never=[3]) != 3).all()

@@ -10,18 +10,22 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from attnlab.runs.files import replacing
+from attnlab.runs.checksums import forget, replacing_summed
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the file and renames: the old checkpoint stays until the new one is complete.
+    """Writes beside the file and renames: the old checkpoint stays until the new one is complete. With checksums.
 
     Lightning's own class writes to the system's temporary directory; if that is another file system, it then copies.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        with replacing(Path(path)) as part:
+        with replacing_summed(Path(path)) as part:
             torch.save(checkpoint, part)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        super().remove_checkpoint(path)
+        forget(Path(path))
 
 
 class BestAndLast(ModelCheckpoint):
@@ -29,6 +33,16 @@ class BestAndLast(ModelCheckpoint):
 
     Args: those of Lightning's `ModelCheckpoint`.
     """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the best checkpoints from this run's directory, wherever it lay when they were saved."""
+        moved = {path: str(Path(self.dirpath or "") / Path(path).name) for path in state_dict["best_k_models"]}
+        if all(Path(path).is_file() for path in moved.values()):
+            names = ("best_model_path", "kth_best_model_path", "last_model_path")
+            state_dict = state_dict | {name: moved.get(state_dict[name], "") for name in names}
+            scores = {moved[path]: score for path, score in state_dict["best_k_models"].items()}
+            state_dict |= {"best_k_models": scores, "dirpath": self.dirpath}
+        super().load_state_dict(state_dict)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)

@@ -29,6 +29,7 @@ from attnlab.config.spelling import spelled
 from attnlab.errors import ConfigError
 
 SWEEPER = "hydra/sweeper"
+NOT_FILES = ("prompt", "format", "input", "output")  # of the keys that only some modes read: they need not exist
 
 
 @dataclass(frozen=True)
@@ -186,8 +187,10 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         value = cfg[key]
         if value is not None and cfg.mode not in reading.modes:
             raise ConfigError(f"{key}= is read by mode={' and mode='.join(reading.modes)}, not by mode={cfg.mode}")
-        if value is not None and key not in ("prompt", "format") and not Path(value).expanduser().exists():
+        if value is not None and key not in NOT_FILES and not Path(value).expanduser().exists():
             raise ConfigError(f"{key}={value}: no such file or directory")
+    if cfg.mode == "predict" and cfg.input is None:
+        raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
     reading = readers["checkpoint"]
     if cfg.mode in set(reading.modes) - set(reading.optional):
         untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has

@@ -105,6 +105,7 @@ RENAMES = Renames(
         "SequenceToTextData.unknown_labels": False,
         "SequenceToTextData.speeds": None,
         "BeamSearch.temperature": 1.0,
+        "BeamSearch.unknown": True,
         "MHA.qk_norm": False,
         "MHA.rope_scaling": None,
         "MHA.norm_eps": 1e-6,

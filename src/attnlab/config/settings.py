@@ -35,10 +35,12 @@ class Root:
     data_root: Path | None
     model: Annotated[str, MinLen(1)] | None
     checkpoint: Annotated[
-        Path | None, ReadBy(("test", "generate", "evaluate", "describe", "export"), ("describe", "export"))
+        Path | None, ReadBy(("test", "predict", "generate", "evaluate", "describe", "export"), ("describe", "export"))
     ]
     prompt: Annotated[str | None, ReadBy(("generate",))]
     format: Annotated[Literal["hf", "safetensors"] | None, ReadBy(("export",))]
+    input: Annotated[str | None, ReadBy(("predict",))]
+    output: Annotated[Path | None, ReadBy(("predict",))]
     resume: Annotated[Path | None, ReadBy(("train",))]
     baseline: Annotated[Path | None, ReadBy(("train", "test", "compress"))]
     tags: list[Annotated[str, MinLen(1)]]

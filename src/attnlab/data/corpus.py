@@ -109,6 +109,10 @@ class Reader(ABC):
         )
         raise DataError(f"{path} is missing (found {there or 'nothing'}); {self.layout}")
 
+    def plain(self, text: str) -> str:
+        """A source text that stands in no corpus, as :meth:`read` would give it."""
+        return " ".join(text.split())
+
     def sample(self, cache_dir: Path) -> Path:
         """The directory of the embedded sample corpus in this layout, which is written if it does not exist."""
         raise DataError(f"there is no sample corpus in the layout of {self.name}: set data_root; {self.layout}")

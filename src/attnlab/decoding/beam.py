@@ -49,6 +49,7 @@ class BeamSearch:
         max_len_a, max_len_b: at most max_len_a * S + max_len_b tokens before </s>, S the length of the prefix.
         min_len: at least so many tokens before </s>, if the limit allows.
         temperature: divides the logits.
+        unknown: whether <unk> may be written; published scores allow it.
 
     ValueError: a value is out of its bounds.
     """
@@ -59,6 +60,7 @@ class BeamSearch:
     max_len_b: Annotated[int, Ge(0)] = 200
     min_len: Annotated[int, Ge(0)] = 1
     temperature: Annotated[float, Gt(0)] = 1.0
+    unknown: bool = True
 
     @torch.inference_mode()
     def __call__(
@@ -70,6 +72,7 @@ class BeamSearch:
         bos: int,
         eos: int,
         pad: int,
+        unk: int | None = None,
         dtype: torch.dtype | None = None,
         first: list[int] | None = None,
     ) -> list[list[Hypothesis]]:
@@ -79,6 +82,7 @@ class BeamSearch:
             model: continues text after a prefix, through caches.
             prefix: (N, S, d), `prefix_lengths`: (N,).
             bos, eos, pad: ids; a text starts with `bos`, which is not part of a hypothesis.
+            unk: the id of <unk>, which is written only with `unknown`; None: there is none.
             dtype: of the caches; None: that of the weights.
             first: the only tokens that a hypothesis may start with; None: any.
         """
@@ -105,6 +109,8 @@ class BeamSearch:
             logp = logits.log_softmax(-1).view(len(active), beam, -1)
             vocab = logp.shape[-1]
             logp[..., pad] = float("-inf")
+            if unk is not None and not self.unknown:
+                logp[..., unk] = float("-inf")
             is_eos = torch.arange(vocab, device=device) == eos
             at_limit = (limits[active] <= step)[:, None, None]
             barred = torch.where(at_limit, ~is_eos, is_eos & (step < self.min_len))

@@ -1,6 +1,6 @@
 """Continuing text, greedily or by sampling, with any model that is `Continuable`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -56,6 +56,7 @@ class Sampling:
         prompt: Tensor,
         *,
         num_ids: int | None = None,
+        never: Sequence[int] = (),
         end: int | None = None,
         stop: Callable[[Tensor], bool] | None = None,
         dtype: torch.dtype | None = None,
@@ -66,6 +67,7 @@ class Sampling:
             model: continues text through caches.
             prompt: (B, P), P >= 1.
             num_ids: ids from this one on are never chosen; None: all may be.
+            never: ids that are never chosen.
             end: id after which a row repeats it; once all rows have, the result ends.
             stop: called with the tokens so far, (B, n); the result ends where it returns True.
             dtype: of the caches; None: that of the weights.
@@ -80,7 +82,10 @@ class Sampling:
         new = prompt
         ended = torch.zeros(rows, dtype=torch.bool, device=prompt.device)
         for _ in range(self.tokens):
-            token = self.choose(model.step(new, caches)[:, -1, :num_ids].float(), generator)
+            logits = model.step(new, caches)[:, -1, :num_ids].float()
+            if never:
+                logits = logits.index_fill(1, torch.tensor(never, device=logits.device), float("-inf"))
+            token = self.choose(logits, generator)
             if end is not None:
                 token = torch.where(ended, end, token)
                 ended |= token == end

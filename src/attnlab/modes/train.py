@@ -1,5 +1,6 @@
 """mode=train: fit, average the best checkpoints, then score the test set."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from omegaconf import DictConfig
 from attnlab.config.batch import check_batch
 from attnlab.report.curves import plot_curves
 from attnlab.runs import record as records
+from attnlab.runs.checksums import replacing_summed, verify
 from attnlab.runs.loggers import open_loggers
 from attnlab.runs.record import first_process
 from attnlab.tasks.base import task_of
@@ -34,8 +36,10 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         task.keep(directory, data)
     if resume:
         check_identity(resume, read_checkpoint(resume)[1], module.identity)
-        if not resume.is_relative_to(directory):
+        if not resume.parents[1].samefile(directory):
             record["parent"] = parent(resume.parents[1])
+            if first_process():
+                take_over(resume.parent, directory / "checkpoints")
     else:
         task.before_fit(record, directory, data, module)
     record["training"] = fit(cfg, directory, data, module, monitor=task.monitor, better=task.better, resume=resume)
@@ -51,3 +55,11 @@ def parent(run: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError):
         identity = records.NOT_RUN
     return {"path": str(run), "run": identity}
+
+
+def take_over(parents: Path, own: Path) -> None:
+    """Copy the best checkpoints of the run that a new one continues: it averages the best of both."""
+    for path in sorted(parents.glob("step*.ckpt")):
+        verify(path)
+        with replacing_summed(own / path.name) as part:
+            shutil.copyfile(path, part)

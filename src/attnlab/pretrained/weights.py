@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from attnlab.errors import DataError, WriteError
+from attnlab.runs.checksums import verify
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def find(source: str) -> Path | None:
 
 def read(path: Path) -> dict[str, Tensor]:
     """Weights by name. DataError: the file is damaged, or has more than tensors and plain values."""
+    verify(path)  # of a run; the files of others have no checksums
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

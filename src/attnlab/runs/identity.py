@@ -40,6 +40,8 @@ LEFT_OUT = (
     "data_root",  # directories; the corpus itself is part of the run
     "cache_dir",
     "resume",
+    "input",  # of mode=predict, which measures nothing
+    "output",
     "task.data.root",
     "task.data.cache_dir",
     "task.name",

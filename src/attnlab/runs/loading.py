@@ -25,7 +25,8 @@ from attnlab.errors import ConfigError
 from attnlab.runs.identity import current, stable_name
 
 CONFIG = "config.yaml"
-OF_THE_COMMAND = ("mode", "checkpoint", "resume", "prompt", "format", "baseline")  # never the run's
+TEXTS = ("prompt", "input", "output")  # of a person: taken as they are
+OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "baseline", *TEXTS)  # never the run's
 ELSEWHERE = ("hardware", "bench", "logger")  # say where and how something is measured; they may be chosen again
 FREE = (  # keys, and everything below them, that may be given with checkpoint= and resume=
     *OF_THE_COMMAND,
@@ -100,7 +101,7 @@ def configuration(run: str | Path, *settings: str, config_dir: str | None = None
         if where is None:
             raise ConfigError(f"{run}: not the directory of a run: there is no {CONFIG}")
         quoted = str(Path(run).expanduser().absolute()).replace("'", "\\'")
-        texts = ["mode=describe", f"checkpoint='{quoted}'", *settings]
+        texts = ["mode=predict", "input=''", f"checkpoint='{quoted}'", *settings]
         return _Loading(composer, "checkpoint", where).job([composer.parse(text) for text in texts]).cfg
 
 
@@ -257,7 +258,9 @@ class _Loading:
         plain, changed = config.written(cfg), []
         for override in overrides:
             for key, value in assigned(plain, override, self.composer.groups):
-                if "${" in str(value):
+                if key in TEXTS and value is not None:
+                    value = str(value).replace("${", "\\${")
+                elif "${" in str(value):
                     raise ConfigError(f"{override.input_line}: with {self.key}= give a value, not a reference")
                 check_value(cfg, key, value)
                 before, _, rest = walk(plain, key)

@@ -29,6 +29,8 @@ from attnlab.runs.speedup import read_baseline, require_same_protocol, speedup
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 
+    from attnlab.data.inputs import InputKind
+    from attnlab.tasks.prediction import Predictor
     from attnlab.training.module import Module
 
 
@@ -163,6 +165,26 @@ class Task(ABC):
         place = Path(self.cfg.checkpoint).expanduser()
         folders = [place] if place.is_dir() else [place.parent, place.parent.parent]
         return {name: path for folder in reversed(folders) for name in self.kept if (path := folder / name).is_file()}
+
+    @property
+    def input_kind(self) -> InputKind:
+        """What :meth:`predictor` reads, from the configuration alone."""
+        raise self._unused()
+
+    def predictor(self, module: Any, **settings: Any) -> Predictor:
+        """What uses the model on inputs that it has not seen.
+
+        Args:
+            module: as :meth:`restore` gives it.
+            settings: of decoding, in place of the configured ones.
+
+        Raises:
+            ConfigError: there is no such setting.
+        """
+        raise self._unused()
+
+    def _unused(self) -> ConfigError:
+        return ConfigError(f"mode=predict: task={self.cfg.task.name} has no such mode")
 
     def sizes(self, record: dict[str, Any], model: Any) -> None:
         """Fill `record` with the number of parameters, and what else follows from the model."""

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from attnlab.errors import DataError
-from attnlab.runs.files import replacing
+from attnlab.runs.checksums import SUMS, replacing_summed, verify
 from attnlab.runs.identity import of_checkpoint
 
 UNREADABLE = (SafetensorError, RuntimeError, EOFError, LookupError, AttributeError, ValueError, OSError, TypeError)
+log = logging.getLogger(__name__)
+
 PREFIX = "model."  # of the model's weights in a training checkpoint
 
 
@@ -31,6 +35,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise DataError(
             f"{path}: there is no such checkpoint file (expected a .ckpt or .safetensors file of a training run)"
         )
+    if not verify(path):
+        _say_once(path.parent)
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
@@ -51,8 +57,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise
 
 
+@cache
+def _say_once(folder: Path) -> None:
+    log.warning("%s: no checksums (%s), so damage would not be seen: the run is of an older version", folder, SUMS)
+
+
 def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, Any]) -> None:
-    """Write weights as safetensors, atomically.
+    """Write weights as safetensors, atomically and with a checksum.
 
     The format has no two names for one tensor, so tied weights are written once for each name.
 
@@ -70,7 +81,7 @@ def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, An
         tied = value.untyped_storage().data_ptr() in seen
         seen.add(value.untyped_storage().data_ptr())
         own[name] = value.clone() if tied else value.contiguous()
-    with replacing(path) as part:
+    with replacing_summed(path) as part:
         try:
             save_file(own, part, metadata={"identity": json.dumps(identity)})
         except SafetensorError as error:  # a full disk is no OSError here

@@ -1,17 +1,20 @@
 """The whole flow on a few tiny images: train, resume, test, describe, and what is refused."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+import attnlab.torchvision_schemas
 
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 
+import attnlab
 from attnlab.compression import load
 from attnlab.compression.modules.attention import SlimAttention
 from attnlab.config.check import compose
@@ -72,6 +75,9 @@ def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_p
     assert len(rows) == 13
     right = sum(row.split("\t")[2] == row.split("\t")[3] for row in rows[1:])
     assert record["quality"]["top1"] == pytest.approx(100 * right / 12, abs=1e-3)
+    if compress != "cp_slimatt":
+        OmegaConf.save(cfg, directory / "config.yaml")
+        assert_used_elsewhere(directory, tmp_path, Path(cfg.cache_dir) / "samples")
     if compress == "none":
         assert points["compressed"] == "not run" and about["layers"] == []
         return
@@ -84,6 +90,26 @@ def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_p
     cfg, record = start(f"compress={compress}", "rank=9", "mode=test", f"checkpoint='{directory}'")
     test.run(cfg, record, folder(tmp_path, "test"))
     assert record["quality"] == points["finetuned"]
+
+
+def assert_used_elsewhere(directory: Path, tmp_path: Path, images: Path) -> None:
+    """A copy of the run, without the training images and without a cache, names the classes that the run named."""
+    (tmp_path / "elsewhere").mkdir()
+    model = attnlab.load(copytree(directory, tmp_path / "elsewhere" / "run"), f"cache_dir='{tmp_path / 'empty'}'")
+    with open(directory / "predictions.tsv", encoding="utf-8", newline="") as file:
+        rows = {row["source"]: row["hypothesis"] for row in csv.DictReader(file, delimiter="\t")}
+    (places,) = images.rglob("val")
+    found = model.predict(places)
+    assert [result["prediction"] for result in found] == [rows[name] for name in sorted(rows)]
+    alone = model.predict(next(places.rglob("*.png")), top=3)
+    probabilities = [each["probability"] for each in alone["classes"]]
+    assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True) and sum(probabilities) < 1
+    assert len(found[0]["classes"]) == 5 and alone["classes"][0]["class"] == alone["prediction"]
+    with pytest.raises(DataError, match=r"classes\.json: cannot be decoded as an image"):
+        model.predict(directory / "classes.json")
+    (tmp_path / "elsewhere" / "run" / "classes.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"classes\.json: expected a list of the names of the classes"):
+        attnlab.load(tmp_path / "elsewhere" / "run")
 
 
 def test_mode_compress(start: Start, tmp_path: Path) -> None:

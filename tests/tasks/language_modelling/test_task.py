@@ -5,15 +5,17 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
 
+import attnlab
 from attnlab.config.build import CONF, freeze
 from attnlab.data.samples import markov
 from attnlab.errors import ConfigError, DataError, TrainingError
@@ -387,6 +389,28 @@ def test_byte_pairs_are_continued(start: Start, pieces: tuple[Path, dict[str, An
     cfg, record = start(*settings, f"checkpoint='{pieces[0]}'", f"prompt='{'x ' * 20}'")
     with pytest.raises(ConfigError, match=r"prompt of 4\d tokens and task.sampling.tokens=8 make"):
         generate.run(cfg, record, tmp_path)
+
+
+def test_a_run_is_used_elsewhere(start: Start, trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """A copy of the run continues texts without the corpus and without a cache, as mode=generate does."""
+    OmegaConf.save(start()[0], copytree(trained[0], tmp_path / "run") / "config.yaml")
+    model = attnlab.load(tmp_path / "run", f"cache_dir='{tmp_path / 'empty'}'", "task.sampling.temperature=0")
+    word = markov.Source().words[0]
+    cfg, record = start(
+        "mode=generate", f"checkpoint='{trained[0]}'", f"prompt='{word}'", "task.sampling.temperature=0"
+    )
+    generate.run(cfg, record, None)
+    assert model.predict(word) == {"prediction": record["generation"]["text"]}
+    assert model.predict([word, f"{word} {word}"], tokens=3)[0] == model.predict(word, tokens=3)
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"n": 1, "text": word}) + "\n\n")
+    assert model.predict(tmp_path / "texts.jsonl") == [{"n": 1, "text": word} | model.predict(word)]
+    with pytest.raises(DataError, match="the word 'nonsense' is not in the vocabulary"):
+        model.predict("nonsense")
+    with pytest.raises(ConfigError, match=r"task.sampling: .*'beam'; its settings are tokens, temperature"):
+        model.predict(word, beam=3)
+    with pytest.raises(DataError, match=r"task.sampling.tokens=8 make 25 positions, more than the model's"):
+        model.predict(" ".join([word] * 16))
+    assert not (tmp_path / "empty").exists()
 
 
 def test_a_vocabulary_of_another_run(

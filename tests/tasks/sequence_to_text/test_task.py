@@ -1,16 +1,22 @@
 """Every mechanism in every sequence-to-text task: a learned batch and a decoded test set, at a tiny size."""
 
+import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+import attnlab
 from attnlab.callbacks.contribution import contributions
 from attnlab.config.build import freeze
+from attnlab.data import AMI, SLURP, MustC
+from attnlab.data.corpus import Segment
+from attnlab.data.inputs import Item
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError
 from attnlab.modes import test, train
@@ -158,10 +164,47 @@ def test_a_whole_run_and_its_checkpoint(task: str, roots: dict[str, Path], cache
     """What a task's model ties, its checkpoints can hold: the averaged weights score as the run did."""
     cfg = configured(task, "mla", roots[task], cache_dir, "task.train.max_epochs=1")
     record = new(cfg, "test")
-    train.run(cfg, record, tmp_path)
+    train.run(cfg, record, tmp_path / "run")
     assert record["training"]["averaged_checkpoints"] == 1
-    cfg = configured(task, "mla", roots[task], cache_dir, "task.train.max_epochs=1", f"checkpoint='{tmp_path}'")
+    checkpoint = f"checkpoint='{tmp_path / 'run'}'"
+    cfg = configured(task, "mla", roots[task], cache_dir, "task.train.max_epochs=1", checkpoint)
     (tmp_path / "again").mkdir()
     again = new(cfg, "test")
     test.run(cfg, again, tmp_path / "again")
     assert again["quality"] == record["quality"]
+    OmegaConf.save(cfg, tmp_path / "run" / "config.yaml")
+    assert_used_elsewhere(task, tmp_path, roots[task])
+
+
+def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:
+    """The run, moved, without corpus and cache: inputs of its test set are decoded as the run decoded them."""
+    (tmp_path / "run").rename(tmp_path / "moved")
+    model = attnlab.load(tmp_path / "moved", f"cache_dir='{tmp_path / 'empty'}'", "data_root=null")
+    assert model.cfg.task.data.root is None and model.cfg.hardware.accelerator == "auto"
+    predictor = model.predictor()
+    assert not predictor.search.unknown and predictor.search.beam == 2
+    predictor.search = replace(predictor.search, unknown=True)  # as published scores allow it
+    with open(tmp_path / "moved" / "predictions.tsv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    given = [own_input(task, row, root, tmp_path) for row in rows]
+    found = [result for _, result in predictor.results([Item(value) for value in given])]
+    if task != "slurp":
+        assert [" ".join(result["prediction"].split()) for result in found] == [row["hypothesis"] for row in rows]
+    assert all(("intent" in result) == (task == "slurp") for result in found)
+    assert all(result.get("intent", "count_up") in ("count_up", "count_down") for result in found)
+    alone = model.predict(given[0], beam=1)
+    assert alone == model.predict([given[1], given[0]], beam=1)[1]
+    assert "\u2047" not in alone["prediction"]  # how SentencePiece writes <unk>
+    assert not (tmp_path / "empty").exists()
+
+
+def own_input(task: str, row: dict[str, str], root: Path, tmp_path: Path) -> str:
+    """The input of a row of predictions.tsv, as a person would give it."""
+    if task in ("xsum", "wmt16"):
+        return row["source"]
+    reader = {"ami": AMI, "mustc": MustC, "slurp": SLURP}[task]()
+    segment = next(x for x in reader.read(root, reader.splits[2], "audio", False) if x.id == row["id"])
+    assert isinstance(segment, Segment)
+    samples, rate = soundfile.read(segment.audio, segment.num_samples, segment.start, dtype="float32")
+    soundfile.write(tmp_path / f"{row['id']}.wav", samples, rate, "FLOAT")
+    return str(tmp_path / f"{row['id']}.wav")

@@ -10,7 +10,7 @@ import copy
 import logging
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
-from timm.data import ImageDataset, create_loader
+from timm.data import ImageDataset, create_loader, create_transform
 from timm.data.readers import create_reader
 from timm.data.readers.img_extensions import get_img_extensions
 from torch import Tensor
@@ -170,6 +170,12 @@ class ImageData(Data):
         order = list(range(0, len(images), max(1, len(images) // count)))
         size = self.eval_batch_size
         return self._loader(images, [order[i : i + size] for i in range(0, len(order), size)], is_training=False)
+
+    def transform(self) -> Callable[[Any], Tensor]:
+        """timm's transform of held-out images, from a PIL image in RGB to (3, H, W)."""
+        names = ("input_size", "mean", "std", "interpolation", "crop_pct")
+        made: Callable[[Any], Tensor] = create_transform(**{name: self.common[name] for name in names})
+        return made
 
     def _held_out(self, images: "Images") -> "Batches":
         """The images of this process; each image is in one batch of one process."""

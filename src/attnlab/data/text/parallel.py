@@ -138,6 +138,9 @@ class Parallel(Reader):
             replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords)) for x in found
         ]
 
+    def plain(self, text: str) -> str:
+        return self._plain(super().plain(text), subwords=False)
+
     def _plain(self, text: str, subwords: bool) -> str:
         if subwords:
             text = text.replace("@@ ", "").removesuffix("@@")

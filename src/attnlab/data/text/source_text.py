@@ -31,7 +31,11 @@ class SourceText:
             raise ConfigError(f"features: max_tokens={self.max_tokens}: expected at least 2, a piece and </s>")
 
     def open(self, utterances: Sequence[Utterance], tokenizer: Tokenizer) -> "TextInputs":
-        return TextInputs(tokenizer.encode_all([x.source for x in utterances]), self.max_tokens)
+        return self.texts([x.source for x in utterances], tokenizer)
+
+    def texts(self, texts: Sequence[str], tokenizer: Tokenizer) -> "TextInputs":
+        """The ids of texts that are no utterances."""
+        return TextInputs(tokenizer.encode_all(texts), self.max_tokens)
 
 
 class TextInputs:

@@ -34,6 +34,7 @@ class Vocabulary(ABC):
         num_ids: the number of ids that occur in texts; the others are padding.
         end: the id of the mark between texts.
         ends: the place of that mark.
+        unknown_id: the id that stands for words that are not in the vocabulary; None: there is none.
     """
 
     unit: Literal["word", "token"]
@@ -41,6 +42,7 @@ class Vocabulary(ABC):
     num_ids: int
     end: int
     ends: Ends
+    unknown_id: int | None = None
 
     @abstractmethod
     def ids(self, text: str) -> list[int]:
@@ -90,12 +92,12 @@ class WordVocabulary(Vocabulary):
         self._numbers = {word: i for i, word in enumerate(self.words)}
         self.size = self.num_ids = len(self.words)
         self.end = self._numbers[end]
-        self._unknown = self._numbers.get(unknown)
+        self.unknown_id = self._numbers.get(unknown)
 
     def ids(self, text: str) -> list[int]:
         words = (text.lower() if self.lower else text).split()
-        if self._unknown is not None:
-            return [self._numbers.get(word, self._unknown) for word in words]
+        if self.unknown_id is not None:
+            return [self._numbers.get(word, self.unknown_id) for word in words]
         try:
             return [self._numbers[word] for word in words]
         except KeyError as error:

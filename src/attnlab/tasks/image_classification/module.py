@@ -27,6 +27,7 @@ class ImageClassification(Module):
 
     Args:
         model: maps images (B, 3, H, W) to logits (B, C).
+        classes: their names, in the order of the logits.
         optimizer: makes the optimizer of a model: timm's `create_optimizer_v2`.
         schedule: makes the schedule of an optimizer: timm's `create_scheduler_v2`.
         identity: stored in checkpoints; must match when one is loaded: model, classes, compression.
@@ -43,6 +44,7 @@ class ImageClassification(Module):
     def __init__(
         self,
         model: nn.Module,
+        classes: list[str],
         *,
         optimizer: Callable[..., Optimizer],
         schedule: Callable[..., Any],
@@ -57,6 +59,7 @@ class ImageClassification(Module):
         channels_last: bool = False,
     ) -> None:
         super().__init__(optimizer=optimizer, schedule=schedule, identity=identity, seed=seed, clip=clip)
+        self.classes = classes
         self.model, self.mixup, self.penalty, self.channels_last = model, mixup, fusion_penalty, channels_last
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self.criterion = SoftTargetCrossEntropy() if mixup else LabelSmoothingCrossEntropy(label_smoothing)

@@ -54,6 +54,7 @@ def pretrain(
     )
     scratch = ImageClassification(
         module.model,
+        module.classes,
         optimizer=lambda m: create_optimizer_v2(m, "adamw", lr=settings.lr, weight_decay=settings.weight_decay),
         schedule=lambda o, **k: create_scheduler_v2(
             o,

@@ -28,6 +28,7 @@ from attnlab.compression.counting import multiply_adds, parameters, ratios
 from attnlab.compression.folder import COMPRESSED
 from attnlab.config.build import instantiate
 from attnlab.data.images.folder import ImageData
+from attnlab.data.inputs import InputKind
 from attnlab.data.samples.images import CLASSES
 from attnlab.errors import ConfigError, DataError
 from attnlab.metrics import TopAccuracy
@@ -40,6 +41,7 @@ from attnlab.runs.identity import architecture
 from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.tasks.base import Task, beside
 from attnlab.tasks.image_classification.module import ImageClassification
+from attnlab.tasks.image_classification.predict import INPUT, Classification
 from attnlab.tasks.image_classification.pretraining import pretrain
 from attnlab.training.trainer import test
 
@@ -146,6 +148,7 @@ class ImageClassificationTask(Task):
             mixup = Mixup(**mixing, label_smoothing=task.label_smoothing, num_classes=len(classes))
         return ImageClassification(
             model,
+            classes,
             optimizer=instantiate(task.optimizer, path="task.optimizer"),
             schedule=instantiate(task.schedule, path="task.schedule"),
             identity=self._identity(classes),
@@ -164,6 +167,13 @@ class ImageClassificationTask(Task):
 
     def rebuilt(self, weights: Path) -> ImageClassification:
         return self._module(read_classes(beside(weights, CLASSES_FILE, "the names of the classes")))
+
+    @property
+    def input_kind(self) -> InputKind:
+        return INPUT
+
+    def predictor(self, module: ImageClassification, **settings: Any) -> Classification:
+        return Classification(module, self.cfg, **settings)
 
     def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
         self._sizes(record, model)

@@ -15,10 +15,12 @@ from attnlab.models import LanguageModel
 from attnlab.models.build import build_model, identity, without_memory
 from attnlab.runs.device import device_of
 from attnlab.tasks.base import TextTask, beside
+from attnlab.tasks.language_modelling.predict import INPUT, Continuation
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 
+    from attnlab.data.inputs import InputKind
     from attnlab.data.text.language_modelling import LanguageModellingData
     from attnlab.tasks.language_modelling.module import LanguageModelling
     from attnlab.tasks.language_modelling.score import LanguageScore
@@ -110,6 +112,13 @@ class LanguageModellingTask(TextTask):
 
         module = self.restore().cpu()
         language.export(module.model, self.cfg, module.vocabulary, record, folder)
+
+    @property
+    def input_kind(self) -> InputKind:
+        return INPUT
+
+    def predictor(self, module: LanguageModelling, **settings: Any) -> Continuation:
+        return Continuation(module, self.cfg, **settings)
 
     def scoring(self, directory: Path, data: LanguageModellingData, module: LanguageModelling) -> list[Callback]:
         score: LanguageScore = instantiate(self.cfg.task.score, path="task.score")

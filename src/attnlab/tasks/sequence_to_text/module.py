@@ -217,6 +217,7 @@ class SequenceToText(Module):
             bos=Tokenizer.eos,
             eos=Tokenizer.eos,
             pad=Tokenizer.pad,
+            unk=Tokenizer.unk,
             dtype=dtype,
             first=first,
         )

@@ -21,9 +21,11 @@ from attnlab.tasks.base import TextTask, beside
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 
+    from attnlab.data.inputs import InputKind
     from attnlab.data.sequence_to_text import SequenceToTextData
     from attnlab.metrics.base import TextMetric
     from attnlab.tasks.sequence_to_text.module import Model, SequenceToText
+    from attnlab.tasks.sequence_to_text.predict import TextPredictor
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +157,17 @@ class SequenceToTextTask(TextTask):
         if self.cfg.task.train.ctc_weight:
             ctc = Tokenizer.load(beside(weights, CTC_TOKENIZER, "the SentencePiece model of the CTC labels"))
         return self._module(Tokenizer.load(beside(weights, TOKENIZER, "the SentencePiece model")), ctc)
+
+    @property
+    def input_kind(self) -> InputKind:
+        from attnlab.tasks.sequence_to_text.predict import input_kind
+
+        return input_kind(self.cfg)
+
+    def predictor(self, module: SequenceToText, **settings: Any) -> TextPredictor:
+        from attnlab.tasks.sequence_to_text.predict import TextPredictor
+
+        return TextPredictor(module, self.cfg, **settings)
 
     def _check_width(self, data: SequenceToTextData) -> None:
         width = getattr(data.front, "width", None)

@@ -1,0 +1,77 @@
+"""mode=predict checkpoint=RUN input=...: what a trained model makes of inputs that it has not seen."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from attnlab.data.inputs import OBJECTS, Inputs, Item
+from attnlab.runs.files import replacing
+from attnlab.tasks.base import task_of
+from attnlab.tasks.prediction import Predictor, Result
+from attnlab.trained import Trained
+
+EVERY_TASK = True  # a task need not list this mode in `task.modes`
+KEEPS = False  # no run directory, unless hydra.run.dir= names one
+
+
+def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
+    """Print a line for each input, or write it to `output=`.
+
+    JSONL gives JSONL with the keys of the input kept; so does an output that is called .jsonl. Files of a folder are
+    named before a tab.
+
+    Args:
+        cfg: the run's whole configuration, resolved.
+        record: gets `corpus`, and `predicted`: how many inputs, in how many seconds.
+        directory: the run's; not used.
+
+    Raises:
+        DataError: an input cannot be read, or a file of the run.
+        WriteError: `output=` cannot be written.
+    """
+    inputs = Inputs(cfg.input, task_of(cfg).input_kind)  # before the model is read
+    predictor = Trained(cfg).predictor()
+    objects = inputs.form == "objects" or Path(cfg.output or "").suffix.lower() in OBJECTS
+    began = time.perf_counter()
+    with _destination(cfg.output) as file, _progress() as bar:
+        line = bar.add_task("predicting", total=len(inputs))
+        for item, result in predictor.results(inputs):
+            print(_object(item, result, inputs) if objects else _line(item, result, inputs, predictor), file=file)
+            file.flush()
+            bar.advance(line)
+    record["corpus"] = "none: input="
+    record["predicted"] = {"inputs": len(inputs), "seconds": round(time.perf_counter() - began, 3)}
+
+
+def _object(item: Item, result: Result, inputs: Inputs) -> str:
+    given = item.given or {inputs.kind.keys[0]: item.value}
+    return json.dumps(given | result, ensure_ascii=False)
+
+
+def _line(item: Item, result: Result, inputs: Inputs, predictor: Predictor) -> str:
+    return f"{item.value}\t" * (inputs.form == "folder") + predictor.shown(result)
+
+
+@contextmanager
+def _destination(output: str | None) -> Iterator[TextIO]:
+    """Standard output, or a file that is there when it is complete."""
+    if output is None:
+        yield sys.stdout
+        return
+    with replacing(Path(output).expanduser()) as partial, partial.open("w", encoding="utf-8") as file:
+        yield file
+
+
+def _progress() -> Progress:
+    """A bar on the terminal's stderr, unless the results are shown there."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    hidden = not sys.stderr.isatty() or sys.stdout.isatty()
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True, disable=hidden)

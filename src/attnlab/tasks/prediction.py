@@ -1,0 +1,92 @@
+"""Using a trained model on inputs that it has not seen: what the tasks have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from attnlab.data.inputs import Inputs, Item, chunks
+from attnlab.errors import ConfigError, DataError
+from attnlab.runs.device import scoring_dtype
+
+if TYPE_CHECKING:
+    from attnlab.training.module import Module
+
+WINDOW = 64  # inputs that are read and put into batches together
+Search = TypeVar("Search")
+Result = dict[str, Any]
+
+
+class Predictor(ABC):
+    """What a trained model says of inputs.
+
+    Args:
+        module: with the model, in evaluation mode.
+        precision: `hardware.precision`.
+
+    Attributes:
+        limit: the largest size of a batch, padding included; inputs that are larger are batches of their own.
+    """
+
+    limit: int = 1
+
+    def __init__(self, module: Module, precision: str) -> None:
+        self.device = module.device
+        self.dtype = scoring_dtype(precision)
+
+    @abstractmethod
+    def read(self, value: str) -> Any:
+        """An input, prepared for the model.
+
+        Args:
+            value: a text, or the path of a file.
+
+        Raises:
+            DataError: it cannot be read, or the model cannot take it.
+        """
+
+    @abstractmethod
+    def size(self, prepared: Any) -> int:
+        """What a prepared input takes of `limit`."""
+
+    @abstractmethod
+    def predict(self, batch: list[Any]) -> list[Result]:
+        """For each prepared input of a batch a mapping with `prediction`, and what else the task finds."""
+
+    def shown(self, result: Result) -> str:
+        """A result in one line of text."""
+        return " ".join(str(result["prediction"]).split())
+
+    def results(self, items: Inputs | Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+        """Each input with its result, in the order of the inputs, as soon as it is found."""
+        for chunk in chunks(iter(items), WINDOW):
+            prepared = [self.read(item.value) for item in chunk]
+            order = sorted(range(len(chunk)), key=lambda i: -self.size(prepared[i]))
+            found: dict[int, Result] = {}
+            while order:
+                largest = self.size(prepared[order[0]])
+                taken = max(1, self.limit // max(1, largest))
+                batch, order = order[:taken], order[taken:]
+                with torch.inference_mode(), self._precision():
+                    found |= zip(batch, self.predict([prepared[i] for i in batch]), strict=True)
+            for i, item in enumerate(chunk):
+                if clash := sorted(found[i].keys() & item.given.keys()):
+                    raise DataError(f"the input has a key {clash[0]!r} already, which the result needs: rename it")
+                yield item, found[i]
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
+
+
+def changed(search: Search, settings: dict[str, Any], path: str) -> Search:
+    """A search with other settings. ConfigError: it has no such setting, or refuses the value."""
+    try:
+        return replace(search, **settings)  # type: ignore[type-var]
+    except (TypeError, ValueError) as error:
+        known = ", ".join(search.__dataclass_fields__)  # type: ignore[attr-defined]
+        raise ConfigError(f"{path}: {error}; its settings are {known}") from error

@@ -1,0 +1,111 @@
+"""Translating, transcribing, understanding and summarising inputs that a model has not seen."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import soundfile
+from omegaconf import DictConfig
+
+from attnlab.config.build import instantiate
+from attnlab.data.batch import Example, Ids, collate
+from attnlab.data.corpus import Reader
+from attnlab.data.inputs import InputKind
+from attnlab.data.speech.features import Array, FilterBank, read_waveform
+from attnlab.data.speech.stored import StoredFeatures, frames
+from attnlab.data.text.source_text import SourceText
+from attnlab.data.text.tokenizer import Tokenizer
+from attnlab.decoding import BeamSearch
+from attnlab.errors import DataError
+from attnlab.tasks.prediction import Predictor, Result, changed
+
+if TYPE_CHECKING:
+    from attnlab.tasks.sequence_to_text.module import SequenceToText
+
+log = logging.getLogger(__name__)
+
+AUDIO = (".wav", ".flac", ".ogg", ".aiff", ".mp3", ".sph")
+
+
+def input_kind(cfg: DictConfig) -> InputKind:
+    """What a model of this configuration reads."""
+    front = instantiate(cfg.task.data.features, path="task.data.features")
+    match front:
+        case FilterBank():
+            return InputKind("audio file", AUDIO, ("audio", "path", "input"), lambda path: (_length(path), None)[1])
+        case StoredFeatures():
+            return InputKind(
+                "file of features",
+                (".npy", ".mfc"),
+                ("features", "path", "input"),
+                lambda path: (frames(path, front.columns), None)[1],
+            )
+    return InputKind("text", (), ("text", "source", "document", "input"))
+
+
+class TextPredictor(Predictor):
+    """What a sequence-to-text model writes: `prediction`, and where texts begin with a class, `intent`.
+
+    <unk> is never written, and a text begins with a class where the model has classes.
+
+    Args:
+        module: with the model.
+        cfg: the run's configuration.
+        settings: fields of `task.decode` in place of the configured ones.
+    """
+
+    def __init__(self, module: SequenceToText, cfg: DictConfig, **settings: Any) -> None:
+        super().__init__(module, cfg.hardware.precision)
+        self.module, self.limit = module, int(cfg.task.decode_max_frames)
+        self.front: FilterBank | StoredFeatures | SourceText = instantiate(
+            cfg.task.data.features, path="task.data.features"
+        )
+        self.reader: Reader = instantiate(cfg.task.data.reader, path="task.data.reader")
+        self.search: BeamSearch = changed(module.search, settings | {"unknown": False}, "task.decode")
+        self.classes = list(module.tokenizer.labels.values()) or None
+
+    def read(self, value: str) -> Array | Ids:
+        match self.front:
+            case FilterBank():
+                path = Path(value)
+                samples, rate = _length(path)
+                return self.front(read_waveform(path, 0, samples), rate)
+            case StoredFeatures():
+                return self.front(Path(value))
+        inputs = self.front.texts([self.reader.plain(value)], self.module.tokenizer)
+        if inputs.truncated:
+            log.warning("%r ...: cut to its first %d pieces", value[:30], self.front.max_tokens)
+        return inputs[0]
+
+    def size(self, prepared: Array | Ids) -> int:
+        return len(prepared)
+
+    def predict(self, batch: list[Array | Ids]) -> list[Result]:
+        nothing = np.asarray([Tokenizer.eos], dtype=np.int64)
+        examples = [Example(str(i), features, nothing, None, "", "") for i, features in enumerate(batch)]
+        found = self.module.decode(
+            collate(examples).to(self.device), self.search, self.module.cache_dtype, first=self.classes
+        )
+        if any(not hypotheses for hypotheses in found):
+            raise DataError("decoding produced no finished hypothesis: the model's logits are NaN or infinite")
+        texts = [{"prediction": self.module.text(hypotheses)} for hypotheses in found]
+        if self.classes is None:
+            return texts
+        return [{"intent": self.module.label(best)} | text for best, text in zip(found, texts, strict=True)]
+
+    def shown(self, result: Result) -> str:
+        return "\t".join([*([result["intent"]] if "intent" in result else []), super().shown(result)])
+
+
+def _length(path: Path) -> tuple[int, int]:
+    """Samples and rate of a recording. DataError: it is none, or it is empty."""
+    try:
+        about = soundfile.info(path)
+    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
+        raise DataError(f"{path}: not a readable audio file ({' '.join(str(error).split())[:80]})") from error
+    if not about.frames:
+        raise DataError(f"{path}: an audio file without samples")
+    return int(about.frames), int(about.samplerate)

@@ -1,0 +1,85 @@
+"""What `input=` names: every wrong input is one line, before anything is computed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnlab.data.inputs import InputKind, Inputs
+from attnlab.errors import DataError
+
+TEXT = InputKind("text", (), ("text", "source"))
+
+
+def check(path: Path) -> None:
+    if path.read_text() != "good":
+        raise DataError(f"{path}: not a readable audio file")
+
+
+SPEECH = InputKind("audio file", (".wav", ".flac"), ("audio", "path"), check)
+
+
+def found(given: str | Path, kind: InputKind) -> list[str]:
+    inputs = Inputs(given, kind)
+    values = [item.value for item in inputs]
+    assert len(inputs) == len(values)
+    return values
+
+
+def test_texts(tmp_path: Path) -> None:
+    assert found("Guten Tag, Welt.", TEXT) == ["Guten Tag, Welt."]
+    assert found("see a.txt or b.jsonl", TEXT) == ["see a.txt or b.jsonl"]
+    assert found("x" * 5000, TEXT) == ["x" * 5000]
+    (tmp_path / "lines.txt").write_text("\ufeffone\n two \nthree", encoding="utf-8")
+    assert found(str(tmp_path / "lines.txt"), TEXT) == found(tmp_path / "lines.txt", TEXT) == ["one", " two ", "three"]
+    rows = [{"id": 1, "source": "a\nb"}, {"text": "c", "source": "d"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    inputs = Inputs(tmp_path / "rows.jsonl", TEXT)
+    assert inputs.form == "objects" and [(item.value, item.given) for item in inputs] == [
+        ("a\nb", rows[0]),
+        ("c", rows[1]),
+    ]
+
+
+def test_files(tmp_path: Path) -> None:
+    for name in ("b.wav", "a.FLAC", "deep/c.wav", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("good")
+    assert found(tmp_path, SPEECH) == [str(tmp_path / name) for name in ("a.FLAC", "b.wav", "deep/c.wav")]
+    assert found(tmp_path / "b.wav", SPEECH) == [str(tmp_path / "b.wav")]
+    (tmp_path / "deep" / "rows.jsonl").write_text('{"audio": "c.wav", "n": 1}')
+    assert found(tmp_path / "deep" / "rows.jsonl", SPEECH) == [str(tmp_path / "deep" / "c.wav")]
+    (tmp_path / "deep" / "c.wav").write_text("bad")
+    with pytest.raises(DataError, match=r"c\.wav: not a readable audio file"):
+        Inputs(tmp_path, SPEECH)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "told"),
+    [
+        ("gone.txt", None, TEXT, "gone.txt: no such file"),
+        ("gone.wav", None, SPEECH, "gone.wav: no such file"),
+        ("empty.txt", b"", TEXT, "empty.txt: empty; expected a text"),
+        ("empty.jsonl", b"\n", TEXT, "empty.jsonl: empty; expected a text"),
+        ("blank.txt", b"a\n\nb\n", TEXT, "blank.txt line 2: empty; expected a text in every line"),
+        ("latin.txt", b"\xe4\n", TEXT, "latin.txt: not UTF-8 text"),
+        ("cut.jsonl", b'{"text": "a"}\n{"text', TEXT, "cut.jsonl line 2: not JSON"),
+        ("list.jsonl", b"[1]\n", TEXT, r"line 1: expected a JSON object, got '\[1\]'"),
+        ("key.jsonl", b'{"txt": "a"}\n', TEXT, "line 1: none of the keys text, source; expected a text there"),
+        ("number.jsonl", b'{"text": 3}\n', TEXT, "line 1: text='3': expected a text"),
+        ("away.jsonl", b'{"audio": "x.wav"}\n', SPEECH, r"line 1: .*x\.wav: no such file"),
+        ("", b"", SPEECH, "no audio file in this folder; expected .wav, .flac"),
+        ("", b"", TEXT, "a folder; expected a text, a .txt file or a .jsonl file"),
+    ],
+)
+def test_wrong_inputs(tmp_path: Path, name: str, content: bytes | None, kind: InputKind, told: str) -> None:
+    if name and content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=told) as caught:
+        Inputs(str(tmp_path / name), kind)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing() -> None:
+    with pytest.raises(DataError, match="input= is empty; expected a text"):
+        Inputs(" ", TEXT)
