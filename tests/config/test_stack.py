@@ -45,14 +45,17 @@ def test_what_is_wrong_is_one_line(overrides: str, message: str) -> None:
 
 
 def test_hydra_gets_the_files_of_all_jobs_and_each_job_its_own() -> None:
-    plan = check(["-m", "task=wikitext2", "attention.pattern=[mtla,mha],[mha,gqa]"])
+    given = ["-m", "task=wikitext2", "attention.pattern=[mtla,mha],[mha,gqa]"]
+    plan = check(given)
     assert [list(job.attention.mechanisms) for job in plan.jobs] == [["mtla", "mha"], ["mha", "gqa"]]
     files = [f"+attention@attention.mechanisms.{name}={name}" for name in ("mtla", "mha", "gqa")]
-    assert plan.added == ["attention=hybrid", *files]
+    assert plan.arguments == [*given, "attention=hybrid", *files]
     # As ddp starts a process: with what rank zero has added.
-    again = check(["task=wikitext2", "attention=hybrid", "attention.pattern=[mha,gqa]", *files])
-    assert list(again.jobs[0].attention.mechanisms) == ["mha", "gqa"] and again.added == files[1:]
-    assert not check(["task=wikitext2", "attention=mha"]).added
+    given = ["task=wikitext2", "attention=hybrid", "attention.pattern=[mha,gqa]"]
+    again = check([*given, *files])
+    assert list(again.jobs[0].attention.mechanisms) == ["mha", "gqa"]
+    assert again.arguments == [*given, *files[1:]]
+    assert check(["task=wikitext2", "attention=mha"]).arguments == ["task=wikitext2", "attention=mha"]
 
 
 def test_an_overlay_may_choose_a_pattern(tmp_path: Path) -> None:

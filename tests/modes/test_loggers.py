@@ -1,8 +1,10 @@
 """Loggers beside the record, read back with their own libraries."""
 
+import importlib
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,18 +15,17 @@ from tests.tasks.conftest import Start
 
 
 def test_tensorboard_has_curves_configuration_scores_and_samples(start: Start, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     cfg, record = start("logger=tensorboard", "task.train.max_epochs=1", "task.train.log_every=1")
     train.run(cfg, record, tmp_path)
     close_loggers(cfg, record, tmp_path)
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    tags = events.Tags()
+    found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    tags = found.Tags()
     assert {"loss", "val_accuracy", "final/quality/bleu", "final/parameters/total"} <= set(tags["scalars"])
-    assert events.Scalars("final/parameters/total")[0].value == record["parameters"]["total"]
+    assert found.Scalars("final/parameters/total")[0].value == record["parameters"]["total"]
     assert "samples/text_summary" in tags["tensors"]
-    (text,) = events.Tensors("samples/text_summary")
+    (text,) = found.Tensors("samples/text_summary")
     assert "sieben drei" in text.tensor_proto.string_val[0].decode()
     assert "task.optimizer.lr" in (tmp_path / "tensorboard" / "hparams.yaml").read_text()
     assert (tmp_path / "curves" / "metrics.csv").is_file()
@@ -49,8 +50,7 @@ def test_wandb_offline(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def _history(folder: Path) -> list[dict[str, object]]:
     """What an offline run of wandb stored: protocol buffers in a log of blocks of 32 KiB, as LevelDB has it."""
-    from wandb.proto import wandb_internal_pb2
-
+    protocol: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     content, place, parts, rows = next(folder.glob("*.wandb")).read_bytes(), 7, b"", []
     while place + 7 <= len(content):
         if 32768 - place % 32768 < 7:
@@ -60,7 +60,7 @@ def _history(folder: Path) -> list[dict[str, object]]:
         parts += content[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):  # whole, or the last of several parts
-            record = wandb_internal_pb2.Record()
+            record = protocol.Record()
             record.ParseFromString(parts)
             parts = b""
             items = record.history.item
@@ -84,6 +84,6 @@ def test_a_service_that_refuses_is_one_line_before_the_data(
 
 
 def test_numbers_that_were_not_run_are_left_out() -> None:
-    sections = {name: {} for name in ("inference", "training", "parameters", "kv_cache")}
+    sections: dict[str, Any] = {name: {} for name in ("inference", "training", "parameters", "kv_cache")}
     record = {**sections, "quality": {"bleu": 3.5, "wer": "not run", "by": {"a": 1}, "right": True}}
     assert dict(final_numbers(record)) == {"quality/bleu": 3.5, "quality/by/a": 1}

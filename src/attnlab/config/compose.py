@@ -162,8 +162,7 @@ class Composer:
                 "compress=laser_tensorllm compress.steps.laser.rho=0.1 compress.steps.tensorllm.ranks=[64,4,2] "
                 "(LASER on the MLP, TensorLLM on attention)"
             )
-        several = key in config.LISTS and isinstance(value, list)
-        for name in value if several else [value]:
+        for name in value if isinstance(value, list) and key in config.LISTS else [value]:
             if not isinstance(name, str) or name not in self.options(key):
                 raise ConfigError(
                     f"{key}={override.get_value_string()}: no such {key}{nearest(str(name), self.options(key))}"

@@ -76,7 +76,7 @@ def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -
             _log_samples(logger, rows)
         logger.finalize("success")
         if type(logger).__name__ == "WandbLogger":
-            logger.experiment.finish()
+            _experiment(logger).finish()
 
 
 def final_numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -97,11 +97,16 @@ def _samples(directory: Path) -> list[list[str]]:
         return [row for row, _ in zip(rows, range(SAMPLES + 1), strict=False)]
 
 
+def _experiment(logger: Logger) -> Any:
+    """The library's own object, which each class of loggers has."""
+    return getattr(logger, "experiment")  # noqa: B009  (the base class does not declare it)
+
+
 def _log_samples(logger: Logger, rows: list[list[str]]) -> None:
     """Lightning's interface has no table: each class has its own way."""
     header, *body = rows
     kind = type(logger).__name__
-    experiment: Any = logger.experiment
+    experiment = _experiment(logger)
     if kind == "WandbLogger":
         logger.log_text("samples", columns=header, data=body)  # type: ignore[attr-defined]
         return
