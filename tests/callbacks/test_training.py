@@ -74,4 +74,4 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) 
     with pytest.raises(Exception, match="pickle"):
         io.save_checkpoint({"epoch": lambda: 2}, path)
     assert torch.load(path, weights_only=True) == {"epoch": 1}
-    assert [found.name for found in path.parent.iterdir()] == ["last.ckpt"]
+    assert sorted(found.name for found in path.parent.iterdir()) == ["SHA256SUMS", "last.ckpt"]

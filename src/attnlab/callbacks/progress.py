@@ -1,7 +1,9 @@
 """What is shown while a run trains."""
 
 import logging
+import math
 import sys
+import time
 from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
@@ -9,9 +11,14 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
+from attnlab.config.batch import counted
+
 log = logging.getLogger(__name__)
 
 WORDS = {"loss": "training loss", "val_loss": "validation loss", "val_accuracy": "accuracy"}
+EVERY = 30.0  # seconds between two lines where there is no terminal
+MEASURED = 20  # updates, without the first, from which the time of the whole training is estimated
+LONG = 600.0  # seconds of training about which a run warns
 
 
 class ValidationLog(Callback):
@@ -24,6 +31,59 @@ class ValidationLog(Callback):
             log.info("epoch %d, update %d: %s", trainer.current_epoch, trainer.global_step, found)
 
 
+class TrainingTime(Callback):
+    """Says how long a training will take if that is more than ten minutes, and without a terminal how far it is.
+
+    Args:
+        every: seconds between two lines; None: no such lines, where a progress bar is shown.
+    """
+
+    def __init__(self, every: float | None) -> None:
+        self.every = every
+        self._first = self._last = 0.0
+        self._begun = 0
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._first = self._last = time.monotonic()
+        self._begun = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now, done = time.monotonic(), trainer.global_step - self._begun
+        if done == 1 and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self._first = now  # the first update also compiles, allocates and reads caches
+        if not trainer.is_global_zero or done < 2:
+            return
+        total = self._total(trainer)
+        left = (total - trainer.global_step) * (now - self._first) / (done - 1)
+        finished_update = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if done == MEASURED + 1 and finished_update and math.isfinite(left) and left > LONG:
+            log.info(
+                "about %s for %s; scale down with task.train.max_minutes, max_epochs or max_steps, or a smaller model",
+                duration(left),
+                counted(int(total) - trainer.global_step, "update"),
+            )
+        if self.every is not None and now - self._last >= self.every:
+            self._last = now
+            of, rest = (f" of {total:.0f}", f", about {duration(left)} left") if math.isfinite(left) else ("", "")
+            loss: Any = getattr(module, "mean_loss", math.nan)
+            shown = f", training loss {loss:.3f}" if math.isfinite(loss) else ""
+            log.info("epoch %d, update %d%s%s%s", trainer.current_epoch, trainer.global_step, of, shown, rest)
+
+    @staticmethod
+    def _total(trainer: Trainer) -> float:
+        return float(trainer.estimated_stepping_batches)
+
+
+def duration(seconds: float) -> str:
+    """Rounded for people: `45 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
 class Bar(RichProgressBar):
     """Lightning's bar with the last point of the loss curve: the loss of each batch would make the host wait for it."""
 
@@ -32,12 +92,18 @@ class Bar(RichProgressBar):
     ) -> dict[str, int | str | float | dict[str, float]]:
         mean_loss: Any = getattr(pl_module, "mean_loss", None)
         shown = {} if mean_loss is None else {"loss": round(mean_loss, 3)}
-        return super().get_metrics(trainer, pl_module) | shown
+        found = super().get_metrics(trainer, pl_module) | shown
+        return {name: value for name, value in found.items() if name != "v_num"}  # the folder of the curves
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        """Without the last epoch's number where a training has no such limit."""
+        last = self.trainer.max_epochs
+        return f"epoch {current_epoch + 1}" + (f" of {last}" if last is not None and last > 0 else "")
 
 
 def progress() -> list[Callback]:
-    """`ValidationLog`, and on a terminal a progress bar."""
-    return [ValidationLog(), *bar()]
+    """Lines in the log, and on a terminal a progress bar."""
+    return [ValidationLog(), TrainingTime(None if sys.stdout.isatty() else EVERY), *bar()]
 
 
 def bar() -> list[Callback]:

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from attnlab.config.batch import counted
 from attnlab.runs.record import NOT_RUN
 
 WIDTH = 130  # columns where the output is not a terminal
+LONGEST = 400  # characters of a text among the samples; predictions.tsv has all of it
 
 
 def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
@@ -31,7 +33,10 @@ def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
         table.add_row(name, escape(value))
     console.print(table)
     for row in _spread(directory / "predictions.tsv", samples):
-        source, reference, hypothesis = (escape(row[key]) for key in ("source", "reference", "hypothesis"))
+        source, reference, hypothesis = (
+            escape(textwrap.shorten(row[key], LONGEST, placeholder=" …"))
+            for key in ("source", "reference", "hypothesis")
+        )
         console.print(f"[dim]{source}[/]\n  [green]ref[/] {reference}\n  [cyan]hyp[/] {hypothesis}")
     console.print(f"record: {directory / 'record.json'}", soft_wrap=True)
 

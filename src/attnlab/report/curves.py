@@ -6,10 +6,10 @@ from pathlib import Path
 from attnlab.report import figure
 from attnlab.runs.files import write_bytes
 
-PANELS = {
+PANELS = {  # a name that ends in a hyphen: every metric that begins with it
     "loss": ("loss", "val_loss", "ctc_loss"),
     "accuracy": ("val_accuracy",),
-    "learning rate": ("lr-Adam", "lr-SGD"),
+    "learning rate": ("lr-",),
 }
 
 
@@ -32,12 +32,17 @@ def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
+def _is_one(name: str, names: tuple[str, ...]) -> bool:
+    """Whether a metric is one of `names`, or begins with one that ends in a hyphen: lr-AdamW."""
+    return any(name == one or (one.endswith("-") and name.startswith(one)) for one in names)
+
+
 def plot_curves(directory: Path) -> Path | None:
     """Write curves.png into a run directory; its path, or None where nothing was logged."""
     from matplotlib.figure import Figure
 
     curves = read_curves(directory)
-    panels = {title: [n for n in names if n in curves] for title, names in PANELS.items()}
+    panels = {title: [n for n in curves if _is_one(n, names)] for title, names in PANELS.items()}
     panels = {title: names for title, names in panels.items() if names}
     if not panels:
         return None

@@ -122,7 +122,9 @@ def fit(
     if trainer.is_global_zero:
         if paths:
             load_into(module.model, averaged, average(paths))
-            log.info("averaged %s into %s", counted(len(paths), "checkpoint"), averaged)
+            several = len(paths) > 1
+            said = f"averaged {counted(len(paths), 'checkpoint')}" if several else "kept the best checkpoint"
+            log.info("%s: %s", said, averaged)
         else:
             log.warning("training ended before the first validation: the last weights are used as they are")
         write_weights(averaged, module.model.state_dict(), module.identity)
