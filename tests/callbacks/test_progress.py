@@ -98,6 +98,8 @@ def test_the_learning_rate_of_every_optimizer_has_a_panel(tmp_path: Path) -> Non
 def test_a_long_document_is_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = ["source", "reference", "hypothesis"], ["word " * 1000, "short", "also short"]
     (tmp_path / "predictions.tsv").write_text("\n".join("\t".join(cells) for cells in row) + "\n")
-    show(new(compose("mode=describe"), "test"), tmp_path)
+    record = new(compose("mode=describe"), "test")
+    record["parameters"] = {"total": 3, "attention": 1, "trainable": 3}
+    show(record, tmp_path)
     said = capsys.readouterr().out
     assert "word …" in said and said.count("word") < LONGEST / 5 + 1 and "also short" in said
