@@ -54,7 +54,7 @@ def test_a_plain_llama_has_the_same_logits(attention: str, options: dict[str, An
     assert form == "llama" and not list(folder.glob("*.py"))
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    assert type(theirs) is transformers.LlamaForCausalLM
+    assert type(theirs).__name__ == "LlamaForCausalLM"
     tokens = ids(2, 24)
     torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=0, atol=1e-5)
     expected = Sampling(tokens=8, temperature=0)(model, tokens[:, :9])
@@ -91,13 +91,13 @@ def test_generation_with_the_small_cache(attention: str, options: dict[str, Any]
 
     def generate(**options: Any) -> Any:
         torch.manual_seed(0)
-        given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": WORDS.end}
+        given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 4, "pad_token_id": WORDS.end}
         return theirs.generate(tokens, return_dict_in_generate=True, **given | options)
 
     greedy = generate()
-    assert greedy.sequences[:, 9:].equal(Sampling(tokens=6, temperature=0)(model, tokens))
-    assert greedy.past_key_values.nbytes == predicted(model, 2, 9 + 6 - 1)  # the last token is not read
-    assert greedy.past_key_values.get_seq_length() == greedy.past_key_values.get_max_length() == 14
+    assert greedy.sequences[:, 9:].equal(Sampling(tokens=4, temperature=0)(model, tokens))
+    assert greedy.past_key_values.nbytes == predicted(model, 2, 9 + 4 - 1)  # the last token is not read
+    assert greedy.past_key_values.get_seq_length() == greedy.past_key_values.get_max_length() == 12
     for how in ({"do_sample": True, "top_k": 5, "num_return_sequences": 2}, {"num_beams": 3}):
         cached, whole = generate(**how), generate(**how, use_cache=False)
         assert cached.sequences.equal(whole.sequences)
@@ -107,26 +107,26 @@ def test_generation_with_the_small_cache(attention: str, options: dict[str, Any]
 @torch.no_grad()
 def test_rows_with_padding_are_those_without(tmp_path: Path) -> None:
     model, folder, _ = exported(tmp_path, "mtla")
-    theirs, tokens = same_code(folder), ids(4, 9)
-    paddings = (0, 3, 3, 5)
+    theirs, tokens = same_code(folder), ids(3, 9)
+    paddings = (0, 3, 3)
     mask = torch.stack([torch.arange(9) >= padding for padding in paddings]).long()
     logits = theirs(tokens, attention_mask=mask).logits
     for row, padding in enumerate(paddings):
         alone = model(tokens[row : row + 1, padding:])
         torch.testing.assert_close(logits[row : row + 1, padding:], alone, rtol=0, atol=1e-5)
     right = theirs(tokens, attention_mask=mask.flip(1)).logits
-    torch.testing.assert_close(right[3, :4], model(tokens[3:, :4])[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(right[2, :6], model(tokens[2:, :6])[0], rtol=0, atol=1e-5)
     for beams in (1, 2):
         found = theirs.generate(
-            tokens, attention_mask=mask, max_new_tokens=6, num_beams=beams, return_dict_in_generate=True, pad_token_id=0
+            tokens, attention_mask=mask, max_new_tokens=4, num_beams=beams, return_dict_in_generate=True, pad_token_id=0
         )
         for row, padding in enumerate(paddings):
             short = tokens[row : row + 1, padding:]
             alone = theirs.generate(
-                short, attention_mask=torch.ones_like(short), max_new_tokens=6, num_beams=beams, pad_token_id=0
+                short, attention_mask=torch.ones_like(short), max_new_tokens=4, num_beams=beams, pad_token_id=0
             )
             assert found.sequences[row, 9:].equal(alone[0, 9 - padding :])
-        expected = sum(predicted(model, beams * n, 14 - padding) for n, padding in ((1, 0), (2, 3), (1, 5)))
+        expected = sum(predicted(model, beams * n, 12 - padding) for n, padding in ((1, 0), (2, 3)))
         assert found.past_key_values.nbytes == expected
 
 

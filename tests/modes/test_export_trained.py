@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from attnlab.config.check import check
+from attnlab.compression import load as load_compressed
+from attnlab.config.check import check, compose
 from attnlab.errors import ConfigError, DataError, WriteError
-from attnlab.modes import export
+from attnlab.modes import export, train
 from attnlab.runs.loading import load
+from attnlab.runs.record import new, write
 from tests.export.trained import ids, run_directory
+from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED
 
 LANGUAGE = (
     "task=wikitext2", "task.model.d_model=32", "task.model.num_layers=1", "task.model.max_length=24",
@@ -101,9 +104,10 @@ def test_images_for_timm(format: str, tmp_path: Path) -> None:
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert not [name for name in (type(part).__module__ for part in theirs.modules()) if name.startswith("attnlab")]
     torch.testing.assert_close(theirs(images), module.model(images), rtol=0, atol=1e-6)
-    sizes = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 3}
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3}
     name = module.model.pretrained_cfg["architecture"]
-    plain = timm.create_model(name, checkpoint_path=str(folder / "model.safetensors"), **sizes).eval()
+    plain = timm.create_model(name, checkpoint_path=str(folder / "model.safetensors"), num_classes=3, **sizes)
+    plain.eval()
     torch.testing.assert_close(plain(images), theirs(images), rtol=0, atol=0)
     config = json.loads((folder / "config.json").read_text())
     assert config["label_names"] == ["cat", "dog", "hen"]
@@ -138,6 +142,49 @@ def test_a_compressed_image_model_is_multiplied_out(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(theirs(picture), module.model(picture), rtol=0, atol=1e-5)
     assert "factors are multiplied out" in (place / "README.md").read_text()
+
+
+def test_a_compressed_image_model_that_timm_cannot_hold(tmp_path: Path) -> None:
+    from attnlab.compression import compress
+    from attnlab.compression.methods.irratt import IrrAtt
+    from attnlab.export import images
+    from attnlab.tasks.base import task_of
+
+    run, module = run_directory(tmp_path / "run", *IMAGES)
+    cfg = configured(run)
+    compress(module.model, IrrAtt(rank=20, sweeps=1))
+    with torch.no_grad():
+        for name, parameter in module.model.named_parameters():
+            if "fusion" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    with pytest.raises(ConfigError, match="cannot hold this compressed model exactly: blocks.0.attn: its heads mix"):
+        images.export(module.model, task_of(cfg).spec, ["a", "b", "c"], cfg, {"task": "imagenet"}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_compressed_and_tuned(tmp_path: Path) -> None:
+    import timm
+
+    cfg = compose(*IMAGES_TRAINED, f"cache_dir='{tmp_path / 'cache'}'", "compress=global_svd", "rank=9")
+    record = new(cfg, "test")
+    run = tmp_path / "run"
+    run.mkdir()
+    train.run(cfg, record, run)
+    OmegaConf.save(cfg, run / "config.yaml")
+    write(record | {"status": "finished"}, run)
+    for checkpoint in (run, run / "checkpoints" / "averaged.safetensors"):
+        place = exported(checkpoint)
+        theirs = timm.create_model(f"local-dir:{place}", pretrained=True).eval()
+        size = cfg.task.data.image_size
+        picture = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            torch.testing.assert_close(theirs(picture), load_compressed(run / "compressed")(picture), rtol=0, atol=1e-5)
+        assert json.loads((place / "config.json").read_text())["label_names"] == json.loads(
+            (run / "classes.json").read_text()
+        )
+        text = front_matter(place)[1]
+        assert f"| top1 | {record['quality']['top1']:g}" in text and "factors are multiplied out" in text
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

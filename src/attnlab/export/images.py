@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from attnlab.compression.transform import densify, replacements
+from attnlab.errors import ConfigError
 from attnlab.export.card import card
 from attnlab.export.weights import CONFIG, README, WEIGHTS, new_folder, write_json
 from attnlab.pretrained.timm import SIZES, VisionTransformer
@@ -53,7 +54,7 @@ def export(
         WriteError: the folder cannot be written; an earlier one then stays.
     """
     factored = bool(replacements(model))
-    dense: Any = densify(model, spec.create(len(classes))) if factored else model
+    dense: Any = _dense(model, spec.create(len(classes))) if factored else model
     dense = dense.cpu().to(memory_format=torch.contiguous_format).eval()
     data, options = cfg.task.data, spec.options(len(classes))
     side = data.image_size
@@ -90,3 +91,14 @@ def export(
             notes=notes if factored else None,
         )
         (partial / README).write_text(text, encoding="utf-8")
+
+
+def _dense(model: nn.Module, dense: nn.Module) -> nn.Module:
+    try:
+        return densify(model.cpu(), dense)
+    except ConfigError as error:
+        reason = str(error).partition(";")[0]
+        raise ConfigError(
+            f"timm's {type(dense).__name__} cannot hold this compressed model exactly: {reason}; the run's folder "
+            "`compressed` has it as it is (attnlab.compression.load)"
+        ) from error

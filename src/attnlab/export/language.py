@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from attnlab.data.text.vocabulary import Vocabulary
+from attnlab.data.text.vocabulary import Vocabulary, WordVocabulary
 from attnlab.export import llama, remote
 from attnlab.export.card import card
 from attnlab.export.tokenizer import tokenizer_of
@@ -27,8 +27,10 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
 ```
 
 `{folder}` is the path of this folder.{words}"""
-TRUST = """ transformers runs the Python files of this folder, which are copies of attnlab's own source: read
-them before you set `trust_remote_code=True`, as with any such model."""
+TRUST = """
+
+With `trust_remote_code=True` transformers runs the Python files of this folder, which are copies of attnlab's own
+source. Read them first, as with any such model."""
 
 
 def export(
@@ -117,8 +119,16 @@ def _usage(folder: str, vocabulary: Vocabulary, *, trust: bool, words: bool) -> 
         folder=folder,
         trust=", trust_remote_code=True" if trust else "",
         words=TRUST if trust else "",
-        prompt="The",
+        prompt=_word(vocabulary),
     )
     if not words:
         text += "\n\nIts vocabulary has no form as a tokenizer of transformers: this folder has none."
     return text
+
+
+def _word(vocabulary: Vocabulary) -> str:
+    """A prompt that the vocabulary has."""
+    if not isinstance(vocabulary, WordVocabulary):
+        return "The"
+    marks = vocabulary.words[vocabulary.end], vocabulary.unknown
+    return next(word for word in vocabulary.words if word not in marks)

@@ -22,11 +22,19 @@ The names are those of the model's modules. `{config}` has the classes of attnla
 argument, so that the same model can be built with attnlab or written anew.{files}"""
 
 
-def export(model: nn.Module, cfg: DictConfig, record: Mapping[str, Any], files: Iterable[Path], folder: Path) -> None:
+def export(
+    model: nn.Module,
+    attentions: list[Attention],
+    cfg: DictConfig,
+    record: Mapping[str, Any],
+    files: Iterable[Path],
+    folder: Path,
+) -> None:
     """Write `model.safetensors`, `config.json`, copies of `files`, and the model card.
 
     Args:
         model: with its weights.
+        attentions: those of its mechanisms that keep a cache in decoding.
         cfg: the configuration of its run, resolved.
         record: of its run.
         files: tokenizers, vocabularies, class names and the like, which the run directory holds.
@@ -35,7 +43,6 @@ def export(model: nn.Module, cfg: DictConfig, record: Mapping[str, Any], files: 
     Raises:
         WriteError: the folder cannot be written; an earlier one then stays.
     """
-    attentions = [module for module in model.modules() if isinstance(module, Attention)]
     plain = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(plain, dict)
     about = {

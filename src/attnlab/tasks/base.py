@@ -158,7 +158,12 @@ class Task(ABC):
                 "its weights, its config and its tokenizer, and attnlab uses the run directory as it is"
             )
         module = self.restore().cpu()
-        plain.export(module.model, self.cfg, record, self.kept_files().values(), folder)
+        files = self.kept_files().values()
+        plain.export(module.model, self.cached(module.model), self.cfg, record, files, folder)
+
+    def cached(self, model: Any) -> list[Attention]:
+        """The mechanisms of a model that keep a cache in decoding."""
+        return []
 
     def kept_files(self) -> dict[str, Path]:
         """Those files of `kept` that the run of `checkpoint=` has, by name."""
@@ -244,6 +249,10 @@ class TextTask(Task):
     @abstractmethod
     def decoder(self, model: Any) -> Any:
         """The part of `model` that decodes through caches (a CachedDecoder)."""
+
+    def cached(self, model: Any) -> list[Attention]:
+        found: list[Attention] = self.decoder(model).attentions
+        return found
 
     def cache_elements(self, decoder: Any, shape: CacheShape) -> int:
         """The numbers that the caches of one decoding batch hold, over all layers."""
