@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
 
-from attnlab.config.check import check
+from attnlab.cli import quoted
+from attnlab.config.check import check, compose
 from attnlab.config.schema import signature
+from attnlab.runs.loading import load
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -58,10 +61,14 @@ def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.Mo
         key, _, value = word.partition("=")
         if key in ("checkpoint", "resume", "baseline", "task.encoder_checkpoint"):
             Path(value).mkdir(parents=True, exist_ok=True)
+        if key in ("checkpoint", "resume"):
+            _, task, mechanism, _ = value.split("/")
+            group = "compress" if task in ("imagenet", "reasoning") else "attention"
+            OmegaConf.save(compose(f"task={task}", f"{group}={mechanism}"), Path(value) / "config.yaml")
         if key == "model":
             Path(value).parent.mkdir(parents=True, exist_ok=True)
             Path(value).touch()
-    plan = check(words)
+    plan = check([quoted(word) for word in words], load)
     assert len(plan.jobs) == (9 if "seed=1,2,3" in words else 1)
 
 

@@ -30,7 +30,7 @@ def run(started: DictConfig, tmp_path: Path) -> Path:
 
 
 def plan(*overrides: str) -> Plan:
-    return check(overrides, load)
+    return check(sorted(overrides, key=lambda text: text[:2] != "--"), load)
 
 
 def use(run: Path, *overrides: str) -> DictConfig:
@@ -66,6 +66,21 @@ def test_nothing_but_the_run_is_named(run: Path, started: DictConfig) -> None:
 )
 def test_what_may_be_given(run: Path, override: str, key: str, value: object) -> None:
     assert OmegaConf.select(use(run, override), key) == value
+
+
+def test_an_experiment_that_says_how_a_run_is_scored(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    file = tmp_path / "own" / "experiment" / "how.yaml"
+    file.write_text("defaults:\n  - override /task: wikitext2\ntask:\n  evaluation:\n    tasks: [arc_easy, piqa]\n")
+    given = (f"--config-dir={tmp_path / 'own'}", "experiment=how")
+    assert use(run, *given).task.evaluation.tasks == ["arc_easy", "piqa"]
+    assert use(run, *given, "task.evaluation.tasks=[x]").task.evaluation.tasks == ["x"]
+    file.write_text("task:\n  optimizer:\n    lr: 3.0\n")
+    with pytest.raises(ConfigError, match="task.optimizer.lr=3.0: checkpoint= takes the configuration of its run"):
+        use(run, *given)
+    file.write_text("defaults:\n  - override /task: ptb\n")
+    with pytest.raises(ConfigError, match="task=ptb: checkpoint= takes the configuration of its run"):
+        use(run, *given)
 
 
 @pytest.mark.parametrize(

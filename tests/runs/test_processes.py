@@ -118,14 +118,15 @@ def test_two_processes_score_images_as_one(tmp_path: Path) -> None:
 def test_a_sharded_language_model_continues(tmp_path: Path) -> None:
     root, directory = write_texts(tmp_path), tmp_path / "run"
     words = ["task=wikitext2", "attention=mtla", f"data_root='{root}'", f"cache_dir='{root}/cache'", *TINY_TEXT]
-    words += ["hardware=fsdp", "hardware.accelerator=cpu", f"hydra.run.dir='{directory}'"]
-    for more in (["task.train.max_steps=8"], ["task.train.max_steps=12", f"resume='{directory}'"]):
-        given = [word for word in words if len(more) == 1 or not word.startswith("hydra.run.dir")]
-        arguments = [sys.executable, "-m", "attnlab", *given, *more]
+    words += ["hardware=fsdp", "hardware.accelerator=cpu", "task.train.max_steps=8"]
+    longer = [f"resume='{directory}'", "task.train.max_steps=12"]
+    for given, place in ((words, directory), (longer, tmp_path / "more")):
+        arguments = [sys.executable, "-m", "attnlab", *given, f"hydra.run.dir='{place}'"]
         done = subprocess.run(arguments, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
-    found = record(directory)
+    found = record(tmp_path / "more")
     assert (found["training"]["steps"], found["training"]["resumed"]) == (12, True)
+    assert found["parent"] == {"path": str(directory), "run": record(directory)["identity"]["run"]}
     assert found["quality"]["perplexity"] < 12  # of nine words
     assert found["quality"]["signature"].endswith(", on rank zero alone")
 
@@ -145,18 +146,16 @@ def test_a_stopped_run_is_recorded_as_such_and_continues(root: Path, tmp_path: P
     assert record(directory)["status"] == "interrupted"
     assert "Traceback" not in errors
 
-    again = command(
-        root, directory, "task.train.max_epochs=2000", f"resume='{directory}'", "task.train.max_minutes=0.03"
-    )
-    again = [text for text in again if not text.startswith("hydra.run.dir")]
-    done = subprocess.run(again, capture_output=True, text=True, check=False)
+    arguments = [sys.executable, "-m", "attnlab", f"resume='{directory}'", "task.train.max_minutes=0.03"]
+    arguments.append(f"hydra.run.dir='{tmp_path / 'shorter'}'")
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = record(directory)
-    assert found["status"] == "finished"
+    found = record(tmp_path / "shorter")
+    assert found["status"] == "finished" and found["parent"]["path"] == str(directory)
     assert found["training"]["epochs"] >= 1
 
 
-@pytest.mark.slow  # tests/runs/test_resuming.py has the refusals
+@pytest.mark.slow  # tests/runs/test_loading.py has the refusals
 def test_a_refused_resume_leaves_the_run_as_it_was(root: Path, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     done = run(root, directory, "task.train.max_epochs=1")
@@ -164,5 +163,5 @@ def test_a_refused_resume_leaves_the_run_as_it_was(root: Path, tmp_path: Path) -
     before = {name: (directory / name).read_bytes() for name in ("record.json", "config.yaml", "predictions.tsv")}
     done = run(root, directory, "task.train.max_epochs=2", f"resume='{directory}'", "attention=mla")
     assert done.returncode == 2
-    assert "the run was started with attention." in done.stderr
+    assert "attention=mla: resume= takes the configuration of its run, which has attention=mtla" in done.stderr
     assert {name: (directory / name).read_bytes() for name in before} == before

@@ -62,7 +62,7 @@ class Inputs:
             self.form = self._form()
         except OSError as error:  # a text that is too long for a path
             if kind.suffixes:
-                raise DataError(f"input={given[:80]}: cannot be read ({error.strerror})") from error
+                raise DataError(f"input={self.given[:80]}: cannot be read ({error.strerror})") from error
             self.form = "one"
         self.count = sum(1 for _ in self._checked())
 

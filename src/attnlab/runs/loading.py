@@ -7,7 +7,7 @@ may name only classes of this package and what a YAML file of the configuration 
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,15 @@ def configuration(run: str | Path, *settings: str, config_dir: str | None = None
         return _Loading(composer, "checkpoint", where).job([composer.parse(text) for text in texts]).cfg
 
 
+def _settings(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings with its dotted key; a list is a value."""
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
 def _status(run: Path) -> str | None:
     """The status in a run's record; None where there is none, or a broken one: the run did not finish."""
     try:
@@ -149,11 +158,15 @@ class _Loading:
         chosen = [o for o in overrides if o.key_or_group in self.composer.groups]
         values = [o for o in overrides if o not in chosen and not str(o.key_or_group).startswith(("hydra.", "hydra/"))]
         elsewhere = [o for o in chosen if o.key_or_group in ELSEWHERE]
+        overlays: dict[str, Any] = {}
         for override in chosen:
-            if override not in elsewhere:
-                self._agree(str(override.key_or_group), override.value(), self.own["choices"].get)
+            group, name = str(override.key_or_group), override.value()
+            if group == "experiment" and name != self.own["choices"].get(group):
+                overlays |= self._overlay(name)
+            elif override not in elsewhere:
+                self._agree(group, name, self.own["choices"].get)
         cfg = self._with_today(elsewhere)
-        changed = self._change(cfg, values)
+        changed = self._change(cfg, overlays, values)
         fixed = self._frozen(cfg)
         if self.key == "resume" and not changed and _status(self.run) == "finished":
             raise ConfigError(
@@ -253,27 +266,36 @@ class _Loading:
             own["task"].get("data", {})["cache_dir"] = own["cache_dir"]
         return OmegaConf.create(own)
 
-    def _change(self, cfg: DictConfig, overrides: Sequence[Override]) -> list[str]:
+    def _overlay(self, name: str) -> dict[str, Any]:
+        """The keys that an experiment's file sets; the options of groups that it takes must be the run's."""
+        overlay = yaml.safe_load(self.composer.text("experiment", name)) or {}
+        for entry in overlay.pop("defaults", []):
+            for group, option in entry.items() if isinstance(entry, Mapping) else ():
+                group = group.rpartition("/")[2]
+                self._agree(group, option, self.own["choices"].get)
+        return dict(_settings(overlay))
+
+    def _change(self, cfg: DictConfig, overlays: Mapping[str, Any], overrides: Sequence[Override]) -> list[str]:
         """Set what may be set; the limits of training that were set."""
         plain, changed = config.written(cfg), []
-        for override in overrides:
-            for key, value in assigned(plain, override, self.composer.groups):
-                if key in TEXTS and value is not None:
-                    value = str(value).replace("${", "\\${")
-                elif "${" in str(value):
-                    raise ConfigError(f"{override.input_line}: with {self.key}= give a value, not a reference")
-                check_value(cfg, key, value)
-                before, _, rest = walk(plain, key)
-                if self._is_free(key):
-                    OmegaConf.update(cfg, key, value, force_add=True)
-                    for other in FOLLOWING.get(key, ()):
-                        if OmegaConf.select(cfg, other) == before:
-                            OmegaConf.update(cfg, other, value)
-                    changed += [key] if key in LIMITS and before != value else []
-                elif rest:
-                    self._refuse(key, value, None)
-                else:
-                    self._agree(key, value, lambda key: walk(plain, key)[0])
+        given = [pair for override in overrides for pair in assigned(plain, override, self.composer.groups)]
+        for key, value in [*overlays.items(), *given]:
+            if key in TEXTS and value is not None:
+                value = str(value).replace("${", "\\${")
+            elif "${" in str(value):
+                raise ConfigError(f"{key}={value}: with {self.key}= give a value, not a reference")
+            check_value(cfg, key, value)
+            before, _, rest = walk(plain, key)
+            if self._is_free(key):
+                OmegaConf.update(cfg, key, value, force_add=True)
+                for other in FOLLOWING.get(key, ()):
+                    if OmegaConf.select(cfg, other) == before:
+                        OmegaConf.update(cfg, other, value)
+                changed += [key] if key in LIMITS and before != value else []
+            elif rest:
+                self._refuse(key, value, None)
+            else:
+                self._agree(key, value, lambda key: walk(plain, key)[0])
         if self.key == "checkpoint" and not cfg.mode:
             raise ConfigError(f"checkpoint={self.run}: say what to do with the run, for instance mode=test")
         return changed

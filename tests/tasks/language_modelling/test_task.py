@@ -20,7 +20,7 @@ from attnlab.config.build import CONF, freeze
 from attnlab.data.samples import markov
 from attnlab.errors import ConfigError, DataError, TrainingError
 from attnlab.modes import describe, generate, test, train
-from attnlab.runs.record import new
+from attnlab.runs.record import new, write
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from tests.data.test_tokens import write_shard
 
@@ -389,6 +389,24 @@ def test_byte_pairs_are_continued(start: Start, pieces: tuple[Path, dict[str, An
     cfg, record = start(*settings, f"checkpoint='{pieces[0]}'", f"prompt='{'x ' * 20}'")
     with pytest.raises(ConfigError, match=r"prompt of 4\d tokens and task.sampling.tokens=8 make"):
         generate.run(cfg, record, tmp_path)
+
+
+def test_a_run_with_a_higher_limit_is_a_new_one(start: Start, tmp_path: Path) -> None:
+    """It averages the best checkpoints of both, also where the first run was moved, which stays as it was."""
+    cfg, first = start("task.train.keep_best=3")
+    train.run(cfg, first, tmp_path / "first")
+    write(first | {"status": "finished", "identity": {"run": "1234"}}, tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    before = sorted(path.name for path in (tmp_path / "moved" / "checkpoints").iterdir())
+    longer = ("task.train.keep_best=3", "task.train.max_steps=16")
+    cfg, record = start(*longer, f"resume='{tmp_path / 'moved'}'")
+    (tmp_path / "second").mkdir()
+    train.run(cfg, record, tmp_path / "second")
+    assert record["parent"] == {"path": str(tmp_path / "moved"), "run": "1234"}
+    assert (record["training"]["steps"], record["training"]["averaged_checkpoints"]) == (16, 3)
+    kept = [path.name for path in (tmp_path / "second" / "checkpoints").glob("step*")]
+    assert len(kept) == 3 and any(name < "step000009" for name in kept), kept  # of four validations
+    assert sorted(path.name for path in (tmp_path / "moved" / "checkpoints").iterdir()) == before
 
 
 def test_a_run_is_used_elsewhere(start: Start, trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
