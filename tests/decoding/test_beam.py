@@ -152,13 +152,12 @@ def test_unknown_words_are_written_only_where_they_may_be() -> None:
     model = decoder("mha")
     torch.manual_seed(0)
     prefixes, lengths = torch.randn(3, 5, 16, dtype=torch.float64), torch.tensor([5, 3, 4])
-    ids = {"bos": EOS, "eos": EOS, "pad": PAD}
     free = search(model, prefixes, lengths, beam=2, max_len_b=6)
     common = max(range(VOCAB), key=lambda t: sum(h.tokens.count(t) for found in free for h in found) * (t != EOS))
     assert any(common in hypothesis.tokens for found in free for hypothesis in found)
-    allowed = BeamSearch(2, max_len_b=6)(model, prefixes, lengths, unk=common, **ids)
+    allowed = BeamSearch(2, max_len_b=6)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD, unk=common)
     assert allowed == free
-    barred = BeamSearch(2, max_len_b=6, unknown=False)(model, prefixes, lengths, unk=common, **ids)
+    barred = BeamSearch(2, max_len_b=6, unknown=False)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD, unk=common)
     assert all(found and all(common not in hypothesis.tokens for hypothesis in found) for found in barred)
 
 

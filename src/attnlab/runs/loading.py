@@ -162,7 +162,7 @@ class _Loading:
         for override in chosen:
             group, name = str(override.key_or_group), override.value()
             if group == "experiment" and name != self.own["choices"].get(group):
-                overlays |= self._overlay(name)
+                overlays |= self._overlay(str(name))
             elif override not in elsewhere:
                 self._agree(group, name, self.own["choices"].get)
         cfg = self._with_today(elsewhere)
@@ -256,9 +256,9 @@ class _Loading:
         bench = own.get("bench") or {}
         kept = {} if "bench" in given else {k: v for k, v in bench.items() if k in root["bench"] and k[0] != "_"}
         own["bench"] = {**root["bench"], **kept, "published": root["bench"]["published"]}
-        for key in root.keys() - own.keys():
-            added = today[key]
-            own[key] = OmegaConf.to_container(added, resolve=True) if OmegaConf.is_config(added) else added
+        for missing in root.keys() - own.keys():
+            added = today[missing]
+            own[missing] = OmegaConf.to_container(added, resolve=True) if OmegaConf.is_config(added) else added
         own["choices"] = {group: own["choices"].get(group) for group in config.GROUPS}
         own["choices"] |= {group: today.hydra.runtime.choices[group] for group in given}
         if not Path(str(own["cache_dir"])).is_dir():  # of another machine

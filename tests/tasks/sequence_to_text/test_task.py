@@ -23,6 +23,7 @@ from attnlab.modes import test, train
 from attnlab.runs.record import new
 from attnlab.tasks.base import task_of
 from attnlab.tasks.sequence_to_text.module import SequenceToText
+from attnlab.tasks.sequence_to_text.predict import TextPredictor
 from attnlab.training import trainer
 from tests.attention.mechanisms import NAMES, composed
 from tests.data.conftest import write_corpus
@@ -182,6 +183,7 @@ def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:
     model = attnlab.load(tmp_path / "moved", f"cache_dir='{tmp_path / 'empty'}'", "data_root=null")
     assert model.cfg.task.data.root is None and model.cfg.hardware.accelerator == "auto"
     predictor = model.predictor()
+    assert isinstance(predictor, TextPredictor)
     assert not predictor.search.unknown and predictor.search.beam == 2
     predictor.search = replace(predictor.search, unknown=True)  # as published scores allow it
     with open(tmp_path / "moved" / "predictions.tsv", encoding="utf-8", newline="") as file:

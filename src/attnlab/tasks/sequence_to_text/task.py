@@ -132,14 +132,16 @@ class SequenceToTextTask(TextTask):
         cfg = self.cfg
         ctc = ctc if cfg.task.train.ctc_weight else None
         return SequenceToText(
-            self._model(tokenizer.size, ctc and ctc.size),
+            self._model(tokenizer.size, None if ctc is None else ctc.size),
             tokenizer,
             instantiate(cfg.task.decode, path="task.decode"),
             cache_dtype=scoring_dtype(cfg.hardware.precision),
             classify=cfg.task.score == "intent",
             optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
             schedule=instantiate(cfg.task.schedule, path="task.schedule"),
-            identity=identity(cfg, vocabulary=tokenizer.fingerprint, CTC_vocabulary=ctc and ctc.fingerprint),
+            identity=identity(
+                cfg, vocabulary=tokenizer.fingerprint, CTC_vocabulary=None if ctc is None else ctc.fingerprint
+            ),
             seed=cfg.seed,
             label_smoothing=cfg.task.train.label_smoothing,
             ctc_weight=cfg.task.train.ctc_weight,
