@@ -256,7 +256,7 @@ class _Loading:
         bench = own.get("bench") or {}
         kept = {} if "bench" in given else {k: v for k, v in bench.items() if k in root["bench"] and k[0] != "_"}
         own["bench"] = {**root["bench"], **kept, "published": root["bench"]["published"]}
-        for missing in root.keys() - own.keys():
+        for missing in map(str, root.keys() - own.keys()):
             added = today[missing]
             own[missing] = OmegaConf.to_container(added, resolve=True) if OmegaConf.is_config(added) else added
         own["choices"] = {group: own["choices"].get(group) for group in config.GROUPS}
