@@ -60,10 +60,14 @@ def test_a_mechanism_of_a_users_own_package(package: Path) -> None:
     )
     files = flatten(["mine.fast"])
     assert {"mine_fast.py", "mine_parts.py", "attention_mha.py"} <= set(files)
-    assert files["mine_fast.py"].startswith(
-        "import math\nfrom .attention_mha import MHA\nfrom .attention_base import Cache as Held\n\n\nclass Fast(MHA):\n"
-    )
+    assert files["mine_fast.py"].splitlines()[:4] == [
+        "# mine.fast, with imports rewritten.",
+        "import math",
+        "from .attention_mha import MHA",
+        "from .attention_base import Cache as Held",
+    ]
     assert "        from .mine_parts import WIDTH\n" in files["mine_fast.py"]
+    assert "Apache-2.0" in files["attention_mha.py"].splitlines()[0]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """mode=export: from the folder of a compressed model to a checkpoint that transformers loads."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def test_a_run_becomes_a_checkpoint(kind: str, dtype: torch.dtype, tmp_path: Pat
         export.run(configured(str(tmp_path / name)), record, tmp_path / f"out{i}")
         place = tmp_path / f"out{i}" / "exported"
         assert record["exported"] == str(place)
+        text = (place / "README.md").read_text()
+        assert f"{type(model).__name__}.from_pretrained" in text and "factors are multiplied out" in text
         auto = transformers.AutoModelForMaskedLM if kind == "roberta" else transformers.AutoModelForCausalLM
         again = auto.from_pretrained(place)
         assert {p.dtype for p in again.parameters()} == {dtype}
@@ -40,6 +43,20 @@ def test_a_run_becomes_a_checkpoint(kind: str, dtype: torch.dtype, tmp_path: Pat
         expected = logits(folder.load(tmp_path / "run" / "compressed"), ids())
         torch.testing.assert_close(logits(again, ids()), expected, rtol=0, atol=near)
         assert transformers.AutoTokenizer.from_pretrained(place)("the claim").input_ids == [3, 4]
+
+
+def test_a_run_of_the_command_is_named_by_checkpoint_too(tmp_path: Path) -> None:
+    model = tiny("llama")
+    compress(model, TensorLLM(ranks=[10, 5]))
+    folder.save(model, tmp_path / "run" / "compressed", "tiny", huggingface.options_of(model))
+    found = {"schema": 2, "task": "reasoning", "compress": "tensorllm", "quality": {"accuracy": 51.25, "questions": 80}}
+    (tmp_path / "run" / "record.json").write_text(json.dumps(found))
+    own = {"checkpoint": str(tmp_path / "run"), "model": "meta/llama", "task": {"modes": ["compress"]}}
+    export.run(OmegaConf.create({**own, "format": None}), {}, tmp_path / "out")
+    text = (tmp_path / "out" / "exported" / "README.md").read_text()
+    assert "# reasoning, tensorllm" in text and "| accuracy | 51.25 |" in text and "AutoTokenizer.from_" not in text
+    with pytest.raises(ConfigError, match="format=safetensors: .*compressed is a compressed language model"):
+        export.run(OmegaConf.create({**own, "format": "safetensors"}), {}, tmp_path / "out")
 
 
 def test_what_is_no_compressed_model(tmp_path: Path) -> None:

@@ -65,9 +65,8 @@ def code_of(modules: dict[str, str]) -> dict[str, str]:
 
 def write(folder: Path, files: dict[str, str]) -> None:
     """Write the Python files. OSError: as the file system raises it."""
-    note = "# Written by attnlab from its own source, with imports rewritten. Apache-2.0.\n"
     for name, text in files.items():
-        (folder / name).write_text(note + text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _described(node: Any, path: str, modules: dict[str, str]) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 from attnlab.errors import ConfigError
 
 PACKAGE = "attnlab"
+OURS = " Part of attnlab; Apache-2.0, https://www.apache.org/licenses/LICENSE-2.0"
 
 
 def flat_name(module: str) -> str:
@@ -66,7 +67,7 @@ def defined_in(module: str, name: str) -> str:
 
 
 def _rewritten(module: str, own: set[str]) -> tuple[str, list[str]]:
-    """The source of a module with flat imports, and the modules that these name."""
+    """The source of a module with flat imports, below a line that says where it is from; the modules that it needs."""
     path, tree = _parsed(module)
     lines = path.read_text(encoding="utf-8").splitlines()
     edits: list[tuple[int, int, list[str]]] = []
@@ -96,7 +97,8 @@ def _rewritten(module: str, own: set[str]) -> tuple[str, list[str]]:
             needed += by_module
     for first, last, new in sorted(edits, reverse=True):
         lines[first - 1 : last] = new
-    return "\n".join(lines) + "\n", needed
+    origin = f"# {module}, with imports rewritten.{OURS if module.partition('.')[0] == PACKAGE else ''}"
+    return "\n".join([origin, *lines]) + "\n", needed
 
 
 def _parsed(module: str) -> tuple[Path, ast.Module]:

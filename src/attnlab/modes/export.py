@@ -1,7 +1,8 @@
 """mode=export: write a trained or a compressed model as a folder that other programs read."""
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,25 @@ from omegaconf import DictConfig
 
 from attnlab.compression import folder
 from attnlab.errors import ConfigError
+from attnlab.export.card import card
+from attnlab.export.weights import README
 from attnlab.pretrained import huggingface
 from attnlab.runs import record as records
+from attnlab.runs.files import write_text
 from attnlab.tasks.base import task_of
 
 log = logging.getLogger(__name__)
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
 EXPORTED = "exported"  # the folder of the run with the exported model
+USAGE = """```python
+from transformers import AutoTokenizer, {kind}
+
+model = {kind}.from_pretrained("{folder}")
+{words}```
+
+`{folder}` is the path of this folder."""
+WORDS = 'tokenizer = AutoTokenizer.from_pretrained("{folder}")\n'
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
@@ -40,7 +52,10 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     if cfg.checkpoint is None or cfg.task.modes[0] == "compress":  # such a task trains nothing
         _compressed(cfg, place)
     else:
-        task_of(cfg).export(place, cfg.format or "hf", _record_of(cfg))
+        source = Path(cfg.checkpoint).expanduser()
+        about = {"task": cfg.task.name, "attention": cfg.choices.attention, "compress": cfg.choices.compress}
+        folders = [source] if source.is_dir() else [source.parent, source.parent.parent]
+        task_of(cfg).export(place, cfg.format or "hf", _record_of(folders, about))
     record["exported"] = str(place)
     print(place)
 
@@ -62,12 +77,16 @@ def _compressed(cfg: DictConfig, place: Path) -> None:
     huggingface.export(folder.densified(source), place, words)
     if words is None:
         log.warning("%s has no tokenizer; the checkpoint has none", source)
+    kind = json.loads((place / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    about = _record_of([source.parent, source], {"task": "compressed language model"})
+    usage = USAGE.format(kind=kind, folder=place.name, words=WORDS.format(folder=place.name) if words else "")
+    notes = ["The factors are multiplied out: this model is as large as a dense one, and `parameters` those it had."]
+    title = f"{about['task']}, {about.get('compress', kind)}"
+    write_text(place / README, card(about, title=title, usage=usage, library="transformers", notes=notes))
 
 
-def _record_of(cfg: DictConfig) -> Mapping[str, Any]:
-    """The record of the run; without one, what its configuration says."""
-    place = Path(cfg.checkpoint).expanduser()
-    folders = [place] if place.is_dir() else [place.parent, place.parent.parent]
+def _record_of(folders: Sequence[Path], otherwise: dict[str, Any]) -> Mapping[str, Any]:
+    """The record in the first folder that has one; without one, or with a damaged one, `otherwise`."""
     run = next((folder for folder in folders if (folder / "record.json").is_file()), None)
     try:
         if run is not None:
@@ -75,5 +94,5 @@ def _record_of(cfg: DictConfig) -> Mapping[str, Any]:
         reason = "there is no record.json"
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-    log.warning("%s: %s; the model card's numbers are not run", run or place, reason)
-    return {"task": cfg.task.name, "attention": cfg.choices.attention, "compress": cfg.choices.compress}
+    log.warning("%s: %s; the model card's numbers are not run", run or folders[0], reason)
+    return otherwise
