@@ -8,7 +8,8 @@ from attnlab.data.speech.features import FilterBank, SpecAugment
 from attnlab.data.speech.mustc import MustC
 from attnlab.data.speech.spoken_language import SLURP, Picovoice
 from attnlab.data.speech.stored import StoredFeatures
-from attnlab.data.text.corpora import BillionWords, FineWebEdu, PennTreebank, WikiText
+from attnlab.data.table import Table
+from attnlab.data.text.corpora import BillionWords, FineWebEdu, PennTreebank, TextFiles, WikiText
 from attnlab.data.text.parallel import Parallel
 from attnlab.data.text.source_text import SourceText
 from attnlab.data.text.summaries import SciTLDR, XSum
@@ -35,6 +36,8 @@ __all__ = [
     "SourceText",
     "SpecAugment",
     "StoredFeatures",
+    "Table",
+    "TextFiles",
     "Tokenizer",
     "WikiText",
     "Words",

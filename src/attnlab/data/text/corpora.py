@@ -11,6 +11,7 @@ from annotated_types import Ge
 
 from attnlab.data.samples import markov
 from attnlab.data.samples.markov import Source
+from attnlab.data.table import SPELLINGS, SUFFIXES, TOGETHER, rows, tables
 from attnlab.data.text.lines import find, read_lines
 from attnlab.data.text.tokens import TokenFile, open_shard
 from attnlab.errors import DataError
@@ -233,3 +234,57 @@ def as_tokens(files: list[TokenFile]) -> TokenFile:
         return files[0]
     ids = np.concatenate([file.read(0, len(file)) for file in files])
     return TokenFile(files[0].path, ids, int(ids.max()) + 1)
+
+
+class TextFiles(TextCorpus):
+    """Text of one's own: {train,valid,test}.{txt,jsonl,json,csv,tsv}, a text per line or row; `dev`, `val` too.
+
+    Args:
+        column: the column of a table with the text.
+        name: of the corpus, for records; null: that of the folder.
+        hold_out: where there is no file for validation or test, every `hold_out`-th text of the training file is in the
+            test split, and the one after it in validation.
+    """
+
+    def __init__(self, column: str = "text", name: str | None = None, hold_out: Annotated[int, Ge(3)] = 20) -> None:
+        self.column, self.named, self.hold_out = column, name, hold_out
+        self.name, self.held_out = name or "own text", f"own files, or every {hold_out}th text"
+
+    def files(self, root: Path, split: Split) -> list[Path]:
+        return [self._place(root, split)[0]]
+
+    def _place(self, root: Path, split: Split) -> tuple[Path, bool]:
+        """The file of a split, and whether it is that of the training texts."""
+        self.name = self.named or root.name
+        spellings = {"train": (*SPELLINGS["train"], *TOGETHER), "validation": SPELLINGS["dev"], "test": ("test",)}
+        for name, shared in ((split, False), ("train", True)):
+            found = tables(root, spellings[name], (".txt", *SUFFIXES))
+            if len(found) > 1:
+                raise DataError(f"data_root={root}: both {found[0].name} and {found[1].name}; keep one of them")
+            if found:
+                return found[0], shared
+        raise DataError(
+            f"{root / 'train.txt'}: no such file; data_root must hold train.txt, or train.jsonl, .csv or .tsv with the "
+            f"column {self.column} (task.data.corpus.column names it), and valid and test where they are not held out"
+        )
+
+    def texts(self, root: Path, split: Split) -> Iterator[str]:
+        path, shared = self._place(root, split)
+        missing = [name for name in ("test", "validation") if self._place(root, name)[1]]  # type: ignore[arg-type]
+        for i, text in enumerate(self._read(path)):
+            place = i % self.hold_out
+            held = missing[place] if place < len(missing) else "train"
+            if held == split or not (shared or split == "train"):
+                yield text
+
+    def _read(self, path: Path) -> Iterator[str]:
+        if path.suffix == ".txt":
+            yield from read_lines(path)
+            return
+        for line, row in rows(path):
+            if not isinstance(row.get(self.column), str):
+                raise DataError(f"{path} line {line}: no text in the column {self.column!r} (found: {', '.join(row)})")
+            yield " ".join(row[self.column].split())
+
+    def write_sample(self, root: Path, source: Source) -> None:
+        raise DataError("own text has no sample corpus: set data_root")

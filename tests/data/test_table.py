@@ -1,0 +1,130 @@
+"""Data of one's own: tables with named columns, folders of recordings, text files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from attnlab.data import Table, TextFiles
+from attnlab.data.corpus import Segment
+from attnlab.errors import DataError
+
+
+def write(path: Path, examples: list[dict[str, str]]) -> None:
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(example) for example in examples) + "\n")
+        return
+    sign = "\t" if path.suffix == ".tsv" else ","
+    lines = [sign.join(f'"{value}"' for value in example.values()) for example in examples]
+    path.write_text("\n".join([sign.join(examples[0]), *lines]) + "\n")
+
+
+def pairs(count: int, first: int = 0) -> list[dict[str, str]]:
+    return [
+        {"article": f"text  {i}, long", "headline": f"title {i}", "key": f"k{i}"} for i in range(first, first + count)
+    ]
+
+
+def split(reader: Table, root: Path, name: str) -> list[str]:
+    reader.check(root, [name], reader.kinds[0])
+    return [example.target for example in reader.read(root, name, reader.kinds[0], False)]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "tsv"])
+def test_three_files_with_named_columns(suffix: str, tmp_path: Path) -> None:
+    for i, name in enumerate(("train", "valid", "test")):
+        write(tmp_path / f"{name}.{suffix}", pairs(3, 10 * i))
+    reader = Table("article", "headline", id="key")
+    assert split(reader, tmp_path, "train") == ["title 0", "title 1", "title 2"]
+    assert split(reader, tmp_path, "dev") == ["title 10", "title 11", "title 12"]
+    first = reader.read(tmp_path, "test", "text", False)[0]
+    assert (first.id, first.source) == ("k20", "text 20, long")
+    assert reader.name == tmp_path.name
+
+
+@pytest.mark.parametrize("name", ["data", "train"])
+def test_one_file_is_divided(name: str, tmp_path: Path) -> None:
+    write(tmp_path / f"{name}.jsonl", pairs(12))
+    reader = Table("article", "headline", hold_out=5)
+    found = {part: split(reader, tmp_path, part) for part in ("train", "dev", "test")}
+    assert found["test"] == ["title 0", "title 5", "title 10"] and found["dev"] == ["title 1", "title 6", "title 11"]
+    assert sorted(sum(found.values(), [])) == sorted(f"title {i}" for i in range(12))
+
+
+def test_a_test_file_alone_leaves_dev_to_be_held_out(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", pairs(6))
+    write(tmp_path / "test.jsonl", pairs(2, 20))
+    reader = Table("article", "headline", hold_out=5)
+    assert split(reader, tmp_path, "dev") == ["title 0", "title 5"]
+    assert split(reader, tmp_path, "train") == [f"title {i}" for i in range(1, 5)]
+
+
+def speak(path: Path, text: str | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, np.zeros(1600, np.float32), 16000)
+    if text is not None:
+        path.with_suffix(".txt").write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_recordings_with_texts_beside_them(divided: bool, tmp_path: Path) -> None:
+    for i in range(12):
+        part = ("train", "dev", "test")[i % 3] if divided else "speakers"
+        speak(tmp_path / part / "a" / f"{i:02}.{'wav' if i % 2 else 'flac'}", f"word {i}")
+    reader = Table("text", "text", "audio", hold_out=4)
+    found = {part: split(reader, tmp_path, part) for part in ("train", "dev", "test")}
+    assert found["dev"] == [f"word {i}" for i in ((1, 4, 7, 10) if divided else (1, 5, 9))]
+    example = reader.read(tmp_path, "test", "audio", False)[0]
+    assert isinstance(example, Segment) and (example.rate, example.num_samples) == (16000, 1600)
+
+
+def test_a_manifest(tmp_path: Path) -> None:
+    speak(tmp_path / "wav" / "one.wav", None)
+    write(tmp_path / "train.csv", [{"audio": "wav/one.wav", "text": "hello", "de": "hallo"}])
+    (example,) = Table("text", "de", "audio", hold_out=3)._examples(tmp_path, tmp_path / "train.csv", "train", False)
+    assert (example.source, example.target) == ("hello", "hallo")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"train.jsonl": '{"source": "a"}\n'}, "train.jsonl line 1: the column 'target' is missing .*reader"),
+        ({"train.jsonl": '{"source": "a", "target": 3}\n'}, "line 1: the column 'target' is 3; expected a text"),
+        ({"train.jsonl": '{"source": "a", "target": "b"}\n{bad\n'}, "train.jsonl line 2: malformed JSON"),
+        ({"train.csv": ""}, "train.csv: an empty file; expected a header"),
+        ({"train.csv": "source,target\na\n"}, "train.csv line 2: expected 2 columns"),
+        ({"train.csv": "source,target\n"}, "train.csv: no examples"),
+        ({"train.csv": "source,target\na,b\n", "train.jsonl": "{}"}, "both train.jsonl and train.csv"),
+        ({"train.csv": "source,target\na,\n"}, "train.csv line 2: empty text"),
+        ({"other.csv": "source,target\n"}, "train.jsonl is missing .*data_root must hold train"),
+    ],
+)
+def test_wrong_tables(files: dict[str, str], message: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        split(Table(), tmp_path, "train")
+
+
+def test_a_recording_without_text(tmp_path: Path) -> None:
+    speak(tmp_path / "a.wav", None)
+    with pytest.raises(DataError, match=r"a.txt is missing: the text of a.wav"):
+        split(Table("text", "text", "audio"), tmp_path, "train")
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_text_for_a_language_model(suffix: str, tmp_path: Path) -> None:
+    texts = [f"line {i}" for i in range(8)]
+    content = "\n".join(json.dumps({"body": text}) for text in texts) if suffix == "jsonl" else "\n".join(texts)
+    (tmp_path / f"train.{suffix}").write_text(content + "\n")
+    corpus = TextFiles("body", hold_out=4)
+    assert [*corpus.texts(tmp_path, "test")] == ["line 0", "line 4"]
+    assert [*corpus.texts(tmp_path, "validation")] == ["line 1", "line 5"]
+    assert len([*corpus.texts(tmp_path, "train")]) == 4 and corpus.name == tmp_path.name
+    (tmp_path / "test.txt").write_text("other\n")
+    assert [*corpus.texts(tmp_path, "test")] == ["other"]
+    assert [*corpus.texts(tmp_path, "validation")] == ["line 0", "line 4"]
+    with pytest.raises(DataError, match=r"train.txt: no such file; data_root must hold train.txt"):
+        corpus.files(tmp_path / "wav", "train")
