@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from attnlab import cli as entry
+from attnlab.config.build import CONF
+from attnlab.config.compose import Composer
 from attnlab.errors import ConfigError
 from attnlab.runs import record as records
 
@@ -125,3 +128,20 @@ def test_completion_in_bash(tmp_path: Path) -> None:
     done = shell("-sc", "query=bash", cwd=tmp_path, COMP_LINE=line, COMP_POINT=str(len(line)))
     assert done.stdout.split() == ["attention=mtla"]
     assert "complete" in shell("-sc", "install=bash", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a b, c", "it's", "back\\slash", "end\\", "q\\'x", "${x}", "{a", "[1,2]", "=x", "3", "a\n", "日本"],
+)
+def test_a_text_needs_no_quotes(text: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert Composer().parse(entry.quoted(f"input={text}")).value() == text
+    assert entry.quoted("input='a, b'") == "input='a, b'" and entry.quoted("seed=1") == "seed=1"
+
+
+def test_importing_the_package_is_light() -> None:
+    script = "import sys, attnlab; attnlab.load; print('torch' in sys.modules, 'hydra' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.stdout == "False False\n", done.stderr

@@ -57,6 +57,8 @@ class Inputs:
     def __init__(self, given: str | Path, kind: InputKind) -> None:
         self.kind, self.given, self._path = kind, str(given), Path(given).expanduser()
         self._is_path = isinstance(given, Path)
+        if not self.given.strip():
+            raise DataError(f"input= is empty; expected {self._expected()}")
         self._files: Sequence[Path] = ()
         try:
             self.form = self._form()
@@ -104,8 +106,6 @@ class Inputs:
         if self.form == "folder":
             yield from (Item(str(path)) for path in self._files)
         elif self.form == "one":
-            if not self.given.strip():
-                raise DataError(f"input= is empty; expected {self._expected()}")
             yield Item(str(self._path) if self.kind.suffixes else self.given)
         else:
             yield from self._lines()

@@ -127,7 +127,8 @@ class Task(ABC):
 
         path, weights, found = self.read_weights(Path(self.cfg.checkpoint).expanduser())
         module = self.rebuilt(path)
-        check_identity(path, found, module.identity)
+        changed = "a file of the run directory is damaged, or of another run: copy the whole directory again"
+        check_identity(path, found, module.identity, changed)
         load_into(module.model, path, weights)
         return module.to(device_of(self.cfg)).eval()
 

@@ -19,6 +19,7 @@ from attnlab.runs.identity import of_checkpoint
 UNREADABLE = (SafetensorError, RuntimeError, EOFError, LookupError, AttributeError, ValueError, OSError, TypeError)
 log = logging.getLogger(__name__)
 
+OVERRIDES = "give the command the overrides that the checkpoint's run was given (its config.yaml has them)"
 PREFIX = "model."  # of the model's weights in a training checkpoint
 
 
@@ -104,13 +105,14 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
     return {name: (value / len(paths)).to(kinds[name]) for name, value in total.items()}
 
 
-def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any], advice: str = OVERRIDES) -> None:
     """Refuse a checkpoint of another model.
 
     Args:
         path: the checkpoint, for the message.
         found: the identity stored in it, whose keys and classes may have old names.
         wanted: the identity of this run's module.
+        advice: what to do where they differ.
 
     Raises:
         DataError: names the first difference.
@@ -119,10 +121,7 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
     for key, value in wanted.items():
         if found.get(key) != value:
             was, now = _difference(found.get(key), value)
-            raise DataError(
-                f"{path}: the checkpoint is of another {key}: it has {was}, this run has {now}; "
-                "give the command the overrides that the checkpoint's run was given (its config.yaml has them)"
-            )
+            raise DataError(f"{path}: the checkpoint is of another {key}: it has {was}, this run has {now}; {advice}")
 
 
 def load_into(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:

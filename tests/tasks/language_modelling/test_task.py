@@ -17,9 +17,11 @@ from torch import Tensor
 
 import attnlab
 from attnlab.config.build import CONF, freeze
+from attnlab.config.check import check
 from attnlab.data.samples import markov
 from attnlab.errors import ConfigError, DataError, TrainingError
-from attnlab.modes import describe, generate, test, train
+from attnlab.modes import describe, generate, predict, test, train
+from attnlab.runs.loading import load
 from attnlab.runs.record import new, write
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from tests.data.test_tokens import write_shard
@@ -409,6 +411,46 @@ def test_a_run_with_a_higher_limit_is_a_new_one(start: Start, tmp_path: Path) ->
     assert sorted(path.name for path in (tmp_path / "moved" / "checkpoints").iterdir()) == before
 
 
+def test_predicting_on_the_command_line(
+    start: Start, trained: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for each line, JSONL for JSONL with its keys, and nothing but the results on stdout."""
+    OmegaConf.save(start()[0], copytree(trained[0], tmp_path / "run") / "config.yaml")
+    words = markov.Source().words
+
+    def used(given: str, *settings: str) -> str:
+        quoted = given.replace("'", "\\'")
+        plan = check(["mode=predict", f"checkpoint='{tmp_path / 'run'}'", f"input='{quoted}'", *settings], load)
+        assert not plan.keeps
+        record = new(plan.jobs[0], "test")
+        predict.run(plan.jobs[0], record, None)
+        assert record["predicted"]["inputs"] >= 1
+        return capsys.readouterr().out
+
+    alone = [used(word, "task.sampling.tokens=3") for word in words[:2]]
+    (tmp_path / "texts.txt").write_text("".join(f"{word}\n" for word in words[:2]))
+    assert used(str(tmp_path / "texts.txt"), "task.sampling.tokens=3") == "".join(alone)
+    rows = [{"id": i, "prompt": word, "${x}": None} for i, word in enumerate(words[:70])]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "deep" / "out.txt"
+    assert used(str(tmp_path / "rows.jsonl"), "task.sampling.tokens=3", f"output='{out}'") == ""
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [{key: row[key] for key in rows[0]} for row in found] == rows
+    assert [" ".join(row["prediction"].split()) + "\n" for row in found[:2]] == alone
+    assert json.loads(used(words[0], f"output='{tmp_path / 'one.jsonl'}'") or (tmp_path / "one.jsonl").read_text())
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": words[0], "prediction": "x"}))
+    out.write_text("old")
+    with pytest.raises(DataError, match="the input has a key 'prediction' already"):
+        used(str(tmp_path / "rows.jsonl"), f"output='{out}'")
+    assert out.read_text() == "old" and [path.name for path in out.parent.iterdir()] == ["out.txt"]
+    wrong = {"": "input= is empty", "${x} 'quoted', {a}": r"the word '\$\{x\}'", "a.txt": "no such file"}
+    for given, told in wrong.items():
+        with pytest.raises(DataError, match=told):
+            used(given)
+    with pytest.raises(ConfigError, match="mode=predict needs input="):
+        check(["mode=predict", f"checkpoint='{tmp_path / 'run'}'"], load)
+
+
 def test_a_run_is_used_elsewhere(start: Start, trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """A copy of the run continues texts without the corpus and without a cache, as mode=generate does."""
     OmegaConf.save(start()[0], copytree(trained[0], tmp_path / "run") / "config.yaml")
@@ -441,7 +483,7 @@ def test_a_vocabulary_of_another_run(
     with pytest.raises(DataError, match=r"vocabulary.json: no such file; expected the vocabulary"):
         generate.run(cfg, record, tmp_path)
     (tmp_path / "vocabulary.json").write_bytes((pieces[0] / "vocabulary.json").read_bytes())
-    with pytest.raises(DataError, match="another vocabulary"):
+    with pytest.raises(DataError, match="another vocabulary.*is damaged, or of another run: copy the whole directory"):
         generate.run(cfg, record, tmp_path)
 
 
