@@ -4,18 +4,17 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from attnlab.data.inputs import OBJECTS, Inputs, Item
 from attnlab.runs.files import replacing
 from attnlab.tasks.base import task_of
 from attnlab.tasks.prediction import Predictor, Result
+from attnlab.tasks.reasoning.progress import progress
 from attnlab.trained import Trained
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
@@ -41,12 +40,13 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     predictor = Trained(cfg).predictor()
     objects = inputs.form == "objects" or Path(cfg.output or "").suffix.lower() in OBJECTS
     began = time.perf_counter()
-    with _destination(cfg.output) as file, _progress() as bar:
-        line = bar.add_task("predicting", total=len(inputs))
+    seen = cfg.output is None and sys.stdout.isatty()  # then the results themselves show how far it is
+    bar = nullcontext(lambda rows: None) if seen else progress("predicting", len(inputs))
+    with _destination(cfg.output) as file, bar as advance:
         for item, result in predictor.results(inputs):
             print(_object(item, result, inputs) if objects else _line(item, result, inputs, predictor), file=file)
             file.flush()
-            bar.advance(line)
+            advance(1)
     record["corpus"] = "none: input="
     record["predicted"] = {"inputs": len(inputs), "seconds": round(time.perf_counter() - began, 3)}
 
@@ -68,10 +68,3 @@ def _destination(output: str | None) -> Iterator[TextIO]:
         return
     with replacing(Path(output).expanduser()) as partial, partial.open("w", encoding="utf-8") as file:
         yield file
-
-
-def _progress() -> Progress:
-    """A bar on the terminal's stderr, unless the results are shown there."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    hidden = not sys.stderr.isatty() or sys.stdout.isatty()
-    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True, disable=hidden)

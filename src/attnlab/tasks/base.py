@@ -24,6 +24,7 @@ from attnlab.models.build import CacheShape, cache_shape, count_parameters, with
 from attnlab.runs import fingerprint
 from attnlab.runs import record as records
 from attnlab.runs.device import device_of
+from attnlab.runs.loading import CONFIG
 from attnlab.runs.speedup import read_baseline, require_same_protocol, speedup
 
 if TYPE_CHECKING:
@@ -87,6 +88,9 @@ class Task(ABC):
         from attnlab.training.trainer import process_count
 
         data = instantiate(self.cfg.task.data, path="task.data")
+        files = self.kept_files() if self.cfg.checkpoint else {}
+        if all((path.parent / CONFIG).is_file() for path in files.values()):
+            self.lend(data, files)
         data.setup(stage)
         if self.cfg.hardware.strategy != "fsdp":
             data.check_held_out(process_count(self.cfg), stage)
@@ -115,6 +119,14 @@ class Task(ABC):
         Args:
             directory: the run's.
             data: the data, ready.
+        """
+
+    def lend(self, data: Any, files: Mapping[str, Path]) -> None:  # noqa: B027
+        """Give data that is not yet read the run's own vocabularies, which are then not learnt again from its text.
+
+        Args:
+            data: not yet read.
+            files: those that :meth:`keep` has written, by name.
         """
 
     def restore(self) -> Any:

@@ -14,12 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 import attnlab
 from attnlab.callbacks.contribution import contributions
 from attnlab.config.build import freeze
+from attnlab.config.check import check
 from attnlab.data import AMI, SLURP, MustC
 from attnlab.data.corpus import Segment
 from attnlab.data.inputs import Item
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError
 from attnlab.modes import test, train
+from attnlab.runs.loading import load
 from attnlab.runs.record import new
 from attnlab.tasks.base import task_of
 from attnlab.tasks.sequence_to_text.module import SequenceToText
@@ -196,6 +198,14 @@ def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:
     assert all(result.get("intent", "count_up") in ("count_up", "count_down") for result in found)
     alone = model.predict(given[0], beam=1)
     assert alone == model.predict([given[1], given[0]], beam=1)[1]
+    if task == "wmt16":  # the test set is scored with the run's own vocabulary, also that of another corpus
+        where = [f"data_root='{root}'", f"cache_dir='{tmp_path / 'fresh'}'"]
+        cfg = check(["mode=test", f"checkpoint='{tmp_path / 'moved'}'", *where], load).jobs[0]
+        record = new(cfg, "test")
+        test.run(cfg, record, tmp_path / "scored")
+        assert record["quality"]["sentences"] == 5 and not (tmp_path / "fresh" / "tokenizers").exists()
+        both = [(tmp_path / name / "predictions.tsv").read_text() for name in ("moved", "scored")]
+        assert both[0] == both[1]
     assert "\u2047" not in alone["prediction"]  # how SentencePiece writes <unk>
     assert not (tmp_path / "empty").exists()
 

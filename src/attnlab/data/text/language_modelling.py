@@ -87,6 +87,7 @@ class LanguageModellingData(Data):
         self.corpus = ""
         self.sliding_stride: int | None = None  # set by the task that scores
         self.vocabulary: Vocabulary
+        self.own_vocabulary: Vocabulary | None = None  # set by the task: that of a run, not learnt again
         self._files: dict[Split, list[TokenFile]] = {}
 
     def prepare_data(self) -> None:
@@ -105,7 +106,9 @@ class LanguageModellingData(Data):
         splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
         for split in SPLITS:  # a missing file is found before the others are encoded
             self.source.files(self.root, split)
-        self.vocabulary = self.settings.build(self.source, self.root, self.cache_dir, self.vocab_size)
+        self.vocabulary = self.own_vocabulary or self.settings.build(
+            self.source, self.root, self.cache_dir, self.vocab_size
+        )
         files = {split: self._read(split) for split in splits}
         unit = self.vocabulary.unit
         sizes = ", ".join(f"{split} {sum(map(len, found))}" for split, found in files.items())

@@ -101,6 +101,10 @@ class LanguageModellingTask(TextTask):
     def keep(self, directory: Path, data: LanguageModellingData) -> None:
         data.vocabulary.save(directory / VOCABULARY)
 
+    def lend(self, data: LanguageModellingData, files: Mapping[str, Path]) -> None:
+        if VOCABULARY in files:
+            data.own_vocabulary = read_vocabulary(files[VOCABULARY])
+
     def rebuilt(self, weights: Path) -> LanguageModelling:
         return self._module(read_vocabulary(beside(weights, VOCABULARY, "the vocabulary")))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +154,10 @@ class SequenceToTextTask(TextTask):
         data.tokenizer.save(directory / TOKENIZER)
         if data.ctc_tokenizer and self.cfg.task.train.ctc_weight:
             data.ctc_tokenizer.save(directory / CTC_TOKENIZER)
+
+    def lend(self, data: SequenceToTextData, files: Mapping[str, Path]) -> None:
+        names = {"": TOKENIZER, "ctc_": CTC_TOKENIZER}
+        data.own_vocabularies = {k: Tokenizer.load(files[name]) for k, name in names.items() if name in files}
 
     def rebuilt(self, weights: Path) -> SequenceToText:
         ctc = None
