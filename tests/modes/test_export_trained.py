@@ -10,12 +10,17 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
+from attnlab.compression import compress
 from attnlab.compression import load as load_compressed
+from attnlab.compression.methods.global_svd import GlobalSVD
+from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.config.check import check, compose
 from attnlab.errors import ConfigError, DataError, WriteError
+from attnlab.export import images
 from attnlab.modes import export, train
 from attnlab.runs.loading import load
 from attnlab.runs.record import new, write
+from attnlab.tasks.base import task_of
 from tests.export.trained import ids, run_directory
 from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED
 
@@ -100,15 +105,15 @@ def test_images_for_timm(format: str, tmp_path: Path) -> None:
 
     run, module = run_directory(tmp_path / "run", *IMAGES)
     folder = exported(run, format)
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert not [name for name in (type(part).__module__ for part in theirs.modules()) if name.startswith("attnlab")]
-    torch.testing.assert_close(theirs(images), module.model(images), rtol=0, atol=1e-6)
+    torch.testing.assert_close(theirs(pictures), module.model(pictures), rtol=0, atol=1e-6)
     sizes: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3}
     name = module.model.pretrained_cfg["architecture"]
     plain = timm.create_model(name, checkpoint_path=str(folder / "model.safetensors"), num_classes=3, **sizes)
     plain.eval()
-    torch.testing.assert_close(plain(images), theirs(images), rtol=0, atol=0)
+    torch.testing.assert_close(plain(pictures), theirs(pictures), rtol=0, atol=0)
     config = json.loads((folder / "config.json").read_text())
     assert config["label_names"] == ["cat", "dog", "hen"]
     assert config["pretrained_cfg"]["interpolation"] == "bicubic" and config["pretrained_cfg"]["input_size"] == [
@@ -122,21 +127,11 @@ def test_images_for_timm(format: str, tmp_path: Path) -> None:
 def test_a_compressed_image_model_is_multiplied_out(tmp_path: Path) -> None:
     import timm
 
-    from attnlab.compression import compress, folder
-    from attnlab.compression.methods.global_svd import GlobalSVD
-
     run, module = run_directory(tmp_path / "run", *IMAGES)
     compress(module.model, GlobalSVD(rank=6))
-    options = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 3}
-    folder.save(module.model, run / "compressed", "deit_small_patch16_224", options)
-    (run / "checkpoints" / "averaged.safetensors").unlink()
-    (run / "checkpoints").rmdir()
     place = run.with_name("out")
     cfg = configured(run)
-    from attnlab.export import images as writer
-    from attnlab.tasks.base import task_of
-
-    writer.export(module.model, task_of(cfg).spec, ["a", "b", "c"], cfg, {"task": "imagenet"}, place)
+    images.export(module.model, task_of(cfg).spec, ["a", "b", "c"], cfg, {"task": "imagenet"}, place)
     theirs = timm.create_model(f"local-dir:{place}", pretrained=True).eval()
     picture = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
@@ -145,11 +140,6 @@ def test_a_compressed_image_model_is_multiplied_out(tmp_path: Path) -> None:
 
 
 def test_a_compressed_image_model_that_timm_cannot_hold(tmp_path: Path) -> None:
-    from attnlab.compression import compress
-    from attnlab.compression.methods.irratt import IrrAtt
-    from attnlab.export import images
-    from attnlab.tasks.base import task_of
-
     run, module = run_directory(tmp_path / "run", *IMAGES)
     cfg = configured(run)
     compress(module.model, IrrAtt(rank=20, sweeps=1))
@@ -214,8 +204,8 @@ def test_runs_without_weights_or_with_damaged_ones(tmp_path: Path) -> None:
     run, _ = run_directory(tmp_path / "run", *LANGUAGE)
     weights = run / "checkpoints" / "averaged.safetensors"
     content = weights.read_bytes()
-    weights.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match="averaged.safetensors: not a readable attnlab checkpoint"):
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DataError, match="averaged.safetensors: damaged"):
         exported(run)
     weights.unlink()
     with pytest.raises(DataError, match="no checkpoints/averaged.safetensors here"):
@@ -242,3 +232,15 @@ def test_a_full_disk_leaves_the_earlier_folder(tmp_path: Path, monkeypatch: pyte
     monkeypatch.undo()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert not [path for path in folder.parent.iterdir() if path != folder]
+
+
+def test_a_run_without_a_record_has_no_numbers(tmp_path: Path) -> None:
+    run, _ = run_directory(tmp_path / "run", *LANGUAGE)
+    (run / "record.json").unlink()
+    for content in (None, "[]", "{"):
+        if content:
+            (run / "record.json").write_text(content)
+        front, text = front_matter(exported(run, "format=safetensors"))
+        assert front["tags"] == ["attnlab", "wikitext2", "mtla"]
+        assert "| parameters | not run |" in text and "| corpus | not run |" in text
+        assert "```bash\nnot run\n```" in text

@@ -89,9 +89,10 @@ def _record_of(folders: Sequence[Path], otherwise: dict[str, Any]) -> Mapping[st
     """The record in the first folder that has one; without one, or with a damaged one, `otherwise`."""
     run = next((folder for folder in folders if (folder / "record.json").is_file()), None)
     try:
-        if run is not None:
-            return records.upgraded(records.read(run), run)
-        reason = "there is no record.json"
+        found: Any = None if run is None else records.read(run)
+        if isinstance(found, dict):
+            return records.upgraded(found, run or folders[0])
+        reason = "there is no record.json" if run is None else "record.json is no record"
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
     log.warning("%s: %s; the model card's numbers are not run", run or folders[0], reason)
