@@ -57,7 +57,8 @@ def export(
     with new_folder(folder) as partial:
         save(partial, model.state_dict())
         names = copy(files, partial)
-        write_json(partial / CONFIG, {**about, "files": names})
+        known = {key: value for key, value in about.items() if value is not None}
+        write_json(partial / CONFIG, {**known, "files": names})
         beside = f" Beside it: {', '.join(f'`{name}`' for name in names)}." if names else ""
         text = card(
             record,

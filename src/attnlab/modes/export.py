@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
 EXPORTED = "exported"  # the folder of the run with the exported model
 USAGE = """```python
-from transformers import AutoTokenizer, {kind}
+from transformers import {names}
 
 model = {kind}.from_pretrained("{folder}")
 {words}```
@@ -79,7 +79,8 @@ def _compressed(cfg: DictConfig, place: Path) -> None:
         log.warning("%s has no tokenizer; the checkpoint has none", source)
     kind = json.loads((place / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     about = _record_of([source.parent, source], {"task": "compressed language model"})
-    usage = USAGE.format(kind=kind, folder=place.name, words=WORDS.format(folder=place.name) if words else "")
+    names, tokenizer = (f"AutoTokenizer, {kind}", WORDS.format(folder=place.name)) if words else (kind, "")
+    usage = USAGE.format(kind=kind, names=names, folder=place.name, words=tokenizer)
     notes = ["The factors are multiplied out: this model is as large as a dense one, and `parameters` those it had."]
     title = f"{about['task']}, {about.get('compress', kind)}"
     write_text(place / README, card(about, title=title, usage=usage, library="transformers", notes=notes))
