@@ -470,6 +470,17 @@ def test_a_run_is_used_elsewhere(start: Start, trained: tuple[Path, dict[str, An
         model.predict(word, beam=3)
     with pytest.raises(DataError, match=r"task.sampling.tokens=8 make 25 positions, more than the model's"):
         model.predict(" ".join([word] * 16))
+    last = attnlab.load(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert len(last.predict(word, tokens=3)["prediction"].split()) <= 3
+    for name in ("averaged.safetensors", "last.ckpt"):
+        path = tmp_path / "run" / "checkpoints" / name
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(
+            DataError, match=f"{name}: damaged: its content is not what SHA256SUMS beside it says; copy"
+        ):
+            attnlab.load(path)
     assert not (tmp_path / "empty").exists()
 
 
