@@ -118,7 +118,7 @@ def test_seed_and_mode_make_another_run_of_one_recipe(mtla: DictConfig) -> None:
 def test_where_and_how_fast_a_run_happens_does_not_count(mtla: DictConfig) -> None:
     same = changed(
         mtla, data_root="/x", task__data__root="/x", cache_dir="/y", task__data__cache_dir="/y", resume="/z",
-        task__data__num_workers=8, task__train__log_every=1, logger={"wandb": {"offline": True}}, choices__experiment="x",
+        task__data__num_workers=8, task__train__log_every=1, logger={"wandb": {}}, choices__experiment="x",
         task__name="z", input="a text", output="/o",
         hardware__devices=[0, 1], hardware__num_nodes=4, hardware__strategy="ddp", hardware__accelerator="gpu",
         hardware__compile=True,
