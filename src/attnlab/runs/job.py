@@ -48,7 +48,8 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
         The exit code: 0, the error's own, 1, or 128 plus the signal's number.
     """
     first = records.first_process()
-    record = records.new(cfg, command)
+    shown = directory is not None or cfg.mode == "describe"  # else the record is not kept: no weights are digested
+    record = records.new(cfg, command, None if shown else {})
 
     def save() -> None:
         if first and directory:

@@ -59,7 +59,7 @@ TEXTS = {
 }
 
 
-def new(cfg: DictConfig, command: str) -> dict[str, Any]:
+def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The record of a run that begins: the values of its configuration, and NOT_RUN for everything else.
 
     `stride` and `rank` are the values in use; null: the mechanism has no such option.
@@ -67,12 +67,13 @@ def new(cfg: DictConfig, command: str) -> dict[str, Any]:
     Args:
         cfg: the resolved configuration.
         command: the command that repeats the run.
+        weights: the content of the pretrained weights, see :func:`attnlab.runs.identity.contents`; None: computed.
 
     Raises:
         ConfigError, DataError: the run has no identity (see :mod:`attnlab.runs.identity`).
     """
     choices = cfg.choices
-    weights = identity.contents(cfg)
+    weights = identity.contents(cfg) if weights is None else weights
     skeleton: dict[str, Any] = {
         "schema": SCHEMA,
         "status": "running",
