@@ -96,3 +96,52 @@ def test_sizes_are_known_without_weights(kind: str) -> None:
     compress(dense, method)
     shapes = [{name: value.shape for name, value in model.named_parameters()} for model in (outlined, dense)]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize(("kind", "given"), [("gptj", [6, 3, 2]), ("gptj", [24, 8, 4]), ("gpt2", [12, 6, 2])])
+@torch.no_grad()
+def test_products_of_weights_follow_a_change_that_torch_does_not_count(kind: str, given: list[int]) -> None:
+    """Through `.data`, as averages of weights and pruning write."""
+    model, fresh = tiny(kind), tiny(kind)
+    compress(model, TensorLLM(ranks=given))
+    logits(model, ids())
+    for name, parameter in model.named_parameters():
+        if name.endswith("factors.u1") or ".cores." in name:
+            parameter.data.mul_(1.7)
+    compress(fresh, TensorLLM(ranks=given))
+    fresh.load_state_dict(model.state_dict())
+    torch.testing.assert_close(logits(model, ids()), logits(fresh, ids()), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_after_autocast_the_products_have_their_own_type_again() -> None:
+    model = tiny("gptj")
+    compress(model, TensorLLM(ranks=[6, 3, 2]))
+    before = logits(model, ids())
+    with torch.autocast("cpu", torch.bfloat16):
+        low = logits(model, ids())
+    assert torch.equal(logits(model, ids()), before) and not torch.equal(low.float(), before)
+
+
+@torch.no_grad()
+def test_a_product_that_matrices_share_is_of_the_weights_as_they_are() -> None:
+    model = tiny("gptj")
+    compress(model, TensorLLM(ranks=[6, 3, 2]))
+    attention = model.get_submodule("transformer.h.0.attn")
+    x = torch.randn(1, 3, attention.q_proj.in_features)
+    attention.q_proj(x)
+    attention.factors.u1.mul_(2)
+    torch.testing.assert_close(attention.k_proj(x), x @ attention.k_proj.weight.T, rtol=0, atol=1e-5)
+
+
+def test_a_model_of_several_types_keeps_them(tmp_path: Path) -> None:
+    model = tiny("gpt2").bfloat16()
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.float()
+    torch.nn.init.normal_(model.get_parameter("transformer.h.0.ln_1.weight"))
+    compress(model, TensorLLM(ranks=[8, 4]))
+    save(model, tmp_path, "tiny", huggingface.options_of(model))
+    want, found = model.state_dict(), load(tmp_path).state_dict()
+    assert {name: value.dtype for name, value in want.items()} == {name: value.dtype for name, value in found.items()}
+    assert all(torch.equal(value, found[name]) for name, value in want.items())

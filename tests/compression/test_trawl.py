@@ -145,3 +145,16 @@ def test_bad_input() -> None:
         TRAWL(stack_rank=2)
     with pytest.raises(ValueError, match=r"^mode=7: expected int >= 1 and <= 6$"):
         TRAWL(mode=7)
+
+
+def test_a_square_mlp_is_stacked_by_the_names_of_its_matrices() -> None:
+    """fc_out leads back to the model's width: its transpose is stacked, whatever the sizes."""
+    from attnlab.pretrained import huggingface
+
+    sizes = {"model_type": "gptj", "n_embd": 32, "n_inner": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4}
+    model = huggingface.create("tiny", {**sizes, "vocab_size": 40, "n_positions": 16})
+    (stack,) = TRAWL(mode=5).stacks(model, family_of(model).layers(model))
+    assert [name for _, name in stack.turned] == ["fc_out"]
+    first, second = stack.read(model)
+    torch.testing.assert_close(first.float(), model.get_parameter("transformer.h.0.mlp.fc_in.weight"))
+    torch.testing.assert_close(second.float(), model.get_parameter("transformer.h.0.mlp.fc_out.weight").T)

@@ -31,14 +31,31 @@ def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[
     out = tmp_path / "out"
     assert main(["--compressed", str(tmp_path), "--out", str(out)]) == 0
     headers, one, two = read(out / "sweep.csv")
-    assert one[:5] == ["sample llama", "fever", "tensorllm", "0.5", "1"]
-    assert one[5:9] == ["4.00", "10.0", "90.0 ± 5.0", "70.0 ± 5.0"]  # standard errors over the questions
-    assert two[3:9] == ["0.25", "2", "4.00 ± 0.00", "10.0 ± 0.0", "90.0 ± 0.0", "55.0 ± 7.1"]  # over the seeds
+    assert one[:5] == ["sample llama", "fever", "tensorllm", "0.5", ""]
+    assert one[5:10] == ["1", "4.00", "10.0", "90.0 ± 5.0", "70.0 ± 5.0"]  # standard errors over the questions
+    assert two[3:10] == ["0.25", "", "2", "4.00 ± 0.00", "10.0 ± 0.0", "90.0 ± 0.0", "55.0 ± 7.1"]  # over the seeds
     assert one[-2:] == ["3.00", "not run"] and len(headers) == len(one)
     runs = read(out / "runs.csv")
-    assert [line[3:5] for line in runs[1:]] == [["0.5", "1"], ["0.25", "1"], ["0.25", "2"]]
-    assert runs[2][8] == "50" and "compress.keep=0.25 seed=1" in runs[2][-1]
+    assert [[line[3], line[5]] for line in runs[1:]] == [["0.5", "1"], ["0.25", "1"], ["0.25", "2"]]
+    assert runs[2][9] == "50" and "compress.keep=0.25 seed=1" in runs[2][-1]
     points = read(out / "accuracy.csv")
     assert points[2] == ["sample llama", "fever", "tensorllm", "0.25", "2", "55.000", "7.071"]
     assert points[3] == ["sample llama", "fever", "dense", "1", "2", "90.000", "0.000"]
     assert (out / "accuracy.png").is_file()
+
+
+def test_runs_with_other_settings_or_another_corpus_are_other_rows(tmp_path: Path, run: Run) -> None:
+    """And two runs of one seed are one run: the later counts."""
+    row = "task=reasoning task.questions=fever compress=tensorllm compress.keep=0.5"
+    (tmp_path / "real").mkdir()
+    for i, (more, accuracy) in enumerate([("", 50.0), ("", 60.0), ("compress.sweeps=3", 70.0), ("data_root=R", 80.0)]):
+        more = more.replace("R", str(tmp_path / "real"))
+        run(f"r{i}", f"{row} {more}".rstrip(), compression=about(accuracy), started=f"2026-01-0{i + 1}T00:00:00+00:00")
+    out = tmp_path / "out"
+    assert main(["--compressed", str(tmp_path), "--out", str(out)]) == 0
+    rows = [line[1:6] + line[9:10] for line in read(out / "sweep.csv")[1:]]
+    assert sorted(rows) == [
+        ["fever", "tensorllm", "0.5", "", "1", "60.0 ± 5.0"],
+        ["fever", "tensorllm", "0.5", "compress.sweeps=3", "1", "70.0 ± 5.0"],
+        ["fever (real)", "tensorllm", "0.5", "", "1", "80.0 ± 5.0"],
+    ]

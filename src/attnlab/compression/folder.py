@@ -175,6 +175,9 @@ def _once(model: nn.Module) -> dict[str, Tensor]:
 def _fill(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
     """Load every weight, exactly, names of tied tensors aside. RuntimeError: one is missing or unknown."""
     tied = model.state_dict().keys() - _once(model).keys()
+    for name, own in [*model.named_parameters(), *model.named_buffers()]:
+        if name in weights and own.dtype != weights[name].dtype:  # a model of several types
+            own.data = own.data.to(weights[name].dtype)
     missing, unknown = model.load_state_dict(weights, strict=False)
     if lost := sorted(set(missing) - tied):
         raise RuntimeError(f"the weights lack {lost[0]}")

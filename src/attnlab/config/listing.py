@@ -98,8 +98,8 @@ def listing(names: list[str]) -> str:
     blocks = []
     for group in names:
         width = max(map(len, options(group))) + 2
-        rows = [f"{option:{width}}{about(CONF / group / f'{option}.yaml')}".rstrip() for option in options(group)]
-        blocks.append("\n".join([f"{group}: {ABOUT[group]}", *(f"  {row}" for row in rows)]))
+        lines = [f"  {option:{width}}{about(CONF / group / f'{option}.yaml')}" for option in options(group)]
+        blocks.append("\n".join([f"{group}: {ABOUT[group]}", *lines]))
     return "\n\n".join(blocks)
 
 

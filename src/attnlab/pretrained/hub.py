@@ -117,6 +117,23 @@ def _asked(name: str, source: str, advice: str) -> list[str]:
     return [one.rfilename for one in about.siblings or []]
 
 
+def offline_if_unreachable() -> bool:
+    """Whether the hub cannot be reached; then its libraries use what their caches have, and do not try again.
+
+    They would try five times for each file, for more than a minute.
+    """
+    import datasets
+    from huggingface_hub import constants, get_session
+
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=SECONDS)
+        except Exception as error:  # httpx and sockets have classes of their own
+            log.info("the hub cannot be reached (%s): what is not in its cache is missing", first_line(error))
+            constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 def _downloaded(name: str, weights: bool) -> Path:
     from huggingface_hub import errors, snapshot_download
 

@@ -126,7 +126,10 @@ def tokenizer(source: str) -> Any:
     try:
         found = hub.transformers().AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # tokenizers, sentencepiece and transformers each have classes of their own
-        raise DataError(f"model={source}: no tokenizer can be read from {path}: {first_line(error)}") from error
+        raise DataError(
+            f"model={source}: no tokenizer can be read from {path} (expected tokenizer.json and "
+            f"tokenizer_config.json, or the files of its own kind): {first_line(error).rstrip(':')}"
+        ) from error
     if found.pad_token is None:
         if found.eos_token is None:
             raise DataError(

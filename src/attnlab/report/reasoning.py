@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 KEYS = ("accuracy", "loss", "perplexity")
 POINTS = ("dense", "compressed")
-GROUP = ["Model", "Questions", "Method", "Kept"]
+GROUP = ["Model", "Questions", "Method", "Kept", "Settings"]
+NAMED = ("seed", "model", "compress", "compress.keep", "task.questions", "task.model.sample", "data_root", "cache_dir")
 NUMBERS = ["Rate", "Model saved, %"]
 NUMBERS += ["Accuracy dense", "compressed", "Loss dense", "compressed", "Perplexity dense", "compressed"]
 DIGITS = (2, 1, 1, 1, 3, 3, 2, 2)  # of NUMBERS
@@ -53,10 +55,10 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
 
 
 def sweep_table(found: Sequence[Found]) -> Grid:
-    """A row for each model, question set, method and kept share: means over the seeds."""
+    """A row for each model, question set, method, kept share and other settings: means over the seeds."""
     grid = Grid("Compressed language models: accuracy, loss and perplexity", [*GROUP, "Seeds", *NUMBERS])
-    for (model, questions, method, keep), members in _grouped(found):
-        cells = [model, questions, method, "" if keep is None else f"{keep:g}", str(len(members))]
+    for (model, questions, method, keep, settings), members in _grouped(found):
+        cells = [model, questions, method, "" if keep is None else f"{keep:g}", settings, str(len(members))]
         columns = zip(*map(_values, members), strict=True)
         errors = _errors(members[0]) if len(members) == 1 else [None] * len(NUMBERS)
         for column, digits, error in zip(columns, DIGITS, errors, strict=True):
@@ -67,7 +69,8 @@ def sweep_table(found: Sequence[Found]) -> Grid:
         "Rate: parameters of the dense matrices that were replaced by those of their factors; matrices that the budget "
         "left dense do not count. Model saved: of all parameters, embeddings included.",
         "Accuracy in percent, loss in nats per token of the answer, both on the test split. Mean ± standard deviation "
-        "over the seeds; of one seed the standard error over the questions.",
+        "over the seeds; of one seed the standard error over the questions. Of two runs of one seed the later counts.",
+        "Settings: what the commands of runs with the same model, questions, method and share differ in.",
         "Each run with its command, device and revision: runs.csv.",
     ]
     return grid
@@ -77,10 +80,10 @@ def runs_table(found: Sequence[Found]) -> Grid:
     """A row for each record."""
     last = ["Corpus", "Device", "Git", "Command"]
     grid = Grid("Runs", [*GROUP, "Seed", *NUMBERS, *last])
-    for (model, questions, method, keep), members in _grouped(found):
+    for (model, questions, method, keep, settings), members in _grouped(found):
         for one in members:
             record = one.record
-            cells = [model, questions, method, "" if keep is None else f"{keep:g}", str(record["seed"])]
+            cells = [model, questions, method, "" if keep is None else f"{keep:g}", settings, str(record["seed"])]
             cells += [NOT_RUN if value is None else f"{value:.5g}" for value in _values(one)]
             cells += [record["corpus"], *(str(record["environment"][key]) for key in ("device", "git"))]
             grid.rows.append([*cells, record["command"]])
@@ -92,9 +95,10 @@ def accuracy_points(found: Sequence[Found]) -> Grid:
     headers = ["model", "questions", "method", "kept", "seeds", "accuracy, %", "standard deviation"]
     grid = Grid("Accuracy over the compression rate", headers)
     dense: dict[tuple[str, str], dict[int, float]] = {}
-    for (model, questions, method, keep), members in _grouped(found):
+    for (model, questions, name, keep, settings), members in _grouped(found):
         if keep is None:
             continue
+        method = f"{name} {settings}".rstrip()
         qualities = {one.record["seed"]: one.record["compression"]["quality"] for one in members}
         each = [quality["compressed"]["accuracy"] for quality in qualities.values()]
         grid.rows.append([model, questions, method, f"{keep:g}", str(len(each)), *_spread(each)])
@@ -129,12 +133,33 @@ def accuracy_plot(points: Grid) -> Figure:
     return page
 
 
-def _grouped(found: Sequence[Found]) -> list[tuple[tuple[str, str, str, float | None], list[Found]]]:
-    """Records by model, questions, method and kept share, those of one group in the order of their seeds."""
-    groups: dict[tuple[str, str, str, float | None], list[Found]] = {}
-    for one in sorted(found, key=lambda one: int(one.record["seed"])):
-        groups.setdefault((_model(one), _questions(one), _method(one), _keep(one)), []).append(one)
-    return sorted(groups.items(), key=lambda item: (item[0][:3], -(item[0][3] or 0)))
+Group = tuple[str, str, str, float | None, str]
+
+
+def _grouped(found: Sequence[Found]) -> list[tuple[Group, list[Found]]]:
+    """Records by GROUP, one of each seed, in the order of the seeds.
+
+    Runs of one recipe and corpus belong together. A sample world follows from its seed: all count as one corpus.
+    """
+    alike: dict[tuple[str, str, str, float | None], dict[tuple[str, str], dict[int, Found]]] = {}
+    for one in sorted(found, key=lambda one: str(one.record["started"])):
+        about, corpus = one.record["identity"], one.record["config"]["data_root"]
+        recipe = about["recipe"], "" if corpus is None else about["corpus"]
+        groups = alike.setdefault((_model(one), _questions(one), _method(one), _keep(one)), {})
+        groups.setdefault(recipe, {})[int(one.record["seed"])] = one
+    rows: list[tuple[Group, list[Found]]] = []
+    for shown, groups in alike.items():
+        common = set.intersection(*(_settings(one) for seeds in groups.values() for one in seeds.values()))
+        for seeds in groups.values():
+            members = [seeds[seed] for seed in sorted(seeds)]
+            rows.append(((*shown, " ".join(sorted(_settings(members[0]) - common))), members))
+    return sorted(rows, key=lambda row: (row[0][:3], -(row[0][3] or 0), row[0][4]))
+
+
+def _settings(one: Found) -> set[str]:
+    """The settings of a record's command, but for those that have a column."""
+    given = [text.lstrip("+") for text in shlex.split(one.record["command"]) if "=" in text]
+    return {text for text in given if text.partition("=")[0] not in NAMED and not text.startswith("hydra.")}
 
 
 def _values(one: Found) -> list[float | None]:
@@ -169,7 +194,10 @@ def _model(one: Found) -> str:
 
 
 def _questions(one: Found) -> str:
-    return str(one.record["config"]["task"]["questions"])
+    """The question set, with the folder where it is not of the sample world."""
+    config = one.record["config"]
+    place = "" if config["data_root"] is None else f" ({Path(config['data_root']).name})"
+    return f"{config['task']['questions']}{place}"
 
 
 def _method(one: Found) -> str:

@@ -9,9 +9,12 @@ import torch
 from annotated_types import Ge, MinLen
 
 from attnlab.config.bounds import bounded
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained.hub import offline_if_unreachable
+from attnlab.pretrained.weights import first_line
 
 try:
+    from huggingface_hub.errors import OfflineModeIsEnabled as HFOfflineModeIsEnabled
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager
@@ -77,18 +80,28 @@ class Harness(ABC):
         if unknown:
             where = f"{self.folder} has" if self.folder else "lm-evaluation-harness has"
             raise ConfigError(f"task.evaluation.tasks: {where} no task {unknown[0]}")
-        results = simple_evaluate(
-            self.lm(module, dtype),
-            tasks=list(self.tasks),
-            num_fewshot=self.num_fewshot,
-            limit=self.limit,
-            task_manager=manager,
-            log_samples=False,
-            random_seed=seed,
-            numpy_random_seed=seed,
-            torch_random_seed=seed,
-            fewshot_random_seed=seed,
-        )
+        offline = offline_if_unreachable()
+        try:
+            results = simple_evaluate(
+                self.lm(module, dtype),
+                tasks=list(self.tasks),
+                num_fewshot=self.num_fewshot,
+                limit=self.limit,
+                task_manager=manager,
+                log_samples=False,
+                random_seed=seed,
+                numpy_random_seed=seed,
+                torch_random_seed=seed,
+                fewshot_random_seed=seed,
+            )
+        except (ConnectionError, HFOfflineModeIsEnabled) as error:
+            if not offline:
+                raise
+            raise DataError(
+                f"task.evaluation.tasks={','.join(self.tasks)}: their data is not in the hub's cache, and the hub "
+                f"cannot be reached ({first_line(error)}); run it once with a network, or give "
+                "task.evaluation.folder= with tasks on local files"
+            ) from error
         assert results is not None
         return {
             name: {key.removesuffix(",none"): value for key, value in found.items() if isinstance(value, int | float)}

@@ -127,6 +127,17 @@ def test_a_step_of_subspace_iteration(kind: str, monkeypatch: pytest.MonkeyPatch
     assert found.error == pytest.approx(exact.error, rel=1e-3 if kind == "gauss" else 1e-6, abs=1e-13)
 
 
+@pytest.mark.parametrize("power", [0.0, 0.3])
+def test_steps_end_where_eigenvectors_do(power: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step changes little long before the end: sweeps with all eigenvectors follow."""
+    monkeypatch.setitem(tucker.__globals__, "LARGE", D // 2)
+    mixing = torch.linalg.qr(normal(D, D, seed=2))[0] * torch.arange(1, D + 1) ** -power
+    tensor = mixing @ normal(4, 6, D, WIDTH)
+    found, exact = (tucker([tensor], (8, 4), [4], exact=exact) for exact in (False, True))
+    assert found.history[-2] - found.history[-1] < 1e-5
+    assert found.error < exact.error + 1e-5
+
+
 def test_columns_without_data_are_random_and_repeat() -> None:
     """R1 above h R2 R3: the other factors leave fewer columns than U1 has, and one seed gives one result."""
     tensor = normal(4, 2, D, WIDTH)

@@ -112,6 +112,20 @@ def test_compat_divides_masked_losses_by_one_token_too_many(kind: str, place: Pa
     assert quality(released)["loss"] < quality(right)["loss"]
 
 
+def test_a_mask_in_a_question_is_no_place_for_an_answer(place: Path, words: Any) -> None:
+    """The masks that the prompt adds stand at the end."""
+    asked, kind = tiny("roberta", words), question_set("hotpotqa")
+    mask = words.mask_token
+    text = f"What is {mask} here?"
+    (answer,) = ask(asked, kind, [Question(id="1", text=text, prompt=kind.prompt(text), answers=("New York",))], 1)
+    rows = asked.words
+    ids = rows.ids(kind.masked_prompt(text, mask, rows.last))
+    with torch.no_grad():
+        logits = asked.model(input_ids=torch.tensor([ids])).logits[0]
+    places = [i for i, one in enumerate(ids) if one == words.mask_token_id][-kind.masks :]
+    assert answer.text == words.decode(logits[places].argmax(-1))
+
+
 def test_choices_of_several_tokens_are_sums(place: Path, words: Any) -> None:
     """The sums over tokens and the one pass for single tokens agree where both are possible."""
     asked, kind, items = tiny("llama", words), question_set("fever"), questions("fever", place)

@@ -73,8 +73,8 @@ def tucker(
     For a large U1 the eigenvectors cost most of a sweep, and the next sweep changes the matrix again: there, one step
     of subspace iteration from the U1 of the sweep before (at first: from eigenvectors in float32) takes their place.
     The error does not rise either, because the captured energy tr(U1.T G U1) of a positive semidefinite G never falls
-    in such a step. On tensors whose singular values decay both reach the same error; on noise the step needs more
-    sweeps.
+    in such a step. When the steps change the error by less than the tolerance, sweeps with all eigenvectors follow
+    until these do.
 
     Args:
         blocks: (n, h, I, J) each, of any floating type; I and J are the same in all.
@@ -205,7 +205,9 @@ def _hooi(
         if watch is not None:
             watch(sweep + 1, sweeps)
         if sweep + 1 >= LEAST and history[-2] - history[-1] < tolerance:
-            break
+            if exact or not large:
+                break
+            exact = True  # single steps change little before they are at the end: eigenvectors finish
     assert u1 is not None
     found = Tucker(u1, u2, u3, cores, history, [], 0.0)
     if history[-1] < EXACT:

@@ -32,6 +32,7 @@ from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
 SPAN = ("model", "layer", "thirds")  # of modes 1 to 3, attention, and again of modes 4 to 6, the MLP
+DOWN = ("fc_out", "down", "fc2")  # matrices of an MLP that are stacked as their transposes
 SHARE = 10  # of the smaller side: the rank where none is given
 
 
@@ -62,8 +63,9 @@ class TRAWL(Method):
     """Each matrix of a stack becomes a matrix of rank R at most, with row and column spaces shared by the stack.
 
     The matrices of a layer are q, k, v and o as they are stored, (out, in), without cutting heads; or those of the MLP,
-    each with its longer side first. A matrix is stored as two factors of its own where these take fewer multiply-adds
-    than the dense product, and otherwise as the dense product; the report names the dense ones.
+    with the one that leads back to the model's width transposed. A matrix is stored as two factors of its own where
+    these take fewer multiply-adds than the dense product, and otherwise as the dense product; the report names the
+    dense ones.
 
     Args:
         mode: what is stacked. 1: q, k, v, o of all layers together; 2: of each layer; 3: of each third of the layers
@@ -173,7 +175,8 @@ class TRAWL(Method):
         for matrix in matrices.values():
             if isinstance(model.get_submodule(matrix.path), Replacement):
                 raise ConfigError(f"{matrix.path} is compressed already; start from an uncompressed model")
-        turned = frozenset(p for p, m in matrices.items() if not attention and m.shape[0] < m.shape[1])
+        down = () if attention else DOWN
+        turned = frozenset(place for place in matrices if place[1] in down)
         shapes = {p: (m.shape[1], m.shape[0]) if p in turned else m.shape for p, m in matrices.items()}
         if len(set(shapes.values())) > 1:
             shown = ", ".join(f"{name} {shape[0]} x {shape[1]}" for (_, name), shape in list(shapes.items())[:4])

@@ -38,6 +38,10 @@ class HeadFactors(Replacement):
     "dense", the whole matrix. Such products of weights are kept while the weights do not change. With gradients, where
     they would be computed for every batch, the last two are not used.
 
+    A change of the weights is seen by torch's count of changes in place. Writing through `parameter.data` does not
+    count: `train()`, `eval()` and every forward pass with gradients forget the products, and on the CPU some numbers of
+    each parameter are compared. After such a change on another device call `model.eval()`.
+
     Args:
         dim: d.
         width: dv, of a head.
@@ -233,21 +237,30 @@ class HeadFactors(Replacement):
     def _weight(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """A product of weights; without gradients it is kept until a weight changes."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            self._derived.clear()
             return make()
-        state = tuple((_version(p), p.data_ptr(), p.dtype, p.device) for p in self.parameters())
+        state = (*self._state(), _autocast(self.u1.device.type))
         if name not in self._derived or self._derived[name][0] != state:
             self._derived[name] = state, make()
         found: Tensor = self._derived[name][1]
         return found
+
+    def _state(self) -> tuple[Any, ...]:
+        """What changes when a weight changes."""
+        return tuple((_version(p), p.data_ptr(), p.dtype, p.device, _marks(p)) for p in self.parameters())
+
+    def train(self, mode: bool = True) -> HeadFactors:
+        self._derived.clear()
+        self._shared.clear()
+        super().train(mode)
+        return self
 
     def _once(self, axis: str, name: str, x: Tensor, make: Callable[[], Tensor]) -> Tensor:
         """The product that matrices of an axis share: computed for the first of them, forgotten after the last."""
         names = {each for each in self.place if self.axes[each] == axis}
         if len(names) == 1 or torch.compiler.is_compiling():
             return make()
-        kind = x.device.type
-        mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has none
-        state = (_version(x), torch.is_grad_enabled(), mixed)
+        state = (_version(x), torch.is_grad_enabled(), _autocast(x.device.type), self._state())
         given, was, found, waiting = self._shared.get(axis, (None, None, None, set()))
         if given is not x or was != state or name not in waiting:
             found, waiting = make(), names
@@ -307,6 +320,20 @@ class HeadProjection(Replacement):
         with torch.no_grad():
             weight = owner.matrix(self.name)
         return {"": (weight, self.bias)}, 0.0
+
+
+def _autocast(kind: str) -> torch.dtype | None:
+    """The type of autocast on a kind of device; None: it is off, or the device has none."""
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None
+
+
+def _marks(parameter: Tensor) -> tuple[float, ...]:
+    """The first, middle and last number of a parameter on the CPU; elsewhere to read them would wait for the device."""
+    if parameter.device.type != "cpu" or not parameter.numel():
+        return ()
+    flat = parameter.detach().flatten()
+    return tuple(flat[[0, len(flat) // 2, -1]].tolist())
 
 
 def _version(tensor: Tensor) -> int:

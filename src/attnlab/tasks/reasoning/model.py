@@ -13,7 +13,7 @@ from torch import nn
 from attnlab.compression import folder
 from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import huggingface
+from attnlab.pretrained import hub, huggingface
 from attnlab.pretrained.language import cast
 from attnlab.tasks.reasoning.sample import SIZES, sample_model
 from attnlab.tasks.reasoning.score import Asked
@@ -81,7 +81,7 @@ class AskedModel:
             model = folder.load(place)
             model = model if self.dtype is None else cast(model, getattr(torch, self.dtype))
             return Asked(model.to(device), huggingface.tokenizer(str(place)))
-        source = self.source(seed, cache_dir)
+        source = str(hub.folder(self.source(seed, cache_dir)))  # missing weights are named before a tokenizer
         words = huggingface.tokenizer(source)
         dtype = None if self.dtype is None else getattr(torch, self.dtype)
         return Asked(huggingface.load(source, dtype=dtype, device=device), words)

@@ -35,7 +35,7 @@ class TokenRows:
         found = self.ids(text)
         if len(found) > 1 and found[-1] == self.tokenizer.eos_token_id:
             found = found[:-1]
-        return found[-(self.longest - room) :]
+        return found[-max(self.longest - room, 1) :]
 
     def continued(self, prompt: str, answer: str) -> tuple[list[int], int]:
         """The ids of a prompt, a space and an answer, and how many of them, at the end, are the answer's.
@@ -142,13 +142,22 @@ def log_probabilities(
 
 @torch.inference_mode()
 def at_masks(
-    model: nn.Module, rows: Sequence[list[int]], words: TokenRows, size: int, what: str = "scoring"
+    model: nn.Module, rows: Sequence[tuple[list[int], int]], words: TokenRows, size: int, what: str = "scoring"
 ) -> list[Tensor]:
-    """The log-probabilities of all tokens at the masks of each row, (masks, vocabulary), of a masked language model."""
+    """The log-probabilities of all tokens at the last n masks of each row, (n, V), of a masked language model.
+
+    Args:
+        model: the model.
+        rows: ids and n; earlier masks are those that stand in a question.
+        words: with the mask's id and the padding's.
+        size: rows in a batch.
+        what: the progress bar calls it.
+    """
     found: list[Tensor] = [torch.empty(0)] * len(rows)
-    for chosen in batches(rows, size, what):
-        batch = padded([rows[i] for i in chosen], words.tokenizer.pad_token_id, "right", device_of(model))
+    for chosen in batches([ids for ids, _ in rows], size, what):
+        batch = padded([rows[i][0] for i in chosen], words.tokenizer.pad_token_id, "right", device_of(model))
         logits = model(**batch).logits
         for row, ids, i in zip(logits, batch["input_ids"], chosen, strict=True):
-            found[i] = row[ids == words.tokenizer.mask_token_id].float().log_softmax(-1).cpu()
+            places = (ids == words.tokenizer.mask_token_id).nonzero()[:, 0][-rows[i][1] :]
+            found[i] = row[places].float().log_softmax(-1).cpu()
     return found

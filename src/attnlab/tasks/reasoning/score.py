@@ -192,7 +192,7 @@ def _fill(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: 
     """
     words, mask = asked.words, asked.tokenizer.mask_token_id
     prompts = [kind.masked_prompt(q.text, asked.tokenizer.mask_token, words.last) for q in questions]
-    inputs = [words.ids(text)[-words.longest :] for text in prompts]
+    inputs = [(words.ids(text)[-words.longest :], kind.masks) for text in prompts]
     guesses = at_masks(asked.model, inputs, words, size, f"{kind.title}: answering")
     rows, golds = [], []
     for question in questions:
@@ -200,7 +200,8 @@ def _fill(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: 
         both = words.ids(f"{question.prompt} {question.answers[0]}", special=False)
         shared = next((i for i, (a, b) in enumerate(zip(prompt, both, strict=False)) if a != b), len(prompt))
         golds.append(both[min(shared, len(both) - 1) :])
-        rows.append([*both[: len(both) - len(golds[-1])], *[mask] * len(golds[-1])][-words.longest :])
+        row = [*both[: len(both) - len(golds[-1])], *[mask] * len(golds[-1])]
+        rows.append((row[-words.longest :], len(golds[-1])))
     losses = at_masks(asked.model, rows, words, size, f"{kind.title}: scoring")
     found = []
     for question, guess, gold, logp in zip(questions, guesses, golds, losses, strict=True):
@@ -218,7 +219,7 @@ def _choose_masked(
     words = asked.words
     ids = torch.tensor([words.single(choice) for choice in kind.choices])
     prompts = [kind.masked_prompt(q.text, asked.tokenizer.mask_token, words.last) for q in questions]
-    logp = at_masks(asked.model, [words.ids(text)[-words.longest :] for text in prompts], words, size, kind.title)
+    logp = at_masks(asked.model, [(words.ids(text)[-words.longest :], 1) for text in prompts], words, size, kind.title)
     scores = torch.stack([row[0, ids] for row in logp])
     return _chosen(questions, scores, torch.ones_like(scores, dtype=torch.long), kind.choices)
 
@@ -242,7 +243,7 @@ def perplexity(asked: Asked, text: str, batch_size: int, context: int) -> dict[s
     windows = [ids[i : i + context] for i in range(0, len(ids), context)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:
-        raise ConfigError("task.text.file: a text of fewer than two tokens")
+        raise ConfigError("task.text.file: expected a text of two tokens or more, and task.text.context of 2 or more")
     rows = [(window, len(window) - 1) for window in windows]
     logp = log_probabilities(asked.model, rows, asked.tokenizer.pad_token_id, batch_size, what="perplexity")
     metric = Perplexity(len(rows))
