@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_torchvision_imports_beside_this_torch() -> None:
     script = "import attnlab.torchvision_schemas, torchvision, torchmetrics, torch;"
     script += "print(torch.ops.torchvision.nms.default._schema)"

@@ -234,7 +234,9 @@ def test_references_have_the_sizes_and_knobs_of_the_run() -> None:
         assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("attention", ["mha", "tpa", "tpa_kvonly"])
+@pytest.mark.parametrize(
+    "attention", ["mha", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tpa", "tpa_kvonly"))]
+)
 def test_decoding_begins_with_a_filled_cache(attention: str, tmp_path: Path) -> None:
     cfg = config("bench.what=decoding", "bench.context=[40,70]", "bench.reorder=[false]", attention=attention)
     rows = measured(cfg, tmp_path)["bench"]["rows"]
@@ -252,7 +254,14 @@ def test_decoding_begins_with_a_filled_cache(attention: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("task", "attention"),
-    [("wikitext2", "mla"), ("ptb", "multilinear"), ("xsum", "mtla"), ("wmt16", "multilinear"), ("slurp", "mla")],
+    [
+        ("wikitext2", "mla"),
+        ("wmt16", "multilinear"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("ptb", "multilinear"), ("xsum", "mtla"), ("slurp", "mla"))
+        ),
+    ],
 )
 def test_whole_models_of_every_kind_of_task(task: str, attention: str, tmp_path: Path) -> None:
     cfg = check_composed(

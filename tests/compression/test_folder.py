@@ -127,6 +127,7 @@ def test_damage_and_absence_are_one_line(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.slow
 def test_compression_imports_timm_first_or_not(tmp_path: Path) -> None:
     """In a process of its own, as the README has it: with a CPU build of torch, timm alone may not import."""
     code = "from attnlab.compression import densify, load\nimport timm\nassert timm.is_model('deit_small_patch16_224')"

@@ -47,7 +47,8 @@ def alone(corpora: Path) -> dict[str, Any]:
     return start(corpora, corpora / "1", 1)
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_train_as_one(processes: int, alone: dict[str, Any], corpora: Path) -> None:
     found = start(corpora, corpora / str(processes), processes)
     for name in LINES:
