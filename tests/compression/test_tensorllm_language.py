@@ -127,7 +127,7 @@ def test_after_autocast_the_products_have_their_own_type_again() -> None:
 def test_a_product_that_matrices_share_is_of_the_weights_as_they_are() -> None:
     model = tiny("gptj")
     compress(model, TensorLLM(ranks=[6, 3, 2]))
-    attention = model.get_submodule("transformer.h.0.attn")
+    attention: Any = model.get_submodule("transformer.h.0.attn")
     x = torch.randn(1, 3, attention.q_proj.in_features)
     attention.q_proj(x)
     attention.factors.u1.mul_(2)

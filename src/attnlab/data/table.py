@@ -143,7 +143,7 @@ class Table(Reader):
             where = f"{path} line {line}"
             source, target = (self._text(row, column, where) for column in self.columns)
             id = str(row[self.id]) if self.id and self.id in row else f"{split}_{line}"
-            texts = {"id": id, "source": source, "target": target}
+            texts: dict[str, Any] = {"id": id, "source": source, "target": target}
             if self.audio is None:
                 yield where, Utterance(**texts)
             else:

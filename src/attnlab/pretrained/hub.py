@@ -122,7 +122,7 @@ def offline_if_unreachable() -> bool:
 
     They would try five times for each file, for more than a minute.
     """
-    import datasets
+    import datasets  # type: ignore[import-untyped]
     from huggingface_hub import constants, get_session
 
     if not constants.HF_HUB_OFFLINE:

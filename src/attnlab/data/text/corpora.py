@@ -270,7 +270,7 @@ class TextFiles(TextCorpus):
 
     def texts(self, root: Path, split: Split) -> Iterator[str]:
         path, shared = self._place(root, split)
-        missing = [name for name in ("test", "validation") if self._place(root, name)[1]]  # type: ignore[arg-type]
+        missing = [name for name in ("test", "validation") if self._place(root, name)[1]]
         for i, text in enumerate(self._read(path)):
             place = i % self.hold_out
             held = missing[place] if place < len(missing) else "train"
