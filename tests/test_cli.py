@@ -72,6 +72,7 @@ def test_describe_prints_its_record_and_nothing_else(tmp_path: Path) -> None:
     assert {path.name for path in directory.iterdir()} <= {"config.yaml", "record.json", "run.log"}
 
 
+@pytest.mark.slow
 def test_describe_leaves_nothing(tmp_path: Path) -> None:
     done = shell("mode=describe", "attention=mtla", cwd=tmp_path)
     assert (done.returncode, json.loads(done.stdout)["status"]) == (0, "finished"), done.stderr

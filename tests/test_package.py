@@ -92,6 +92,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_command_works_in_a_project_with_its_own_src(installed: Path, project: Path) -> None:
     record = json.loads(run(installed / "attnlab", "task=wikitext2", "mode=describe", cwd=project))
     assert (record["status"], record["task"], record["environment"]["git"]) == (

@@ -123,6 +123,7 @@ def test_a_mechanism_without_a_published_form_gives_no_ratio(monkeypatch: pytest
     assert all("no published algorithm is kept" in pair["not run"] for pair in row["ratios"])
 
 
+@pytest.mark.slow
 def test_the_published_step_of_stride_one_is_caught(tmp_path: Path) -> None:
     cfg = config("stride=1", "bench.what=[training,decoding]")
     training, decoding, _ = measured(cfg, tmp_path)["bench"]["rows"]
@@ -181,6 +182,7 @@ def test_peak_memory_is_that_of_one_run() -> None:
     assert 1 < small < scores < 2 * scores < large < 6 * scores
 
 
+@pytest.mark.slow
 def test_a_measuring_process_that_fails_is_no_number() -> None:
     cfg = config()
     shape = Shape("nothing", batch=1, beam=1, prefix=0, text=8)

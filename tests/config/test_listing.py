@@ -32,6 +32,7 @@ def test_lists() -> None:
         listing(["atention"])
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_help_are_right() -> None:
     for _, command in EXAMPLES:
         if "checkpoint=" not in command:

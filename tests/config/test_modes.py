@@ -14,7 +14,7 @@ from attnlab.errors import ConfigError
 def test_modes_are_the_files_of_the_folder() -> None:
     folder = Path(attnlab.modes.__file__).parent
     assert set(MODES) == {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    assert modes_of_every_task() == ("describe", "export")
+    assert modes_of_every_task() == ("describe", "export", "predict")
 
 
 def test_a_constant_is_read_without_importing_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

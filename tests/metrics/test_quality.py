@@ -55,6 +55,7 @@ def test_bleu_of_known_counts() -> None:
     assert bleu(["das haus ist alt."], ["Das Haus ist alt."])["bleu"] < 100
 
 
+@pytest.mark.slow
 def test_bleu_of_wmt17(corpora: Path) -> None:
     """mteval-v13a's scores of 16 systems."""
     root = folder(corpora, "metric_bleu_wmt17_en_de")

@@ -107,6 +107,7 @@ def test_the_recipe_of_the_released_configurations(size: str, batch: int, lr: fl
     assert (task.attention_head_dim, task.attention_bias, task.data.vocab_size) == (64, False, 50304)
 
 
+@pytest.mark.slow
 def test_one_budget_on_wikitext2() -> None:
     totals = {}
     for name in ("mha", "gqa", "mla", "mtla", "tpa", "multilinear"):

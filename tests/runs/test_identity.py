@@ -275,6 +275,7 @@ def test_a_default_that_is_written_out_is_the_same_recipe(mtla: DictConfig, mech
         assert recipe(changed(mtla, attention=node | {key: "x"})) != before
 
 
+@pytest.mark.slow
 def test_a_pattern_that_is_repeated_is_the_same_stack() -> None:
     def of(*pattern: str) -> str:
         return recipe(compose("task=wikitext2", f"attention.pattern=[{','.join(pattern)}]"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from attnlab.config.build import CONF
 from attnlab.runs.multirun import summarize
@@ -63,6 +64,7 @@ def test_a_failed_job_and_a_killed_one_take_no_other_with_them(tmp_path: Path) -
     ]
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_job_and_those_after_it(tmp_path: Path) -> None:
     process = start(tmp_path, "attention=mha,mla")
     first = tmp_path / "sweep" / "0_mustc_mha"

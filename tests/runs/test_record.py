@@ -128,6 +128,7 @@ def test_a_record_has_its_configuration_and_identity(skeleton: dict[str, Any]) -
     assert about["identity"]["run"] != first
 
 
+@pytest.mark.slow
 def test_a_record_names_its_task() -> None:
     for overlay, name in {
         "corpora/an4": "an4",

@@ -142,6 +142,7 @@ def test_debugging_settings_fit_every_task(task: str, kind: str) -> None:
     assert compose(f"task={task}", f"debug={kind}").choices.debug == kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fast", "overfit", "profile"])
 def test_debugging(start: Start, tmp_path: Path, kind: str) -> None:
     cfg, record = start(f"debug={kind}", *(["task.train.max_epochs=2"] if kind == "overfit" else []))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,21 +118,26 @@ def _asked(name: str, source: str, advice: str) -> list[str]:
     return [one.rfilename for one in about.siblings or []]
 
 
-def offline_if_unreachable() -> bool:
-    """Whether the hub cannot be reached; then its libraries use what their caches have, and do not try again.
+@contextmanager
+def offline_if_unreachable() -> Iterator[bool]:
+    """Inside, where the hub cannot be reached, its libraries use what their caches have, and do not try again.
 
-    They would try five times for each file, for more than a minute.
+    They would try five times for each file, for more than a minute. Gives whether they are offline.
     """
     import datasets  # type: ignore[import-untyped]
     from huggingface_hub import constants, get_session
 
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     if not constants.HF_HUB_OFFLINE:
         try:
             get_session().head(constants.ENDPOINT, timeout=SECONDS)
         except Exception as error:  # httpx and sockets have classes of their own
             log.info("the hub cannot be reached (%s): what is not in its cache is missing", first_line(error))
             constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    return bool(constants.HF_HUB_OFFLINE)
+    try:
+        yield bool(constants.HF_HUB_OFFLINE)
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
 def _downloaded(name: str, weights: bool) -> Path:

@@ -155,6 +155,7 @@ class _Loading:
     def job(self, overrides: Sequence[Override]) -> Job:
         for override in overrides:
             self.composer.check_form(override)
+        overrides = list({str(override.key_or_group): override for override in overrides}.values())  # the last counts
         chosen = [o for o in overrides if o.key_or_group in self.composer.groups]
         values = [o for o in overrides if o not in chosen and not str(o.key_or_group).startswith(("hydra.", "hydra/"))]
         elsewhere = [o for o in chosen if o.key_or_group in ELSEWHERE]

@@ -21,6 +21,8 @@ try:
 except ImportError as error:
     raise ConfigError(f"mode=evaluate needs lm-evaluation-harness: pip install 'attnlab[eval]' ({error})") from error
 
+SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+
 
 @bounded
 @dataclass(frozen=True)
@@ -80,28 +82,20 @@ class Harness(ABC):
         if unknown:
             where = f"{self.folder} has" if self.folder else "lm-evaluation-harness has"
             raise ConfigError(f"task.evaluation.tasks: {where} no task {unknown[0]}")
-        offline = offline_if_unreachable()
-        try:
-            results = simple_evaluate(
-                self.lm(module, dtype),
-                tasks=list(self.tasks),
-                num_fewshot=self.num_fewshot,
-                limit=self.limit,
-                task_manager=manager,
-                log_samples=False,
-                random_seed=seed,
-                numpy_random_seed=seed,
-                torch_random_seed=seed,
-                fewshot_random_seed=seed,
-            )
-        except (ConnectionError, HFOfflineModeIsEnabled) as error:
-            if not offline:
-                raise
-            raise DataError(
-                f"task.evaluation.tasks={','.join(self.tasks)}: their data is not in the hub's cache, and the hub "
-                f"cannot be reached ({first_line(error)}); run it once with a network, or give "
-                "task.evaluation.folder= with tasks on local files"
-            ) from error
+        arguments = dict.fromkeys(SEEDS, seed) | {"num_fewshot": self.num_fewshot, "limit": self.limit}
+        with offline_if_unreachable() as offline:
+            try:
+                results = simple_evaluate(
+                    self.lm(module, dtype), tasks=list(self.tasks), task_manager=manager, log_samples=False, **arguments
+                )
+            except (ConnectionError, HFOfflineModeIsEnabled) as error:
+                if not offline:
+                    raise
+                raise DataError(
+                    f"task.evaluation.tasks={','.join(self.tasks)}: their data is not in the hub's cache, and the hub "
+                    f"cannot be reached ({first_line(error)}); run it once with a network, or give "
+                    "task.evaluation.folder= with tasks on local files"
+                ) from error
         assert results is not None
         return {
             name: {key.removesuffix(",none"): value for key, value in found.items() if isinstance(value, int | float)}

@@ -170,6 +170,7 @@ def test_what_the_command_line_refuses(line: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_where_an_unbroken_one_does(start: Start, tmp_path: Path) -> None:
     """With averaged weights and Mixup; stopped in the middle of an epoch."""
     given = ["compress=irratt", "rank=9", "task.ema_decay=0.5", "task.mixup.mixup_alpha=0.8", "task.train.keep_best=1"]
@@ -233,6 +234,7 @@ def test_what_is_refused_before_data_is_read(start: Start, tmp_path: Path, monke
         assert message in refused(start, tmp_path, *line.split(), kind=ConfigError)
 
 
+@pytest.mark.slow
 def test_checkpoints_that_do_not_fit(start: Start, tmp_path: Path) -> None:
     model = VisionTransformer("vit_tiny_patch16_224", None, 32, 16, 24, 2, 3).create(12)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
