@@ -6,20 +6,23 @@ import pytest
 
 from attnlab.config.build import CONF, GROUPS
 from attnlab.config.check import check
-from attnlab.config.listing import EXAMPLES, KEYS, SHORT, about, help_text, listing, options
+from attnlab.config.compose import Composer
+from attnlab.config.listing import EXAMPLES, KEYS, SHORT, about, help_text, listing
 from attnlab.errors import ConfigError
 
 
 def test_help_has_every_option_of_the_groups_people_choose_from() -> None:
     text = help_text("attnlab")
     for group in SHORT:
-        assert all(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text) for name in options(group)), group
+        assert all(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text) for name in Composer().options(group)), (
+            group
+        )
     assert all(key in text for key in KEYS)
 
 
 def test_every_option_says_what_it_is() -> None:
     for group in GROUPS:
-        for name in options(group):
+        for name in Composer().options(group):
             assert about(CONF / group / f"{name}.yaml"), f"conf/{group}/{name}.yaml begins with no comment"
 
 

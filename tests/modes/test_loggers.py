@@ -83,6 +83,22 @@ def test_a_service_that_refuses_is_one_line_before_the_data(
     assert record["corpus"] == "not run"
 
 
+def test_a_service_that_fails_at_the_end_fails_no_run(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("tensorboard")
+    loggers = importlib.import_module("lightning.pytorch.loggers")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("the network is gone")
+
+    monkeypatch.setattr(loggers.TensorBoardLogger, "log_metrics", fail)
+    cfg, record = start("logger=tensorboard")
+    close_loggers(cfg, record, tmp_path)
+    assert "logger=tensorboard: the final numbers were not logged" in caplog.text
+    assert "the network is gone" in caplog.text
+
+
 def test_numbers_that_were_not_run_are_left_out() -> None:
     sections: dict[str, Any] = {name: {} for name in ("inference", "training", "parameters", "kv_cache")}
     record = {**sections, "quality": {"bleu": 3.5, "wer": "not run", "by": {"a": 1}, "right": True}}

@@ -53,27 +53,24 @@ class TrainingTime(Callback):
         now, done = time.monotonic(), trainer.global_step - self._begun
         if done == 1 and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self._first = now  # the first update also compiles, allocates and reads caches
-        if not trainer.is_global_zero or done < 2:
+        measured = done == MEASURED + 1 and (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        due = done > 1 and self.every is not None and now - self._last >= self.every
+        if not trainer.is_global_zero or not (measured or due):
             return
-        total = self._total(trainer)
+        total = float(trainer.estimated_stepping_batches)
         left = (total - trainer.global_step) * (now - self._first) / (done - 1)
-        finished_update = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if done == MEASURED + 1 and finished_update and math.isfinite(left) and left > LONG:
+        if measured and math.isfinite(left) and left > LONG:
             log.info(
                 "about %s for %s; scale down with task.train.max_minutes, max_epochs or max_steps, or a smaller model",
                 duration(left),
                 counted(int(total) - trainer.global_step, "update"),
             )
-        if self.every is not None and now - self._last >= self.every:
+        if due:
             self._last = now
             of, rest = (f" of {total:.0f}", f", about {duration(left)} left") if math.isfinite(left) else ("", "")
             loss: Any = getattr(module, "mean_loss", math.nan)
             shown = f", training loss {loss:.3f}" if math.isfinite(loss) else ""
             log.info("epoch %d, update %d%s%s%s", trainer.current_epoch, trainer.global_step, of, shown, rest)
-
-    @staticmethod
-    def _total(trainer: Trainer) -> float:
-        return float(trainer.estimated_stepping_batches)
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,7 @@ import textwrap
 from pathlib import Path
 
 from attnlab.config.build import CONF, GROUPS
+from attnlab.config.compose import Composer
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
 
@@ -39,6 +40,7 @@ KEYS = {
     "data_root": "the corpus in its published layout; unset: the embedded sample corpus",
     "model": "pretrained weights: a local file or folder first, a hub name second",
     "checkpoint": "a run to use, with its own configuration: mode=test, predict, generate, export, evaluate",
+    "input, output": "mode=predict: a text, a file or a folder, and a file for the results; prompt: of mode=generate",
     "resume": "a run to continue",
     "baseline": "a run to compare the speed of scoring with",
     "trainer.*": "any argument of Lightning's Trainer: trainer.limit_train_batches=10",
@@ -64,8 +66,9 @@ def help_text(program: str) -> str:
         "",
         f"Groups, group=option. What an option is: {program} list GROUP",
     ]
+    composer = Composer()
     for group in SHORT:
-        lines += _entry(group, " ".join(options(group)))
+        lines += _entry(group, " ".join(composer.options(group)))
     lines.append(f"  experiment, bench, recipe: {program} list experiment")
     lines += ["", "Keys, key=value:"]
     for key, about in KEYS.items():
@@ -89,24 +92,20 @@ def listing(names: list[str]) -> str:
     Raises:
         ConfigError: no such group.
     """
+    composer = Composer()
     if not names:
-        rows = [(group, f"{ABOUT[group]} ({len(options(group))})") for group in GROUPS]
+        rows = [(group, f"{ABOUT[group]} ({len(composer.options(group))})") for group in GROUPS]
         return "\n".join(f"{group:12}{about}" for group, about in rows)
     for name in names:
         if name not in GROUPS:
             raise ConfigError(f"list {name}: no such group{nearest(name, GROUPS)}")
     blocks = []
     for group in names:
-        width = max(map(len, options(group))) + 2
-        lines = [f"  {option:{width}}{about(CONF / group / f'{option}.yaml')}" for option in options(group)]
+        options = composer.options(group)
+        width = max(map(len, options)) + 2
+        lines = [f"  {option:{width}}{about(CONF / group / f'{option}.yaml')}" for option in options]
         blocks.append("\n".join([f"{group}: {ABOUT[group]}", *lines]))
     return "\n\n".join(blocks)
-
-
-def options(group: str) -> list[str]:
-    """The names of a group's files; base/ holds what other files build on."""
-    files = (file.relative_to(CONF / group).with_suffix("").as_posix() for file in (CONF / group).rglob("*.yaml"))
-    return sorted(name for name in files if not name.startswith("base/"))
 
 
 def about(file: Path) -> str:

@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 
 from attnlab.data.inputs import OBJECTS, Inputs, Item
 from attnlab.runs.files import replacing
+from attnlab.runs.progress import progress
 from attnlab.tasks.base import task_of
 from attnlab.tasks.prediction import Predictor, Result
-from attnlab.tasks.reasoning.progress import progress
 from attnlab.trained import Trained
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`

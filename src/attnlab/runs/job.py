@@ -78,7 +78,7 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
                 records.identify(record, NOTHING_READ)
             record["status"] = "finished"
             save()
-            if directory and cfg.get("logger") and cfg.mode != "describe":
+            if first and directory and cfg.get("logger"):
                 close_loggers(cfg, record, directory)
         except BaseException as error:
             code, message = _exit_code_and_message(error, received, directory)

@@ -58,25 +58,27 @@ def open_loggers(cfg: DictConfig, directory: Path) -> list[Logger]:
 def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -> None:
     """Log the final numbers of a finished run and its first predictions, and end its loggers.
 
+    A service that fails now fails no run: it is said in the log, and the record has every number.
+
     Args:
         cfg: the run's configuration.
         record: the finished record.
         directory: the run's.
-
-    Raises:
-        ConfigError: as :func:`open_loggers` does, for a mode that has not opened them.
     """
-    loggers = open_loggers(cfg, directory) if cfg.logger else []
-    _opened.pop(directory, None)
     numbers = {f"final/{name}": value for name, value in final_numbers(record)}
     steps = record["training"]["steps"]
-    for logger in loggers:
-        logger.log_metrics(numbers, step=steps if isinstance(steps, int) else 0)
-        if rows := _samples(directory):
-            _log_samples(logger, rows)
-        logger.finalize("success")
-        if type(logger).__name__ == "WandbLogger":
-            _experiment(logger).finish()
+    try:
+        for logger in open_loggers(cfg, directory):
+            logger.log_metrics(numbers, step=steps if isinstance(steps, int) else 0)
+            if rows := _samples(directory):
+                _log_samples(logger, rows)
+            logger.finalize("success")
+            if type(logger).__name__ == "WandbLogger":
+                _experiment(logger).finish()
+    except Exception as error:  # of services: network, disk, their own checks
+        log.warning("logger=%s: the final numbers were not logged (%s)", ",".join(cfg.logger), one_line(error))
+    finally:
+        _opened.pop(directory, None)
 
 
 def final_numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
