@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from attnlab.cli import quoted
 from attnlab.config.check import check, compose
 from attnlab.config.schema import signature
+from attnlab.report import __main__ as report
 from attnlab.runs.loading import load
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +51,21 @@ def test_make_commands(command: str) -> None:
     words = shlex.split(command, comments=True)
     done = subprocess.run([*words, "-n"], cwd=ROOT, env=alone, capture_output=True, text=True)
     assert done.returncode == 0 and ".venv/bin/python" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "experiments/README.md"])
+def test_commands_of_reports_are_right(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for people who add something: the arguments are accepted, and what they name in this checkout exists."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    commands = re.findall(r"^python -m attnlab\.report (.*)$", text, re.MULTILINE)
+    assert len(commands) >= 3
+    monkeypatch.setattr(report, "written", lambda options: [])
+    monkeypatch.setattr(report, "collect", lambda places: [])
+    for command in commands:
+        words = shlex.split(command.replace("PAPER", "t6").replace("TABLE", "wikitext2"), comments=True)
+        assert report.main(words) == 0
+        for word in words:
+            assert not word.startswith("experiments") or (ROOT / word).exists(), command
 
 
 @pytest.mark.parametrize("command", [line for line in (*COMMANDS, *INLINE, *DEMO) if "src.run" in line])
@@ -168,5 +184,7 @@ def test_compressing_a_language_model(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+    """Links and pictures of README, CONTRIBUTING and the notes under experiments/, each from its own folder."""
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "experiments").rglob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)\)|<img src=\"([^\"]+)\"", page.read_text(encoding="utf-8")):
+            assert (page.parent / "".join(target)).exists(), f"{page.relative_to(ROOT)}: {target}"

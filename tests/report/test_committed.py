@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnlab.config.build import CONF
-from attnlab.report import bench, compression, figure
+from attnlab.report import bench, compression, figure, speed
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
 from attnlab.runs.identity import recipe, run
@@ -54,6 +54,16 @@ def test_a_report(folder: Path, report: object, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(ROOT)
     found = collect([folder.relative_to(ROOT)])
     same(report.render(found, tmp_path), folder)  # type: ignore[attr-defined]
+
+
+def test_the_page_of_speeds(records: list[Found], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = EXPERIMENTS / "SPEED.md"
+    committed = page.read_bytes()
+    written: list[str] = []
+    monkeypatch.setattr(speed, "write_text", lambda path, text: written.append(text))
+    assert speed.render(records, page.parent) == [page]
+    assert written[0].encode() == committed, "render it again: --speed experiments --out experiments"
 
 
 def test_there_is_something_to_compare() -> None:

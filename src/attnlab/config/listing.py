@@ -121,5 +121,5 @@ def about(file: Path) -> str:
 
 
 def _entry(name: str, text: str) -> list[str]:
-    head = f"  {name:13}"
+    head = f"  {name:15}"
     return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)

@@ -2,6 +2,7 @@
 
 python -m attnlab.report experiments/mtla/table1.yaml [--records outputs]
 python -m attnlab.report --bench RUN/record.json ... [--out FOLDER]
+python -m attnlab.report --speed experiments --out experiments
 python -m attnlab.report --compressed RUN ... [--out FOLDER]
 python -m attnlab.report --runs outputs
 """
@@ -38,17 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--records", nargs="+", type=Path, metavar="PLACE", help="folders or files (default: outputs)")
     parser.add_argument("--bench", nargs="+", type=Path, metavar="PLACE", help="records of mode=bench: table and plot")
     parser.add_argument(
+        "--speed", nargs="+", type=Path, metavar="PLACE", help="records of mode=bench: SPEED.md, a line for each ratio"
+    )
+    parser.add_argument(
         "--compressed", nargs="+", type=Path, metavar="PLACE", help="records of compressed models: table and plots"
     )
     parser.add_argument(
-        "--out", type=Path, help="--bench, --compressed: where to write (default: beside the first record)"
+        "--out", type=Path, help="--bench, --speed, --compressed: where to write (default: beside the first record)"
     )
     parser.add_argument("--runs", nargs="+", type=Path, metavar="PLACE", help="a line for each record")
     options = parser.parse_args(arguments)
-    if sum(map(bool, (options.specs, options.bench, options.compressed, options.runs))) != 1:
-        parser.error("give one of: SPEC ..., --bench ..., --compressed ..., --runs ...")
-    if options.records and not options.specs or options.out and not (options.bench or options.compressed):
-        parser.error("--records belongs to SPEC, --out to --bench and --compressed")
+    folders = options.bench, options.speed, options.compressed
+    if sum(map(bool, (options.specs, *folders, options.runs))) != 1:
+        parser.error("give one of: SPEC ..., --bench ..., --speed ..., --compressed ..., --runs ...")
+    if options.records and not options.specs or options.out and not any(folders):
+        parser.error("--records belongs to SPEC, --out to --bench, --speed and --compressed")
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
     try:
         if options.runs:
@@ -90,9 +95,9 @@ def written(options: argparse.Namespace) -> list[Path]:
     """Write the chosen report; the paths of its files."""
     if options.specs:
         return tables(options.specs, options.records)
-    from attnlab.report import bench, compression, reasoning
+    from attnlab.report import bench, compression, reasoning, speed
 
-    for places, report in ((options.bench, bench), (options.compressed, compression)):
+    for places, report in ((options.bench, bench), (options.speed, speed), (options.compressed, compression)):
         if places:
             records = collect(places)
             if not records:

@@ -14,7 +14,13 @@ from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+SIDES = (  # of a point: offsets to the right and up, and the text's side that lies there; the last if none is free
+    (8, 0, "left", "center"), (-8, 0, "right", "center"), (0, 8, "center", "bottom"), (0, -8, "center", "top"),
+    (7, 7, "left", "bottom"), (7, -7, "left", "top"), (-7, 7, "right", "bottom"), (-7, -7, "right", "top"),
+)  # fmt: skip
 
 
 def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
@@ -86,18 +92,52 @@ def plot_points(spec: Spec, records: Sequence[Found]) -> Grid:
 
 
 def scatter(points: Grid, plot: Plot) -> "Figure":
-    """The figure of :func:`plot_points`."""
+    """The figure of :func:`plot_points`, each point with its row's label beside it."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import ScalarFormatter
 
-    figure = Figure(figsize=(5.5, 4.0), layout="constrained")
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
-    for label, x, y in points.rows:
-        axes.plot(float(x), float(y), "o")
-        axes.annotate(label, (float(x), float(y)), textcoords="offset points", xytext=(6, 4), fontsize=8)
-    axes.set(xlabel=plot.x_label, ylabel=plot.y_label, xlim=(0, None))
-    axes.margins(0.15)
+    axes.set(xlabel=plot.x_label, ylabel=plot.y_label, title=points.title)
+    axes.title.set_size(10)
+    axes.margins(0.12)
     axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    for _, x, y in points.rows:
+        axes.plot(float(x), float(y), "o", markersize=7)
+    if plot.log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+    else:
+        axes.set_xlim(0, None)  # after the points: from here on the limits stay as they are
+    place_labels(axes, [(label, float(x), float(y)) for label, x, y in points.rows])
     return figure
+
+
+def place_labels(axes: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
+    """Write a label beside each point, on the first side on which it covers no point and no other label.
+
+    Args:
+        axes: whose points are drawn and whose scales are set.
+        points: label, x and y.
+    """
+    from matplotlib.transforms import Bbox
+
+    axes.figure.draw_without_rendering()  # the layout decides where the points are
+    dot = 6 * axes.figure.dpi / 72  # half the side of the square around a point, with room for the line of its circle
+    centres = axes.transData.transform([(x, y) for _, x, y in points])
+    taken = [Bbox.from_bounds(x - dot, y - dot, 2 * dot, 2 * dot) for x, y in centres]
+    for label, x, y in points:
+        for right, up, horizontal, vertical in SIDES:
+            text = axes.annotate(
+                label, (x, y), textcoords="offset points", xytext=(right, up), fontsize=9, ha=horizontal, va=vertical
+            )
+            box = text.get_window_extent()
+            inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
+            if (inside and not box.count_overlaps(taken)) or (right, up, horizontal, vertical) == SIDES[-1]:
+                taken.append(box)
+                break
+            text.remove()
 
 
 def _ours(column: Column, row: Row, mine: Sequence[Found], baseline: Sequence[Found], names: Mapping[Path, str]) -> str:

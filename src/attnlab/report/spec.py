@@ -68,12 +68,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Plot:
-    """A point for each row: two numbers of its records, by their dotted keys, and the labels of the axes."""
+    """A point for each row.
+
+    Args:
+        x: a dotted key of the records.
+        y: the same.
+        x_label: what x is, with its unit.
+        y_label: the same of y.
+        log_x: whether equal factors of x are equally far apart.
+    """
 
     x: str
     y: str
     x_label: str
     y_label: str
+    log_x: bool = False
 
 
 @dataclass(frozen=True)

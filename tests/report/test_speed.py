@@ -1,0 +1,47 @@
+"""All ratios of benchmarks in one page."""
+
+from pathlib import Path
+
+import pytest
+
+from attnlab.report.__main__ import main
+from tests.report.conftest import Run
+from tests.report.test_bench import DECODING, bench, measured, training
+
+
+def cells(page: str, words: str) -> list[list[str]]:
+    """The cells of the lines that have `words`."""
+    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in page.splitlines() if words in line]
+
+
+def test_a_line_for_each_ratio(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    decoding = DECODING | {"reorder": True, "context": 0}
+    pair = {"of": "mtla", "against": "published_mtla", "seconds": {"median": 1.2345, "min": 1.0, "max": 2.0}}
+    first = bench(run, "a", [training(512, 1.2), decoding | {"ratios": [pair | {"cache": 4.0}]}])
+    second = bench(run, "b", [training(1024, 0.5), DECODING])  # it has no ratio of decoding
+    out = tmp_path / "out"
+    assert main(["--speed", str(first), str(second), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.split() == [str(out / "SPEED.md")]
+    page = (out / "SPEED.md").read_text()
+    training_page, decoding_page = page[page.index("## Training step") :].split("## Decoding, token by token")
+    (row, _, later, _) = cells(training_page, "`mtla s=2`")
+    assert row[:5] == ["`mtla s=2`", "`mha`", "d 512, 512 positions, batch 2", "1.2 (0.6 to 2.4)", "1.5"]
+    assert later[2:4] == ["d 512, 1024 positions, batch 2", "0.5 (0.25 to 1)"] and "By CPU" not in page
+    assert [line[3] for line in cells(training_page, "no room")] == 2 * ["not run: no room"]
+    ((_, other, shape, faster, cache, _, record),) = cells(decoding_page, "`mtla s=2`")
+    assert (other, faster, cache) == ("published", "1.23 (1 to 2)", "4")
+    assert shape == "d 512, prefix 4, 2 steps, batch 8, rows reordered"
+    assert (out / record[record.index("(") + 1 : -1]).resolve() == first
+
+
+def test_the_peak_of_almost_nothing_is_not_divided(tmp_path: Path, run: Run) -> None:
+    row = training(512, 1.2)
+    row["variants"]["mtla"] = measured(0.01, 0.5)
+    path = bench(run, "a", [row])
+    assert main(["--speed", str(path)]) == 0
+    assert "Times less memory |" not in (path.parent / "SPEED.md").read_text()
+
+
+def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--speed", str(bench(run, "a", [DECODING]))]) == 1
+    assert "no finished record of mode=bench with a ratio" in capsys.readouterr().err
