@@ -80,9 +80,29 @@ def main() -> int:
         known = isinstance(error, AttnlabError)
         print(f"error: {'' if known else f'{type(error).__name__}: '}{one_line(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, AttnlabError) else 1
-    if not plan or not plan.multirun:
-        return code
-    return max(code, multirun.summarize(plan.sweep_directory, None if plan.searches else len(plan.jobs)))
+    return end_of_multirun(plan, code) if plan and plan.multirun else code
+
+
+def end_of_multirun(plan: Plan, code: int) -> int:
+    """Say how the jobs ended, compare them in a table, and write the table beside them.
+
+    Args:
+        plan: the checked command line.
+        code: the exit code so far.
+
+    Returns:
+        The exit code: `code`, or 1 if it was 0 and a job has not finished or the table could not be written.
+    """
+    from attnlab.report import sweep
+
+    code = max(code, multirun.summarize(plan.sweep_directory, None if plan.searches else len(plan.jobs)))
+    try:
+        for path in sweep.render(plan.sweep_directory):
+            print(path, file=sys.stderr)
+    except AttnlabError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return max(code, error.exit_code)
+    return code
 
 
 def information(arguments: Sequence[str]) -> str:

@@ -48,6 +48,23 @@ def test_wandb_offline(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "sieben drei" in table.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
+def test_mlflow_has_curves_configuration_scores_and_samples(start: Start, tmp_path: Path) -> None:
+    tracking: Any = pytest.importorskip("mlflow.tracking")
+    cfg, record = start("logger=mlflow", "task.train.max_epochs=1", "task.train.log_every=1")
+    train.run(cfg, record, tmp_path)
+    close_loggers(cfg, record, tmp_path)
+    client = tracking.MlflowClient((tmp_path / "mlflow").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("attnlab").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["task.optimizer.lr"] == str(cfg.task.optimizer.lr)
+    assert {"loss", "val_accuracy", "final/quality/bleu"} <= set(run.data.metrics)
+    assert run.data.metrics["final/parameters/total"] == record["parameters"]["total"]
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["samples.md"]
+    samples = client.download_artifacts(run.info.run_id, "samples.md", str(tmp_path))
+    assert "sieben drei" in Path(samples).read_text(encoding="utf-8")
+
+
 def _history(folder: Path) -> list[dict[str, object]]:
     """What an offline run of wandb stored: protocol buffers in a log of blocks of 32 KiB, as LevelDB has it."""
     protocol: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")

@@ -1,5 +1,6 @@
 """Multiruns as a user starts them: every job is a real process."""
 
+import csv
 import json
 import os
 import signal
@@ -56,11 +57,14 @@ def test_a_failed_job_and_a_killed_one_take_no_other_with_them(tmp_path: Path) -
     words = "mode=describe attention=own attention.head_dim=36"
     assert record["command"] == f"python -m attnlab --config-dir={tmp_path}/mine {words}"
     assert "head_dim must be even" in json.loads((failed / "record.json").read_text())["error"]
-    assert errors.splitlines()[-4:] == [
-        "1 of 3 jobs finished: sweep",
-        "  0_mustc_own: finished",
-        "  1_mustc_own: failed  attention: head_dim must be even for rotary pairs, not 35",
-        "  2_mustc_own: failed  killed by SIGKILL (out of memory?)",
+    assert "\n1 of 3 jobs finished: sweep\n" in errors
+    assert errors.splitlines()[-2:] == ["sweep/comparison.md", "sweep/comparison.csv"]
+    with (tmp_path / "sweep" / "comparison.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["Job"], row["attention.head_dim"], row["Ended"]) for row in rows] == [
+        ("0_mustc_own", "36", "finished"),
+        ("1_mustc_own", "35", "failed: attention: head_dim must be even for rotary pairs, not 35"),
+        ("2_mustc_own", "38", "failed: killed by SIGKILL (out of memory?)"),
     ]
 
 

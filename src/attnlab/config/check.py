@@ -21,6 +21,7 @@ from attnlab.config import build as config
 from attnlab.config import stack
 from attnlab.config.batch import check_batch
 from attnlab.config.compose import Composer, declared, one_line, require
+from attnlab.config.model import check_model
 from attnlab.config.nearest import nearest
 from attnlab.config.rules import check_relations
 from attnlab.config.schema import constant, siblings, signature
@@ -224,6 +225,8 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
             f"model={cfg.model}: task={choices.task} trains from random weights; pretrained ones are for "
             f"task={' and task='.join(starting)}"
         )
+    if cfg.model is not None:
+        check_model(cfg.model, cfg.task.model._target_)
 
 
 def _check_knobs(cfg: DictConfig, composer: Composer) -> None:

@@ -56,6 +56,8 @@ TRAINER = {
     "use_distributed_sampler": None,
     "reload_dataloaders_every_n_epochs": None,
 }
+SPEECH = ("attnlab.data.FilterBank",)  # `_target_` of features that are computed from recordings
+SYNTHESIZER = "espeakng_loader"  # the module of the extra `samples`
 EXTRAS = {"tensorboard": "log", "wandb": "log", "mlflow": "mlflow"}  # loggers: the package, and the extra that has it
 
 
@@ -88,6 +90,23 @@ def check_loggers(names: Iterable[str]) -> None:
             raise ConfigError(f"logger={name} needs the package {name}: pip install 'attnlab[{EXTRAS[name]}]'")
 
 
+def check_sample(cfg: DictConfig) -> None:
+    """Refuse a run on a spoken sample corpus where the package that speaks it is not installed.
+
+    Args:
+        cfg: the whole resolved configuration.
+
+    Raises:
+        ConfigError: names the extra to install.
+    """
+    spoken = OmegaConf.select(cfg, "task.data.features._target_") in SPEECH
+    if spoken and cfg.data_root is None and cfg.mode in ("train", "test") and not find_spec(SYNTHESIZER):
+        raise ConfigError(
+            f"task={cfg.task.name}: the sample corpus is spoken by espeak-ng, which is not installed: "
+            "pip install 'attnlab[samples]', or give data_root=<the directory of a corpus>"
+        )
+
+
 def check_relations(cfg: DictConfig) -> None:
     """Check the keys that depend on each other.
 
@@ -103,6 +122,7 @@ def check_relations(cfg: DictConfig) -> None:
 
     check_trainer(cfg.trainer)
     check_loggers(cfg.logger)
+    check_sample(cfg)
     ema = [node for node in cfg.callbacks.values() if "EMAWeightAveraging" in str(node.get("_target_"))]
     if ema and get("hardware.strategy") == "fsdp":
         raise ConfigError("callbacks=ema: hardware=fsdp shards the weights, and no process has all of them to average")

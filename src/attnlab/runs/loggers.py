@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ def open_loggers(cfg: DictConfig, directory: Path) -> list[Logger]:
         found = []
         for name, node in cfg.logger.items():
             try:
-                found.append(instantiate(node, path=f"logger.{name}", save_dir=str(directory)))
+                found.append(instantiate(node, path=f"logger.{name}", save_dir=_place(name, node, directory)))
                 if first_process():
                     found[-1].log_hyperparams(dict(leaves(written(cfg))))
             except ConfigError:
@@ -53,6 +54,15 @@ def open_loggers(cfg: DictConfig, directory: Path) -> list[Logger]:
                 raise ConfigError(f"logger={name}: {type(error).__name__}: {one_line(error)}{hint}") from error
         _opened[directory] = found
     return _opened[directory]
+
+
+def _place(name: str, node: DictConfig, directory: Path) -> str:
+    """Where a logger writes; MLflow has a folder of its own, since it takes every folder there for an experiment."""
+    if name != "mlflow":
+        return str(directory)
+    if not node.tracking_uri:  # MLflow 3.17, for one, opens a store of files only where this is set
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    return str((directory / "mlflow").absolute())
 
 
 def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""The jobs of a multirun: each one is a process of its own, and a summary is printed at the end."""
+"""The jobs of a multirun: each one is a process of its own, and how they ended is counted."""
 
 import math
 import signal
@@ -60,7 +60,7 @@ def _record_killed(directory: Path, name: str) -> None:
 
 
 def summarize(directory: Path, jobs: int | None) -> int:
-    """Print to stderr how the jobs ended, as their records have it.
+    """Print to stderr how many jobs have finished, as their records have it.
 
     Args:
         directory: the multirun's directory, with one run directory per job.
@@ -69,10 +69,8 @@ def summarize(directory: Path, jobs: int | None) -> int:
     Returns:
         The exit code: 0 if all have finished, else 1.
     """
-    found = {path.parent.name: records.read(path.parent) for path in sorted(directory.glob("*/record.json"))}
+    found = [records.read(path.parent) for path in directory.glob("*/record.json")]
     jobs = len(found) if jobs is None else jobs
-    finished = [name for name, record in found.items() if record["status"] == "finished"]
+    finished = [record for record in found if record["status"] == "finished"]
     print(f"{len(finished)} of {jobs} jobs finished: {directory}", file=sys.stderr)
-    for name, record in found.items():
-        print(f"  {name}: {record['status']}  {record.get('error', '')}".rstrip(), file=sys.stderr)
     return int(len(finished) < jobs)

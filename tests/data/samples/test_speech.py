@@ -1,17 +1,18 @@
 """espeak-ng as this package uses it: the same samples for the same words, and clear errors."""
 
 import signal
+import sys
 import threading
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from attnlab.config.check import compose
 from attnlab.data.samples import write_speech_translation
 from attnlab.data.samples.speech import Synthesizer, Voice, speak
 from attnlab.data.samples.speech_translation import VOICES
-from attnlab.errors import DataError
+from attnlab.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("voice", VOICES, ids=lambda voice: voice.name)
@@ -53,13 +54,20 @@ def test_unknown_voice(name: str) -> None:
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("attnlab.data.samples.speech.version", missing)
+    monkeypatch.setitem(sys.modules, "espeakng_loader", None)  # its import fails
     for act in (lambda: speak("Hello.", VOICES[0]), lambda: write_speech_translation(tmp_path)):
-        with pytest.raises(DataError, match="pip install espeakng-loader"):
+        with pytest.raises(DataError, match=r"pip install 'attnlab\[samples\]', or give data_root="):
             act()
+
+
+def test_a_run_without_the_package_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "espeakng_loader", None)
+    for task in ("mustc", "ami", "slurp"):
+        with pytest.raises(ConfigError, match=r"^task=\w+: .*pip install 'attnlab\[samples\]', or give data_root="):
+            compose(f"task={task}")
+    compose("task=mustc", f"data_root={tmp_path}")
+    compose("task=mustc", "mode=describe")
+    compose("task=wmt16")
 
 
 def test_interrupt_is_not_lost() -> None:

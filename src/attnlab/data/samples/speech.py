@@ -8,6 +8,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
@@ -42,9 +43,11 @@ class Voice:
 def synthesizer_version() -> str:
     """The version of espeakng-loader.  Raises DataError where it is not installed."""
     try:
-        return version("espeakng-loader")
-    except PackageNotFoundError as error:
-        raise DataError(f"{UNAVAILABLE}: `pip install espeakng-loader`, or set data_root") from error
+        if find_spec("espeakng_loader"):
+            return version("espeakng-loader")
+    except PackageNotFoundError:
+        pass
+    raise DataError(f"{UNAVAILABLE}: pip install 'attnlab[samples]', or give data_root=<the directory of a corpus>")
 
 
 class Synthesizer:

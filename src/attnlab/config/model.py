@@ -1,0 +1,68 @@
+"""What `model=` names, checked without importing torch, timm or transformers.
+
+A name of the Hugging Face hub cannot be checked here: whether it is there is known when the hub is asked.
+"""
+
+import re
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from attnlab.config.nearest import nearest
+from attnlab.errors import ConfigError
+
+TIMM = "attnlab.pretrained.timm.VisionTransformer"  # the `_target_` whose weights are files, runs or names of timm
+FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")  # endings of weight files
+
+
+def check_model(source: str, target: str) -> None:
+    """Refuse a path that does not exist, and for image models a name that timm does not have.
+
+    Args:
+        source: the value of `model=`.
+        target: the `_target_` of the node `task.model`.
+
+    Raises:
+        ConfigError: says what is expected.
+    """
+    path = Path(source).expanduser()
+    if target == TIMM:
+        if path.exists():
+            return
+        if path.suffix in FILES or _only_a_path(source):
+            raise ConfigError(
+                f"model={source}: no such file or folder; give a .safetensors or .pth file, a run, or a name of timm's "
+                "hub"
+            )
+        _check_timm(source)
+    elif path.is_file():
+        raise ConfigError(f"model={source}: a file; give its folder, with config.json, tokenizer and *.safetensors")
+    elif not path.exists() and (_only_a_path(source) or source.count("/") > 1 or source.endswith("/")):
+        raise ConfigError(f"model={source}: no such folder; give a Hugging Face model's folder, or a name of the hub")
+
+
+def _only_a_path(source: str) -> bool:
+    """Whether the form is that of a path alone, which no name of a hub has."""
+    return Path(source).is_absolute() or source.startswith((".", "~"))
+
+
+def _check_timm(name: str) -> None:
+    """Refuse a name whose architecture timm does not have."""
+    architecture = name.partition(".")[0]
+    if ":" in name or "/" in name:  # hf-hub:owner/model
+        return
+    known, source = _timm()
+    if known and architecture not in known and not re.search(rf"""['"]{re.escape(architecture)}['"]""", source):
+        hint = nearest(architecture, known)
+        raise ConfigError(f"model={name}: neither a file or folder, nor a model that timm knows{hint}")
+
+
+@lru_cache(maxsize=1)
+def _timm() -> tuple[list[str], str]:
+    """The names of timm's architectures, and the source of its models; importing it would take seconds."""
+    found = find_spec("timm")
+    if found is None or not found.submodule_search_locations:
+        return [], ""
+    files = sorted(Path(found.submodule_search_locations[0], "models").glob("*.py"))
+    source = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    return re.findall(r"^@register_model\s+def (\w+)", source, re.MULTILINE), source

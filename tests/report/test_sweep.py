@@ -1,0 +1,120 @@
+"""The comparison at the end of a multirun."""
+
+import copy
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlab.report import sweep
+from attnlab.runs.store import collect
+from tests.report.conftest import Run
+
+Job = Callable[..., Path]
+
+
+@pytest.fixture
+def job(run: Run, tmp_path: Path) -> Job:
+    """Writes a job's directory below tmp_path/runs: the record of one run, with other settings and numbers."""
+    template = json.loads(run("../template", "task=mustc attention=mha").read_text())
+
+    def make(name: str, setting: str, **values: Any) -> Path:
+        record = copy.deepcopy(template) | {"command": f"python -m attnlab task=mustc {setting}"}
+        given = dict(word.split("=") for word in setting.split())
+        record |= {"attention": given["attention"], "seed": int(given.get("seed", 1))}
+        record["stride"] = 2 if given["attention"] == "mtla" else None
+        record["parameters"]["total"], record["kv_cache"]["elements_per_token_per_layer"] = 1000, 640
+        record["training"]["tokens_per_second"], record["inference"]["tokens_per_second"] = 50.0, 300.0
+        for key, value in values.items():
+            section, _, last = key.rpartition("__")
+            (record[section] if section else record)[last] = value
+        directory = tmp_path / "runs" / name
+        directory.mkdir(parents=True)
+        (directory / "record.json").write_text(json.dumps(record))
+        return directory / "record.json"
+
+    return make
+
+
+def rows(directory: Path, name: str = "comparison") -> list[dict[str, str]]:
+    with (directory / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_row_for_each_job_and_the_mean_of_its_seeds(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, bleu in enumerate((20.0, 23.0), 1):
+        job(f"{seed}_mha", f"attention=mha seed={seed}", quality={"bleu": bleu, "signature": "s"})
+        job(
+            f"1{seed}_mtla",
+            f"attention=mtla seed={seed}",
+            quality={"bleu": bleu + 1},
+            kv_cache__elements_per_token_per_layer=144.0,
+            inference__tokens_per_second=100.0 * seed,
+        )
+    failed = {"status": "failed", "error": "killed by SIGKILL\n(out of memory?)", "quality": {}}
+    job("13_mtla", "attention=mtla seed=3", training__tokens_per_second="not run", **failed)
+    (tmp_path / "runs" / "14_mtla").mkdir()
+    paths = sweep.render(tmp_path / "runs")
+    names = ["comparison.md", "comparison.csv", "comparison_points.csv", "comparison_points.png"]
+    assert [path.name for path in paths] == names
+    table = rows(tmp_path / "runs")
+    assert list(table[0]) == [
+        *("Job", "Mechanism", "Seed", "bleu", "Parameters", "Cache per token and layer, numbers"),
+        *("Training, tokens/s", "Decoding, tokens/s", "Ended"),
+    ]
+    jobs = ["1_mha", "2_mha", "11_mtla", "12_mtla", "13_mtla", "14_mtla", "mean ± sd", "mean ± sd"]
+    assert [row["Job"] for row in table] == jobs  # by number, not by letter
+    assert list(table[0].values()) == ["1_mha", "mha", "1", "20", "1,000", "640", "50.0", "300.0", "finished"]
+    assert table[4]["Ended"] == "failed: killed by SIGKILL (out of memory?)"
+    assert table[4]["bleu"] == table[4]["Training, tokens/s"] == "not run"
+    assert table[5]["Ended"].startswith("without a record")
+    mean = ["mean ± sd", "mtla s=2", "1, 2", "22.50 ± 2.12", "1,000", "144", "50.0 ± 0.0", "150.0 ± 70.7", "2 seeds"]
+    assert list(table[7].values()) == mean
+    assert rows(tmp_path / "runs", "comparison_points") == [
+        {"row": "mha", "x": "640", "y": "21.5"},
+        {"row": "mtla s=2", "x": "144.0", "y": "22.5"},
+    ]
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "22.50 ± 2.12" in printed.err
+    text = (tmp_path / "runs" / "comparison.md").read_text(encoding="utf-8")
+    assert "- not run in any job: peak memory while scoring." in text
+    assert "- Speed and memory of scoring: search, beam 50, float32, cpu." in text
+
+
+def test_other_settings_have_columns_and_are_not_seeds(job: Job, tmp_path: Path) -> None:
+    job("0_a", "attention=mla seed=1 rank=128", inference__batch=8)
+    job("1_a", "attention=mla seed=1 rank=64", inference__protocol="another search")
+    job("2_a", "attention=mla seed=2 rank=64")
+    grid = sweep.table(collect([tmp_path / "runs"]))
+    assert grid.headers[:4] == ["Job", "Mechanism", "rank", "Seed"]
+    assert [row[:4] for row in grid.rows] == [
+        *(["0_a", "mla", "128", "1"], ["1_a", "mla", "64", "1"], ["2_a", "mla", "64", "2"]),
+        ["mean ± sd", "mla", "64", "1, 2"],
+    ]
+    assert any("not alike in all jobs" in note for note in grid.notes)
+
+
+def test_several_metrics_are_named_in_each_row_and_not_drawn(job: Job, tmp_path: Path) -> None:
+    job("0_a", "attention=mha")
+    job("1_a", "attention=mla", quality={"wer": 31.5})
+    job("2_a", "attention=mqa", quality={"wer": 0.0}, kv_cache__elements_per_token_per_layer=0)
+    found = collect([tmp_path / "runs"])
+    grid = sweep.table(found)
+    assert [row[grid.headers.index("Quality")] for row in grid.rows] == ["20 bleu", "31.5 wer", "0 wer"]
+    assert grid.rows[2][grid.headers.index("Cache per token and layer, numbers")] == "of fixed size"
+    assert not sweep.points(found).rows
+
+
+def test_a_damaged_record_is_a_job_without_one(job: Job, tmp_path: Path) -> None:
+    job("0_a", "attention=mha")
+    path = job("1_a", "attention=mla")
+    path.write_text(json.dumps({"status": "finished"}))
+    assert [path.name for path in sweep.render(tmp_path / "runs")] == ["comparison.md", "comparison.csv"]
+    assert [row["Job"] for row in rows(tmp_path / "runs")] == ["0_a", "1_a"]
+    assert sweep.render(tmp_path / "nothing") == []
