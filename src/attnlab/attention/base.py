@@ -224,10 +224,20 @@ def rows_per_prefix(batch: int, prefix_batch: int | None) -> int:
 
 
 def rows_of(prefixes: Tensor, beam: int) -> Tensor:
-    """The rows that read these prefixes: (N',) -> (N' * beam,)."""
+    """The rows that read these prefixes: (N',) -> (N' * beam,).
+
+    Args:
+        prefixes: numbers of the prefixes, (N',) int64.
+        beam: rows that share one prefix.
+    """
     return (prefixes[:, None] * beam + torch.arange(beam, device=prefixes.device)).flatten()
 
 
 def length_mask(lengths: Tensor, size: int) -> Tensor:
-    """(B,) -> (B, size) bool, true at the first `lengths[b]` places."""
+    """(B,) -> (B, size) bool, true at the first `lengths[b]` places.
+
+    Args:
+        lengths: of the rows, (B,) int64, in positions.
+        size: positions of the longest row, padding included.
+    """
     return torch.arange(size, device=lengths.device) < lengths[:, None]

@@ -8,14 +8,32 @@ from typing import Annotated, NamedTuple
 
 
 class Ge(NamedTuple):
+    """A lower bound that is itself allowed.
+
+    Args:
+        ge: the value must be at least this.
+    """
+
     ge: float
 
 
 class Gt(NamedTuple):
+    """A lower bound that is not allowed itself.
+
+    Args:
+        gt: the value must be greater than this.
+    """
+
     gt: float
 
 
 class Lt(NamedTuple):
+    """An upper bound that is not allowed itself.
+
+    Args:
+        lt: the value must be less than this.
+    """
+
     lt: float
 
 

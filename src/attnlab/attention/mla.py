@@ -16,6 +16,7 @@ class LatentCache(PositionalCache):
     """[latent | rotary key] of each slot: text (B, slots, r + d_r), prefixes (N, slots, r + d_r).
 
     A step works in latent space: queries go through `up_key`, read latents, and return through `up_value`.
+    Arguments are those of `PositionalCache`.
     """
 
     def __init__(

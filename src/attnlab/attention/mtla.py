@@ -32,6 +32,7 @@ class MTLACache(LatentCache):
 
     Positions count from the start of the prefix: text position t of a row whose prefix has length S is in slot
     floor((S + t) / s). `offset` is S mod s, and text slot 0 is slot floor(S / s).
+    Arguments are those of `PositionalCache`.
     """
 
     def __init__(

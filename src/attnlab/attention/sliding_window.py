@@ -18,7 +18,10 @@ BLOCK = 64  # queries of one kernel call, at least; a wider window takes as many
 
 
 class WindowCache(PositionalCache):
-    """Keys and values of the newest `window` text positions: position t is in slot t mod window."""
+    """Keys and values of the newest `window` text positions: position t is in slot t mod window.
+
+    Arguments are those of `PositionalCache`.
+    """
 
     def __init__(
         self, attention: "SlidingWindow", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor

@@ -12,7 +12,16 @@ from .cache import StateCache
 
 
 class MultiLinear(Attention):
-    """What the causal forms share: one projection x -> [q | k | v] without bias, the cores, the prefix."""
+    """What the causal forms share: one projection x -> [q | k | v] without bias, the cores, the prefix.
+
+    Args:
+        d_model: width d of inputs and outputs.
+        rank: R, width of queries and keys.
+        num_cores: h, core vectors g of width R.
+        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        reads_prefix: whether there are weights for a prefix; without them a prefix is refused.
+        value_dim: V, width of values.
+    """
 
     cache_type: type[StateCache] = StateCache
 
@@ -91,7 +100,17 @@ class MultiLinear(Attention):
 
 
 class WithPrefixReadout(MultiLinear):
-    """The forms whose text is not read as pairs, and which therefore read a prefix with weights of its own, W_P."""
+    """The forms whose text is not read as pairs, and which therefore read a prefix with weights of its own, W_P.
+
+    Args:
+        d_model: width d of inputs and outputs.
+        rank: R, width of queries, keys and values.
+        num_cores: h, core vectors g of width R.
+        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        reads_prefix: whether there is a read-out W_P for a prefix, (d, C R), of C = 1 or h read-outs.
+        slots: numbers that one core gives the text's read-out, for instance n^2 for a window of n.
+        std: standard deviation of the initial weights of one core's read-out.
+    """
 
     def __init__(
         self, d_model: int, rank: int, num_cores: int, shared_readout: bool, reads_prefix: bool, slots: int, std: float
@@ -119,7 +138,16 @@ class WithPrefixReadout(MultiLinear):
 
 
 class Windowed(WithPrefixReadout):
-    """The forms with weights for each pair in a window of n places, of which keys and values are cached."""
+    """The forms with weights for each pair in a window of n places, of which keys and values are cached.
+
+    Args:
+        d_model: width d of inputs and outputs.
+        rank: R, width of queries, keys and values.
+        window: n, places of the window, at least 1.
+        num_cores: h, core vectors g of width R.
+        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        reads_prefix: whether there is a read-out for a prefix; without it a prefix is refused.
+    """
 
     def __init__(
         self,
@@ -145,25 +173,50 @@ class Windowed(WithPrefixReadout):
 
 
 def projection(d_model: int, rank: int, value_dim: int) -> nn.Linear:
+    """The layer x -> [q | k | v] without bias, with weights of variance 1 / d.
+
+    Args:
+        d_model: width d of its input.
+        rank: R, width of q and of k.
+        value_dim: V, width of v.
+    """
     linear = nn.Linear(d_model, 2 * rank + value_dim, bias=False)
     nn.init.normal_(linear.weight, std=d_model**-0.5)
     return linear
 
 
 def core_vectors(count: int, rank: int) -> nn.Parameter:
-    """Uniform, as in eq. 6, and such that A_ijm has variance 1 if q, k and v have."""
+    """Uniform, as in eq. 6, and such that A_ijm has variance 1 if q, k and v have.
+
+    Args:
+        count: h, the number of core vectors.
+        rank: R, width of each. The parameter has shape (h, R).
+    """
     return nn.Parameter(nn.init.uniform_(torch.empty(count, rank), 0.0, (3 / rank) ** 0.5))
 
 
 def readout(count: int, slots: int, d_model: int, std: float) -> nn.Linear:
-    """W_O of `count` cores side by side, together of the variance that `std` gives one."""
+    """W_O of `count` cores side by side, together of the variance that `std` gives one.
+
+    Args:
+        count: C, read-outs that stand side by side.
+        slots: numbers that each reads.
+        d_model: width d of the output. The weight has shape (d, C slots).
+        std: standard deviation of the weights if there is one core.
+    """
     linear = nn.Linear(count * slots, d_model, bias=False)
     nn.init.normal_(linear.weight, std=std * count**-0.5)
     return linear
 
 
 def mean_pairs(k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-    """1/S sum_{s<S} k_s v_s^T: (N, S, R), (N, S, V), lengths (N,) or None -> (N, R, V); zero where S = 0."""
+    """1/S sum_{s<S} k_s v_s^T: (N, S, R), (N, S, V), lengths (N,) or None -> (N, R, V); zero where S = 0.
+
+    Args:
+        k: keys of the prefixes, (N, S, R).
+        v: their values, (N, S, V).
+        lengths: (N,) int64, where prefixes differ in length; None: all have S positions.
+    """
     if lengths is None:
         return (k / k.shape[1]).mT @ v
     padding = ~length_mask(lengths, k.shape[1]).unsqueeze(-1)
@@ -172,5 +225,10 @@ def mean_pairs(k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def through(q: Tensor, mean: Tensor) -> Tensor:
-    """(B, T, C, R), (N, R, V) -> (B, T, C, V): the rows of a prefix are one matrix product."""
+    """(B, T, C, R), (N, R, V) -> (B, T, C, V): the rows of a prefix are one matrix product.
+
+    Args:
+        q: queries times the cores, (B, T, C, R).
+        mean: the mean of each prefix's pairs, (N, R, V); N divides B.
+    """
     return (q.reshape(len(mean), -1, q.shape[-1]) @ mean).view(*q.shape[:-1], -1)

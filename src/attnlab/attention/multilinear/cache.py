@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 
 
 class StateCache(Cache):
-    """What is held has the same size at any length: `text` (B, ...) of each row, `prefix` (N, R, V), the mean P."""
+    """What is held has the same size at any length: `text` (B, ...) of each row, `prefix` (N, R, V), the mean P.
+
+    Args:
+        attention: the mechanism whose `state_shape` and `prefix_shape` the buffers have.
+        batch: rows B.
+        capacity: text positions that a row may have; the state's size does not depend on it.
+        prefix_capacity: positions that a prefix may have; the size of P does not depend on it.
+        beam: rows that share one prefix; it divides B.
+        like: an empty tensor of the buffers' dtype and device.
+    """
 
     def __init__(
         self, attention: "MultiLinear", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
@@ -47,7 +56,10 @@ class StateCache(Cache):
 
 
 class SlotCache(StateCache):
-    """[key | value] of each place of the window; zero where nothing was read."""
+    """[key | value] of each place of the window; zero where nothing was read.
+
+    Arguments are those of `StateCache`; a `capacity` beyond the window is refused.
+    """
 
     def __init__(
         self, attention: "AbsoluteMultiLinear", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor

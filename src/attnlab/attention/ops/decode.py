@@ -22,6 +22,16 @@ def attend_cached(
     q (B, H, 1, D); text keys and values (B, G, K, .), G dividing H; prefixes (N, G, P, .), N dividing B.
     Masks (N, P) and (B, K), bool, true where a key exists. Key heads are never repeated, prefixes never copied:
     the H/G query heads of a key head, and the beams of a prefix, are the rows of one matrix product.
+
+    Args:
+        q: queries of the step, (B, H, 1, D).
+        key: text keys, (B, G, K, D); G divides H.
+        value: text values, (B, G, K, Dv).
+        scale: factor of the logits.
+        prefix_key: keys of the prefixes, (N, G, P, D); N divides B. P = 0: there is no prefix.
+        prefix_value: their values, (N, G, P, Dv).
+        prefix_mask: (N, P) bool, true where a key exists; None: everywhere.
+        text_mask: (B, K) bool, the same of the text.
     """
     batch, heads, _, width = q.shape
     groups, prefixes, size = key.shape[1], prefix_key.shape[0], prefix_key.shape[2]

@@ -36,21 +36,40 @@ Turn = Callable[..., Tensor]  # (x, position, theta) -> x turned
 
 
 def half_split(x: Tensor, position: int, theta: float, scaling: Llama3Scaling | None = None) -> Tensor:
-    """(..., D): component m and m + D/2 turn by position * theta^(-2m/D), Llama's sign."""
+    """(..., D): component m and m + D/2 turn by position * theta^(-2m/D), Llama's sign.
+
+    Args:
+        x: what is turned, (..., D).
+        position: of the token, from 0.
+        theta: base of the frequencies.
+        scaling: Llama 3.1's rule for the frequencies, or None.
+    """
     u, v = x.chunk(2, dim=-1)
     cos, sin = _circle(x, position, theta, scaling)
     return torch.cat((u * cos - v * sin, u * sin + v * cos), -1)
 
 
 def adjacent(x: Tensor, position: int, theta: float) -> Tensor:
-    """The MTLA code's pairs: components 2m and 2m + 1."""
+    """The MTLA code's pairs: components 2m and 2m + 1.
+
+    Args:
+        x: what is turned, (..., D).
+        position: of the token, from 0.
+        theta: base of the frequencies.
+    """
     even, odd = x[..., 0::2], x[..., 1::2]
     cos, sin = _circle(x, position, theta)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
 def opposite(x: Tensor, position: int, theta: float) -> Tensor:
-    """T6's sign: half-split pairs that turn the other way."""
+    """T6's sign: half-split pairs that turn the other way.
+
+    Args:
+        x: what is turned, (..., D).
+        position: of the token, from 0.
+        theta: base of the frequencies.
+    """
     return half_split(x, -position, theta)
 
 
@@ -80,7 +99,11 @@ FORMULAS: dict[type[Attention], Formula] = {}
 
 
 def formula(*mechanisms: type[Attention]) -> Callable[[F], F]:
-    """Decorator: this is the naive form of these classes, and of none that inherits from them."""
+    """Decorator: this is the naive form of these classes, and of none that inherits from them.
+
+    Args:
+        mechanisms: the classes that compute what the decorated function does.
+    """
 
     def register(function: F) -> F:
         FORMULAS.update(dict.fromkeys(mechanisms, function))
@@ -90,9 +113,16 @@ def formula(*mechanisms: type[Attention]) -> Callable[[F], F]:
 
 
 def attend(a: Attention, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """The naive form of `a`: x (T, d), prefix (S, d) or None -> (T, d).
+    """The naive form of a mechanism, (T, d).
 
-    `turn`: the rotary convention. LookupError: the class of `a` has no formula of its own.
+    Args:
+        a: the mechanism, for its weights and sizes.
+        x: the text of one row, (T, d).
+        prefix: what stands before it, (S, d), or None.
+        turn: the rotary convention; multi-linear forms have none.
+
+    Raises:
+        LookupError: the class of `a` has no formula of its own.
     """
     kind = type(a)
     if kind not in FORMULAS:
@@ -106,13 +136,20 @@ def attend(a: Attention, x: Tensor, prefix: Tensor | None = None, turn: Turn = h
 
 @formula(MHA)
 def mha(a: MHA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """Softmax over every position up to the query's, of its head's key-value head (MTLA paper, section 3).
+
+    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
+    """
     start = 0 if prefix is None else len(prefix)
     return _read_keys(a, x, prefix, turn, [list(range(i + 1)) for i in range(start + len(x))])
 
 
 @formula(SlidingWindow)
 def sliding_window(a: SlidingWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MHA whose query i sees the prefix, and the `window` newest positions of the text."""
+    """MHA whose query i sees the prefix, and the `window` newest positions of the text.
+
+    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
+    """
     start = 0 if prefix is None else len(prefix)
     seen = [[j for j in range(i + 1) if j < start or i - j < a.window] for i in range(start + len(x))]
     return _read_keys(a, x, prefix, turn, seen)
@@ -149,14 +186,20 @@ def _read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: li
 
 @formula(MLA)
 def mla(a: MLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """Absorbed logits over the latents of every position up to the query's (MTLA paper, section 3.2)."""
+    """Absorbed logits over the latents of every position up to the query's (MTLA paper, section 3.2).
+
+    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
+    """
     c, kp = _latents(a, x, prefix, turn)
     return _read_latents(a, x, prefix, turn, c, kp, [list(range(i + 1)) for i in range(len(c))])
 
 
 @formula(MLAQueryLatent)
 def mla_query_latent(a: MLAQueryLatent, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """Keys and values of every head in full; both latents through RMS norms (T6's specification, 1.4)."""
+    """Keys and values of every head in full; both latents through RMS norms (T6's specification, 1.4).
+
+    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
+    """
 
     def rms(v: Tensor, weight: Any) -> Tensor:
         return weight * v / torch.sqrt((v * v).mean() + 1e-6)
@@ -185,7 +228,10 @@ def mla_query_latent(a: MLAQueryLatent, x: Tensor, prefix: Tensor | None = None,
 
 @formula(MTLA)
 def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MLA over running sums of gated latents, of the finished chunks and of the query's own (MTLA paper, section 4)."""
+    """MLA over running sums of gated latents, of the finished chunks and of the query's own (MTLA paper, section 4).
+
+    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
+    """
     s = a.stride
     c, kp = _latents(a, x, prefix, turn)
     m = []
@@ -201,7 +247,10 @@ def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_spl
 
 @formula(RelativeMultiLinear)
 def relative(a: RelativeMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """Slices A_i.. of block-term tensors over lags, flattened and read out."""
+    """Slices A_i.. of block-term tensors over lags, flattened and read out.
+
+    `a`, `x` and `prefix` are those of :func:`attend`.
+    """
     q, k, v = _factors(a, x)
     rows = []
     for i in range(len(x)):
@@ -217,6 +266,10 @@ def relative(a: RelativeMultiLinear, x: Tensor, prefix: Tensor | None = None) ->
 
 @formula(AbsoluteMultiLinear)
 def absolute(a: AbsoluteMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
+    """Slices A_i.. over the places of the window, read out and divided by the share of it that is filled.
+
+    `a`, `x` and `prefix` are those of :func:`attend`.
+    """
     q, k, v = _factors(a, x)
     rows = []
     for i in range(len(x)):
@@ -232,7 +285,10 @@ def absolute(a: AbsoluteMultiLinear, x: Tensor, prefix: Tensor | None = None) ->
 
 @formula(SummedMultiLinear)
 def summed(a: SummedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """Decaying sums of keys and of values, each written out."""
+    """Decaying sums of keys and of values, each written out.
+
+    `a`, `x` and `prefix` are those of :func:`attend`.
+    """
     q, k, v = _factors(a, x)
     decay = 1 / (1 + torch.exp(-a.decay))
     of_key, of_value = decay[: a.rank], decay[a.rank :]
@@ -247,7 +303,10 @@ def summed(a: SummedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Ten
 
 @formula(TiedMultiLinear)
 def tied(a: TiedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """A mean over the prefix's pairs and the text's up to the query."""
+    """A mean over the prefix's pairs and the text's up to the query.
+
+    `a`, `x` and `prefix` are those of :func:`attend`.
+    """
     joint = x if prefix is None else torch.cat((prefix, x))
     q, k, v = _factors(a, joint)
     rows = []
@@ -308,7 +367,10 @@ def _read_latents(
 
 @formula(TPA, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB)
 def tpa(a: TPA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """Q, K and V of each position as sums of outer products (TPA paper, eq. 3.1 to 3.5, and its section 3.5)."""
+    """Q, K and V of each position as sums of outer products (TPA paper, eq. 3.1 to 3.5, and its section 3.5).
+
+    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
+    """
     joint = x if prefix is None else torch.cat((prefix, x))
     qkv = [_tensor_products(a, v, t, turn) for t, v in enumerate(joint)]
     rows = []

@@ -27,6 +27,10 @@ class Past(NamedTuple):
     """Packed keys and values (B', K, H, Dv + D) that every query sees; `mask` (B', K) bool: which exist (None: all).
 
     B' divides B where rows share a prefix.
+
+    Args:
+        packed: [value | key] of each position, (B', K, H, Dv + D).
+        mask: (B', K) bool, true where a position exists; None: everywhere.
     """
 
     packed: Tensor
@@ -49,6 +53,15 @@ def merged_attention(
     """(B, T, H, Dv): query i sees the keys j <= i with (j + 1) mod stride = 0, key i itself, and all of `past`.
 
     T must be a multiple of stride. With stride 1 that is plain causal attention.
+
+    Args:
+        q: queries, (B, T, H, D).
+        packed: [value | key] of the text, (B, T, H, Dv + D).
+        value_dim: Dv.
+        scale: factor of the logits.
+        stride: s; every s-th key is read by all later queries, the others by their own query alone.
+        past: what every query reads besides.
+        dropout: of attention weights, 0 to 1.
     """
     past = [Past(p.packed.to(q.dtype), p.mask) for p in past or []]
     packed = packed.to(q.dtype)
@@ -71,7 +84,19 @@ def expanded_attention(
     past: list[Past] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`merged_attention` over `expand(latent, rotary, up)`, which is not kept for backward but made again."""
+    """`merged_attention` over `expand(latent, rotary, up)`, which is not kept for backward but made again.
+
+    Args:
+        q: queries, (B, T, H, D).
+        latent: (B, T, r).
+        rotary: keys that all heads share, (B, T, d_r).
+        up: [U^v | U^k], (H, Dv + d_n, r), with d_n + d_r = D.
+        value_dim: Dv.
+        scale: factor of the logits.
+        stride: as in :func:`merged_attention`.
+        past: what every query reads besides, expanded already.
+        dropout: of attention weights, 0 to 1.
+    """
     latent, rotary, up = (t.to(q.dtype) for t in (latent, rotary, up))
     if not torch.is_grad_enabled() or choose("merged", q, dropout=dropout) is Backend.PLAIN:
         packed = expand(latent, rotary, up)
@@ -94,6 +119,15 @@ def rebuilt_attention(
 
     `build(heads, *tensors)` gives q (B, T, h, D) and packed (B, T, h, Dv + D) of a slice of the heads; whatever needs
     a gradient must be among `tensors`.
+
+    Args:
+        build: the function above.
+        tensors: its arguments.
+        num_heads: H.
+        value_dim: Dv.
+        scale: factor of the logits.
+        past: what every query reads besides.
+        dropout: of attention weights, 0 to 1.
     """
     example = tensors[0]
     kept = not torch.is_grad_enabled() or torch.compiler.is_compiling()  # autograd inside backward cannot be captured
@@ -105,7 +139,15 @@ def rebuilt_attention(
 
 
 def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, past: Iterable[Past]) -> Tensor:
-    """Causal `merged_attention` whose pasts are made one at a time, as they are read. No gradients."""
+    """Causal `merged_attention` whose pasts are made one at a time, as they are read. No gradients.
+
+    Args:
+        q: queries, (B, T, H, D).
+        packed: [value | key] of the text, (B, T, H, Dv + D).
+        value_dim: Dv.
+        scale: factor of the logits.
+        past: what every query reads besides; each is asked for once.
+    """
     if choose("merged", q) is not Backend.PLAIN:
         return Run(value_dim, scale, 1, 0.0).forward(q, packed.to(q.dtype), past)[0]
     return _plain(q, packed, value_dim, scale, 1, list(past), 0.0)
@@ -239,7 +281,13 @@ def _exactly(build: Build, heads: slice, tensors: Any) -> tuple[Tensor, Tensor]:
 
 
 def expand(latent: Tensor, rotary: Tensor, up: Tensor) -> Tensor:
-    """(B, T, r), (B, T, d_r), (h, Dv + d_n, r) -> [value | content key | rotary key] of h heads, (B, T, h, Dv + D)."""
+    """(B, T, r), (B, T, d_r), (h, Dv + d_n, r) -> [value | content key | rotary key] of h heads, (B, T, h, Dv + D).
+
+    Args:
+        latent: (B, T, r).
+        rotary: keys that all heads share, (B, T, d_r).
+        up: [U^v | U^k] of h heads, (h, Dv + d_n, r).
+    """
     both = F.linear(latent, up.flatten(0, 1)).unflatten(-1, up.shape[:2])
     return torch.cat((both, rotary.to(both.dtype).unsqueeze(2).expand(-1, -1, up.shape[0], -1)), -1)
 
@@ -253,7 +301,14 @@ def _groups(q: Tensor, size: int = 2) -> list[slice]:
 
 
 class Kept(NamedTuple):
-    """What backward needs beside inputs and output: log-sum-exp (B, T, H), own logits (s - 1, B, T/s, H), dropout."""
+    """What backward needs beside inputs and output: log-sum-exp (B, T, H), own logits (s - 1, B, T/s, H), dropout.
+
+    Args:
+        lse: log-sum-exp of each query's logits, (B, T, H).
+        own: logits of the keys that only their own query reads, (s - 1, B, T/s, H); None where s = 1.
+        mask: dropout factors of these keys, of the same shape; None without dropout.
+        randoms: the state of each kernel's dropout, in the order of the calls.
+    """
 
     lse: Tensor
     own: Tensor | None
@@ -274,7 +329,14 @@ class Kept(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The pattern, forward and backward, over packed keys and values that exist."""
+    """The pattern, forward and backward, over packed keys and values that exist.
+
+    Args:
+        value_dim: Dv, width of values.
+        scale: factor of the logits.
+        stride: s, see :func:`merged_attention`.
+        dropout: of attention weights, 0 to 1.
+    """
 
     value_dim: int
     scale: float

@@ -75,7 +75,16 @@ def rotary_table(
     device: torch.device,
     scaling: Llama3Scaling | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions 0 ... length-1, each (length, dim/2), in float32 or wider. ValueError: `dim` is odd."""
+    """cos and sin of positions 0 ... length-1, each (length, dim/2), in float32 or wider. ValueError: `dim` is odd.
+
+    Args:
+        dim: components that are rotated, even.
+        theta: base of the frequencies.
+        length: positions.
+        dtype: of the text; the tables are in it, or in float32 if that is wider.
+        device: of the tables.
+        scaling: of the frequencies, or None.
+    """
     if dim % 2:
         raise ValueError(f"rotary embedding turns pairs: the width must be even, not {dim}")
     rounded = 1 << max(length - 1, 1).bit_length()  # few distinct sizes to keep
@@ -90,5 +99,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def adjacent_to_half_split(dim: int) -> Tensor:
-    """(dim,) permutation p: x[..., p] in half-split order is x in adjacent-pair order (0, 1), (2, 3), ..."""
+    """(dim,) permutation p: x[..., p] in half-split order is x in adjacent-pair order (0, 1), (2, 3), ...
+
+    Args:
+        dim: width of the vectors, even.
+    """
     return torch.cat((torch.arange(0, dim, 2), torch.arange(1, dim, 2)))

@@ -15,28 +15,55 @@ BLOCK = 256  # a causal triangle of so many queries is one call of the CPU kerne
 
 
 class Random(NamedTuple):
-    """Where the CUDA kernel's dropout was, for its backward."""
+    """Where the CUDA kernel's dropout was, for its backward.
+
+    Args:
+        seed: of the generator, a tensor that the kernel returns; None: no dropout.
+        offset: of the generator; None: no dropout.
+    """
 
     seed: Tensor | None = None
     offset: Tensor | None = None
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What softmax statistics are kept in."""
+    """What softmax statistics are kept in.
+
+    Args:
+        dtype: of the inputs. The result is float32 or wider.
+    """
     return torch.promote_types(dtype, torch.float32)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products along the last axis, summed in float32 or wider.
+
+    Args:
+        a: (..., D).
+        b: (..., D).
+    """
     return (a * b).sum(-1, dtype=wide(a.dtype))
 
 
 def mix(a: Tensor, b: Tensor, a_lse: Tensor, b_lse: Tensor) -> Tensor:
-    """Merge two normalised outputs by their log-sum-exps."""
+    """Merge two normalised outputs by their log-sum-exps.
+
+    Args:
+        a: one output, (B, T, H, Dv).
+        b: the other one, of the same queries over other keys.
+        a_lse: log-sum-exp of the first one's logits, (B, T, H).
+        b_lse: of the other one's.
+    """
     return torch.lerp(a, b, (b_lse - a_lse).sigmoid().to(a.dtype).unsqueeze(-1))
 
 
 def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """(B', K) bool -> (B', 1, 1, K): finite, so that a row that sees nothing here has a weight of zero, not NaN."""
+    """(B', K) bool -> (B', 1, 1, K): finite, so that a row that sees nothing here has a weight of zero, not NaN.
+
+    Args:
+        mask: (B', K) bool, true where a key exists; None: no mask is needed, and None is returned.
+        dtype: of the result, which is added to logits.
+    """
     if mask is None:
         return None
     low = torch.finfo(dtype).min / 2
@@ -44,7 +71,13 @@ def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 class Kernel(NamedTuple):
-    """One part of a softmax: all queries and keys, or the causal triangle of equally many; forward and backward."""
+    """One part of a softmax: all queries and keys, or the causal triangle of equally many; forward and backward.
+
+    Args:
+        value_dim: Dv, width of values.
+        scale: factor of the logits.
+        dropout: of attention weights, 0 to 1.
+    """
 
     value_dim: int
     scale: float

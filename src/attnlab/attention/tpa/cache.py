@@ -31,7 +31,14 @@ class FactorCache(PositionalCache):
 
 
 class Segment(NamedTuple):
-    """Cached positions that rows read: each its own text, or the prefix that it shares with others."""
+    """Cached positions that rows read: each its own text, or the prefix that it shares with others.
+
+    Args:
+        held: the buffers by name, cut to these positions.
+        size: positions.
+        angles: a function (first, last) -> cos and sin of these positions, counted from the segment's first.
+        mask: (N, size) bool, true where a position exists; None: everywhere.
+    """
 
     held: Held
     size: int
@@ -54,7 +61,13 @@ class Segment(NamedTuple):
 
 
 def span(held: Held, first: int, last: int) -> Held:
-    """The positions first ... last - 1."""
+    """The positions first ... last - 1.
+
+    Args:
+        held: buffers by name; positions are the last axis of head factors, the third of token factors.
+        first: the first position that is kept.
+        last: the position after the last that is kept.
+    """
     return {
         name: factor[..., first:last] if name.endswith("head") else factor[:, :, first:last]
         for name, factor in held.items()

@@ -11,7 +11,13 @@ Nonlinearity = Literal["none", "sigmoid", "softmax"]
 
 
 class Factors(NamedTuple):
-    """Of T positions, B and T 1 where all share them; ranks of queries, then of keys, then of values."""
+    """Of T positions, B and T 1 where all share them; ranks of queries, then of keys, then of values.
+
+    Args:
+        head: head factors, (B, T, ranks, h).
+        token: token factors, (B, T, ranks, w); those of queries and keys are rotated.
+        query: queries that are not factorised and have no ranks, (B, T, h, D); None: queries have factors.
+    """
 
     head: Tensor  # (B, T, ranks, h)
     token: Tensor  # (B, T, ranks, w), those of queries and keys rotated
@@ -19,7 +25,13 @@ class Factors(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A part of the factor projection: `ranks` factors of a width, all of queries, of keys or of values."""
+    """A part of the factor projection: `ranks` factors of a width, all of queries, of keys or of values.
+
+    Args:
+        kind: whether these are head factors or token factors.
+        ranks: number of factors.
+        width: components of each: h of head factors, D or a divisor of D of token factors.
+    """
 
     kind: Literal["head", "token"]
     ranks: int
@@ -38,7 +50,13 @@ class Block(NamedTuple):
 
 
 def learned_factors(blocks: list[Block], d_model: int, init: Init) -> nn.Parameter:
-    """(ranks, width) factors with the spread that projected ones have where x has variance one."""
+    """(ranks, width) factors with the spread that projected ones have where x has variance one.
+
+    Args:
+        blocks: the parts of the parameter, in their order; all have the same width.
+        d_model: width d of the input that projected factors would have.
+        init: the rule for their spread, see `TPA`.
+    """
     factors = nn.Parameter(torch.empty(sum(block.ranks for block in blocks), blocks[0].width))
     for part, block in zip(factors.detach().split([block.ranks for block in blocks]), blocks, strict=True):
         bound = block.bound(d_model, init) * math.sqrt(d_model)

@@ -11,7 +11,14 @@ from ..tables import kept
 
 
 class PublishedCache(Cache):
-    """Tensors that grow by concatenation; every row holds its own copy of the prefix."""
+    """Tensors that grow by concatenation; every row holds its own copy of the prefix.
+
+    Args:
+        batch: rows B.
+        beam: rows that share one prefix.
+        capacity: text positions of each row; nothing is allocated for them in advance.
+        prefix_capacity: positions of each prefix.
+    """
 
     def __init__(self, batch: int, beam: int, capacity: int, prefix_capacity: int) -> None:
         self.batch, self.beam, self.capacity, self.prefix_capacity = batch, beam, capacity, prefix_capacity
@@ -41,7 +48,11 @@ class PublishedCache(Cache):
 
 
 class Published(Attention):
-    """What they have in common: a step takes one token, and its cache holds prefix and text together."""
+    """What they have in common: a step takes one token, and its cache holds prefix and text together.
+
+    Args:
+        ours: the mechanism of this package whose weights are used.
+    """
 
     def __init__(self, ours: Any) -> None:
         super().__init__()
@@ -119,24 +130,55 @@ class PublishedJoint(Published):
 
 
 def equally_long(lengths: Tensor | None, x: Tensor) -> None:
+    """Refuse rows of unequal length, which the published algorithms cannot read.
+
+    Args:
+        lengths: (B,) int64, or None.
+        x: what they are the lengths of, (B, T, d).
+    """
     if lengths is not None and bool((lengths != x.shape[1]).any()):
         raise ValueError("the published algorithms have no padding: expected rows of equal length")
 
 
 def heads(x: Tensor, heads: int) -> Tensor:
+    """(B, T, H D) -> (B, H, T, D).
+
+    Args:
+        x: queries, keys or values of all heads side by side.
+        heads: H.
+    """
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last axis in float32 or wider, returned in the dtype of the input.
+
+    Args:
+        scores: logits, (..., K).
+    """
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
 def frequencies(width: int, theta: float, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """theta^(-2m / width) for m = 0 ... width/2 - 1, (width/2,).
+
+    Args:
+        width: components that are rotated, even.
+        theta: base of the frequencies.
+        dtype: of the result.
+        device: of the result; None: torch's default.
+    """
     return theta ** (-torch.arange(0, width, 2, dtype=dtype, device=device) / width)
 
 
 def turn(x: Tensor, first: int, theta: float) -> Tensor:
-    """Rotary embedding of x (..., n, D) at positions first ... first+n-1; its table is made at each call."""
+    """Rotary embedding of x (..., n, D) at positions first ... first+n-1; its table is made at each call.
+
+    Args:
+        x: (..., n, D).
+        first: position of the first of them.
+        theta: base of the frequencies.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
     positions = torch.arange(first, first + x.shape[-2], dtype=dtype, device=x.device)
     angles = positions[:, None] * frequencies(x.shape[-1], theta, dtype, x.device)
@@ -147,5 +189,12 @@ def turn(x: Tensor, first: int, theta: float) -> Tensor:
 
 @kept(1)  # the release's decoder keeps this one
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[zeros(S) | causal(N)], additive, (N, K)."""
+    """[zeros(S) | causal(N)], additive, (N, K).
+
+    Args:
+        queries: N, the last positions.
+        keys: K = S + N.
+        dtype: of the mask: 0 where a key is seen, else minus infinity.
+        device: of the mask.
+    """
     return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu(keys - queries + 1)

@@ -14,6 +14,13 @@ class FactorBuffers(PublishedCache):
     """Factors as the released functions of several ranks take them, (B, M, h, R) and (B, M, D, R), in full size.
 
     No model was released that fills a cache step by step: nothing is charged for growing it.
+
+    Args:
+        batch: rows B.
+        beam: rows that share one prefix.
+        capacity: text positions of each row.
+        prefix_capacity: positions of each prefix; M = capacity + prefix_capacity.
+        buffers: the factors by name.
     """
 
     def __init__(self, batch: int, beam: int, capacity: int, prefix_capacity: int, buffers: dict[str, Tensor]) -> None:
@@ -41,6 +48,9 @@ class PublishedTPA(PublishedJoint):
     """Training: queries, keys and values of all heads in memory, six projections, a fused kernel for the softmax.
 
     Step: the torch reference of FlashTPA's release, five einsums over the cached factors.
+
+    Args:
+        ours: the `TPA` of this package whose weights are used.
     """
 
     def __init__(self, ours: Any) -> None:
