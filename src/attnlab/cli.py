@@ -108,6 +108,9 @@ def end_of_multirun(plan: Plan, code: int) -> int:
 def information(arguments: Sequence[str]) -> str:
     """What `attnlab --help` and `attnlab list` print; empty for any other command.
 
+    Args:
+        arguments: as in sys.argv[1:].
+
     Raises:
         ConfigError: `list` of a group that does not exist.
     """
@@ -147,7 +150,12 @@ def run(plan: Plan, given: list[str]) -> float:
 
 
 def quoted(text: str) -> str:
-    """A setting whose value is a text or a path of a person, in the quotes that Hydra needs for commas and the like."""
+    """A setting whose value is a text or a path of a person, in the quotes that Hydra needs for commas and the like.
+
+    Args:
+        text: one word of the command line, `key=value` or a flag. Only `prompt=`, `input=` and `output=` are
+            changed.
+    """
     key, equals, value = text.partition("=")
     if not equals or key not in TEXTS or value in ("", "null") or value[0] in "'\"":
         return text
@@ -165,6 +173,9 @@ def log_to_the_console() -> None:
 
 def stamp(arguments: list[str]) -> str:
     """When this run began, the same in all processes of the run: each would write to another directory otherwise.
+
+    Args:
+        arguments: as in sys.argv[1:].
 
     Raises:
         ConfigError: torchrun or the like started several processes, and no `hydra.run.dir=` is given.

@@ -70,5 +70,11 @@ class Trained:
 
 
 def load(run: str | Path, *settings: str, config_dir: str | None = None) -> Trained:
-    """See :func:`attnlab.load`."""
+    """See :func:`attnlab.load`.
+
+    Args:
+        run: the run directory, or a file of weights in its checkpoints/.
+        settings: of decoding and hardware, as on the command line.
+        config_dir: the directory of the YAML files that name classes of the user, or None.
+    """
     return Trained(configuration(run, *settings, config_dir=config_dir))

@@ -41,7 +41,12 @@ class Scored:
 
 
 def update(metric: Metric, scored: Scored) -> None:
-    """Give a metric the arguments of its `update` that a batch has."""
+    """Give a metric the arguments of its `update` that a batch has.
+
+    Args:
+        metric: its `update` is called once.
+        scored: what the task's module returned for a batch.
+    """
     taken = inspect.signature(metric.update).parameters
     metric.update(scored.index, **{name: value for name, value in scored.update.items() if name in taken})
 
@@ -85,6 +90,9 @@ class ScoringCallback(Callback):
 
 def contributions(callbacks: Iterable[Callback]) -> Sections:
     """The contributions of all callbacks, merged section by section.
+
+    Args:
+        callbacks: of the trainer; those that are no ScoringCallback contribute nothing.
 
     Raises:
         ValueError: two callbacks contribute the same value.

@@ -74,7 +74,11 @@ class TrainingTime(Callback):
 
 
 def duration(seconds: float) -> str:
-    """Rounded for people: `45 s`, `12 min`, `3 h 20 min`."""
+    """Rounded for people: `45 s`, `12 min`, `3 h 20 min`.
+
+    Args:
+        seconds: at least 0.
+    """
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

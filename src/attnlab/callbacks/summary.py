@@ -42,7 +42,11 @@ def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
 
 
 def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Name and value of each line of the table."""
+    """Name and value of each line of the table.
+
+    Args:
+        record: of any task; values that were not measured have no line.
+    """
     quality, cache, inference = record["quality"], record["kv_cache"], record["inference"]
     compression = record.get("compression", {})
     yield "corpus", "embedded sample corpus" if record["corpus"] == "sample" else record["corpus"]

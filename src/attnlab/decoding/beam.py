@@ -29,7 +29,12 @@ class Decodable(Protocol):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Token ids, with </s> at the end unless the length limit was reached; `score` is log p / length^penalty."""
+    """Token ids, with </s> at the end unless the length limit was reached; `score` is log p / length^penalty.
+
+    Args:
+        tokens: the ids, without <s>.
+        score: higher is better.
+    """
 
     tokens: list[int]
     score: float

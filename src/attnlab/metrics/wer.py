@@ -49,7 +49,7 @@ class WER(TextMetric):
 
 
 class WERAsWritten(WER):
-    """`WER` of words as they stand between spaces.  Args: those of `TextMetric`."""
+    """`WER` of words as they stand between spaces. Arguments are those of `TextMetric`."""
 
     name = "wer_as_written"
 
@@ -58,7 +58,13 @@ class WERAsWritten(WER):
 
 
 def word_errors(hypotheses: Sequence[str], references: Sequence[str], punctuation: bool = False) -> dict[str, Any]:
-    """WER's values of these texts; see `WER`."""
+    """WER's values of these texts; see `WER`.
+
+    Args:
+        hypotheses: what was recognised, a text for each sentence.
+        references: what was said, in the same order.
+        punctuation: True: words are what stands between spaces. False: all signs but apostrophes separate words.
+    """
     import jiwer
 
     spoken = [normalise(h, punctuation) for h in hypotheses]
@@ -78,7 +84,12 @@ def word_errors(hypotheses: Sequence[str], references: Sequence[str], punctuatio
 
 
 def normalise(text: str, punctuation: bool = False) -> str:
-    """Lower case, single spaces; without `punctuation`, signs other than apostrophes become spaces."""
+    """Lower case, single spaces; without `punctuation`, signs other than apostrophes become spaces.
+
+    Args:
+        text: a hypothesis or a reference.
+        punctuation: whether these signs stay.
+    """
     return " ".join((text if punctuation else re.sub(r"[^\w\s']", " ", text)).lower().split())
 
 

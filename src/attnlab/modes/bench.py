@@ -21,7 +21,13 @@ from attnlab.tasks.base import task_of
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fill `bench` (protocol, checks, a row per shape) and, from its rows, the record's sections."""
+    """Fill `bench` (protocol, checks, a row per shape) and, from its rows, the record's sections.
+
+    Args:
+        cfg: the fixed configuration; `bench` says what is measured.
+        record: the run's; it is filled.
+        directory: the run's.
+    """
     task = task_of(cfg)
     settings = chosen_workloads(cfg, task.workloads, instantiate(cfg.bench))
     device = device_of(cfg)
@@ -68,7 +74,12 @@ def chosen_workloads(cfg: DictConfig, workloads: Sequence[str], settings: Settin
 
 
 def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
-    """How the numbers are measured; the record's environment names the machine."""
+    """How the numbers are measured; the record's environment names the machine.
+
+    Args:
+        settings: the checked node `bench`.
+        device: where it is measured.
+    """
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": settings.dtype,
@@ -87,7 +98,12 @@ def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
 
 
 def fill(record: dict[str, Any], settings: Settings) -> None:
-    """The record's sections, from the last row that belongs to each."""
+    """The record's sections, from the last row that belongs to each.
+
+    Args:
+        record: with `bench.rows`; the sections `inference`, `training` and `kv_cache` are filled.
+        settings: the checked node `bench`.
+    """
     for row in record["bench"]["rows"]:
         section, found = workload_type(row["what"]).section, next(iter(row["variants"].values()))
         if section is None or NOT_RUN in found:

@@ -13,7 +13,13 @@ from attnlab.tasks.base import task_of
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fill `compression` with the points `dense` and `compressed`, and `quality` with the latter."""
+    """Fill `compression` with the points `dense` and `compressed`, and `quality` with the latter.
+
+    Args:
+        cfg: the fixed configuration, with `compress`.
+        record: the run's; it is filled.
+        directory: the run's; the compressed model is written there.
+    """
     task = task_of(cfg)
     task.check(directory)
     seed_everything(cfg.seed, workers=True, verbose=False)

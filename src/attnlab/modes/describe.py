@@ -12,5 +12,11 @@ KEEPS = False  # no run directory, unless hydra.run.dir= names one
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
-    """Fill the record; the command prints it."""
+    """Fill the record; the command prints it.
+
+    Args:
+        cfg: the fixed configuration.
+        record: the run's; sizes are filled.
+        directory: the run's; None: nothing is kept.
+    """
     task_of(cfg).describe(record)

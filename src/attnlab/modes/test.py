@@ -13,7 +13,13 @@ from attnlab.training.checkpoints import check_identity, load_into
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Load the checkpoint into the configured model and score it.  The checkpoint is read before the data."""
+    """Load the checkpoint into the configured model and score it.  The checkpoint is read before the data.
+
+    Args:
+        cfg: the fixed configuration, with `checkpoint`.
+        record: the run's; it is filled.
+        directory: the run's; predictions are written there.
+    """
     task = task_of(cfg)
     path, weights, found = task.read_weights(Path(cfg.checkpoint).expanduser())
     seed_everything(cfg.seed, workers=True, verbose=False)

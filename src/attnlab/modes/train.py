@@ -24,6 +24,11 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fill the record's `training`, then what the task's `score` gives.
 
     A run that continues another with a higher limit names it in the record as `parent`.
+
+    Args:
+        cfg: the fixed configuration.
+        record: the run's; it is filled.
+        directory: the run's; checkpoints and curves are written there.
     """
     task = task_of(cfg)
     resume = last_checkpoint(cfg, directory)
@@ -49,7 +54,11 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
 
 
 def parent(run: Path) -> dict[str, Any]:
-    """The run that a new one continues: its directory, and its identity as far as its record has one."""
+    """The run that a new one continues: its directory, and its identity as far as its record has one.
+
+    Args:
+        run: the run directory that `resume=` names.
+    """
     try:
         identity = records.read(run)["identity"]["run"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -58,7 +67,12 @@ def parent(run: Path) -> dict[str, Any]:
 
 
 def take_over(parents: Path, own: Path) -> None:
-    """Copy the best checkpoints of the run that a new one continues: it averages the best of both."""
+    """Copy the best checkpoints of the run that a new one continues: it averages the best of both.
+
+    Args:
+        parents: the folder checkpoints/ of the run that is continued.
+        own: that of the new run.
+    """
     for path in sorted(parents.glob("step*.ckpt")):
         verify(path)
         with replacing_summed(own / path.name) as part:

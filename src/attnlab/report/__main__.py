@@ -92,7 +92,11 @@ def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
 
 
 def written(options: argparse.Namespace) -> list[Path]:
-    """Write the chosen report; the paths of its files."""
+    """Write the chosen report; the paths of its files.
+
+    Args:
+        options: the parsed command line.
+    """
     if options.specs:
         return tables(options.specs, options.records)
     from attnlab.report import bench, compression, reasoning, speed
@@ -109,7 +113,11 @@ def written(options: argparse.Namespace) -> list[Path]:
 
 
 def overview(records: Sequence[Found]) -> None:
-    """Print a line for each record, the oldest first."""
+    """Print a line for each record, the oldest first.
+
+    Args:
+        records: as :func:`attnlab.runs.store.collect` gives them.
+    """
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     headings = "status mode task mechanism scale corpus quality parameters cache tokens/s record"
     table = Table(*headings.split(), box=None, pad_edge=False)

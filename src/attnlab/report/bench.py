@@ -46,6 +46,9 @@ def bench_table(benches: Sequence[Found]) -> Grid:
     """A row for each variant of each measurement.
 
     Times are medians over rounds.  "Times faster" is the variant's time divided by the mechanism's.
+
+    Args:
+        benches: records of mode=bench.
     """
     grid = Grid("Benchmarks with random weights", HEADERS)
     for i, found in enumerate(benches, 1):
@@ -83,7 +86,11 @@ def _compared(pair: dict[str, Any]) -> list[str]:
 
 
 def curves(benches: Sequence[Found]) -> Grid:
-    """The measured ratios of training steps: time and peak memory of the other variant divided by the mechanism's."""
+    """The measured ratios of training steps: time and peak memory of the other variant divided by the mechanism's.
+
+    Args:
+        benches: records of mode=bench.
+    """
     grid = Grid("Training: ratios over the text length", CURVES)
     for i, found in enumerate(benches, 1):
         for row in found.record["bench"]["rows"]:
@@ -96,7 +103,11 @@ def curves(benches: Sequence[Found]) -> Grid:
 
 
 def plot(sweep: Grid) -> "Figure":
-    """Ratios of time on the left and of peak memory on the right, a line for each record and reference."""
+    """Ratios of time on the left and of peak memory on the right, a line for each record and reference.
+
+    Args:
+        sweep: as :func:`curves` gives it.
+    """
     from matplotlib.figure import Figure
 
     panels = Figure(figsize=(11, 4.2), layout="constrained")

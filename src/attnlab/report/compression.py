@@ -56,6 +56,11 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
 
 
 def sweep_table(found: Sequence[Found]) -> Grid:
+    """A row for each record: sizes in percent of the dense model, top-1 before and after fine-tuning, in percent.
+
+    Args:
+        found: finished records of compressed models.
+    """
     grid = Grid("Compressed attention: top-1 before and after fine-tuning", HEADERS)
     for i, one in enumerate(sorted(found, key=lambda f: (f.record["compress"], _total(f), f.record["seed"])), 1):
         record, about = one.record, one.record["compression"]
@@ -75,7 +80,11 @@ def sweep_table(found: Sequence[Found]) -> Grid:
 
 
 def sweep_points(found: Sequence[Found]) -> Grid:
-    """The data of :func:`sweep_plot`: the mean over the seeds of each method and each share of multiply-adds."""
+    """The data of :func:`sweep_plot`: the mean over the seeds of each method and each share of multiply-adds.
+
+    Args:
+        found: finished records of compressed models.
+    """
     grid = Grid("Top-1 over multiply-adds", ["point", "method", "multiply-adds, %", "top-1, %"])
     for point in POINTS:
         values: dict[tuple[str, float], list[float]] = {}
@@ -91,7 +100,11 @@ def sweep_points(found: Sequence[Found]) -> Grid:
 
 
 def sweep_plot(points: Grid) -> "Figure":
-    """Top-1 before and after fine-tuning over the share of multiply-adds, a line for each method."""
+    """Top-1 before and after fine-tuning over the share of multiply-adds, a line for each method.
+
+    Args:
+        points: as :func:`sweep_points` gives them.
+    """
     from matplotlib.figure import Figure
 
     page = Figure(figsize=(11, 4.2), layout="constrained")
@@ -111,7 +124,11 @@ def sweep_plot(points: Grid) -> "Figure":
 
 
 def head_ranks(one: Found) -> Grid:
-    """The data of :func:`ranks_plot`; no rows where the heads of a layer share their columns."""
+    """The data of :func:`ranks_plot`; no rows where the heads of a layer share their columns.
+
+    Args:
+        one: the record of a compressed model.
+    """
     grid = Grid(_title(one), ["layer", "head by rank", "rank"])
     for layer, about in enumerate(_layers(one)):
         if isinstance(about["ranks"], list):
@@ -121,7 +138,11 @@ def head_ranks(one: Found) -> Grid:
 
 
 def ranks_plot(ranks: Grid) -> "Figure":
-    """IrrAtt, figure 2: the ranks of each layer's heads."""
+    """IrrAtt, figure 2: the ranks of each layer's heads.
+
+    Args:
+        ranks: as :func:`head_ranks` gives them.
+    """
     from matplotlib.figure import Figure
 
     numbers = [[int(cell) for cell in row] for row in ranks.rows]
@@ -158,7 +179,11 @@ def fusions(one: Found, folder: Path) -> Grid:
 
 
 def fusion_plot(fusion: Grid) -> "Figure":
-    """IrrAtt, figure 3: the weight of each term (columns) in each head's logits (rows), absolute values."""
+    """IrrAtt, figure 3: the weight of each term (columns) in each head's logits (rows), absolute values.
+
+    Args:
+        fusion: as :func:`fusions` gives it.
+    """
     import numpy as np
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure

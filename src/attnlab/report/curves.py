@@ -38,7 +38,11 @@ def _is_one(name: str, names: tuple[str, ...]) -> bool:
 
 
 def plot_curves(directory: Path) -> Path | None:
-    """Write curves.png into a run directory; its path, or None where nothing was logged."""
+    """Write curves.png into a run directory; its path, or None where nothing was logged.
+
+    Args:
+        directory: the run's, with the curves as CSV.
+    """
     from matplotlib.figure import Figure
 
     curves = read_curves(directory)

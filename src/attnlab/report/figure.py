@@ -38,7 +38,11 @@ def write(stem: Path, data: Grid, draw: Callable[[Grid], "Figure"]) -> list[Path
 
 
 def drawn_from(picture: Path) -> str | None:
-    """The SHA-256 of the CSV that a PNG was drawn from; None if there is no such file or it names none."""
+    """The SHA-256 of the CSV that a PNG was drawn from; None if there is no such file or it names none.
+
+    Args:
+        picture: the path of the PNG.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -49,7 +53,12 @@ def drawn_from(picture: Path) -> str | None:
 
 
 def png(figure: "Figure", digest: str = "") -> bytes:
-    """A figure as PNG, with the digest of its data in it."""
+    """A figure as PNG, with the digest of its data in it.
+
+    Args:
+        figure: of matplotlib.
+        digest: SHA-256 of the CSV that it was drawn from; empty: none is stored.
+    """
     file = io.BytesIO()
     figure.savefig(file, dpi=150, format="png", metadata={KEY: digest} if digest else None)
     return file.getvalue()

@@ -23,13 +23,24 @@ ENCODER = "task.encoder_checkpoint"  # a row's command names a run that only exi
 
 
 def scored(records: Sequence[Found], spec: Spec) -> tuple[list[Found], list[Found]]:
-    """Finished records that have a score; those among them that read the specification's corpus."""
+    """Finished records that have a score; those among them that read the specification's corpus.
+
+    Args:
+        records: of any task and status.
+        spec: the table; it names modes and corpus.
+    """
     found = [f for f in records if f.record["status"] == "finished" and f.record["mode"] in spec.modes]
     return found, [f for f in found if is_corpus(f.record["corpus"], spec.corpus)]
 
 
 def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
-    """Whether a record's `corpus` is the one that a specification names: its name, and its size within the bounds."""
+    """Whether a record's `corpus` is the one that a specification names: its name, and its size within the bounds.
+
+    Args:
+        text: the record's `corpus`.
+        wanted: the specification's: `name`, and `train`, the least and the largest number of training sentences (or
+            test questions).
+    """
     size = re.search(r"\btrain (\d+)|\b(\d+) test questions", text)
     least, most = wanted["train"]
     return text.startswith(wanted["name"]) and size is not None and least <= int(size[1] or size[2]) <= most
@@ -65,7 +76,12 @@ def _composed(*overrides: str) -> DictConfig:
 
 
 def differences(found: Found, cfg: DictConfig) -> list[str]:
-    """In what the recipe of a record differs from that of a configuration; one text for each key."""
+    """In what the recipe of a record differs from that of a configuration; one text for each key.
+
+    Args:
+        found: the record.
+        cfg: the fixed configuration of the row.
+    """
     if not found.canonical:
         return ["no configuration is known of this old record: its recipe is unknown"]
     mine, theirs = dict(leaves(found.canonical)), dict(leaves(canonical(cfg)))
@@ -86,6 +102,10 @@ def differences(found: Found, cfg: DictConfig) -> list[str]:
 
 
 def protocol(found: Found) -> list[Any]:
-    """What two records must share before their times or memory are compared."""
+    """What two records must share before their times or memory are compared.
+
+    Args:
+        found: the record.
+    """
     plain = dict(leaves(found.record))
     return [plain.get("identity.corpus" if key == "corpus" else key) for key in PROTOCOL]

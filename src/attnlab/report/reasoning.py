@@ -28,7 +28,11 @@ DENSE = "dense"
 
 
 def is_one(found: Found) -> bool:
-    """Whether a record is of a language model that was asked, however it has ended."""
+    """Whether a record is of a language model that was asked, however it has ended.
+
+    Args:
+        found: the record.
+    """
     return bool(found.record["task"] == "reasoning")
 
 
@@ -55,7 +59,11 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
 
 
 def sweep_table(found: Sequence[Found]) -> Grid:
-    """A row for each model, question set, method, kept share and other settings: means over the seeds."""
+    """A row for each model, question set, method, kept share and other settings: means over the seeds.
+
+    Args:
+        found: records of task=reasoning.
+    """
     grid = Grid("Compressed language models: accuracy, loss and perplexity", [*GROUP, "Seeds", *NUMBERS])
     for (model, questions, method, keep, settings), members in _grouped(found):
         cells = [model, questions, method, "" if keep is None else f"{keep:g}", settings, str(len(members))]
@@ -77,7 +85,11 @@ def sweep_table(found: Sequence[Found]) -> Grid:
 
 
 def runs_table(found: Sequence[Found]) -> Grid:
-    """A row for each record."""
+    """A row for each record.
+
+    Args:
+        found: records of task=reasoning.
+    """
     last = ["Corpus", "Device", "Git", "Command"]
     grid = Grid("Runs", [*GROUP, "Seed", *NUMBERS, *last])
     for (model, questions, method, keep, settings), members in _grouped(found):
@@ -91,7 +103,11 @@ def runs_table(found: Sequence[Found]) -> Grid:
 
 
 def accuracy_points(found: Sequence[Found]) -> Grid:
-    """The data of :func:`accuracy_plot`: mean and standard deviation over the seeds."""
+    """The data of :func:`accuracy_plot`: mean and standard deviation over the seeds.
+
+    Args:
+        found: records of task=reasoning.
+    """
     headers = ["model", "questions", "method", "kept", "seeds", "accuracy, %", "standard deviation"]
     grid = Grid("Accuracy over the compression rate", headers)
     dense: dict[tuple[str, str], dict[int, float]] = {}
@@ -110,7 +126,11 @@ def accuracy_points(found: Sequence[Found]) -> Grid:
 
 
 def accuracy_plot(points: Grid) -> Figure:
-    """Accuracy over the compression rate, a panel for each model and set of questions and a line for each method."""
+    """Accuracy over the compression rate, a panel for each model and set of questions and a line for each method.
+
+    Args:
+        points: as :func:`accuracy_points` gives them.
+    """
     from matplotlib.figure import Figure
 
     models, sets, methods = (sorted({row[i] for row in points.rows}) for i in range(3))

@@ -40,7 +40,12 @@ def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
 
 
 def table(spec: Spec, records: Sequence[Found]) -> Grid:
-    """The table of a specification, filled from the records that stand for its rows."""
+    """The table of a specification, filled from the records that stand for its rows.
+
+    Args:
+        spec: the table.
+        records: every record there is, the oldest first.
+    """
     marks = {name: f"[{'abcdefghijkl'[i]}]" for i, name in enumerate(spec.notes)}
     grid = Grid(spec.title, ["Model", *spec.facts.values()])
     for column in spec.columns:
@@ -77,7 +82,12 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
 
 
 def plot_points(spec: Spec, records: Sequence[Found]) -> Grid:
-    """The data of the specification's plot: the mean of each row's seeds."""
+    """The data of the specification's plot: the mean of each row's seeds.
+
+    Args:
+        spec: the table; without a `plot` there are no points.
+        records: every record there is, the oldest first.
+    """
     grid = Grid(spec.title, ["row", "x", "y"])
     if spec.plot is None:
         return grid
@@ -92,7 +102,12 @@ def plot_points(spec: Spec, records: Sequence[Found]) -> Grid:
 
 
 def scatter(points: Grid, plot: Plot) -> "Figure":
-    """The figure of :func:`plot_points`, each point with its row's label beside it."""
+    """The figure of :func:`plot_points`, each point with its row's label beside it.
+
+    Args:
+        points: rows of a label and two numbers.
+        plot: the labels of the axes.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import ScalarFormatter
 

@@ -134,6 +134,9 @@ class Spec:
 def read_spec(path: Path) -> Spec:
     """The specification in a YAML file.
 
+    Args:
+        path: the file, for instance experiments/mtla/table1.yaml.
+
     Raises:
         ConfigError: the file is missing, or is not such a specification.
     """

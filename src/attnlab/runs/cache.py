@@ -90,12 +90,21 @@ def stored_files(folder: Path, write: Callable[[Path], None]) -> Path:
 
 
 def write_index(folder: Path, index: dict[str, Any]) -> None:
-    """Write an index with a checksum of its own."""
+    """Write an index with a checksum of its own.
+
+    Args:
+        folder: of a cache entry; the index is written into it.
+        index: plain values, which JSON can hold.
+    """
     (folder / INDEX).write_text(json.dumps({**index, "check": digest(index)}))
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """The index that :func:`write_index` has written.  Raises :class:`Damaged`."""
+    """The index that :func:`write_index` has written.  Raises :class:`Damaged`.
+
+    Args:
+        folder: of a cache entry.
+    """
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
         check = index.pop("check")
@@ -107,7 +116,11 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def digest(plain: Any) -> str:
-    """SHA-256 of plain values, 64 hexadecimal digits."""
+    """SHA-256 of plain values, 64 hexadecimal digits.
+
+    Args:
+        plain: mappings, lists, texts, numbers, None.
+    """
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 

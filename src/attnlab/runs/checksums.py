@@ -19,6 +19,9 @@ SUMS = "SHA256SUMS"
 def replacing_summed(path: Path) -> Iterator[Path]:
     """:func:`attnlab.runs.files.replacing` with a checksum. One process at a time may write in a folder.
 
+    Args:
+        path: the file to write.
+
     Raises:
         WriteError: as `replacing` raises it.
     """
@@ -33,6 +36,9 @@ def replacing_summed(path: Path) -> Iterator[Path]:
 def verify(path: Path) -> bool:
     """Whether a file has a checksum, which it then fits.
 
+    Args:
+        path: the file; its checksum is kept in its folder.
+
     Raises:
         DataError: it is not what was written.
     """
@@ -46,7 +52,11 @@ def verify(path: Path) -> bool:
 
 
 def forget(path: Path) -> None:
-    """Remove the checksum of a file that was removed."""
+    """Remove the checksum of a file that was removed.
+
+    Args:
+        path: the file, which need not exist any more.
+    """
     lines = _read(path.parent)
     kept = [line for line in lines if line[1] != path.name]
     if len(kept) < len(lines):
@@ -54,7 +64,11 @@ def forget(path: Path) -> None:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file, 64 hexadecimal digits."""
+    """SHA-256 of a file, 64 hexadecimal digits.
+
+    Args:
+        path: the file.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

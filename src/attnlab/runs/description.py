@@ -25,7 +25,11 @@ UNITS = {
 
 
 def show(record: Mapping[str, Any]) -> None:
-    """Print what a record says without a run: title, sizes by section, and where the whole record is to be had."""
+    """Print what a record says without a run: title, sizes by section, and where the whole record is to be had.
+
+    Args:
+        record: of mode=describe.
+    """
     names = [record[key] for key in ("task", "attention", "compress", "scale") if record[key] not in (None, "none")]
     table = Table(title=" · ".join(map(str, names)), show_header=False, title_justify="left")
     for section, title in SECTIONS.items():

@@ -10,7 +10,11 @@ log = logging.getLogger(__name__)
 
 
 def device_of(cfg: DictConfig) -> torch.device:
-    """The device that `hardware.accelerator` names, for work outside Lightning's trainer."""
+    """The device that `hardware.accelerator` names, for work outside Lightning's trainer.
+
+    Args:
+        cfg: the fixed configuration.
+    """
     accelerator = cfg.hardware.accelerator
     if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", torch.cuda.current_device())

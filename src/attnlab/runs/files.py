@@ -28,7 +28,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """:func:`write_bytes` of a text in UTF-8; line ends stay as they are."""
+    """:func:`write_bytes` of a text in UTF-8; line ends stay as they are.
+
+    Args:
+        path: the file.
+        text: its whole content.
+    """
     write_bytes(path, text.encode())
 
 

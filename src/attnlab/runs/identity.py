@@ -86,7 +86,12 @@ Config = DictConfig | Mapping[str, Any]
 
 
 def recipe(cfg: Config, weights: Mapping[str, str] | None = None) -> str:
-    """The SHA-256 of :func:`canonical`, 64 hexadecimal digits. Two runs of one recipe differ in seed or corpus."""
+    """The SHA-256 of :func:`canonical`, 64 hexadecimal digits. Two runs of one recipe differ in seed or corpus.
+
+    Args:
+        cfg: the resolved configuration.
+        weights: the content of the pretrained weights, see :func:`contents`; None: computed.
+    """
     return _digest(canonical(cfg, weights))
 
 
@@ -152,6 +157,9 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None, renames: Re
 def contents(cfg: Config) -> dict[str, str]:
     """The content of each file of weights that a configuration names, by key; hub names as they are written.
 
+    Args:
+        cfg: the resolved configuration.
+
     Raises:
         DataError: a file is there and cannot be read.
     """
@@ -167,6 +175,9 @@ def architecture(cfg: Config) -> dict[str, Any]:
     """What weights need of a model: mechanism and model as canonical nodes, without dropout rates.
 
     Weights that were trained with one dropout rate may be trained further with another.
+
+    Args:
+        cfg: the resolved configuration.
     """
     plain = renamed(_plain(cfg))
     for key in WEIGHTS:
@@ -176,7 +187,11 @@ def architecture(cfg: Config) -> dict[str, Any]:
 
 
 def of_checkpoint(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity stored in a checkpoint, which may be old, with today's names."""
+    """The identity stored in a checkpoint, which may be old, with today's names.
+
+    Args:
+        found: what the checkpoint holds.
+    """
     nodes = {name: node for name in ARCHITECTURE if isinstance(node := found.get(name), Mapping)}
     config: dict[str, Any] = {}
     for name, node in nodes.items():
@@ -189,6 +204,10 @@ def renamed(plain: dict[str, Any], renames: Renames = RENAMES) -> dict[str, Any]
     """A configuration with the keys and classes of today; values equal to what an absent key meant are dropped.
 
     The pattern of a hybrid stack is reduced to its shortest period.
+
+    Args:
+        plain: a resolved configuration, as plain mappings.
+        renames: old names and what they are called today.
     """
     for rewrite in renames.rewrite:
         rewrite(plain)
@@ -238,6 +257,10 @@ def stable_name(target: str, renames: Renames = RENAMES) -> str:
     """The name of a class or function that survives its move to another module: `MTLA` for attnlab.attention.MTLA.
 
     What is defined outside this package keeps its dotted path, also in a package of a user that is called `src`.
+
+    Args:
+        target: the dotted path of a `_target_`.
+        renames: old names and what they are called today.
 
     Raises:
         ConfigError: another module of this package defines the same name, so that it would not tell them apart.

@@ -28,7 +28,11 @@ log = logging.getLogger("attnlab.run")
 
 
 def command_line(arguments: Iterable[str]) -> str:
-    """The shell command that repeats a run, `DATA_ROOT` included."""
+    """The shell command that repeats a run, `DATA_ROOT` included.
+
+    Args:
+        arguments: as in sys.argv[1:].
+    """
     root = [f"DATA_ROOT={shlex.quote(os.environ['DATA_ROOT'])}"] if os.environ.get("DATA_ROOT") else []
     return " ".join([*root, "python -m attnlab", *map(shlex.quote, arguments)])
 

@@ -126,6 +126,10 @@ def _status(run: Path) -> str | None:
 def directory_of(key: str, value: str) -> Path | None:
     """The run directory that a path names, itself or by a file in its checkpoints/; None where it names none.
 
+    Args:
+        key: `checkpoint` or `resume`, for the errors.
+        value: the path that was given.
+
     Raises:
         ConfigError: there is no such path, or the directory has checkpoints and no configuration.
     """

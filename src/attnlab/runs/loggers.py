@@ -92,7 +92,11 @@ def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -
 
 
 def final_numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Name and value of each number of the record's sections; what was not run is left out."""
+    """Name and value of each number of the record's sections; what was not run is left out.
+
+    Args:
+        record: of a finished run.
+    """
     for section in SECTIONS:
         for path, value in leaves(record[section], section):
             if isinstance(value, int | float) and not isinstance(value, bool):

@@ -45,7 +45,11 @@ def run_job(arguments: Sequence[str], directory: Path) -> float:
 
 
 def best(record: Mapping[str, Any]) -> float:
-    """The best value of the metric by which a finished run chose its checkpoints; NaN if there is none."""
+    """The best value of the metric by which a finished run chose its checkpoints; NaN if there is none.
+
+    Args:
+        record: of a run that has ended.
+    """
     values = [value for name, value in record["training"].items() if name.startswith("best_")]
     finished = record["status"] == "finished" and values and isinstance(values[0], int | float)
     return float(values[0]) if finished else math.nan

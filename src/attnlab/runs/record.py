@@ -161,7 +161,11 @@ def first_process() -> bool:
 
 
 def dumps(record: Mapping[str, Any]) -> str:
-    """The record as JSON. A number that is not finite becomes its name ("nan"), for JSON has none."""
+    """The record as JSON. A number that is not finite becomes its name ("nan"), for JSON has none.
+
+    Args:
+        record: scalars of numpy and torch and paths are allowed as values.
+    """
     return json.dumps(_plain(record), indent=2, ensure_ascii=False, allow_nan=False)
 
 
@@ -182,6 +186,10 @@ def write(record: Mapping[str, Any], directory: Path) -> None:
 
     A full disk has no room for a second file: the new record is then written over the old one.
 
+    Args:
+        record: the whole record.
+        directory: the run's.
+
     Raises:
         WriteError: it cannot be written.
     """
@@ -198,7 +206,11 @@ def write(record: Mapping[str, Any], directory: Path) -> None:
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """The record of a run directory."""
+    """The record of a run directory.
+
+    Args:
+        directory: the run's.
+    """
     return json.loads((directory / "record.json").read_text(encoding="utf-8"))
 
 
@@ -207,6 +219,10 @@ def upgraded(record: dict[str, Any], directory: Path) -> dict[str, Any]:
 
     The configuration is read from `directory`/config.yaml. Where there is none, nothing says what the recipe was:
     `config` is empty and the identity is NOT_RUN.
+
+    Args:
+        record: of any schema.
+        directory: the folder of its file.
     """
     if record.get("schema") != 1:
         return record
@@ -226,7 +242,11 @@ def upgraded(record: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def problems(record: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a record of schema 2, one text each; empty for a good one."""
+    """What is wrong with a record of schema 2, one text each; empty for a good one.
+
+    Args:
+        record: of any content.
+    """
     found = []
     expected = {"schema": int, "seed": int} | dict.fromkeys(
         ("status", "mode", "command", "task", "corpus", "attention", "compress", "scale", "started"), str

@@ -20,7 +20,12 @@ RECORD = {"schema", "status", "mode", "command"}  # any other JSON file lacks on
 
 @dataclass(frozen=True)
 class Found:
-    """A record and its file."""
+    """A record and its file.
+
+    Args:
+        path: the file.
+        record: its content, of the present schema.
+    """
 
     path: Path
     record: dict[str, Any]
@@ -58,6 +63,9 @@ def collect(places: Iterable[Path]) -> list[Found]:
 
     In a folder every .json file is looked at; those that are not records are passed over. Raises DataError: a place
     does not exist.
+
+    Args:
+        places: folders and files.
     """
     paths: dict[Path, bool] = {}
     for place in places:

@@ -325,7 +325,11 @@ class TextTask(Task):
 
 
 def per_layer(attentions: list[Attention]) -> float:
-    """Cached numbers per token and layer, the mean over layers; an int where all layers have the same."""
+    """Cached numbers per token and layer, the mean over layers; an int where all layers have the same.
+
+    Args:
+        attentions: the attention of each decoder layer.
+    """
     found = [a.cache_elements_per_token for a in attentions]
     return found[0] if len(set(found)) == 1 else sum(found) / len(found)
 
@@ -355,5 +359,8 @@ def task_of(cfg: DictConfig) -> Any:
     """The Task that `task.kind` names.
 
     Typed Any: a mode calls what its tasks declare by listing that mode in `task.modes`.
+
+    Args:
+        cfg: the fixed configuration.
     """
     return instantiate(cfg.task.kind, path="task.kind", cfg=cfg)

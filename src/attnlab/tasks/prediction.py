@@ -84,7 +84,13 @@ class Predictor(ABC):
 
 
 def changed(search: Search, settings: dict[str, Any], path: str) -> Search:
-    """A search with other settings. ConfigError: it has no such setting, or refuses the value."""
+    """A search with other settings. ConfigError: it has no such setting, or refuses the value.
+
+    Args:
+        search: the configured search.
+        settings: new values by name.
+        path: the dotted key of the search's node, for the errors.
+    """
     try:
         return replace(search, **settings)  # type: ignore[type-var]
     except (TypeError, ValueError) as error:

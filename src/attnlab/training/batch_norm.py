@@ -9,14 +9,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The BatchNorm layers of a model that keep running statistics, by name."""
+    """The BatchNorm layers of a model that keep running statistics, by name.
+
+    Args:
+        model: any module.
+    """
     found = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
     return {name: m for name, m in found.items() if m.track_running_stats and m.momentum is not None}
 
 
 @contextmanager
 def statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Inside, a forward pass leaves the running statistics as they are."""
+    """Inside, a forward pass leaves the running statistics as they are.
+
+    Args:
+        model: any module.
+    """
     norms = list(batch_norms(model).values())
     momenta = [norm.momentum for norm in norms]
     counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in norms]

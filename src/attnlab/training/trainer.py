@@ -48,6 +48,10 @@ PROFILERS: dict[Any, Any] = {"simple": SimpleProfiler, "advanced": AdvancedProfi
 def last_checkpoint(cfg: DictConfig, directory: Path) -> Path | None:
     """The checkpoint that `resume=` continues; None for a new run.
 
+    Args:
+        cfg: the fixed configuration.
+        directory: the run's.
+
     DataError: there is nothing to resume, or the directory holds an earlier run.
     """
     last, own = (place / "checkpoints" / "last.ckpt" for place in (Path(cfg.resume or directory), directory))
@@ -194,7 +198,11 @@ def _broadcast(model: nn.Module, trainer: L.Trainer) -> None:
 
 
 def process_count(cfg: DictConfig) -> int:
-    """The number of processes that Lightning starts; with hardware.devices=auto one for each GPU, or one on the CPU."""
+    """The number of processes that Lightning starts; with hardware.devices=auto one for each GPU, or one on the CPU.
+
+    Args:
+        cfg: the fixed configuration.
+    """
     configured = configured_processes(cfg)
     if configured is not None:
         return configured

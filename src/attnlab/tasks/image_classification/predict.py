@@ -26,7 +26,11 @@ IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".p
 
 
 def check(path: Path) -> None:
-    """Raise DataError where a file is no image, as far as its header tells."""
+    """Raise DataError where a file is no image, as far as its header tells.
+
+    Args:
+        path: the image file.
+    """
     try:
         with Image.open(path):
             pass

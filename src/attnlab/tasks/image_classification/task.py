@@ -315,7 +315,11 @@ class ImageClassificationTask(Task):
 
 
 def read_classes(path: Path) -> list[str]:
-    """The names of the classes in a file that a run has kept. DataError: it is damaged."""
+    """The names of the classes in a file that a run has kept. DataError: it is damaged.
+
+    Args:
+        path: the file.
+    """
     try:
         names = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -68,7 +68,11 @@ class TokenRows:
 
 
 def longest_of(model: nn.Module) -> int:
-    """The number of tokens that a model reads at most."""
+    """The number of tokens that a model reads at most.
+
+    Args:
+        model: of transformers; its config says the number.
+    """
     config: Any = model.config
     name = "max_position_embeddings" if hasattr(config, "max_position_embeddings") else "n_positions"
     found = int(getattr(config, name))
@@ -78,7 +82,14 @@ def longest_of(model: nn.Module) -> int:
 def padded(
     rows: Sequence[Sequence[int]], pad: int, side: Literal["left", "right"], device: torch.device
 ) -> dict[str, Tensor]:
-    """A batch of rows: input_ids and attention_mask, (B, T)."""
+    """A batch of rows: input_ids and attention_mask, (B, T).
+
+    Args:
+        rows: token ids of each row.
+        pad: the id of the padding token.
+        side: where the padding stands.
+        device: of the tensors.
+    """
     longest = max(len(row) for row in rows)
     ids = torch.full((len(rows), longest), pad, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -89,12 +100,23 @@ def padded(
 
 
 def with_positions(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A left-padded batch with each token's position in its own row: padding moves no token."""
+    """A left-padded batch with each token's position in its own row: padding moves no token.
+
+    Args:
+        batch: as :func:`padded` gives it.
+    """
     return batch | {"position_ids": (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
 
 
 def batches(rows: Sequence[Sequence[int]], size: int, what: str, in_order: bool = False) -> Iterator[list[int]]:
-    """Indices of rows, `size` at a time, similar lengths together unless `in_order`; shows the progress of `what`."""
+    """Indices of rows, `size` at a time, similar lengths together unless `in_order`; shows the progress of `what`.
+
+    Args:
+        rows: token ids of each row.
+        size: rows of a batch at most.
+        what: the words of the progress bar.
+        in_order: whether rows keep their order.
+    """
     order = list(range(len(rows))) if in_order else sorted(range(len(rows)), key=lambda i: len(rows[i]))
     with progress(what, len(order)) as advance:
         for first in range(0, len(order), size):
@@ -104,6 +126,11 @@ def batches(rows: Sequence[Sequence[int]], size: int, what: str, in_order: bool 
 
 
 def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's first parameter.
+
+    Args:
+        model: with at least one parameter.
+    """
     return next(model.parameters()).device
 
 

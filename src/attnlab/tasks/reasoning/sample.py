@@ -123,7 +123,11 @@ def sample_model(kind: Kind, seed: int, cache_dir: Path, epochs: int, lr: float,
 
 @lru_cache(maxsize=1)
 def questions_of(place: Path) -> tuple[tuple[QuestionSet, Question], ...]:
-    """Every question of the world, in all sets."""
+    """Every question of the world, in all sets.
+
+    Args:
+        place: the folder of the sample world.
+    """
     return tuple((kind, question) for kind in (kind() for kind in SETS) for question in kind.read(place))
 
 
@@ -219,7 +223,12 @@ def _shuffled(rows: Sequence[Row], late: bool, size: int, rng: random.Random) ->
 
 
 def decoder_rows(words: TokenRows, place: Path) -> list[Row]:
-    """The texts of a decoder: questions with their answers, after free text the end token, and windows of the text."""
+    """The texts of a decoder: questions with their answers, after free text the end token, and windows of the text.
+
+    Args:
+        words: makes rows of tokens of texts.
+        place: the folder of the sample world.
+    """
     found = []
     for kind, question in questions_of(place):
         ids, count = words.continued(question.prompt, question.answers[0])
@@ -235,7 +244,12 @@ def decoder_rows(words: TokenRows, place: Path) -> list[Row]:
 
 
 def masked_rows(words: TokenRows, place: Path) -> list[Row]:
-    """The texts of a masked language model, in both forms of the scoring: all masks, and the answer's alone."""
+    """The texts of a masked language model, in both forms of the scoring: all masks, and the answer's alone.
+
+    Args:
+        words: makes rows of tokens of texts.
+        place: the folder of the sample world.
+    """
     found = []
     mask, end = words.tokenizer.mask_token_id, words.tokenizer.eos_token_id
     for kind, question in questions_of(place):

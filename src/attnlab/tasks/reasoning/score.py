@@ -76,7 +76,11 @@ class Answer:
 
 
 def quality(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Accuracy and loss with their standard errors."""
+    """Accuracy and loss with their standard errors.
+
+    Args:
+        answers: of all questions.
+    """
     metric = Answers(len(answers))
     metric.update(
         range(len(answers)),
@@ -116,7 +120,13 @@ def ask(
 
 
 def contains(text: str, answer: str, compat: bool = False) -> bool:
-    """Whether an answer occurs in a text, without regard to case; as whole words unless `compat`."""
+    """Whether an answer occurs in a text, without regard to case; as whole words unless `compat`.
+
+    Args:
+        text: what the model wrote.
+        answer: what is looked for.
+        compat: whether parts of words count, as in the published code.
+    """
     text, answer = text.strip().lower(), answer.strip().lower()
     return answer in text if compat else re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
@@ -253,5 +263,9 @@ def perplexity(asked: Asked, text: str, batch_size: int, context: int) -> dict[s
 
 
 def frozen(model: nn.Module) -> nn.Module:
-    """A model in eval mode whose parameters need no gradients."""
+    """A model in eval mode whose parameters need no gradients.
+
+    Args:
+        model: it is changed and returned.
+    """
     return model.eval().requires_grad_(False)

@@ -24,7 +24,12 @@ Model = SpeechToText | TextToText | EncoderDecoder
 
 @dataclass(frozen=True)
 class ValidationScore:
-    """What a validation decodes: the metric, and the place in it of each sentence of the validation set."""
+    """What a validation decodes: the metric, and the place in it of each sentence of the validation set.
+
+    Args:
+        metric: scores decoded sentences.
+        places: index of a sentence in the validation set -> its place in the metric.
+    """
 
     metric: TextMetric
     places: dict[int, int]

@@ -31,7 +31,11 @@ AUDIO = (".wav", ".flac", ".ogg", ".aiff", ".mp3", ".sph")
 
 
 def input_kind(cfg: DictConfig) -> InputKind:
-    """What a model of this configuration reads."""
+    """What a model of this configuration reads.
+
+    Args:
+        cfg: the run's configuration.
+    """
     front = instantiate(cfg.task.data.features, path="task.data.features")
     match front:
         case FilterBank():

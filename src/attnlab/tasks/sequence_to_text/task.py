@@ -34,7 +34,11 @@ TOKENIZER, CTC_TOKENIZER = "tokenizer.model", "ctc_tokenizer.model"  # in the ru
 
 
 class SequenceToTextTask(TextTask):
-    """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents)."""
+    """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents).
+
+    Args:
+        cfg: the fixed configuration.
+    """
 
     encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
     kept = (TOKENIZER, CTC_TOKENIZER)
