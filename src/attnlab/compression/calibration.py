@@ -75,7 +75,12 @@ class Grams:
 
 @contextmanager
 def collect(model: nn.Module, paths: Sequence[str]) -> Iterator[Grams]:
-    """Sum up the inputs of the modules at `paths` in every forward pass of the block."""
+    """Sum up the inputs of the modules at `paths` in every forward pass of the block.
+
+    Args:
+        model: in the mode in which it is used, usually eval.
+        paths: of the modules, as in named_modules; the first argument of each is its input.
+    """
     grams = Grams()
 
     def hook(path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:

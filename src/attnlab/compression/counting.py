@@ -25,7 +25,12 @@ PER_NORM = 5  # per element of a LayerNorm: the convention of fvcore, which give
 
 
 def attention_modules(model: nn.Module, family: Family | None = None) -> dict[str, nn.Module]:
-    """The attention modules of a model, dense or compressed, by path."""
+    """The attention modules of a model, dense or compressed, by path.
+
+    Args:
+        model: may be on the meta device.
+        family: of the dense model; None: found from the model.
+    """
     layers = (family or family_of(model)).layers(model)
     return {path: model.get_submodule(path) for layer in layers if (path := layer.attention) is not None}
 
@@ -79,12 +84,23 @@ def multiply_adds(
 
 
 def parameters(model: nn.Module, family: Family | None = None) -> dict[str, int]:
-    """Total, in attention modules, and trained."""
+    """Total, in attention modules, and trained.
+
+    Args:
+        model: may be on the meta device.
+        family: of the dense model; None: found from the model.
+    """
     return count_parameters(model, attention_modules(model, family).values())
 
 
 def ratios(dense: nn.Module, compressed: nn.Module, size: tuple[int, ...]) -> dict[str, Any]:
-    """What remains of a model, in percent: the three columns of table 1, and the numbers behind them."""
+    """What remains of a model, in percent: the three columns of table 1, and the numbers behind them.
+
+    Args:
+        dense: the model before compression.
+        compressed: the same model after it.
+        size: shape of the input that multiply-adds are counted for.
+    """
     was, now = multiply_adds(dense, size), multiply_adds(compressed, size)
     had, has = parameters(dense)["total"], parameters(compressed)["total"]
     return {

@@ -89,6 +89,9 @@ def _digest(file: Path) -> str:
 def load(folder: str | Path) -> nn.Module:
     """The model in a folder, its ranks and weights as they were saved, in eval mode on the CPU.
 
+    Args:
+        folder: of a compressed model.
+
     Raises:
         DataError: no such folder, a damaged one, or one of another format.
     """
@@ -110,6 +113,9 @@ def load(folder: str | Path) -> nn.Module:
 def shape(manifest: dict[str, Any]) -> nn.Module:
     """The model of a manifest on the meta device: sizes without weights.
 
+    Args:
+        manifest: as :func:`read_manifest` gives it.
+
     Raises:
         ConfigError: an option is none of the family's, or the family refuses its value.
     """
@@ -130,6 +136,9 @@ def _family(manifest: dict[str, Any]) -> Family:
 
 def densified(folder: str | Path) -> nn.Module:
     """The model in a folder as one of the architecture that it was made from, in eval mode on the CPU.
+
+    Args:
+        folder: of a compressed model.
 
     Raises:
         DataError: as `load` raises it.
@@ -187,7 +196,11 @@ def _fill(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder. DataError: there is none, or it is not of this format."""
+    """The manifest of a folder. DataError: there is none, or it is not of this format.
+
+    Args:
+        folder: of a compressed model.
+    """
     path = folder / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
@@ -206,11 +219,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder has a compressed model."""
+    """Whether a folder has a compressed model.
+
+    Args:
+        path: any path.
+    """
     return (path / MANIFEST).is_file()
 
 
 def find(source: str | Path) -> Path | None:
-    """The folder of the compressed model that a path names, as that folder or as a run; None: it names none."""
+    """The folder of the compressed model that a path names, as that folder or as a run; None: it names none.
+
+    Args:
+        source: a folder, a run directory, or any other text.
+    """
     path = Path(source).expanduser()
     return next((candidate for candidate in (path / COMPRESSED, path) if is_folder(candidate)), None)

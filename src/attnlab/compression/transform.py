@@ -79,7 +79,13 @@ def compress(
 
 
 def outline(model: nn.Module, method: Method, *, family: Family | None = None) -> None:
-    """Give a model the modules that `compress` would, without their weights: for counting. ConfigErrors as there."""
+    """Give a model the modules that `compress` would, without their weights: for counting. ConfigErrors as there.
+
+    Args:
+        model: may be on the meta device; it is changed.
+        method: the way to compress it.
+        family: of the model; None: found from the model.
+    """
     layers = (family or family_of(model)).layers(model)
     placed: dict[str, Replacement] = {}
     for unit in with_budget(method, model, layers).units(model, layers):
@@ -88,14 +94,23 @@ def outline(model: nn.Module, method: Method, *, family: Family | None = None) -
 
 
 def install(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
-    """Put modules at their paths, and then let each find what it shares with others."""
+    """Put modules at their paths, and then let each find what it shares with others.
+
+    Args:
+        model: it is changed.
+        modules: by path.
+    """
     for path, module in modules.items():
         replace(model, path, module)
     _bind(model, modules)
 
 
 def replacements(model: nn.Module) -> dict[str, Replacement]:
-    """The modules that compression has put into a model, by path; those inside another one are left out."""
+    """The modules that compression has put into a model, by path; those inside another one are left out.
+
+    Args:
+        model: compressed or not.
+    """
     found: dict[str, Replacement] = {}
     for path, module in model.named_modules():
         if isinstance(module, Replacement) and not any(path.startswith(f"{outer}.") for outer in found):

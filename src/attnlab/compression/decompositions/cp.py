@@ -198,7 +198,13 @@ def cp_epc(
 
 
 def cost(factors: Factors, sizes: tuple[int, int, int], objective: Literal["norm", "sensitivity"]) -> Tensor:
-    """norm: sum_r |a_r|^2 |b_r|^2 |c_r|^2. sensitivity: I sum |b|^2 |c|^2 + J sum |a|^2 |c|^2 + H sum |a|^2 |b|^2."""
+    """norm: sum_r |a_r|^2 |b_r|^2 |c_r|^2. sensitivity: I sum |b|^2 |c|^2 + J sum |a|^2 |c|^2 + H sum |a|^2 |b|^2.
+
+    Args:
+        factors: (..., I, R), (..., J, R) and (..., H, R), float64.
+        sizes: I, J, H.
+        objective: which of both.
+    """
     a, b, c = (factor.square().sum(-2) for factor in factors)
     if objective == "norm":
         return (a * b * c).sum(-1)
@@ -207,13 +213,26 @@ def cost(factors: Factors, sizes: tuple[int, int, int], objective: Literal["norm
 
 
 def rescale(factors: Factors, sizes: tuple[int, int, int], objective: Literal["norm", "sensitivity"]) -> Factors:
-    """The scaling of each term's three columns with the least cost: equal norms, or norms^2 in proportion to sizes."""
+    """The scaling of each term's three columns with the least cost: equal norms, or norms^2 in proportion to sizes.
+
+    Args:
+        factors: (..., I, R), (..., J, R) and (..., H, R), float64.
+        sizes: I, J, H.
+        objective: what is kept small, see :func:`cost`.
+    """
     weights = (1.0, 1.0, 1.0) if objective == "norm" else tuple(float(size) for size in sizes)
     return balance(*factors, weights=weights)
 
 
 def balance(a: Tensor, b: Tensor, c: Tensor, weights: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Factors:
-    """The same terms, with |a_r|^2 : |b_r|^2 : |c_r|^2 as `weights`."""
+    """The same terms, with |a_r|^2 : |b_r|^2 : |c_r|^2 as `weights`.
+
+    Args:
+        a: (..., I, R).
+        b: (..., J, R).
+        c: (..., H, R).
+        weights: the proportion, of a, b and c.
+    """
     norms = [factor.norm(dim=-2, keepdim=True) for factor in (a, b, c)]
     product = norms[0] * norms[1] * norms[2]
     mean = (product / (weights[0] * weights[1] * weights[2]) ** 0.5) ** (1 / 3)

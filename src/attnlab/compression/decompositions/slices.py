@@ -12,8 +12,14 @@ from torch import Tensor
 class Slices:
     """Y of size I x J x H, as Y[:, :, h] = left[h] @ right[h].T; all in float64.
 
-    left: (..., H, I, D), right: (..., H, J, D). Leading dimensions are a batch of tensors of one size.
     For the query-key tensor of an attention layer these are W_Q and W_K of each head (IrrAtt, section 2.3).
+
+    Args:
+        left: (..., H, I, D). Leading dimensions are a batch of tensors of one size.
+        right: (..., H, J, D).
+
+    Raises:
+        ValueError: the shapes do not fit each other.
     """
 
     left: Tensor

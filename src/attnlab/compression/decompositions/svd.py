@@ -61,7 +61,11 @@ class Spectrum:
 
 
 def spectrum(tensor: Slices) -> Spectrum:
-    """The singular values of every slice, from D x D matrices: both sides are made triangular first. Batched."""
+    """The singular values of every slice, from D x D matrices: both sides are made triangular first. Batched.
+
+    Args:
+        tensor: what is decomposed; leading dimensions are a batch.
+    """
     (q, r), (p, s) = torch.linalg.qr(tensor.left), torch.linalg.qr(tensor.right)
     u, values, vh = torch.linalg.svd(r @ s.mT, full_matrices=False)
     return Spectrum(q @ u, values, p @ vh.mT)

@@ -68,12 +68,24 @@ def weighted_tucker(
 
 
 def output_errors(blocks: Sequence[Tensor], found: Tucker, rows: Tensor | None, columns: Columns) -> list[Tensor]:
-    """The relative error of the outputs of each matrix of each block; arguments as for `weighted_tucker`."""
+    """The relative error of the outputs of each matrix of each block; arguments as for `weighted_tucker`.
+
+    Args:
+        blocks: (n, h, I, J) each.
+        found: their decomposition.
+        rows: Gram matrix of the inputs that run along I, (I, I), or None.
+        columns: for each matrix the Gram matrix of its inputs along (h J), or None.
+    """
     return _Problem(blocks, rows, columns).errors(found)
 
 
 def weight_errors(blocks: Sequence[Tensor], found: Tucker) -> tuple[float, list[Tensor]]:
-    """The relative error of the whole tensor, and of each matrix of each block, in the Frobenius norm."""
+    """The relative error of the whole tensor, and of each matrix of each block, in the Frobenius norm.
+
+    Args:
+        blocks: (n, h, I, J) each.
+        found: their decomposition.
+    """
     lost, square = [], []
     for block, dense in zip(blocks, found.dense(), strict=True):
         lost.append((block.double() - dense).square().sum((1, 2, 3)))
@@ -84,7 +96,11 @@ def weight_errors(blocks: Sequence[Tensor], found: Tucker) -> tuple[float, list[
 
 
 def orthonormal(found: Tucker) -> Tucker:
-    """The same tensor with orthonormal columns in U1, U2 and U3: their triangular parts move into the cores."""
+    """The same tensor with orthonormal columns in U1, U2 and U3: their triangular parts move into the cores.
+
+    Args:
+        found: a decomposition with any factors.
+    """
     (u1, r1), (u2, r2) = torch.linalg.qr(found.u1), torch.linalg.qr(found.u2)
     u3: list[Tensor | None] = []
     cores = []

@@ -56,8 +56,13 @@ class Unit:
 
 @dataclass(frozen=True)
 class Step:
-    """One choice of ranks for a layer: the parameters of its matrices (without biases), the relative squared error, and
-    the ranks as plain values; None: the layer stays dense."""
+    """One choice of ranks for a layer.
+
+    Args:
+        parameters: of its matrices, without biases.
+        error: relative squared error, 0 to 1.
+        value: the ranks as plain values; None: the layer stays dense.
+    """
 
     parameters: int
     error: float
@@ -66,7 +71,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Ladder:
-    """What a budget can choose from in one layer: its path, the parameters of the dense matrices, and the steps."""
+    """What a budget can choose from in one layer.
+
+    Args:
+        path: what the choice is stored under: the layer's path or a matrix's.
+        dense: parameters of the dense matrices.
+        steps: the choices.
+    """
 
     path: str
     dense: int
@@ -117,7 +128,12 @@ class Method(ABC):
 
 
 def settings_of(method: Method, *without: str) -> dict[str, Any]:
-    """The class and the arguments of a method as plain values, except those named."""
+    """The class and the arguments of a method as plain values, except those named.
+
+    Args:
+        method: any.
+        without: names of arguments to leave out.
+    """
     without = (*without, "keep", "chosen", "calibration", "grams")  # units add what they use of these
     return {"method": type(method).__name__, **{k: v for k, v in vars(method).items() if k not in without}}
 

@@ -79,7 +79,17 @@ def decompose(
     tolerance: float,
     watch: Watch,
 ) -> CP:
-    """Alternating least squares from the largest singular triplets, and the correction of its result."""
+    """Alternating least squares from the largest singular triplets, and the correction of its result.
+
+    Args:
+        heads: the layer's weights.
+        rank: R, columns of the CP decomposition.
+        objective: what the correction makes small; none: there is no correction.
+        sweeps: of each of both, at most.
+        tolerance: relative change of the error at which alternating least squares ends; the correction ends at ten
+            times it.
+        watch: called with the name of the part, the sweeps done, and the sweeps at most.
+    """
     found = cp_als(heads.qk, rank, sweeps=sweeps, tolerance=tolerance, watch=lambda *done: watch("CP", *done))
     if objective == "none":
         return found

@@ -14,7 +14,13 @@ from attnlab.pretrained.base import ATTENTION, Projection
 
 @dataclass(frozen=True)
 class Stack:
-    """Matrices with the same number of heads. rank: R3; None: no factor between them."""
+    """Matrices with the same number of heads.
+
+    Args:
+        names: of the matrices, of q, k, v and o.
+        heads: h.
+        rank: R3; None: no factor between the matrices.
+    """
 
     names: tuple[str, ...]
     heads: int
@@ -74,7 +80,12 @@ def rate(
 
 
 def named(sizes: Sizes, errors: Sequence[Tensor]) -> dict[str, float]:
-    """Errors by name of the matrix."""
+    """Errors by name of the matrix.
+
+    Args:
+        sizes: of the layer's tensor.
+        errors: for each stack those of its matrices, (n,).
+    """
     found = {
         name: float(error)
         for stack, each in zip(sizes.stacks, errors, strict=True)
@@ -84,7 +95,12 @@ def named(sizes: Sizes, errors: Sequence[Tensor]) -> dict[str, float]:
 
 
 def read_blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
-    """The tensor of each stack, (n, h, d, dv), in float64. DataError: a weight is not finite."""
+    """The tensor of each stack, (n, h, d, dv), in float64. DataError: a weight is not finite.
+
+    Args:
+        model: whose weights are read.
+        sizes: of the layer's tensor.
+    """
     for place in sizes.places.values():
         if not place.read(model).isfinite().all():
             raise DataError(
@@ -97,12 +113,21 @@ def read_blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
 
 
 def modes(place: Projection) -> tuple[int, int]:
-    """Length of the mode that is not cut into heads, and width of a head."""
+    """Length of the mode that is not cut into heads, and width of a head.
+
+    Args:
+        place: the matrix.
+    """
     return place.shape[1 if place.axis == "out" else 0], place.width
 
 
 def turned(place: Projection, where: str) -> Projection:
-    """The same matrix with its other axis cut into as many parts as it has heads: the released code's layout."""
+    """The same matrix with its other axis cut into as many parts as it has heads: the released code's layout.
+
+    Args:
+        place: the matrix, which must be square.
+        where: the layer's path, for the errors.
+    """
     if place.shape[0] != place.shape[1]:
         out, width = place.shape
         raise ConfigError(

@@ -61,7 +61,11 @@ def _ladder(model: nn.Module, layer: Layer, path: str) -> Ladder:
 
 
 def lost_squares(weight: Tensor) -> Tensor:
-    """The relative squared error of every rank from 0 on."""
+    """The relative squared error of every rank from 0 on.
+
+    Args:
+        weight: (out, in); on the meta device all singular values count as equal.
+    """
     if weight.is_meta:
         squares = torch.ones(min(weight.shape), dtype=torch.float64, device="cpu")
     else:
@@ -70,7 +74,13 @@ def lost_squares(weight: Tensor) -> Tensor:
 
 
 def mlp_units(model: nn.Module, layers: Sequence[Layer], rank: int) -> list[Unit]:
-    """A unit for each MLP of the model. ConfigError: none, one whose matrices are unknown, or a rank out of bounds."""
+    """A unit for each MLP of the model. ConfigError: none, one whose matrices are unknown, or a rank out of bounds.
+
+    Args:
+        model: what is compressed.
+        layers: its layers, as its family describes them.
+        rank: of both matrices of an MLP.
+    """
     units = []
     for layer in layers:
         if layer.mlp is None:

@@ -25,7 +25,17 @@ STEPS = 32  # ranks that a budget chooses from
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of an attention layer: F, H, D, F', the factor of the logits, dropout rates of the weights and of the output."""
+    """The sizes of an attention layer.
+
+    Args:
+        dim: F, width of inputs.
+        heads: H.
+        width: D, of a head.
+        out_dim: F', width of outputs.
+        scale: factor of the logits.
+        attn_drop: dropout of attention weights.
+        proj_drop: dropout of the output.
+    """
 
     dim: int
     heads: int
@@ -56,9 +66,13 @@ class Sizes:
 class Heads:
     """An attention layer's weights by head, in float64, its biases moved to where the algebra has room for them.
 
-    query: (H, F + 1, D), the last row its bias: the homogeneous coordinate. key: (H, F, D), without its bias, which
-    adds the same number to all logits of a query. value: (H, F, D), output: (H, F', D), without the value's bias,
-    which the rows of attention, summing to 1, carry into `bias` (F').
+    Args:
+        query: (H, F + 1, D), the last row its bias: the homogeneous coordinate.
+        key: (H, F, D), without its bias, which adds the same number to all logits of a query.
+        value: (H, F, D), without its bias, which the rows of attention, summing to 1, carry into `bias`.
+        output: (H, F', D).
+        bias: of the output, (F').
+        scale: factor of the logits.
     """
 
     query: Tensor
@@ -96,7 +110,12 @@ class Heads:
 
 @dataclass(frozen=True)
 class Fit:
-    """A compressed layer, its weights in float64, and plain values for the report."""
+    """A compressed layer, its weights in float64, and plain values for the report.
+
+    Args:
+        module: the layer, in float64.
+        report: what the record says of it, plain values.
+    """
 
     module: CompressedAttention
     report: dict[str, Any] = field(default_factory=dict)
@@ -230,12 +249,25 @@ def _shapes(layer: Layer) -> list[tuple[int, int]]:
 
 
 def values(heads: Heads, rank: int) -> BlockTerms:
-    """The value-output tensor, head by head (TruncAtt, as in all rows of table 1)."""
+    """The value-output tensor, head by head (TruncAtt, as in all rows of table 1).
+
+    Args:
+        heads: the layer's weights.
+        rank: of each head's matrix.
+    """
     return truncated_svd(heads.vo, rank)
 
 
 def factored(terms: BlockTerms, vo: BlockTerms, bias: Tensor, sizes: Sizes, *, fused: bool) -> FactoredAttention:
-    """The layer of these terms, heads in the order of falling rank."""
+    """The layer of these terms, heads in the order of falling rank.
+
+    Args:
+        terms: of the query-key tensor, with a fusion.
+        vo: of the value-output tensor.
+        bias: of the output, (F').
+        sizes: of the layer.
+        fused: whether the fusion is a matrix of its own; else it is the identity.
+    """
     order = sorted(range(len(terms.ranks)), key=lambda h: -terms.ranks[h])
     module = FactoredAttention(
         sizes.dim,
@@ -257,12 +289,25 @@ def factored(terms: BlockTerms, vo: BlockTerms, bias: Tensor, sizes: Sizes, *, f
 
 @torch.no_grad()
 def fill(module: FactoredAttention | SlimAttention, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-    """Weights in columns: query (F + 1, R), key (F, R), value (F, P), output (F', P)."""
+    """Weights in columns: query (F + 1, R), key (F, R), value (F, P), output (F', P).
+
+    Args:
+        module: it is changed.
+        query: (F + 1, R), the last row its bias.
+        key: (F, R).
+        value: (F, P).
+        output: (F', P).
+    """
     module.qkv.weight.copy_(torch.cat([query[:-1], key, value], -1).T)
     module.query_bias.copy_(query[-1])
     module.proj.weight.copy_(output)
 
 
 def even(total: int, heads: int) -> list[int]:
-    """A total shared out as evenly as can be, the larger shares first."""
+    """A total shared out as evenly as can be, the larger shares first.
+
+    Args:
+        total: what is shared out.
+        heads: the number of shares.
+    """
     return [total // heads + (h < total % heads) for h in range(heads)]

@@ -306,7 +306,12 @@ class TensorLLM(Method):
 
 @torch.no_grad()
 def fill(owner: HeadFactors, found: Tucker) -> None:
-    """Write a decomposition into the module of its factors, in float64."""
+    """Write a decomposition into the module of its factors, in float64.
+
+    Args:
+        owner: the module of the factors; it is changed.
+        found: the decomposition.
+    """
     state: dict[str, Tensor] = {"u2": found.u2}
     columns = []
     for i, (u3, core) in enumerate(zip(found.u3, found.cores, strict=True)):

@@ -38,7 +38,14 @@ SHARE = 10  # of the smaller side: the rank where none is given
 
 @dataclass(frozen=True)
 class MatrixStack:
-    """Matrices of one shape. turned: those that are stacked as their transposes."""
+    """Matrices of one shape that are stacked to a tensor.
+
+    Args:
+        name: of the stack in reports.
+        matrices: by layer and name.
+        turned: those that are stacked as their transposes.
+        shape: I, J of each matrix in the stack.
+    """
 
     name: str
     matrices: Mapping[Place, Projection]

@@ -56,7 +56,11 @@ class Replacement(nn.Module):
 
 
 def describe(module: Replacement) -> dict[str, Any]:
-    """The kind and the layout of a module: what `build` takes."""
+    """The kind and the layout of a module: what `build` takes.
+
+    Args:
+        module: of any kind.
+    """
     return {"kind": module.kind, **module.layout()}
 
 
@@ -64,6 +68,9 @@ def build(layout: dict[str, Any]) -> Replacement:
     """The module that a layout describes, its weights at random. KeyError, TypeError, ValueError: not a layout.
 
     Only classes derived from Replacement are called, those of compression/modules and compression/methods among them.
+
+    Args:
+        layout: as :func:`describe` gives it.
     """
     arguments = {key: value for key, value in layout.items() if key != "kind"}
     return kinds()[layout["kind"]](**arguments)
