@@ -14,7 +14,11 @@ NEAR = 1e-5  # largest difference of float32 logits
 
 
 def refusal(model: LanguageModel) -> str | None:
-    """Why a Llama cannot hold this model; None: it can."""
+    """Why a Llama cannot hold this model; None: it can.
+
+    Args:
+        model: a trained language model.
+    """
     if type(model) is not T6:
         return f"{type(model).__name__} has other blocks than a Llama: norms, positions or output layer"
     kinds = {type(attention) for attention in model.attentions}

@@ -15,7 +15,13 @@ from attnlab.models.language_model import LanguageModel
 
 
 class Rows(NamedTuple):
-    """Rows of a batch with equally much padding, and the cache of each layer for them."""
+    """Rows of a batch with equally much padding, and the cache of each layer for them.
+
+    Args:
+        places: numbers of these rows in the batch, int64.
+        padding: positions of padding on their left.
+        caches: one for each layer.
+    """
 
     places: Tensor  # (rows,) int64, in the batch
     padding: int  # positions on the left
@@ -94,6 +100,9 @@ class AttnlabCache(Cache):
 
 class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
     """A language model of attnlab with the loss and the generation of transformers.
+
+    Args:
+        config: of the folder's config.json.
 
     Attributes:
         model: the language model itself.

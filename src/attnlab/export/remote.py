@@ -64,7 +64,12 @@ def code_of(modules: dict[str, str]) -> dict[str, str]:
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """Write the Python files. OSError: as the file system raises it."""
+    """Write the Python files. OSError: as the file system raises it.
+
+    Args:
+        folder: it exists.
+        files: content by name.
+    """
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
 

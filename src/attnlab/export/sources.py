@@ -19,7 +19,11 @@ OURS = " Part of attnlab; Apache-2.0, https://www.apache.org/licenses/LICENSE-2.
 
 
 def flat_name(module: str) -> str:
-    """The name of a module in the folder: its path with underscores, without that of this package."""
+    """The name of a module in the folder: its path with underscores, without that of this package.
+
+    Args:
+        module: the dotted name of a module of this package or of the user.
+    """
     return module.removeprefix(f"{PACKAGE}.").removeprefix("export.").replace(".", "_")
 
 
@@ -51,6 +55,10 @@ def flatten(modules: Iterable[str], replaced: Iterable[str] = ()) -> dict[str, s
 
 def defined_in(module: str, name: str) -> str:
     """The module that defines a name which a package may only pass on: `attnlab.attention`, `MTLA` -> its file.
+
+    Args:
+        module: dotted name of the package or module that has the name.
+        name: of a class or function.
 
     Raises:
         ConfigError: the module has no source.

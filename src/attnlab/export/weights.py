@@ -43,12 +43,22 @@ def save(folder: Path, weights: Mapping[str, Tensor], prefix: str = "") -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write plain values, readable."""
+    """Write plain values, readable.
+
+    Args:
+        path: the file.
+        values: plain values.
+    """
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def copy(files: Iterable[Path], folder: Path) -> list[str]:
-    """Copy files into a folder; their names."""
+    """Copy files into a folder; their names.
+
+    Args:
+        files: those to copy.
+        folder: it exists.
+    """
     found = sorted(files)
     for file in found:
         (folder / file.name).write_bytes(file.read_bytes())

@@ -8,7 +8,12 @@ from torch.nn import functional as F
 
 
 class TiedSoftmax(nn.Module):
-    """One linear layer with a bias, (V, d), whose weights embed the input too."""
+    """One linear layer with a bias, (V, d), whose weights embed the input too.
+
+    Args:
+        vocab_size: V.
+        d_model: width d of inputs and embeddings.
+    """
 
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
@@ -34,7 +39,14 @@ class TiedSoftmax(nn.Module):
 
 
 class Cluster(nn.Module):
-    """Logits of a cluster's words, (B, d) -> (B, words); `project`: through a linear map to a smaller width first."""
+    """Logits of a cluster's words, (B, d) -> (B, words); `project`: through a linear map to a smaller width first.
+
+    Args:
+        d_model: width d of inputs.
+        width: of what the words' vectors multiply; d unless `project`.
+        words: number of words in the cluster.
+        project: whether there is such a map, (width, d) without bias.
+    """
 
     def __init__(self, d_model: int, width: int, words: int, project: bool) -> None:
         super().__init__()

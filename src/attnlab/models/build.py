@@ -44,7 +44,12 @@ def build_model(cfg: DictConfig, **sizes: Any) -> Any:
 
 
 def build_attention(cfg: DictConfig, layer: int) -> Attention:
-    """The mechanism of layer number `layer`; in a hybrid stack the pattern repeats over the layers."""
+    """The mechanism of layer number `layer`; in a hybrid stack the pattern repeats over the layers.
+
+    Args:
+        cfg: a run's configuration, resolved.
+        layer: number of the layer, from 0.
+    """
     pattern = cfg.attention.get("pattern")
     path = "attention" if pattern is None else f"attention.mechanisms.{pattern[layer % len(pattern)]}"
     attention: Attention = instantiate(OmegaConf.select(cfg, path), path=path)
@@ -53,7 +58,15 @@ def build_attention(cfg: DictConfig, layer: int) -> Attention:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """One decoding batch of the `bench` node's shape."""
+    """One decoding batch of the `bench` node's shape.
+
+    Args:
+        batch: sentences.
+        beam: hypotheses of each sentence; the cache has batch * beam rows.
+        prefix: positions of each prefix.
+        text: positions of each row's text.
+        dtype: of the cache.
+    """
 
     batch: int
     beam: int
@@ -66,6 +79,11 @@ class CacheShape:
 
 
 def cache_shape(bench: DictConfig) -> CacheShape:
+    """The shape of the decoding batch that `bench` describes; of several text lengths the first.
+
+    Args:
+        bench: the node `bench` of a configuration.
+    """
     text = bench.text if isinstance(bench.text, int) else bench.text[0]
     return CacheShape(bench.batch, bench.beam, bench.prefix, text, getattr(torch, bench.dtype))
 

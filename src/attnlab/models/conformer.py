@@ -12,7 +12,13 @@ from attnlab.models.encoder import ConvSubsampler, sinusoidal_positions
 
 
 class FeedForward(nn.Sequential):
-    """LayerNorm, two linear maps with SiLU between, dropout after each: (..., d) -> (..., d)."""
+    """LayerNorm, two linear maps with SiLU between, dropout after each: (..., d) -> (..., d).
+
+    Args:
+        d_model: width d of inputs and outputs.
+        ffn_dim: width between the two linear maps.
+        dropout: after each of them, in training.
+    """
 
     def __init__(self, d_model: int, ffn_dim: int, dropout: float) -> None:
         super().__init__(
@@ -25,6 +31,11 @@ class ConvolutionModule(nn.Module):
     """LayerNorm, pointwise with GLU, depthwise, BatchNorm, SiLU, pointwise; no biases.
 
     The depthwise convolution reads padding as zeros; BatchNorm's statistics leave it out. ValueError: `kernel` is even.
+
+    Args:
+        d_model: width d of inputs and outputs.
+        kernel: positions that the depthwise convolution reads, odd.
+        dropout: of the output, in training.
     """
 
     def __init__(self, d_model: int, kernel: int, dropout: float) -> None:
@@ -48,7 +59,15 @@ class ConvolutionModule(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    """x + FFN/2, + attention, + convolution, + FFN/2, LayerNorm (Gulati et al. 2020, figure 1)."""
+    """x + FFN/2, + attention, + convolution, + FFN/2, LayerNorm (Gulati et al. 2020, figure 1).
+
+    Args:
+        d_model: width d of inputs and outputs.
+        num_heads: heads of its attention; they divide d.
+        ffn_dim: width inside both feed-forward modules.
+        kernel: positions that the convolution reads, odd.
+        dropout: in each module and of attention weights, in training.
+    """
 
     def __init__(self, d_model: int, num_heads: int, ffn_dim: int, kernel: int, dropout: float) -> None:
         super().__init__()

@@ -16,7 +16,14 @@ from attnlab.models.encoder import sinusoidal_positions
 
 
 class CrossCache(Cache):
-    """Keys and values of each prefix, (N, H, S, D), which all its rows read."""
+    """Keys and values of each prefix, (N, H, S, D), which all its rows read.
+
+    Args:
+        key: (N, H, S, D).
+        value: (N, H, S, D).
+        mask: (N, S) bool, true where a position of the prefix exists; None: everywhere.
+        beam: rows that read each prefix.
+    """
 
     def __init__(self, key: Tensor, value: Tensor, mask: Tensor | None, beam: int) -> None:
         self.length, self.beam, self.key, self.value, self.mask = 0, beam, key, value, mask
@@ -38,7 +45,12 @@ class CrossCache(Cache):
 class CrossAttention(nn.Module):
     """Multi-head attention of text to the encoder's output (Vaswani et al. 2017, section 3.2.3).
 
-    `dropout`: of attention weights. ValueError: `num_heads` does not divide `d_model`.
+    Args:
+        d_model: width d of text, prefix and outputs.
+        num_heads: heads H, which divide d.
+        dropout: of attention weights, in training.
+
+    ValueError: `num_heads` does not divide `d_model`.
     """
 
     def __init__(self, d_model: int, num_heads: int, dropout: float = 0.0) -> None:
@@ -76,7 +88,15 @@ class CrossAttention(nn.Module):
 
 
 class CrossDecoderLayer(nn.Module):
-    """Self-attention, cross-attention, ReLU feed-forward; LayerNorm after each, or before with `pre_norm`."""
+    """Self-attention, cross-attention, ReLU feed-forward; LayerNorm after each, or before with `pre_norm`.
+
+    Args:
+        attention: the self-attention.
+        num_heads: heads of the cross-attention.
+        ffn_dim: width inside the feed-forward layer.
+        dropout: of each part's output, in training.
+        pre_norm: where the LayerNorms stand.
+    """
 
     def __init__(self, attention: Attention, num_heads: int, ffn_dim: int, dropout: float, pre_norm: bool) -> None:
         super().__init__()

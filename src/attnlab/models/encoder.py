@@ -11,7 +11,13 @@ from attnlab.config.bounds import NonNegativeInt, PositiveInt, Rate
 
 
 def sinusoidal_positions(length: int, width: int, like: Tensor) -> Tensor:
-    """(length, width): the sines of all frequencies, then their cosines, as fairseq lays them out."""
+    """(length, width): the sines of all frequencies, then their cosines, as fairseq lays them out.
+
+    Args:
+        length: positions, from 0.
+        width: components, half of them sines.
+        like: a tensor of the dtype and device of the result.
+    """
     half = width // 2
     frequencies = torch.exp(torch.arange(half, device=like.device) * (-math.log(10000.0) / (half - 1)))
     angles = torch.arange(length, device=like.device)[:, None] * frequencies

@@ -16,6 +16,12 @@ class PrefixDecoderLayer(nn.Module):
     """h = LN1(x);  u = LN1(x + drop(attention(h, prefix)));  z = LN2(u + drop(W2 drop(relu(W1 u)))).
 
     LN1 is used twice, as in the released system.
+
+    Args:
+        attention: the mechanism; it reads the prefix as extra keys and values.
+        ffn_dim: width inside the feed-forward layer.
+        dropout: of both parts' outputs, in training.
+        activation_dropout: after the ReLU, in training.
     """
 
     def __init__(self, attention: Attention, ffn_dim: int, dropout: float, activation_dropout: float) -> None:

@@ -13,12 +13,21 @@ from attnlab.models.language_model import LanguageModel
 
 
 def rms_norm(x: Tensor) -> Tensor:
-    """x over its root mean square, without weights; the only epsilon is the machine's, as in the released code."""
+    """x over its root mean square, without weights; the only epsilon is the machine's, as in the released code.
+
+    Args:
+        x: (..., d).
+    """
     return F.rms_norm(x, x.shape[-1:])
 
 
 class T6Block(nn.Module):
-    """u = x + attention(rms(x));  z = u + W3 (silu(W1 rms(u)) * W2 rms(u)). No biases, no dropout."""
+    """u = x + attention(rms(x));  z = u + W3 (silu(W1 rms(u)) * W2 rms(u)). No biases, no dropout.
+
+    Args:
+        attention: the mechanism.
+        ffn_dim: width inside the feed-forward layer.
+    """
 
     def __init__(self, attention: Attention, ffn_dim: int) -> None:
         super().__init__()

@@ -15,7 +15,13 @@ from attnlab.models.language_model import LanguageModel
 
 
 class PostNormBlock(nn.Module):
-    """u = LN1(x + drop(attention(x)));  z = LN2(u + drop(W2 drop(relu(W1 u))))."""
+    """u = LN1(x + drop(attention(x)));  z = LN2(u + drop(W2 drop(relu(W1 u)))).
+
+    Args:
+        attention: the mechanism.
+        ffn_dim: width inside the feed-forward layer.
+        dropout: of both parts' outputs and after the ReLU, in training.
+    """
 
     def __init__(self, attention: Attention, ffn_dim: int, dropout: float) -> None:
         super().__init__()

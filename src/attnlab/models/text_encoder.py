@@ -28,6 +28,11 @@ def see_all(attention: Attention, x: Tensor, lengths: Tensor) -> Tensor:
 
     The mechanism's own encoder form if it has one, else the mean of two causal passes with the same weights: over the
     row, and over the reversed row.
+
+    Args:
+        attention: the mechanism.
+        x: (B, S, d).
+        lengths: positions of each row, (B,) int64.
     """
     if not x.numel():
         return x
@@ -40,7 +45,14 @@ def see_all(attention: Attention, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 class TextEncoderLayer(nn.Module):
-    """Self-attention and ReLU feed-forward, each with a residual; LayerNorm after each, or before with `pre_norm`."""
+    """Self-attention and ReLU feed-forward, each with a residual; LayerNorm after each, or before with `pre_norm`.
+
+    Args:
+        attention: the mechanism, used without a causal mask.
+        ffn_dim: width inside the feed-forward layer.
+        dropout: of both parts' outputs and after the ReLU, in training.
+        pre_norm: where the LayerNorms stand.
+    """
 
     def __init__(self, attention: Attention, ffn_dim: int, dropout: float, pre_norm: bool) -> None:
         super().__init__()

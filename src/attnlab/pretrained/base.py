@@ -191,6 +191,12 @@ class Family(ABC):
 
 
 def replace(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module at a path of the model, in place of what is there or as a new submodule."""
+    """Put a module at a path of the model, in place of what is there or as a new submodule.
+
+    Args:
+        model: it is changed.
+        path: dotted, as in named_modules.
+        module: what is put there.
+    """
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)

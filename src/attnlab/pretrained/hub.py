@@ -182,7 +182,12 @@ def _complete(path: Path, source: str, weights: bool) -> None:
 
 
 def read_config(path: Path, source: str) -> dict[str, Any]:
-    """config.json as it is. DataError: not an object, or the weights are quantised."""
+    """config.json as it is. DataError: not an object, or the weights are quantised.
+
+    Args:
+        path: the file.
+        source: what the user named, for the errors.
+    """
     file = path / CONFIG
     try:
         found = json.loads(file.read_bytes())

@@ -26,7 +26,12 @@ def language_families() -> dict[str, LanguageModel]:
 
 
 def family_for(kind: Any, source: str) -> LanguageModel:
-    """The family of a `model_type`. ConfigError: there is none, with those that are known."""
+    """The family of a `model_type`. ConfigError: there is none, with those that are known.
+
+    Args:
+        kind: `model_type` of a config.json.
+        source: what the user named, for the errors.
+    """
     known = language_families()
     if kind not in known:
         raise ConfigError(
@@ -101,7 +106,11 @@ def load(source: str, *, dtype: torch.dtype | None = None, device: torch.device 
 
 
 def options_of(model: nn.Module) -> dict[str, Any]:
-    """The config of a model as plain values: what `create` and a compressed model's folder take."""
+    """The config of a model as plain values: what `create` and a compressed model's folder take.
+
+    Args:
+        model: of transformers.
+    """
     family = family_of(model)
     if not isinstance(family, LanguageModel):
         raise ConfigError(f"{type(model).__name__} is no language model")

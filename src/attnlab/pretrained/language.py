@@ -128,7 +128,12 @@ class LanguageModel(Family):
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The parameters in another type, in place; buffers (rotary frequencies) stay, as they do in from_pretrained."""
+    """The parameters in another type, in place; buffers (rotary frequencies) stay, as they do in from_pretrained.
+
+    Args:
+        model: it is changed.
+        dtype: of the parameters.
+    """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model

@@ -37,7 +37,11 @@ def find(source: str) -> Path | None:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Weights by name. DataError: the file is damaged, or has more than tensors and plain values."""
+    """Weights by name. DataError: the file is damaged, or has more than tensors and plain values.
+
+    Args:
+        path: a file of safetensors or of PyTorch.
+    """
     verify(path)  # of a run; the files of others have no checksums
     try:
         if path.suffix == ".safetensors":
@@ -58,7 +62,13 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def fill(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
-    """Load every weight, exactly. DataError names the first one that is missing, of another shape, or unknown."""
+    """Load every weight, exactly. DataError names the first one that is missing, of another shape, or unknown.
+
+    Args:
+        model: it is changed.
+        path: where the weights come from, for the errors.
+        weights: by the model's own names.
+    """
     own = model.state_dict()
     kind = type(model).__name__
     for name, value in own.items():
@@ -80,11 +90,20 @@ def fill(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
 
 
 def cannot_write(path: Path, error: Exception) -> WriteError:
-    """The error of a file or folder for which safetensors, which wraps the file system's errors, has no space."""
+    """The error of a file or folder for which safetensors, which wraps the file system's errors, has no space.
+
+    Args:
+        path: what was to be written.
+        error: what was raised.
+    """
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
     return WriteError(number, first_line(error), str(path))
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, shortened, or the name of its class."""
+    """The first line of an error's text, shortened, or the name of its class.
+
+    Args:
+        error: what was raised.
+    """
     return shorten((str(error).splitlines() or [""])[0] or type(error).__name__, 160)
