@@ -1,20 +1,13 @@
-"""Print the progress of a benchmark to stderr and its table to stdout."""
+"""Print the table of a benchmark to stdout."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from attnlab.runs.record import NOT_RUN
-
-
-def progress() -> Progress:
-    """A progress bar on stderr."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def show(record: dict[str, Any], directory: Path) -> None:

@@ -102,11 +102,57 @@ class Bar(RichProgressBar):
         return f"epoch {current_epoch + 1}" + (f" of {last}" if last is not None and last > 0 else "")
 
 
+class ScoringLines(Callback):
+    """Where there is no terminal: a line from time to time while held-out data is read or decoded."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def _begin(self) -> None:
+        self._last = time.monotonic()
+
+    def _say(self, what: str, done: int, batches: list[int | float]) -> None:
+        if time.monotonic() - self._last >= EVERY:
+            self._last = time.monotonic()
+            total = sum(batches)
+            log.info("%s: batch %d%s", what, done, f" of {total:.0f}" if math.isfinite(total) else "")
+
+    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._begin()
+
+    def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._begin()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if trainer.is_global_zero:
+            self._say("validating", batch_idx + 1, list(trainer.num_val_batches))
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if trainer.is_global_zero:
+            self._say("scoring", batch_idx + 1, list(trainer.num_test_batches))
+
+
 def progress() -> list[Callback]:
     """Lines in the log, and on a terminal a progress bar."""
     return [ValidationLog(), TrainingTime(None if sys.stdout.isatty() else EVERY), *bar()]
 
 
 def bar() -> list[Callback]:
-    """A progress bar on a terminal; nothing elsewhere."""
-    return [Bar(leave=False)] if sys.stdout.isatty() else []
+    """A progress bar on a terminal; lines of the log elsewhere."""
+    return [Bar(leave=False) if sys.stdout.isatty() else ScoringLines()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -17,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -30,6 +27,7 @@ from attnlab.compression.modules.linear import Fused
 from attnlab.errors import ConfigError
 from attnlab.pretrained import Family, Layer, Projection, family_of, replace
 from attnlab.runs.cache import Damaged, stored
+from attnlab.runs.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -61,18 +59,17 @@ def compress(
     units = with_budget(method, model, layers).units(model, layers)
     reports: list[dict[str, Any]] = []
     placed: dict[str, Replacement] = {}
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("compressing", total=len(units))
+    with progress("compressing", len(units)) as advance:
         for unit in units:
 
             def watch(what: str, done: int, most: int, path: str = unit.path) -> None:
-                bar.update(task, description=f"{path}: {what} {done} of {most}")
+                advance(0, what=f"compressing {path}, {what} {done} of {most}")
 
             change = _computed(unit, watch) if store is None else _stored(model, unit, store, watch)
             placed |= _apply(model, layers, change)
             report = change.report
             reports.append({"path": unit.path, **report})
-            bar.advance(task)
+            advance(1)
             log.info("%s: %s", unit.path, _summary(report))
     _bind(model, placed)
     return reports

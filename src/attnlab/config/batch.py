@@ -186,8 +186,8 @@ def _share(key: str, items: int, each: int, unit: str, limit: int, processes: in
 
 
 def counted(number: int, unit: str) -> str:
-    """A number and what it counts: "1 batch", "2 batches"."""
-    plural = unit + ("es" if unit.endswith(("s", "ch")) else "s")
+    """A number and what it counts: "1 batch", "2 batches", "2 epochs"."""
+    plural = unit + ("es" if unit.endswith(("s", "tch")) else "s")
     return f"{number} {unit if number == 1 else plural}"
 
 

@@ -11,11 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.bench import Settings
 from attnlab.bench.compare import compare
 from attnlab.bench.memory import PROTOCOL
-from attnlab.bench.show import progress, show
+from attnlab.bench.show import show
 from attnlab.bench.workloads import workload_type
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
 from attnlab.runs.device import busy_cores, device_of
+from attnlab.runs.progress import progress
 from attnlab.runs.record import NOT_RUN
 from attnlab.tasks.base import task_of
 
@@ -32,14 +33,13 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     settings = chosen_workloads(cfg, task.workloads, instantiate(cfg.bench))
     device = device_of(cfg)
     found = protocol(settings, device)
-    with progress() as bar:
-        line = bar.add_task("", total=None)
+    with progress("measuring", None) as shown:
         checks, rows = compare(
             cfg,
             settings,
             device,
-            begin=lambda total: bar.update(line, total=total),
-            advance=lambda name, runs: bar.update(line, description=name, advance=runs),
+            begin=lambda total: shown(0, total=total),
+            advance=lambda name, runs: shown(runs, what=f"measuring {name}"),
         )
     record["bench"] = {"protocol": found, "checks": {name: c for name, c in checks.items() if c}, "rows": rows}
     record["corpus"] = "none: random inputs"

@@ -11,6 +11,7 @@ from typing import Any
 
 from attnlab.errors import DataError
 from attnlab.runs.files import write_bytes
+from attnlab.runs.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,12 @@ def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
-    with ThreadPoolExecutor() as pool:
-        found = dict(pool.map(digest, paths))
+    paths = list(paths)
+    with ThreadPoolExecutor() as pool, progress("digesting the files of the corpus", len(paths)) as advance:
+        found = {}
+        for path, entry in pool.map(digest, paths):
+            found[path] = entry
+            advance(1)
     _update_memo(memo_path, memo, {str(path.absolute()): entry for path, entry in found.items()})
     return {path: entry[2] for path, entry in found.items()}
 

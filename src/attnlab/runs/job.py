@@ -85,7 +85,7 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
             if first and directory and cfg.get("logger"):
                 close_loggers(cfg, record, directory)
         except BaseException as error:
-            code, message = _exit_code_and_message(error, received, directory)
+            code, message = _exit_code_and_message(error, received, directory, cfg.mode)
             if first or not received:
                 _print_error(message)
             if not received:
@@ -137,11 +137,18 @@ def _quiet_libraries(first: bool) -> None:
             handler.setLevel(logging.ERROR)
 
 
-def _exit_code_and_message(error: BaseException, received: list[int], directory: Path | None) -> tuple[int, str]:
+def _exit_code_and_message(
+    error: BaseException, received: list[int], directory: Path | None, mode: str
+) -> tuple[int, str]:
     if received:
         name = signal.Signals(received[0]).name
         resumable = directory is not None and (directory / "checkpoints" / "last.ckpt").is_file()
-        return 128 + received[0], f"interrupted by {name}" + f"; resume={directory} continues the run" * resumable
+        said = f"interrupted by {name}"
+        if resumable:
+            said += f"; resume={directory} continues the run"
+        elif directory is not None and mode in ("train", "compress"):
+            said += " before a checkpoint; the same command starts again, and finds in the cache what was complete"
+        return 128 + received[0], said
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
     if isinstance(error, AttnlabError):

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from attnlab.runs.cache import stored_files
+from attnlab.runs.progress import each
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +44,16 @@ def sample_images(folder: Path, seed: int, train: int = 150, val: int = 40) -> P
     key = hashlib.sha256(repr((VERSION, SIZE, CLASSES, seed, train, val)).encode()).hexdigest()[:16]
     root = folder / f"images-{key}"
 
+    counts = {"train": train, "val": val}
+
     def write(partial: Path) -> None:
         log.info("%s: drawing %d images", root, (train + val) * len(CLASSES))
-        for split, count in (("train", train), ("val", val)):
-            for label, name in enumerate(CLASSES):
-                place = partial / split / name
-                place.mkdir(parents=True)
-                for i in range(count):
-                    random = np.random.default_rng([seed, split == "val", label, i])
-                    draw(name, random).save(place / f"{i:04d}.png")
+        places = [(split, label, i) for split, n in counts.items() for label in range(len(CLASSES)) for i in range(n)]
+        for split, label, i in each("drawing the sample images", places):
+            place = partial / split / CLASSES[label]
+            place.mkdir(parents=True, exist_ok=True)
+            random = np.random.default_rng([seed, split == "val", label, i])
+            draw(CLASSES[label], random).save(place / f"{i:04d}.png")
 
     return stored_files(root, write)
 

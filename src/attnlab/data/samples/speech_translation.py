@@ -11,14 +11,13 @@ from typing import TypeVar
 
 import numpy as np
 import soxr
-from rich.console import Console
-from rich.progress import track
 
 from attnlab.data.samples import grammar, keeping, speech
 from attnlab.data.samples.grammar import Grammar, Sentence
 from attnlab.data.samples.keeping import fingerprint, write_lines
 from attnlab.data.samples.speech import Synthesizer, Voice
 from attnlab.runs.cache import stored_files
+from attnlab.runs.progress import each
 
 SIZES = {"train": 2400, "dev": 100, "tst-COMMON": 200}  # segments
 TALK_SIZE = {"train": 50, "dev": 25, "tst-COMMON": 50}  # segments in one WAV, spoken by one speaker
@@ -114,9 +113,8 @@ T = TypeVar("T")
 
 
 def speaking(parts: Sequence[T]) -> Iterable[T]:
-    """Iterate over `parts`, with a progress bar on a terminal."""
-    console = Console(stderr=True)
-    return track(parts, "Speaking the sample corpus", console=console, transient=True, disable=not console.is_terminal)
+    """Iterate over `parts`, and show how far that is."""
+    return each("speaking the sample corpus", parts)
 
 
 def speaker(number: int, rng: np.random.Generator) -> Voice:

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import time
 import zlib
 from collections.abc import Sequence
@@ -22,20 +21,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from attnlab.data.corpus import Segment
 from attnlab.data.speech.features import Array, FilterBank, change_speed, read_waveform
 from attnlab.errors import DataError
 from attnlab.runs.cache import Damaged, read_index, stored, write_index
 from attnlab.runs.fingerprint import file_digests
+from attnlab.runs.progress import progress
 
 log = logging.getLogger(__name__)
 
 VERSION = 1  # to be raised when the same audio and settings give other numbers
 _DTYPE = np.dtype("<f2")
-_CHUNK = 256  # segments between two updates of the progress
+_CHUNK = 256  # segments that are submitted together
 
 
 class FeatureStore:
@@ -136,7 +134,8 @@ def _build(partial: Path, folder: Path, key: str, segments: Sequence[Segment], b
     expected = int(hours * 3600 * 100) * bank.num_mels * _DTYPE.itemsize
     size = f"{expected / 2**20:.1f} MiB"
     log.info("%s: computing features of %d segments, %.2f hours", folder.name, len(segments), hours)
-    began = said = time.monotonic()
+    began = time.monotonic()
+    bar = progress(f"features {folder.name}, segments", len(segments))
     frames, checks = [], []
     try:
         free = shutil.disk_usage(partial).free
@@ -144,24 +143,15 @@ def _build(partial: Path, folder: Path, key: str, segments: Sequence[Segment], b
             raise DataError(
                 f"{folder.parent}: features need {size}, {free / 2**20:.1f} MiB are free; use another cache_dir"
             )
-        with (partial / "features.f16").open("wb") as out, ThreadPoolExecutor(workers) as pool, _bar() as bar:
-            task = bar.add_task(f"features {folder.name}", total=len(segments))
+        with (partial / "features.f16").open("wb") as out, ThreadPoolExecutor(workers) as pool, bar as advance:
             for first in range(0, len(segments), _CHUNK):
                 for data in pool.map(lambda x: _compute(x, bank), segments[first : first + _CHUNK]):
                     out.write(data)
                     frames.append(len(data) // (bank.num_mels * _DTYPE.itemsize))
                     checks.append(zlib.crc32(data))
-                now = time.monotonic()
-                bar.update(task, completed=len(frames), visible=now - began > 2)
-                if now - said > 60:  # for logs, where there is no bar
-                    said = now
-                    log.info("%s: %d of %d segments", folder.name, len(frames), len(segments))
+                    advance(1)
         write_index(partial, {"key": key, "frames": frames, "crc32": checks})
     except OSError as error:
         raise DataError(f"{folder}: cannot be written ({error.strerror}; features need {size})") from error
     seconds = time.monotonic() - began
     log.info("%s: %.1f s, %.0f times real time", folder.name, seconds, hours * 3600 / seconds)
-
-
-def _bar() -> Progress:
-    return Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())

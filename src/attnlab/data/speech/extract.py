@@ -9,6 +9,7 @@ feats/<id>.npy (float16) are written to <output>/<split>/; features that exist a
 
 import argparse
 import logging
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -23,12 +24,12 @@ import attnlab.data as readers
 from attnlab.data.corpus import Reader, Segment
 from attnlab.data.speech.features import Array, change_speed, read_waveform
 from attnlab.errors import AttnlabError, DataError
+from attnlab.runs.console import StderrHandler
 from attnlab.runs.files import write_bytes
+from attnlab.runs.progress import each
 
 RATE = 16000  # what the pretrained models were trained on
 Model = Callable[[Array], Array]  # (samples,) at RATE -> (frames, width)
-
-log = logging.getLogger(__name__)
 
 
 def extract(reader: Reader, root: Path, output: Path, model: Model, speeds: Sequence[float] = (1.0,)) -> None:
@@ -49,7 +50,7 @@ def extract(reader: Reader, root: Path, output: Path, model: Model, speeds: Sequ
         found = cast(list[Segment], list(reader.read(root, split, "audio", False)))
         if split == reader.splits[0]:
             found = [replace(x, speed=s, id=x.id if s == 1.0 else f"sp{s:g}-{x.id}") for s in speeds for x in found]
-        for i, x in enumerate(found):
+        for x in each(f"computing features of {split}", found):
             path = output / split / "feats" / f"{x.id}.npy"
             if path.parent != output / split / "feats" or " " in x.id:
                 raise DataError(f"{root}: {x.id!r} of {split} cannot be the name of a file")
@@ -58,8 +59,6 @@ def extract(reader: Reader, root: Path, output: Path, model: Model, speeds: Sequ
                 stream = BytesIO()
                 np.save(stream, model(soxr.resample(samples, x.rate, RATE)).astype(np.float16))
                 write_bytes(path, stream.getvalue())
-            if i % 1000 == 0:
-                log.info("%s: %d of %d", split, i, len(found))
         lines = {
             "text": [f"{x.id} {x.target}" for x in found],
             "feats.scp": [f"{x.id} {split}/feats/{x.id}.npy" for x in found],
@@ -111,12 +110,16 @@ def main() -> None:
     given = parser.parse_args()
     if given.layer != "mean" and not given.layer.isdigit():
         parser.error(f"--layer={given.layer}: expected mean or an int")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[StderrHandler()])
     try:
         model = pretrained(given.model, given.layer, given.device)
         extract(getattr(readers, given.reader)(), given.root, given.output, model, given.speeds)
     except AttnlabError as error:
         parser.exit(error.exit_code, f"error: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(
+            128 + signal.SIGINT, "error: interrupted; the same command continues with the files that are left\n"
+        )
 
 
 if __name__ == "__main__":

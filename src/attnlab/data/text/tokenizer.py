@@ -14,8 +14,11 @@ import sentencepiece
 
 from attnlab.errors import ConfigError, DataError
 from attnlab.runs.files import write_bytes
+from attnlab.runs.progress import progress, waited
 
 Kind = Literal["unigram", "bpe", "char"]
+
+BLOCK = 10_000  # texts that are encoded together
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +62,12 @@ class Tokenizer:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without <s> and </s>."""
-        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+        ids: list[list[int]] = []
+        with progress("encoding texts", len(texts)) as advance:
+            for first in range(0, len(texts), BLOCK):
+                some = list(texts[first : first + BLOCK])
+                ids += self._processor.encode(some, num_threads=os.cpu_count() or 1)
+                advance(len(some))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -116,7 +124,8 @@ class Tokenizer:
         if type not in get_args(Kind):
             raise ConfigError(f"vocab_type={type}: expected one of {', '.join(get_args(Kind))}")
         model = io.BytesIO()
-        try:
+
+        def learn() -> None:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(lines),
                 model_writer=model,
@@ -132,6 +141,9 @@ class Tokenizer:
                 num_threads=4,  # fixed: another order of summation gives other pieces
                 minloglevel=2,
             )
+
+        try:
+            waited("learning the pieces of the vocabulary", learn)
         except RuntimeError as error:
             raise ConfigError(_explain(str(error), vocab_size, type)) from error
         tokenizer = cls(model.getvalue())

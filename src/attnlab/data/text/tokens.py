@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from attnlab.errors import DataError
 from attnlab.runs.cache import Damaged, read_index, stored, write_index
+from attnlab.runs.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -162,11 +163,11 @@ def _open(folder: Path, vocab_size: int) -> TokenFile:
 def _write(
     partial: Path, folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], dtype: np.dtype[Any]
 ) -> None:
-    began = said = time.monotonic()
+    began = time.monotonic()
     count = texts = words = 0
     checks: list[int] = []
     pending = b""
-    with (partial / "tokens.bin").open("wb") as out:
+    with (partial / "tokens.bin").open("wb") as out, progress(f"encoding {folder.name}, texts", None) as advance:
         for batch, more_words in batches:
             ids = np.fromiter((i for text in batch for i in text), dtype=dtype)
             count, texts, words = count + len(ids), texts + len(batch), words + more_words
@@ -176,9 +177,7 @@ def _write(
             while len(pending) >= BLOCK:
                 checks.append(zlib.crc32(pending[:BLOCK]))
                 pending = pending[BLOCK:]
-            if (now := time.monotonic()) - said > 60:
-                said = now
-                log.info("%s: %d texts, %d ids", folder.name, texts, count)
+            advance(len(batch))
     if not count:
         raise DataError(f"{folder.name}: the texts give no tokens")
     if pending:

@@ -17,6 +17,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.runs.cache import digest
 from attnlab.runs.files import write_bytes
 from attnlab.runs.fingerprint import file_digests
+from attnlab.runs.progress import each, waited
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +257,7 @@ class Words:
         """The frequent words, the most frequent first; whether there are others."""
         counts: Counter[str] = Counter()
         for split in self.of:
-            for text in corpus.texts(root, split):
+            for text in each(f"counting the words of {split}, texts", corpus.texts(root, split)):
                 counts.update((text.lower() if self.lower else text).split())
                 counts[self.end] += 2 if self.ends == "around" else 1
         if counts.keys() <= {self.end}:
@@ -334,7 +335,8 @@ class BytePairs:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(_first(texts, self.sample), trainer)
+        few = _first(texts, self.sample)
+        waited("learning byte pairs", lambda: tokenizer.train_from_iterator(few, trainer))
         return str(tokenizer.to_str())
 
 

@@ -38,6 +38,7 @@ from attnlab.pretrained.timm import VisionTransformer
 from attnlab.runs.device import device_of, scoring_dtype
 from attnlab.runs.files import write_text
 from attnlab.runs.identity import architecture
+from attnlab.runs.progress import each
 from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.tasks.base import Task, beside
 from attnlab.tasks.image_classification.module import ImageClassification
@@ -332,5 +333,5 @@ def read_classes(path: Path) -> list[str]:
 def _calibrate(grams: Grams, data: ImageData, model: nn.Module) -> None:
     """Run the model over a sample of the training images."""
     device = next(model.parameters()).device
-    for images, *_ in data.calibration_dataloader():
+    for images, *_ in each("calibrating the compression", data.calibration_dataloader()):
         model(images.to(device))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from attnlab.data.questions import Question, QuestionSet
@@ -25,6 +22,7 @@ from attnlab.data.questions.loading import SETS
 from attnlab.data.samples import world
 from attnlab.pretrained import hub, huggingface
 from attnlab.runs.cache import digest, stored_files
+from attnlab.runs.progress import progress
 from attnlab.tasks.reasoning.rows import TokenRows, padded, with_positions
 
 log = logging.getLogger(__name__)
@@ -181,8 +179,7 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.99))
     log.info("training a small %s on the sample world: %d texts, at most %d epochs", kind, len(rows), epochs)
     began, done, last = time.perf_counter(), 0, epochs
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(f"training a small {kind} on the sample world", total=epochs)
+    with progress(f"training a small {kind} on the sample world, epochs", epochs) as advance:
         for epoch in range(epochs):
             loss, count = 0.0, 0
             batches = _shuffled(rows, epoch >= EARLY, batch_size, rng)
@@ -196,6 +193,7 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 done += 1
+                advance(0)
                 asked = [one for one, i in zip(losses.tolist(), chosen, strict=True) if rows[i].asked]
                 loss, count = loss + sum(asked), count + len(asked)
             loss /= max(count, 1)
@@ -204,7 +202,7 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
             if epoch % 10 == 9 or epoch + 1 == last:
                 seconds = time.perf_counter() - began
                 log.info("epoch %d, loss of the questions %.4f, %.0f s", epoch + 1, loss, seconds)
-            bar.update(task, completed=epoch + 1, total=last)
+            advance(1, total=last)
             if epoch + 1 == last:
                 break
     return model.eval()

@@ -18,6 +18,7 @@ from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
 from attnlab.models.build import without_memory
 from attnlab.pretrained import family_of, replace
+from attnlab.runs.progress import each
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Search:
             dense = create("dense", options_of(model))
         curve: list[dict[str, Any]] = []
         methods: list[Method] = []
-        for settings in self.candidates:
+        for settings in each("searching the settings of the compression", self.candidates):
             method = calibrate(self.method(settings))
             try:
                 reports = compress(model, method, store)

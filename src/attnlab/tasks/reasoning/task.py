@@ -26,6 +26,7 @@ from attnlab.runs import fingerprint
 from attnlab.runs import record as records
 from attnlab.runs.device import device_of
 from attnlab.runs.files import replacing_folder, write_text
+from attnlab.runs.progress import each
 from attnlab.runs.record import NOT_RUN
 from attnlab.tasks.base import Task
 from attnlab.tasks.reasoning.model import AskedModel
@@ -238,7 +239,7 @@ class ReasoningTask(Task):
 
         def feed(grams: Grams) -> None:
             rows = [words.ids(text)[-words.longest :] for text in texts]
-            for first in range(0, len(rows), self.cfg.task.batch_size):
+            for first in each("calibrating the compression", range(0, len(rows), self.cfg.task.batch_size)):
                 chosen = rows[first : first + self.cfg.task.batch_size]
                 side = "left" if module.is_decoder else "right"
                 batch = padded(chosen, module.tokenizer.pad_token_id, side, next(module.model.parameters()).device)  # type: ignore[arg-type]
