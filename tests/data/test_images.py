@@ -46,7 +46,7 @@ def data(root: Path | None, tmp_path: Path, **settings: Any) -> ImageData:
 def test_a_folder(root: Path, tmp_path: Path) -> None:
     found = data(root, tmp_path)
     assert found.classes == ["red apple", "sky"]
-    assert found.corpus == f"image folder at {root}: train 6, val 6 images, 2 classes"
+    assert found.corpus == f"{root.name} at {root}: train 6, val 6 images, 2 classes"
     batches = list(found.test_dataloader())
     assert [tuple(images.shape) for images, *_ in batches] == 2 * [(3, 3, 16, 16)]
     assert torch.cat([labels for _, labels, _ in batches]).tolist() == [0, 0, 0, 1, 1, 1]

@@ -147,7 +147,7 @@ def _exit_code_and_message(
         if resumable:
             said += f"; resume={directory} continues the run"
         elif directory is not None and mode in ("train", "compress"):
-            said += " before a checkpoint; the same command starts again, and finds in the cache what was complete"
+            said += "; the same command starts again, with what is complete in the cache"
         return 128 + received[0], said
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"

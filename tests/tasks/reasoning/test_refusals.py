@@ -219,7 +219,10 @@ def test_an_interrupted_command_goes_on(folder: Folder, run: Run, tmp_path: Path
     real = TensorLLM._fit
     interrupt(signal.SIGINT)
     try:
-        assert run(folder("llama"), *TENSORLLM) == (130, "interrupted by SIGINT")
+        assert run(folder("llama"), *TENSORLLM) == (
+            130,
+            "interrupted by SIGINT; the same command starts again, with what is complete in the cache",
+        )
     finally:
         TensorLLM._fit = real  # type: ignore[method-assign]
     assert read(tmp_path / "run")["status"] == "interrupted"

@@ -127,7 +127,7 @@ class ImageData(Data):
             raise DataError(f"{places[lacks]}: there is no class folder {missing!r}, which {places[has]} has")
         self.classes = list(train)
         sizes = f"train {len(self.sets['train'])}, val {len(self.sets['val'])} images, {len(self.classes)} classes"
-        self.corpus = "sample" if self.root is None else f"image folder at {root}: {sizes}"
+        self.corpus = "sample" if self.root is None else f"{root.name} at {root}: {sizes}"
         self.location = root
 
     def _share(self, processes: int) -> Share:

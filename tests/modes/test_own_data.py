@@ -1,0 +1,116 @@
+"""Own data from its folder to a prediction, by the commands of the README: trained, scored, recorded, used.
+
+The folders are small parts of real corpora.
+"""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def spoken(wave: Path) -> str:
+    """The text of a recording of the yes/no corpus, whose name says it: 0_1_1.wav."""
+    return " ".join("yes" if letter == "1" else "no" for letter in wave.stem.split("_"))
+
+
+def recordings(corpora: Path, root: Path) -> tuple[list[str], str]:
+    waves = sorted((corpora / "asr_yesno" / "waves_yesno").glob("*.wav"))
+    for i, wave in enumerate(waves[:32]):
+        folder = root / ("train", "train", "dev", "test")[i % 4]
+        folder.mkdir(exist_ok=True)
+        shutil.copy(wave, folder)
+        (folder / f"{wave.stem}.txt").write_text(f"{spoken(wave)}\n")
+    return ["experiment=own/speech"], str(waves[40])
+
+
+def manifest(corpora: Path, root: Path) -> tuple[list[str], str]:
+    waves = sorted((corpora / "asr_yesno" / "waves_yesno").glob("*.wav"))
+    with (root / "manifest.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["file", "said"])
+        for wave in waves[:32]:
+            shutil.copy(wave, root)
+            writer.writerow([wave.name, spoken(wave)])
+    columns = {"audio": "file", "source": "said", "target": "said"}
+    named = [f"task.data.reader.{name}={column}" for name, column in columns.items()]
+    return ["experiment=own/speech", *named], str(waves[40])
+
+
+def letters(corpora: Path, root: Path) -> tuple[list[str], str]:
+    lines = (corpora / "lm_tinyshakespeare" / "input.txt").read_text().splitlines()[:2500]
+    (root / "train.txt").write_text("\n".join(lines) + "\n")  # validation and test are held out
+    return ["experiment=own/text", "attention=tpa"], "First Citizen: speak"
+
+
+def pairs(corpora: Path, root: Path) -> tuple[list[str], str]:
+    folder = corpora / "nmt_wmt_en_de_10k"
+    sides = [(folder / f"{side}-train.txt").read_text().split("\n")[:200] for side in ("src", "tgt")]
+    with (root / "data.jsonl").open("w") as file:
+        for english, german in zip(*sides, strict=True):
+            file.write(json.dumps({"en": english, "de": german}, ensure_ascii=False) + "\n")
+    return [
+        "experiment=own/translation",
+        "task.data.reader.source=en",
+        "task.data.reader.target=de",
+    ], "The house is small."
+
+
+def summaries(corpora: Path, root: Path) -> tuple[list[str], str]:
+    for split, count in (("train", 80), ("dev", 8), ("test", 8)):
+        with (corpora / "sum_scitldr_a" / f"{split}.jsonl").open() as file:
+            found = [json.loads(line) for line in file][:count]
+        with (root / f"{split}.csv").open("w", newline="") as table:
+            writer = csv.writer(table)
+            writer.writerow(["article", "headline"])
+            writer.writerows([" ".join(one["source"]), one["target"][0]] for one in found)
+    named = ["task.data.reader.source=article", "task.data.reader.target=headline"]
+    return ["experiment=own/summaries", *named], "We train small models. They are fast."
+
+
+def photos(corpora: Path, root: Path) -> tuple[list[str], str]:
+    kinds = sorted(path for path in (corpora / "img_fruits360" / "train").iterdir() if path.is_dir())[:3]
+    for kind in kinds:
+        images = sorted(kind.glob("*.jpg"))
+        for split, chosen in (("train", images[:20]), ("val", images[20:26])):
+            (root / split / kind.name).mkdir(parents=True)
+            for image in chosen:
+                shutil.copy(image, root / split / kind.name)
+    sizes = ["task.pretrain.epochs=2", "task.train.batch.images=20", "compress=irratt", "rank=32"]
+    return ["task=imagenet", *sizes], str(sorted(kinds[0].glob("*.jpg"))[30])
+
+
+def attnlab(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "DATA_ROOT"}
+    command = [sys.executable, "-m", "attnlab", *arguments, "hardware=cpu"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize("own", [recordings, manifest, letters, pairs, summaries, photos], ids=lambda own: own.__name__)
+def test_own_data_end_to_end(own: Callable[[Path, Path], tuple[list[str], str]], corpora: Path, tmp_path: Path) -> None:
+    root, run = tmp_path / f"my_{own.__name__}", tmp_path / "run"
+    root.mkdir()
+    arguments, given = own(corpora, root)
+    cache = f"cache_dir={tmp_path / 'cache'}"
+    trained = attnlab(*arguments, f"data_root={root}", "task.train.max_epochs=1", cache, f"hydra.run.dir={run}")
+    assert trained.returncode == 0, trained.stderr
+    record = json.loads((run / "record.json").read_text())
+    assert record["status"] == "finished"
+    assert record["corpus"].startswith(f"{root.name} at {root}")
+    assert record["identity"]["corpus"] not in ("not run", "", None)
+    assert "SAMPLE" not in trained.stderr and "sample corpus" not in trained.stdout
+    assert f"{root.name} at" in trained.stdout, trained.stdout  # the table names it as well
+    shutil.rmtree(root)  # the run alone is needed
+    shutil.rmtree(tmp_path / "cache")
+    used = attnlab("mode=predict", f"checkpoint={run}", f"input={given}")
+    assert used.returncode == 0, used.stderr
+    assert used.stdout.endswith("\n") and "error" not in used.stderr, (used.stdout, used.stderr)
+    assert "<unk>" not in used.stdout
