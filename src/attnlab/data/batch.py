@@ -17,9 +17,18 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Example:
-    """One utterance: features (T, F) or source ids (T,); target ids ending in </s>; CTC's ids without it, or None.
+    """One utterance or text pair.
 
-    filler: it only keeps a process busy and must not count.
+    Args:
+        id: its name in the corpus.
+        features: features (T, F), float32, or source ids (T,), int64.
+        target: ids of the target text, (N,), ending in </s>.
+        ctc_target: ids for CTC, (M,), without </s>; None: CTC is not used.
+        source: the transcript or source text.
+        reference: the target text as the corpus has it.
+        label: the class; empty: there is none.
+        others: further references.
+        filler: True: it only keeps a process busy and must not count.
     """
 
     id: str
@@ -37,11 +46,19 @@ class Example:
 class Batch:
     """B utterances, padded right.
 
-    features (B, S, F) float32, zeros after feature_lengths (B,), or source ids (B, S) int64, then <pad>;
-    targets (B, N) int64 = pieces, </s>, then <pad>; target_lengths (B,) count </s>; ctc_targets (B, M) int64 without
-    </s> and without the blank 0, ctc_target_lengths (B,), both None where no CTC labels are made; sources: the
-    transcripts or source texts; references: the raw target texts; labels: the classes, empty where there are none;
-    others: further references of each; filler: the batch only keeps a process busy and must not count.
+    Args:
+        ids: names in the corpus, B.
+        features: (B, S, F) float32, zeros after the end of a row; or source ids (B, S) int64, then <pad>.
+        feature_lengths: (B,) int64, in frames or ids.
+        targets: pieces, </s>, then <pad>, (B, N) int64.
+        target_lengths: (B,) int64; </s> counts.
+        ctc_targets: ids without </s> and without the blank 0, (B, M) int64; None where no CTC labels are made.
+        ctc_target_lengths: (B,) int64; None as well.
+        sources: the transcripts or source texts, B.
+        references: the target texts as the corpus has them, B.
+        labels: the classes, B; empty where there are none.
+        others: further references of each, B.
+        filler: True: the batch only keeps a process busy and must not count.
     """
 
     ids: list[str]

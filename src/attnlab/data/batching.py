@@ -77,7 +77,11 @@ class FrameUpdates(Sampler[list[int]]):
 
 
 def filler(index: int) -> int:
-    """Mark an index as one that only keeps a process busy; the same function gives the index back."""
+    """Mark an index as one that only keeps a process busy; the same function gives the index back.
+
+    Args:
+        index: of an example, from 0; or a marked one, below 0.
+    """
     return -1 - index
 
 

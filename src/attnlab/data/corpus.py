@@ -39,7 +39,15 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment(Utterance):
-    """Input: `num_samples` samples of a recording from `start` on, at its own `rate` (Hz), `speed` times faster."""
+    """Input: `num_samples` samples of a recording from `start` on, at its own `rate` (Hz), `speed` times faster.
+
+    Args:
+        audio: the file of the recording.
+        rate: its samples per second (Hz).
+        start: the first sample.
+        num_samples: samples of the recording, before the speed is changed.
+        speed: factor of the tempo, above 0.
+    """
 
     audio: Path
     rate: int
@@ -54,7 +62,11 @@ class Segment(Utterance):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(Utterance):
-    """Input: a file of features."""
+    """Input: a file of features.
+
+    Args:
+        path: the file.
+    """
 
     path: Path
 
@@ -119,7 +131,11 @@ class Reader(ABC):
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark.  Raises DataError where it is not text."""
+    """The text of a UTF-8 file, without a byte order mark.  Raises DataError where it is not text.
+
+    Args:
+        path: the file.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -136,6 +152,11 @@ def read_text(path: Path) -> str:
 
 def read_lines(path: Path) -> list[str]:
     # Not str.splitlines: it also breaks at U+2028, U+0085 and others that occur inside published lines.
+    """The lines of a UTF-8 file, stripped, without an empty last one. Only a line feed ends a line.
+
+    Args:
+        path: the file.
+    """
     lines = read_text(path).split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -143,7 +164,11 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, object) of each JSON object of a file, one a line or printed over several."""
+    """(line, object) of each JSON object of a file, one a line or printed over several.
+
+    Args:
+        path: the file.
+    """
     text = read_text(path)
     decoder, at, line = json.JSONDecoder(), 0, 1
     while True:
@@ -166,7 +191,15 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def field(record: dict[str, Any], key: str, kind: type, path: Path, line: int) -> Any:
-    """record[key], which must be a `kind`."""
+    """record[key], which must be a `kind`.
+
+    Args:
+        record: a JSON object.
+        key: of the value.
+        kind: its type.
+        path: the object's file, for the error.
+        line: its line, for the error.
+    """
     if not isinstance(record.get(key), kind):
         found = f"is {record[key]!r:.40}" if key in record else f"is missing (found: {', '.join(record) or 'none'})"
         raise DataError(f"{path} line {line}: {key!r} {found}; expected a {kind.__name__}")
@@ -174,7 +207,12 @@ def field(record: dict[str, Any], key: str, kind: type, path: Path, line: int) -
 
 
 def inspect_audio(path: Path, where: str) -> tuple[int, int]:
-    """(sample rate, samples) from the header."""
+    """(sample rate, samples) from the header.
+
+    Args:
+        path: of the recording.
+        where: the file and line that name it, for the error.
+    """
     try:
         if not path.is_file():
             raise DataError(f"{path}: missing recording, named in {where}")
@@ -185,7 +223,12 @@ def inspect_audio(path: Path, where: str) -> tuple[int, int]:
 
 
 def whole(path: Path, where: str) -> dict[str, Any]:
-    """What a Segment needs to be all of a recording."""
+    """What a Segment needs to be all of a recording.
+
+    Args:
+        path: of the recording.
+        where: the file and line that name it, for the error.
+    """
     rate, frames = inspect_audio(path, where)
     if frames < 1:
         raise DataError(f"{path}: a recording of no samples, named in {where}")
@@ -193,5 +236,13 @@ def whole(path: Path, where: str) -> dict[str, Any]:
 
 
 def refuse_empty(text: str, where: str, drop_empty: bool, what: str = "text") -> None:
+    """Raise DataError where a text is empty and may not be left out.
+
+    Args:
+        text: what the corpus has.
+        where: its file and line, for the error.
+        drop_empty: whether such utterances are left out.
+        what: what is empty, for the error.
+    """
     if not text and not drop_empty:
         raise DataError(f"{where}: empty {what}; task.data.drop_empty=true leaves such utterances out")

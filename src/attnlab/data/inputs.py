@@ -31,7 +31,12 @@ class InputKind:
 
 @dataclass(frozen=True)
 class Item:
-    """One input: a text or the path of a file, and the JSON object that it stands in."""
+    """One input: a text or the path of a file, and the JSON object that it stands in.
+
+    Args:
+        value: a text, or the path of a file.
+        given: the object's other keys; empty where there is none.
+    """
 
     value: str
     given: dict[str, Any] = field(default_factory=dict)
@@ -148,6 +153,11 @@ class Inputs:
 
 
 def chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """The items, so many at a time."""
+    """The items, so many at a time.
+
+    Args:
+        items: what is cut.
+        size: items of a chunk; the last may have fewer.
+    """
     while chunk := list(islice(items, size)):
         yield chunk

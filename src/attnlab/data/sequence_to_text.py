@@ -41,6 +41,17 @@ class Examples(Dataset[Example]):
 
     `sizes`: what batches are cut by: the input's length, or the target's where text is read and that is longer.
     A negative index is a filler (see :func:`attnlab.data.batching.filler`).
+
+    Args:
+        utterances: all of the split.
+        inputs: features or source ids of each.
+        targets: ids of each target text, ending in </s>.
+        ctc_targets: ids of each for CTC; None: CTC is not used.
+        sizes: as above, (utterances,), in frames or ids.
+        chosen: numbers of the utterances that are used, in the order of the indices.
+        augment: masks for features; None: none.
+        seed: of the masks.
+        epoch: number of the present epoch, from 0.
     """
 
     utterances: Sequence[Utterance]

@@ -28,6 +28,9 @@ Name = Annotated[str, MinLen(1)]
 def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, columns) of each row of a table: JSON objects, or comma- or tab-separated values below a header.
 
+    Args:
+        path: the file; its suffix says which kind it is.
+
     Raises:
         DataError: the file is not such a table; names the line.
     """
@@ -49,7 +52,13 @@ def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def tables(root: Path, spellings: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """The files of `root` with one of these names; at most one is expected."""
+    """The files of `root` with one of these names; at most one is expected.
+
+    Args:
+        root: of the corpus.
+        spellings: names without suffix.
+        suffixes: of the kinds of tables.
+    """
     return [path for name in spellings for suffix in suffixes if (path := root / f"{name}{suffix}").is_file()]
 
 

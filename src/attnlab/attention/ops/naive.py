@@ -38,11 +38,8 @@ Turn = Callable[..., Tensor]  # (x, position, theta) -> x turned
 def half_split(x: Tensor, position: int, theta: float, scaling: Llama3Scaling | None = None) -> Tensor:
     """(..., D): component m and m + D/2 turn by position * theta^(-2m/D), Llama's sign.
 
-    Args:
-        x: what is turned, (..., D).
-        position: of the token, from 0.
-        theta: base of the frequencies.
-        scaling: Llama 3.1's rule for the frequencies, or None.
+    `x`: (..., D); `position`: of the token, from 0; `theta`: base of the frequencies;
+    `scaling`: Llama 3.1's rule for them, or None.
     """
     u, v = x.chunk(2, dim=-1)
     cos, sin = _circle(x, position, theta, scaling)
@@ -52,10 +49,7 @@ def half_split(x: Tensor, position: int, theta: float, scaling: Llama3Scaling | 
 def adjacent(x: Tensor, position: int, theta: float) -> Tensor:
     """The MTLA code's pairs: components 2m and 2m + 1.
 
-    Args:
-        x: what is turned, (..., D).
-        position: of the token, from 0.
-        theta: base of the frequencies.
+    `x`: (..., D); `position`: of the token, from 0; `theta`: base of the frequencies.
     """
     even, odd = x[..., 0::2], x[..., 1::2]
     cos, sin = _circle(x, position, theta)
@@ -65,10 +59,7 @@ def adjacent(x: Tensor, position: int, theta: float) -> Tensor:
 def opposite(x: Tensor, position: int, theta: float) -> Tensor:
     """T6's sign: half-split pairs that turn the other way.
 
-    Args:
-        x: what is turned, (..., D).
-        position: of the token, from 0.
-        theta: base of the frequencies.
+    `x`: (..., D); `position`: of the token, from 0; `theta`: base of the frequencies.
     """
     return half_split(x, -position, theta)
 

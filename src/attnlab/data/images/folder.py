@@ -201,6 +201,10 @@ class Images(ImageDataset):
     """timm's dataset of an image folder.  Augmentation is a function of (seed, epoch, copy, image).
 
     Where an image occurs several times in an epoch, the index of copy c of image i is c * (number of images) + i.
+
+    Args:
+        root: of one split, with a folder for each class.
+        seed: of the augmentation.
     """
 
     def __init__(self, root: Path, seed: int) -> None:
@@ -276,7 +280,11 @@ class ImageUpdates(Sampler[list[int]]):
 
 
 class Batches:
-    """A loader that raises a DataError of a worker process with its message alone, without the worker's traceback."""
+    """A loader that raises a DataError of a worker process with its message alone, without the worker's traceback.
+
+    Args:
+        loader: of torch.
+    """
 
     def __init__(self, loader: DataLoader[Batch]) -> None:
         self.loader = loader

@@ -87,7 +87,12 @@ class QuestionSet(ABC):
 
 
 def text_field(row: Row, key: str) -> str:
-    """A string of a row, stripped. DataError: it is missing or not a string."""
+    """A string of a row, stripped. DataError: it is missing or not a string.
+
+    Args:
+        row: of a file of questions.
+        key: of the string.
+    """
     return str(field(row, key, str)).strip()
 
 

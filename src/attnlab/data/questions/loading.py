@@ -25,7 +25,11 @@ VALIDATION = 0.2  # the first share of the questions, as the released code has i
 
 
 def question_set(name: str) -> QuestionSet:
-    """A set by its name. ConfigError: there is none."""
+    """A set by its name. ConfigError: there is none.
+
+    Args:
+        name: for instance hotpotqa.
+    """
     known = {kind.name: kind for kind in SETS}
     if name not in known:
         raise ConfigError(f"task.questions={name}: expected one of {', '.join(known)}")

@@ -77,7 +77,13 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def field(row: Row, key: str, kind: type | tuple[type, ...]) -> Any:
-    """A value of a row. DataError: it is missing or of another type."""
+    """A value of a row. DataError: it is missing or of another type.
+
+    Args:
+        row: of a file of questions.
+        key: of the value.
+        kind: its type, or the types that it may have.
+    """
     value = row.values.get(key)
     if isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool):
         return value

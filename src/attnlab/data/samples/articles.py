@@ -36,6 +36,13 @@ FILLERS = (
 
 @dataclass(frozen=True)
 class Article:
+    """A text and its summary.
+
+    Args:
+        document: several sentences.
+        summary: one sentence.
+    """
+
     document: str
     summary: str
 
@@ -58,13 +65,21 @@ def write_articles(cache_dir: Path, seed: int = 1) -> Path:
 
 
 def split_articles(seed: int) -> dict[str, list[Article]]:
-    """The articles of each split.  No summary occurs twice in all splits together."""
+    """The articles of each split.  No summary occurs twice in all splits together.
+
+    Args:
+        seed: of the articles.
+    """
     drawn = articles(random.Random(seed))
     return {split: [next(drawn) for _ in range(size)] for split, size in SIZES.items()}
 
 
 def articles(rng: random.Random) -> Iterator[Article]:
-    """Articles with distinct summaries, without end."""
+    """Articles with distinct summaries, without end.
+
+    Args:
+        rng: what they are drawn with.
+    """
     seen = set()
     while True:
         event, town, day = rng.choice(list(EVENTS)), rng.choice(TOWNS), rng.choice(DAYS)

@@ -69,6 +69,9 @@ def split_prompts(seed: int) -> dict[str, list[tuple[str, str]]]:
     """(class, sentence) pairs of each split.
 
     No sentence occurs twice in all splits together; every class and word of devel and test occurs in train.
+
+    Args:
+        seed: of the sentences.
     """
     drawn = _distinct(random.Random(seed))
     train = [next(drawn) for _ in range(SIZES["train"])]
@@ -91,7 +94,12 @@ def _distinct(rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def fill(template: str, choose: Callable[[str], str]) -> str:
-    """`template` with each {name} replaced by choose(name)."""
+    """`template` with each {name} replaced by choose(name).
+
+    Args:
+        template: a sentence with names in braces.
+        choose: gives the words for a name.
+    """
     return re.sub(r"\{(\w+)\}", lambda match: choose(match[1]), template)
 
 

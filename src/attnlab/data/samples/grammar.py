@@ -17,6 +17,8 @@ MAX_SPOKEN_WORDS = 8  # "twenty-one" counts as two
 
 @dataclass(frozen=True)
 class Sentence:
+    """A sentence in both languages, `english` and `german`, with punctuation."""
+
     english: str
     german: str
 
@@ -38,7 +40,10 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Noun:
-    """A noun.  `traits`: o = can be opened and closed, m = can be moved, p = can be bought and sold."""
+    """A noun: `english` and `german`, both singular, the German `plural`, and its `gender`: m, f or n.
+
+    `traits`: o = can be opened and closed, m = can be moved, p = can be bought and sold.
+    """
 
     english: str
     german: str
@@ -68,15 +73,26 @@ ADJECTIVES = {"old": "alt", "new": "neu", "red": "rot", "small": "klein", "beaut
 
 @dataclass(frozen=True)
 class Verb:
+    """A verb with the forms that the sentences need; German ones without the separable prefix.
+
+    Args:
+        english: infinitive.
+        third, past: English third person singular and past tense.
+        infinitive, german_third, participle: the German forms.
+        object_trait: the trait that its object must have; empty: any object.
+        prefix: German separable prefix, or empty.
+        particle: what ends the English clause, or empty.
+    """
+
     english: str
     third: str
     past: str
-    infinitive: str  # without the separable prefix
+    infinitive: str
     german_third: str
-    participle: str  # without the separable prefix
-    object_trait: str = ""  # the trait that its object must have
-    prefix: str = ""  # separable
-    particle: str = ""  # ends the English clause
+    participle: str
+    object_trait: str = ""
+    prefix: str = ""
+    particle: str = ""
 
     def german_present(self, person: str) -> str:
         """The present tense without the prefix; `person` is 1 (I), 3 (he, Anna) or p (we, they)."""
@@ -113,10 +129,15 @@ LINKS = {"that": "dass", "because": "weil"}
 
 @dataclass(frozen=True)
 class Person:
+    """Who acts or is given something: `english`, and German `nominative` and `dative` (empty for pronouns).
+
+    `person`: 1 (I), 3 (he, Anna) or p (we, they), which chooses the form of the verb.
+    """
+
     english: str
     nominative: str
-    dative: str  # pronouns are never receivers here
-    person: str  # 1, 3, p
+    dative: str
+    person: str
 
 
 PRONOUNS = (
@@ -168,6 +189,8 @@ ADJECTIVE_ENDINGS = {
 
 @dataclass(frozen=True)
 class Phrase:
+    """A noun with article and adjective: `english`, `german` in the case asked for, whether it is `plural`."""
+
     english: str
     german: str
     plural: bool
@@ -207,13 +230,19 @@ def noun_phrase(noun: Noun, kind: str, case: str, adjective: str | None = None, 
 
 @dataclass(frozen=True)
 class Clause:
-    """The parts of a German clause; the methods put them in order."""
+    """The parts of a German clause; the methods put them in order.
+
+    Args:
+        subject, finite, middle: the subject, the finite verb, and objects and adverbs.
+        closing: separable prefix, participle or infinitive.
+        separable: whether `closing` is a prefix, which is one word with the finite verb where they meet.
+    """
 
     subject: str
     finite: str
     middle: tuple[str, ...] = ()
-    closing: str = ""  # separable prefix, participle or infinitive
-    separable: bool = False  # `closing` is a prefix: one word with the finite verb where they meet
+    closing: str = ""
+    separable: bool = False
 
     def statement(self, front: str = "") -> list[str]:
         """The finite verb second, after `front` or the subject."""
@@ -231,14 +260,17 @@ class Clause:
 
 
 def english_verb(subject: Person, verb: Verb, tense: str) -> str:
-    """`tense`: present, past or one of the modals."""
+    """The `verb` with its `subject` in a `tense`: present, past or one of the modals."""
     if tense == "present":
         return verb.third if subject.person == "3" else verb.english
     return verb.past if tense == "past" else f"{MODALS[tense][subject.person][0]} {verb.english}"
 
 
 def german_clause(subject: Person, verb: Verb, tense: str, *middle: str) -> Clause:
-    """`tense`: present, past (the German perfect) or one of the modals."""
+    """The clause of `subject`, `verb` and `middle` (objects, adverbs).
+
+    `tense`: present, past (the German perfect) or one of the modals.
+    """
     if tense == "present":
         return Clause(subject.nominative, verb.german_present(subject.person), middle, verb.prefix, bool(verb.prefix))
     if tense == "past":
@@ -263,6 +295,14 @@ def statement(
     """Yesterday he sold the old house. / Gestern hat er das alte Haus verkauft.
 
     An adverb at the end of the English sentence precedes the German object.
+
+    Args:
+        subject: who acts.
+        verb: what is done.
+        tense: present, past or one of the modals.
+        thing: the object, in the accusative.
+        adverb: English, a key of ADVERBS; empty: none.
+        in_front: whether the adverb begins the sentence.
     """
     german_adverb = ADVERBS[adverb] if adverb else ""
     english = [subject.english, english_verb(subject, verb, tense), thing.english, verb.particle]
@@ -273,14 +313,20 @@ def statement(
 
 
 def question(subject: Person, verb: Verb, tense: str, thing: Phrase) -> Sentence:
-    """Did she find the key? / Hat sie den Schlüssel gefunden?  `tense`: present, past or can."""
+    """Did she find the key? / Hat sie den Schlüssel gefunden?  `tense`: present, past or can.
+
+    `subject`, `verb`, `thing`: as of :func:`statement`.
+    """
     helper = {"present": "does" if subject.person == "3" else "do", "past": "did", "can": "can"}[tense]
     german = german_clause(subject, verb, tense, thing.german).question()
     return _sentence([helper, subject.english, verb.english, thing.english, verb.particle], german, "?")
 
 
 def subordinate(speaker: Person, link: str, subject: Person, verb: Verb, tense: str, thing: Phrase) -> Sentence:
-    """I know that he takes the dog along. / Ich weiß, dass er den Hund mitnimmt.  `link`: that or because."""
+    """I know that he takes the dog along. / Ich weiß, dass er den Hund mitnimmt.  `link`: that or because.
+
+    `speaker`: who knows or is happy; `subject`, `verb`, `tense`, `thing`: as of :func:`statement`.
+    """
     english, german = KNOW[speaker.person]
     if link == "because":
         english, german = (f"{be} {happy}" for be, happy in zip(BE[speaker.person], HAPPY, strict=True))
@@ -293,19 +339,25 @@ def subordinate(speaker: Person, link: str, subject: Person, verb: Verb, tense: 
 
 
 def giving(subject: Person, verb: Verb, tense: str, receiver: Person, thing: Phrase) -> Sentence:
-    """Peter gave the child a small dog. / Peter hat dem Kind einen kleinen Hund gegeben."""
+    """Peter gave the child a small dog. / Peter hat dem Kind einen kleinen Hund gegeben.
+
+    `receiver`: who is given something; `subject`, `verb`, `tense`, `thing`: as of :func:`statement`.
+    """
     english = [subject.english, english_verb(subject, verb, tense), receiver.english, thing.english]
     return _sentence(english, german_clause(subject, verb, tense, receiver.dative, thing.german).statement())
 
 
 def possession(subject: Person, things: Phrase) -> Sentence:
-    """We have twenty-one red flowers. / Wir haben einundzwanzig rote Blumen."""
+    """We have twenty-one red flowers (`subject`, `things`). / Wir haben einundzwanzig rote Blumen."""
     english, german = HAVE[subject.person]
     return _sentence([subject.english, english, things.english], [subject.nominative, german, things.german])
 
 
 def location(thing: Phrase, preposition: str, place: Phrase) -> Sentence:
-    """The red book is in the old bag. / Das rote Buch ist in der alten Tasche.  `place` in the dative."""
+    """The red book is in the old bag. / Das rote Buch ist in der alten Tasche.
+
+    `thing` in the nominative, `preposition` in English, `place` in the dative.
+    """
     english, german = BE["p" if thing.plural else "3"]
     where = f"{PREPOSITIONS[preposition]} {place.german}"
     if where.startswith("in dem "):

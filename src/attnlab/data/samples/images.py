@@ -59,7 +59,12 @@ def sample_images(folder: Path, seed: int, train: int = 150, val: int = 40) -> P
 
 
 def draw(name: str, random: np.random.Generator) -> Image.Image:
-    """An image of size SIZE x SIZE of the class `name`, one of CLASSES."""
+    """An image of size SIZE x SIZE of the class `name`, one of CLASSES.
+
+    Args:
+        name: of the class.
+        random: what colours and places are drawn with.
+    """
     shape, texture, layout = name.split("_")
     back, front, other = _colours(random)
     canvas = np.broadcast_to(back, (SIZE, SIZE, 3)).copy()

@@ -53,7 +53,11 @@ def write_meetings(cache_dir: Path, seed: int = 1) -> Path:
 
 
 def turns(rng: random.Random) -> Iterator[str]:
-    """Sentences of a meeting, without end."""
+    """Sentences of a meeting, without end.
+
+    Args:
+        rng: what they are drawn with.
+    """
     while True:
         yield fill(rng.choice(TEMPLATES), lambda name: rng.choice(WORDS[name]))
 

@@ -152,6 +152,10 @@ class Synthesizer:
 def speak(text: str, voice: Voice) -> tuple[np.ndarray, int]:
     """`text` as (n,) int16 samples, mono, and their rate in Hz; the same for the same text and voice.
 
+    Args:
+        text: what is said.
+        voice: who says it.
+
     Raises:
         DataError: espeak-ng cannot be loaded, has no such voice, or fails.
     """

@@ -55,6 +55,9 @@ def split_sentences(seed: int) -> dict[str, list[Sentence]]:
     """The sentences of each split.
 
     No sentence occurs twice in all splits together; every word of dev and tst-COMMON, in both languages, is in train.
+
+    Args:
+        seed: of the sentences.
     """
     unseen = _distinct(Grammar(random.Random(seed)).sentences())
     splits = {"train": [next(unseen) for _ in range(SIZES["train"])]}
@@ -118,7 +121,12 @@ def speaking(parts: Sequence[T]) -> Iterable[T]:
 
 
 def speaker(number: int, rng: np.random.Generator) -> Voice:
-    """The voice of speaker `number`: one of VOICES with a random change of rate and pitch."""
+    """The voice of speaker `number`: one of VOICES with a random change of rate and pitch.
+
+    Args:
+        number: from 0.
+        rng: what the change is drawn with.
+    """
     base = VOICES[number % len(VOICES)]
     return replace(base, rate=base.rate + int(rng.integers(-8, 9)), pitch=base.pitch + int(rng.integers(-5, 6)))
 
@@ -157,7 +165,12 @@ def speak_all(
 
 
 def write_wav(path: Path, samples: np.ndarray) -> None:
-    """Write (n,) int16 samples at `SAMPLE_RATE` as mono WAV."""
+    """Write (n,) int16 samples at `SAMPLE_RATE` as mono WAV.
+
+    Args:
+        path: the file.
+        samples: (n,) int16.
+    """
     with wave.open(str(path), "wb") as file:  # unlike libsndfile, it raises OSError when the disk is full
         file.setnchannels(1)
         file.setsampwidth(2)

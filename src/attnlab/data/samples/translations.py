@@ -31,7 +31,11 @@ def write_translations(cache_dir: Path, seed: int = 1) -> Path:
 
 
 def split_pairs(seed: int) -> dict[str, list[Sentence]]:
-    """The sentence pairs of each split.  No English sentence occurs twice in all splits together."""
+    """The sentence pairs of each split.  No English sentence occurs twice in all splits together.
+
+    Args:
+        seed: of the pairs.
+    """
     drawn = iter(Grammar(random.Random(seed)).sentences())
     seen: dict[str, Sentence] = {}
     while len(seen) < sum(SIZES.values()):

@@ -47,7 +47,15 @@ TEXT = "world.txt"  # a sentence on each line
 
 @dataclass(frozen=True)
 class Person:
-    """A person, with a biography that does not name the profession."""
+    """A person, with a biography that does not name the profession.
+
+    Args:
+        name: given name and family name.
+        profession: what the person does.
+        town: where the person lives.
+        firm: where the person works.
+        biography: a text.
+    """
 
     name: str
     profession: str
@@ -58,14 +66,23 @@ class Person:
 
 @dataclass(frozen=True)
 class World:
-    """People, and the country of each town."""
+    """People, and the country of each town.
+
+    Args:
+        people: all persons.
+        countries: the country of each town.
+    """
 
     people: tuple[Person, ...]
     countries: dict[str, str]
 
 
 def make_world(seed: int) -> World:
-    """The world of a seed."""
+    """The world of a seed.
+
+    Args:
+        seed: of all its choices.
+    """
     rng = random.Random(seed)
     names = rng.sample([f"{given} {family}" for given in GIVEN for family in FAMILY], PEOPLE)
     countries = {town: COUNTRIES[i % len(COUNTRIES)] for i, town in enumerate(rng.sample(TOWNS, len(TOWNS)))}

@@ -228,7 +228,16 @@ class Kaldi(Reader):
 
 
 def spoken(id: str, text: str, audio: Path, rate: int, first: int, last: int) -> Segment:
-    """The utterance of samples `first` to `last` (exclusive) of a recording with `rate` samples per second."""
+    """The utterance of samples `first` to `last` (exclusive) of a recording with `rate` samples per second.
+
+    Args:
+        id: of the utterance.
+        text: its transcript.
+        audio: the file of the recording.
+        rate: samples per second (Hz).
+        first: number of its first sample.
+        last: number of the sample after its last.
+    """
     return Segment(id=id, source=text, target=text, audio=audio, rate=rate, start=first, num_samples=last - first)
 
 
@@ -258,7 +267,15 @@ def table(path: Path) -> Iterator[tuple[int, str, str]]:
 def same_ids(
     path: Path, texts: Mapping[str, tuple[int, str]], other: Path, found: Mapping[str, tuple[int, object]], what: str
 ) -> None:
-    """Raise DataError where an id is in one of two files only."""
+    """Raise DataError where an id is in one of two files only.
+
+    Args:
+        path: the file of the texts.
+        texts: line and text of each id.
+        other: the other file.
+        found: line and value of each id in it.
+        what: what a line of the other file holds, for the error.
+    """
     for id, (line, _) in texts.items():
         if id not in found:
             raise DataError(f"{path} line {line}: {id} has text, but {other.name} has no line for it; expected {what}")
@@ -268,7 +285,11 @@ def same_ids(
 
 
 def clean(words: Sequence[_Word]) -> str:
-    """The text of a segment as the ESPnet and Kaldi recipes prepare it."""
+    """The text of a segment as the ESPnet and Kaldi recipes prepare it.
+
+    Args:
+        words: in their order.
+    """
     text = " ".join(w.text for w in words if not w.punctuation).upper()
     text = " ".join(text.replace("-", " ").replace("_", ". ").split())
     return re.sub(r"\b(UH) (HUH)\b", r"\1-\2", re.sub(r"\b(MM) (HMM)\b", r"\1-\2", text))

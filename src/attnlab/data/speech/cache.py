@@ -113,7 +113,13 @@ def open_features(
 
 
 def content_key(cache_dir: Path, segments: Sequence[Segment], bank: FilterBank) -> str:
-    """SHA-256 of all that the features depend on: bytes of the recordings, bounds of the segments, settings."""
+    """SHA-256 of all that the features depend on: bytes of the recordings, bounds of the segments, settings.
+
+    Args:
+        cache_dir: where digests of recordings are kept.
+        segments: of all splits, in their order.
+        bank: the filter bank with its settings.
+    """
     digests = file_digests({segment.audio for segment in segments}, cache_dir / "features" / "audio.json")
     key = hashlib.sha256(json.dumps([VERSION, bank.fingerprint()], sort_keys=True).encode())
     for segment in segments:

@@ -97,6 +97,7 @@ def pretrained(name: str, layer: str, device: str) -> Model:
 
 
 def main() -> None:
+    """Extract features of a pretrained speech model for every utterance of a corpus, as the command line says."""
     parser = argparse.ArgumentParser(
         prog="python -m attnlab.data.speech.extract", description=(__doc__ or "").partition("\n")[0]
     )

@@ -79,14 +79,24 @@ class FilterBank:
 
 
 def utterance_cmvn(features: Array) -> Array:
-    """(T, F) -> (T, F), each column with mean 0 and variance 1 (a constant column: 0)."""
+    """(T, F) -> (T, F), each column with mean 0 and variance 1 (a constant column: 0).
+
+    Args:
+        features: of one utterance, T frames of 10 ms.
+    """
     centred = features - features.mean(axis=0, dtype=np.float64)
     deviation = np.sqrt(np.maximum(np.square(centred).mean(axis=0), 1e-10))
     return (centred / deviation).astype(np.float32)
 
 
 def read_waveform(path: Path, start: int, num_samples: int) -> Array:
-    """(num_samples,) float32 in [-1, 1), channels averaged.  Raises DataError where the file cannot give them all."""
+    """(num_samples,) float32 in [-1, 1), channels averaged.  Raises DataError where the file cannot give them all.
+
+    Args:
+        path: of the recording.
+        start: the first sample.
+        num_samples: how many.
+    """
     try:
         samples, _ = soundfile.read(path, frames=num_samples, start=start, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
@@ -98,7 +108,13 @@ def read_waveform(path: Path, start: int, num_samples: int) -> Array:
 
 
 def change_speed(waveform: Array, rate: int, speed: float) -> Array:
-    """(samples,) -> (samples / speed,): tempo and pitch together, as a tape that runs faster."""
+    """(samples,) -> (samples / speed,): tempo and pitch together, as a tape that runs faster.
+
+    Args:
+        waveform: (samples,) float32.
+        rate: its samples per second (Hz).
+        speed: factor of the tempo, above 0.
+    """
     if speed == 1.0 or not len(waveform):
         return waveform
     faster: Array = soxr.resample(waveform, rate * speed, rate)

@@ -140,7 +140,14 @@ def read_split(
 
 
 def check_layout(root: Path, splits: Sequence[str], source_language: str, target_language: str) -> None:
-    """Raise DataError where a file or folder of `splits` is missing; the message names it."""
+    """Raise DataError where a file or folder of `splits` is missing; the message names it.
+
+    Args:
+        root: of the corpus.
+        splits: names of the splits.
+        source_language: of the speech, for instance en.
+        target_language: of the translation, for instance de.
+    """
     try:
         _check_layout(root, splits, source_language, target_language)
     except OSError as error:
@@ -180,7 +187,14 @@ _HINT = "data/<split>/txt/<split>.yaml, .en, .de and data/<split>/wav/*.wav for 
 
 
 def split_folder(root: Path, split: str, source_language: str, target_language: str) -> Path:
-    """The folder of a split in the layout of MuST-C."""
+    """The folder of a split in the layout of MuST-C.
+
+    Args:
+        root: of the corpus.
+        split: its name, for instance tst-COMMON.
+        source_language: of the speech, for instance en.
+        target_language: of the translation, for instance de.
+    """
     return root / f"{source_language}-{target_language}" / "data" / split
 
 

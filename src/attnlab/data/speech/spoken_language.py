@@ -176,7 +176,12 @@ class Picovoice(Reader):
 
 
 def clean(sentence: str, lower: bool) -> str:
-    """The transcript as the published preparation writes it."""
+    """The transcript as the published preparation writes it.
+
+    Args:
+        sentence: as the corpus has it.
+        lower: whether it is put into lower case.
+    """
     text = sentence.replace("@", " at ").replace("#", " hashtag ").replace(",", "").replace(".", "")
     return " ".join((text.lower() if lower else text).replace("<unk>", "unknown").split())
 

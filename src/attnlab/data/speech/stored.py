@@ -83,7 +83,11 @@ class StoredInputs:
 
 
 def slopes(x: Array) -> Array:
-    """(T, F) to (T, F): regression slopes over frames t - 2 to t + 2, with the ends repeated (HTK book, eq. 5.16)."""
+    """(T, F) to (T, F): regression slopes over frames t - 2 to t + 2, with the ends repeated (HTK book, eq. 5.16).
+
+    Args:
+        x: T frames of F features.
+    """
     p = np.pad(x, ((2, 2), (0, 0)), mode="edge")
     return ((p[3:-1] - p[1:-3] + 2 * (p[4:] - p[:-4])) / 10).astype(np.float32)
 
@@ -117,7 +121,12 @@ def frames(path: Path, columns: int) -> int:
 
 
 def read_features(path: Path, columns: int) -> Array:
-    """The features of a file, (T, columns) float32.  Raises DataError as :func:`frames` does."""
+    """The features of a file, (T, columns) float32.  Raises DataError as :func:`frames` does.
+
+    Args:
+        path: the file.
+        columns: F, features of a frame.
+    """
     frames(path, columns)
     if path.suffix == ".npy":
         return np.load(path, allow_pickle=False).astype(np.float32)

@@ -50,7 +50,11 @@ class TextCorpus(ABC):
 
 
 class PennTreebank(TextCorpus):
-    """The Penn Treebank as Mikolov prepared it: ptb.{train,valid,test}.txt, a sentence per line, 10,000 words."""
+    """The Penn Treebank as Mikolov prepared it: ptb.{train,valid,test}.txt, a sentence per line, 10,000 words.
+
+    Args:
+        name: what records and messages call it.
+    """
 
     def __init__(self, name: str = "Penn Treebank") -> None:
         self.name = name
@@ -67,7 +71,11 @@ class PennTreebank(TextCorpus):
 
 
 class WikiText(TextCorpus):
-    """WikiText-2 or -103: wiki.{train,valid,test}.tokens, each line a paragraph, a heading or empty."""
+    """WikiText-2 or -103: wiki.{train,valid,test}.tokens, each line a paragraph, a heading or empty.
+
+    Args:
+        name: what records and messages call it.
+    """
 
     def __init__(self, name: str = "WikiText-2") -> None:
         self.name = name
@@ -88,6 +96,9 @@ class BillionWords(TextCorpus):
 
     Held-out shard 00000 is the test set, as usual, and the others are the validation set, so no checkpoint is chosen on
     the test set (the Tensorized Transformer's code validates and tests on all 50).
+
+    Args:
+        name: what records and messages call it.
     """
 
     held_out = "test: held-out shard 00000; validation: the other held-out shards"
@@ -214,7 +225,11 @@ class FineWebEdu(TextCorpus):
 
 
 def read_parquet(path: Path) -> Iterator[str]:
-    """The texts of the column `text`.  Raises DataError where the file is not Parquet or has no such column."""
+    """The texts of the column `text`.  Raises DataError where the file is not Parquet or has no such column.
+
+    Args:
+        path: the file.
+    """
     import pyarrow
     from pyarrow import parquet
 
@@ -229,7 +244,11 @@ def read_parquet(path: Path) -> Iterator[str]:
 
 
 def as_tokens(files: list[TokenFile]) -> TokenFile:
-    """Several files as one, in memory; for the few held-out shards."""
+    """Several files as one, in memory; for the few held-out shards.
+
+    Args:
+        files: of token ids.
+    """
     if len(files) == 1:
         return files[0]
     ids = np.concatenate([file.read(0, len(file)) for file in files])

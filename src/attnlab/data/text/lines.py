@@ -13,6 +13,9 @@ def read_lines(path: Path) -> Iterator[str]:
 
     Only a line feed ends a line, because corpora have other separators inside words.
 
+    Args:
+        path: the file.
+
     Raises:
         DataError: the file cannot be read, is empty, or is not text.
     """

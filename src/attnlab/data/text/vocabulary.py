@@ -172,7 +172,11 @@ class BytePairVocabulary(Vocabulary):
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary that `Vocabulary.save` wrote.  Raises DataError where it is missing or damaged."""
+    """The vocabulary that `Vocabulary.save` wrote.  Raises DataError where it is missing or damaged.
+
+    Args:
+        path: the file.
+    """
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         kind = plain.pop("kind")
@@ -346,5 +350,9 @@ def _first(texts: Iterable[str], number: int) -> Iterator[str]:
 
 
 def count_words(text: str) -> int:
-    """The number of words and line ends of a text, the end of the last line included."""
+    """The number of words and line ends of a text, the end of the last line included.
+
+    Args:
+        text: of a corpus, as it is on disk.
+    """
     return len(text.split()) + text.count("\n") + 1
