@@ -14,7 +14,6 @@ from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SIDES = (  # of a point: offsets to the right and up, and the text's side that lies there; the last if none is free
@@ -113,8 +112,8 @@ def scatter(points: Grid, plot: Plot) -> "Figure":
 
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
-    axes.set(xlabel=plot.x_label, ylabel=plot.y_label, title=points.title)
-    axes.title.set_size(10)
+    axes.set(xlabel=plot.x_label, ylabel=plot.y_label)
+    axes.set_title(points.title, fontsize=10)
     axes.margins(0.12)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -125,21 +124,22 @@ def scatter(points: Grid, plot: Plot) -> "Figure":
         axes.xaxis.set_major_formatter(ScalarFormatter())
     else:
         axes.set_xlim(0, None)  # after the points: from here on the limits stay as they are
-    place_labels(axes, [(label, float(x), float(y)) for label, x, y in points.rows])
+    place_labels(figure, [(label, float(x), float(y)) for label, x, y in points.rows])
     return figure
 
 
-def place_labels(axes: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
+def place_labels(figure: "Figure", points: Sequence[tuple[str, float, float]]) -> None:
     """Write a label beside each point, on the first side on which it covers no point and no other label.
 
     Args:
-        axes: whose points are drawn and whose scales are set.
+        figure: of one panel, whose points are drawn and whose scales are set.
         points: label, x and y.
     """
     from matplotlib.transforms import Bbox
 
-    axes.figure.draw_without_rendering()  # the layout decides where the points are
-    dot = 6 * axes.figure.dpi / 72  # half the side of the square around a point, with room for the line of its circle
+    (axes,) = figure.axes
+    figure.draw_without_rendering()  # the layout decides where the points are
+    dot = 6 * figure.dpi / 72  # half the side of the square around a point, with room for the line of its circle
     centres = axes.transData.transform([(x, y) for _, x, y in points])
     taken = [Bbox.from_bounds(x - dot, y - dot, 2 * dot, 2 * dot) for x, y in centres]
     for label, x, y in points:
