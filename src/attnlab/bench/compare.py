@@ -111,7 +111,12 @@ def measure(
 
 
 def timed(work: Workload, device: torch.device) -> dict[str, float]:
-    """Seconds of one run and of its preparation; on a CPU also CPU seconds of all threads together."""
+    """Seconds of one run and of its preparation; on a CPU also CPU seconds of all threads together.
+
+    Args:
+        work: what runs, once.
+        device: where it runs; it is waited for.
+    """
     gc.disable()
     try:
         _wait(device)
@@ -133,6 +138,10 @@ def failures(result: dict[str, Any], what: str) -> list[str]:
     """The errors that a time of this workload rests on and that are too large or not numbers.
 
     A result without them belongs to a variant that has nothing to be compared with.
+
+    Args:
+        result: what was measured of one variant.
+        what: the workload.
     """
     names = [name for name in workload_type(what).checked if name in result]
     return [f"{name} off by {result[name]:g}" for name in names if not result[name] <= result["tolerance"]]

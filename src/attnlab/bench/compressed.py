@@ -23,7 +23,12 @@ STD = 0.02  # of random weights: of the size of trained ones
 
 @dataclass(frozen=True)
 class Compared:
-    """The task's model as it is, or with the modules of the method of `compress=`; weights follow from the seed."""
+    """The task's model as it is, or with the modules of the method of `compress=`; weights follow from the seed.
+
+    Args:
+        name: which of both.
+        cfg: the fixed configuration, with `compress`.
+    """
 
     name: Literal["compressed", "dense"]
     cfg: DictConfig
@@ -74,7 +79,14 @@ class Compared:
 
 
 def method_of(cfg: DictConfig) -> Method:
-    """ConfigError: `compress` names no method."""
+    """The method that `compress` names.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: it names none.
+    """
     if cfg.choices.compress == "none":
         raise ConfigError("mode=bench of a pretrained model compares it with a compressed one: give compress=<method>")
     method: Method = instantiate(cfg.compress, path="compress")
@@ -83,7 +95,14 @@ def method_of(cfg: DictConfig) -> Method:
 
 @torch.no_grad()
 def filled(module: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Give a module on the meta device memory and random weights, in place."""
+    """Give a module on the meta device memory and random weights, in place.
+
+    Args:
+        module: on the meta device.
+        seed: of the weights.
+        dtype: of the weights.
+        device: where they lie.
+    """
     torch.manual_seed(seed)
     module.to_empty(device=device)
     for parameter in module.parameters():
@@ -92,7 +111,12 @@ def filled(module: nn.Module, seed: int, dtype: torch.dtype, device: torch.devic
 
 
 def projections(model: nn.Module, layer: Layer) -> Iterator[tuple[nn.Module, Projection]]:
-    """The modules of a layer's attention projections, each once, with the projection that it computes, or the first."""
+    """The modules of a layer's attention projections, each once, with the projection that it computes, or the first.
+
+    Args:
+        model: dense or compressed.
+        layer: as it was before compression.
+    """
     seen = set()
     for name in ATTENTION:
         projection = layer.projections[name]
@@ -102,7 +126,11 @@ def projections(model: nn.Module, layer: Layer) -> Iterator[tuple[nn.Module, Pro
 
 
 def remaining(cfg: DictConfig) -> dict[str, float]:
-    """The compression rate, and what is left of the multiply-adds of a token in the compressed matrices."""
+    """The compression rate, and what is left of the multiply-adds of a token in the compressed matrices.
+
+    Args:
+        cfg: the fixed configuration, with `compress`.
+    """
     found = rate(Compared("dense", cfg).outline()[0], Compared("compressed", cfg).outline()[0])
     left = 100 * found["multiply_adds_factorised"] / found["multiply_adds_dense"]
     return {"rate": round(found["rate"], 4), "multiply_adds_percent": round(left, 2)}

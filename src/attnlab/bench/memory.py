@@ -65,7 +65,11 @@ def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -
 
 
 def free_bytes(device: torch.device) -> int:
-    """The memory of a device that is free."""
+    """The memory of a device that is free.
+
+    Args:
+        device: a GPU, or the CPU for the machine's memory.
+    """
     return int(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available)
 
 

@@ -120,11 +120,20 @@ class Shape:
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    """Median and spread of repeated measurements."""
+    """Median and spread of repeated measurements.
+
+    Args:
+        values: at least one.
+    """
     found = {"median": median(values), "min": min(values), "max": max(values)}
     return {name: rounded(value) for name, value in found.items()}
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """To so many significant digits."""
+    """To so many significant digits.
+
+    Args:
+        value: any.
+        digits: how many.
+    """
     return float(f"{value:.{digits}g}")

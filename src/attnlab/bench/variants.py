@@ -98,6 +98,10 @@ class AttentionVariant:
 def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
     """The chosen mechanism, then the references in the order of the settings, each once.
 
+    Args:
+        cfg: the fixed configuration.
+        settings: the checked node `bench`.
+
     ConfigError: a reference that is no mechanism.
     """
     chosen = AttentionVariant(cfg.choices.attention, cfg)
@@ -115,12 +119,22 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
 
 
 def copied(variant: AttentionVariant) -> AttentionVariant:
-    """The same mechanism, with the prefix stored once per hypothesis."""
+    """The same mechanism, with the prefix stored once per hypothesis.
+
+    Args:
+        variant: the mechanism.
+    """
     return replace(variant, name=f"{variant.name}_copied", copied=True)
 
 
 def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConfig:
-    """The configuration with another mechanism, with the same sizes, stride and rank, except for the overrides."""
+    """The configuration with another mechanism, with the same sizes, stride and rank, except for the overrides.
+
+    Args:
+        cfg: the fixed configuration.
+        name: of the other mechanism, a file of conf/attention.
+        overrides: its own values, for instance mha.num_heads=12.
+    """
     with _hydra():
         names = GlobalHydra.instance().config_loader().get_group_options("attention")
         if name not in names:
@@ -153,6 +167,9 @@ def _hydra() -> Iterator[None]:
 
 def publish_by(target: str) -> Publish:
     """The function that `bench.published` names.
+
+    Args:
+        target: its dotted name.
 
     Raises:
         ConfigError: it cannot be imported.

@@ -19,12 +19,20 @@ _BOUNDS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
 
 
 def parse(annotation: str) -> ast.expr:
-    """An annotation from its text."""
+    """An annotation from its text.
+
+    Args:
+        annotation: for instance "int | None".
+    """
     return ast.parse(annotation, mode="eval").body
 
 
 def annotation_of(value: Any) -> ast.expr | None:
-    """The annotation that a default value stands for; None if it does not tell (null)."""
+    """The annotation that a default value stands for; None if it does not tell (null).
+
+    Args:
+        value: the default, as YAML holds it.
+    """
     match value:
         case bool() | int() | float() | str():
             return parse(type(value).__name__)
@@ -37,17 +45,32 @@ def annotation_of(value: Any) -> ast.expr | None:
 
 
 def fits(annotation: ast.expr, value: Any) -> bool:
-    """Whether a plain value, as YAML holds it, may stand where `annotation` does. What is not understood fits."""
+    """Whether a plain value, as YAML holds it, may stand where `annotation` does. What is not understood fits.
+
+    Args:
+        annotation: as source.
+        value: as YAML holds it.
+    """
     return any(_fits(part, value) for part in _alternatives(annotation))
 
 
 def surely_fits(annotation: ast.expr, value: Any) -> bool:
-    """Whether it fits an alternative that is understood."""
+    """Whether it fits an alternative that is understood.
+
+    Args:
+        annotation: as source.
+        value: as YAML holds it.
+    """
     return any(_is_clear(part) and _fits(part, value) for part in _alternatives(annotation))
 
 
 def within(annotation: ast.expr, value: Any) -> bool:
-    """Whether a Python value lies within the bounds of an annotation; of types only those with bounds are checked."""
+    """Whether a Python value lies within the bounds of an annotation; of types only those with bounds are checked.
+
+    Args:
+        annotation: as source.
+        value: any.
+    """
     parts = list(_alternatives(annotation))
     if isinstance(value, int | float) and not isinstance(value, bool):
         limits = [part for part in parts if name_of(part) == "Annotated"]
@@ -62,17 +85,29 @@ def within(annotation: ast.expr, value: Any) -> bool:
 
 
 def words(annotation: ast.expr) -> str:
-    """An annotation in words, for messages: `Annotated[int, Ge(1)] | None` is "int >= 1 or null"."""
+    """An annotation in words, for messages: `Annotated[int, Ge(1)] | None` is "int >= 1 or null".
+
+    Args:
+        annotation: as source.
+    """
     return " or ".join(dict.fromkeys(_words(part) for part in _alternatives(annotation)))
 
 
 def literals(annotation: ast.expr) -> list[Any]:
-    """The values that its `Literal`s list."""
+    """The values that its `Literal`s list.
+
+    Args:
+        annotation: as source.
+    """
     return [value for part in _alternatives(annotation) if name_of(part) == "Literal" for value in _values(part)]
 
 
 def name_of(expression: ast.expr) -> str:
-    """The last part of a name, whatever is subscripted or called: `list` for list[int]."""
+    """The last part of a name, whatever is subscripted or called: `list` for list[int].
+
+    Args:
+        expression: as source.
+    """
     match expression:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name

@@ -186,7 +186,12 @@ def _share(key: str, items: int, each: int, unit: str, limit: int, processes: in
 
 
 def counted(number: int, unit: str) -> str:
-    """A number and what it counts: "1 batch", "2 batches", "2 epochs"."""
+    """A number and what it counts: "1 batch", "2 batches", "2 epochs".
+
+    Args:
+        number: how many.
+        unit: what is counted, singular.
+    """
     plural = unit + ("es" if unit.endswith(("s", "tch")) else "s")
     return f"{number} {unit if number == 1 else plural}"
 

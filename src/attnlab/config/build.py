@@ -81,6 +81,10 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
 
     Adds `choices`, the option taken from each group (`choices.attention` is "mtla"), and sets the root's `stride` and
     `rank` to the values in use; null then means that the mechanism has no such knob.
+
+    Args:
+        cfg: the composed configuration.
+        choices: the option taken from each group, as Hydra has them.
     """
     cfg = copy.deepcopy(cfg)
     stack.prune(cfg)
@@ -100,7 +104,11 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
 
 
 def resolve(cfg: DictConfig) -> None:
-    """Resolve every reference in place. ConfigError names the key whose reference fails, and the reference."""
+    """Resolve every reference in place. ConfigError names the key whose reference fails, and the reference.
+
+    Args:
+        cfg: it is changed.
+    """
     try:
         OmegaConf.resolve(cfg)
     except OmegaConfBaseException:
@@ -114,12 +122,21 @@ def resolve(cfg: DictConfig) -> None:
 
 
 def written(node: Any) -> Any:
-    """A node as plain dict and list, references as they are written."""
+    """A node as plain dict and list, references as they are written.
+
+    Args:
+        node: of a configuration.
+    """
     return OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value in plain dict and list with its dotted path."""
+    """Every value in plain dict and list with its dotted path.
+
+    Args:
+        node: plain values, a mapping or a list.
+        path: dotted, of `node` itself.
+    """
     if not isinstance(node, dict | list):
         yield path, node
         return
@@ -128,7 +145,12 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def knob_paths(cfg: DictConfig, knob: str) -> list[str]:
-    """Where the unresolved attention and compress nodes read `${stride}` or `${rank}`."""
+    """Where the unresolved attention and compress nodes read `${stride}` or `${rank}`.
+
+    Args:
+        cfg: the composed configuration, not resolved.
+        knob: stride or rank.
+    """
     nodes = [(group, written(cfg.get(group))) for group in KNOB_GROUPS]
     return [path for group, node in nodes for path, raw in leaves(node, group) if f"${{{knob}}}" in str(raw)]
 
@@ -140,6 +162,11 @@ def instantiate(node: DictConfig, path: str = "", **kwargs: Any) -> Any:
     callable that waits for the other arguments. Lists and mappings arrive plain.
     ConfigError names the path of the node whose target does not exist or refuses what it is given (TypeError,
     ValueError: kept as the cause). Anything else that a constructor raises passes unchanged.
+
+    Args:
+        node: with a `_target_`.
+        path: dotted, for the errors.
+        kwargs: more arguments.
     """
     return _build(node, path or str(node._get_full_key(None)), kwargs)
 

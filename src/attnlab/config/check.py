@@ -38,6 +38,14 @@ class Plan:
     """The jobs of a command line: the fixed configuration of each, and the directory of a multirun.
 
     `jobs` of a sweeper that searches (hydra/sweeper=optuna): the ends of its search space, which are checked.
+
+    Args:
+        jobs: the configurations, fixed.
+        multirun: whether -m was given.
+        sweep_directory: of a multirun.
+        arguments: what Hydra is called with.
+        keeps: whether the run has a directory with its record.
+        searches: whether the sweeper chooses the jobs itself.
     """
 
     jobs: list[DictConfig]
@@ -53,6 +61,11 @@ class Job:
     """A job that uses or continues a run: its fixed configuration, and what Hydra needs besides it.
 
     `choices`: the run's options of groups, `task=mustc`; `directory`: where the job writes.
+
+    Args:
+        cfg: the configuration.
+        choices: the run's options of groups.
+        directory: a path.
     """
 
     cfg: DictConfig
@@ -169,14 +182,23 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
 
 
 def check_fixed(cfg: DictConfig) -> None:
-    """Check every node of a resolved configuration against its signature, and the keys that depend on each other."""
+    """Check every node of a resolved configuration against its signature, and the keys that depend on each other.
+
+    Args:
+        cfg: resolved.
+    """
     _check_nodes(config.written(cfg), "")
     check_relations(cfg)
     check_batch(cfg)
 
 
 def check_mode(cfg: DictConfig, task: str) -> None:
-    """Check that the mode exists, that the task has it, and that it reads the root keys that are set."""
+    """Check that the mode exists, that the task has it, and that it reads the root keys that are set.
+
+    Args:
+        cfg: the composed configuration.
+        task: its option, for instance mustc.
+    """
     if cfg.mode not in MODES:
         raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
     modes = list(dict.fromkeys([*cfg.task.modes, *modes_of_every_task()]))

@@ -30,7 +30,11 @@ OVERLAYS = ("recipe", "experiment", "debug")  # groups whose files only change k
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message, or its type if it has none, without line breaks."""
+    """An exception's message, or its type if it has none, without line breaks.
+
+    Args:
+        error: what was raised.
+    """
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -227,7 +231,12 @@ def assigned(plain: dict[str, Any], override: Override, groups: list[str]) -> It
 
 
 def walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
-    """Follow a dotted key as far as it leads: the node reached, its own key, and the parts that are left."""
+    """Follow a dotted key as far as it leads: the node reached, its own key, and the parts that are left.
+
+    Args:
+        node: of a configuration.
+        key: dotted, below the node.
+    """
     parts = key.split(".")
     for i, part in enumerate(parts):
         if isinstance(node, dict) and part in node:
@@ -306,7 +315,13 @@ def _keys(node: Any, path: str = "") -> Iterator[str]:
 
 
 def require(key: str, annotation: ast.expr, value: Any) -> None:
-    """Raise ConfigError if a value does not fit an annotation."""
+    """Raise ConfigError if a value does not fit an annotation.
+
+    Args:
+        key: dotted, for the error.
+        annotation: as source.
+        value: as YAML holds it.
+    """
     if not fits(annotation, value):
         close = matches(str(value), [str(literal) for literal in literals(annotation)])
         hint = f"; nearest: {close[0]}" if close else ""
@@ -314,14 +329,26 @@ def require(key: str, annotation: ast.expr, value: Any) -> None:
 
 
 def declared(node: Any, path: str, name: str) -> list[ast.expr]:
-    """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`."""
+    """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`.
+
+    Args:
+        node: of a configuration.
+        path: of the node, dotted.
+        name: of the key.
+    """
     key = f"{path}.{name}" if path else name
     own = _parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
     return [*([own] if own is not None else []), *([parse(FOREIGN[key])] if key in FOREIGN else [])]
 
 
 def check_value(base: DictConfig, key: str, value: Any) -> None:
-    """Check that a value fits the annotation of its key, or else has the type of the default."""
+    """Check that a value fits the annotation of its key, or else has the type of the default.
+
+    Args:
+        base: the configuration without the command line.
+        key: dotted.
+        value: what the command line gives.
+    """
     if "${" in str(value):
         return  # a reference: what it leads to is checked in the composed configuration
     parent, path, rest = (

@@ -109,7 +109,11 @@ def listing(names: list[str]) -> str:
 
 
 def about(file: Path) -> str:
-    """The first sentence of a file's first comment, without Hydra's own lines; empty if there is none."""
+    """The first sentence of a file's first comment, without Hydra's own lines; empty if there is none.
+
+    Args:
+        file: YAML.
+    """
     lines: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):

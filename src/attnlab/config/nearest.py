@@ -5,7 +5,12 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """The end of an error line: the close names, and the others where all are few; empty if there are none."""
+    """The end of an error line: the close names, and the others where all are few; empty if there are none.
+
+    Args:
+        word: what was written.
+        names: what exists.
+    """
     names = sorted(names)
     close = matches(word, names)
     others = [name for name in names if name not in close] if len(names) <= 12 else []
@@ -14,6 +19,12 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def matches(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """At most three names, the closest first; capitals do not matter."""
+    """At most three names, the closest first; capitals do not matter.
+
+    Args:
+        word: what was written.
+        names: what exists.
+        cutoff: likeness from 0 to 1 that a name needs, as difflib measures it.
+    """
     by_lower = {name.lower(): name for name in names}
     return [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, 3, cutoff)]

@@ -22,7 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Signature:
-    """Parameters by name, each with its annotation (None: it has none). `open`: other keywords are accepted."""
+    """Parameters by name, each with its annotation (None: it has none). `open`: other keywords are accepted.
+
+    Args:
+        parameters: the arguments of a class or function, without `self`.
+        open: whether there is a `**kwargs`.
+    """
 
     parameters: Mapping[str, ast.expr | None]
     open: bool = False
@@ -71,19 +76,31 @@ def _everything() -> dict[str, list[str]]:
 
 
 def definitions(name: str) -> list[str]:
-    """The modules of this package that define a class or function of this name."""
+    """The modules of this package that define a class or function of this name.
+
+    Args:
+        name: of the class or function.
+    """
     return list(dict.fromkeys(_everything().get(name, [])))
 
 
 def is_class(target: str) -> bool:
-    """Whether a dotted name leads to a class in the source of a module."""
+    """Whether a dotted name leads to a class in the source of a module.
+
+    Args:
+        target: for instance attnlab.attention.MLA.
+    """
     module, path = _split(target)
     found = _find(module, path[0]) if module and len(path) == 1 else None
     return found is not None and isinstance(found.node, ast.ClassDef)
 
 
 def constant(target: str) -> object:
-    """The value of a module's constant, by its dotted name, without importing the module; None where there is none."""
+    """The value of a module's constant, by its dotted name, without importing the module; None where there is none.
+
+    Args:
+        target: for instance attnlab.modes.describe.KEEPS.
+    """
     module, _, name = target.rpartition(".")
     for bound, node in _definitions(module):
         if bound == name and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):

@@ -18,7 +18,12 @@ from attnlab.config.schema import constant
 
 @dataclass(frozen=True)
 class ReadBy:
-    """Marks a root key that only some modes read; others refuse it. `optional`: those that can do without it."""
+    """Marks a root key that only some modes read; others refuse it. `optional`: those that can do without it.
+
+    Args:
+        modes: those that read it.
+        optional: those of them that can do without it.
+    """
 
     modes: tuple[str, ...]
     optional: tuple[str, ...] = ()
@@ -26,7 +31,25 @@ class ReadBy:
 
 @dataclass(frozen=True)
 class Root:
-    """The keys of conf/config.yaml that are no group. `mode`: a file in modes/ that the task lists in `task.modes`."""
+    """The keys of conf/config.yaml that are no group. `mode`: a file in modes/ that the task lists in `task.modes`.
+
+    Args:
+        mode: what the run does.
+        seed: of all random choices.
+        stride: positions merged per cache slot; null: the paper's value.
+        rank: of the mechanism or of the compression; null: the paper's value.
+        data_root: the real corpus; null: the embedded sample corpus.
+        model: pretrained weights; null: the task's own.
+        checkpoint: a run directory or a checkpoint file.
+        prompt: the text to continue; null: none.
+        format: of an export; null: hf.
+        input: what is predicted: a text, a file or a folder.
+        output: a file for the results; null: standard output.
+        resume: a run directory to continue.
+        baseline: a run directory or record to compare speed with.
+        tags: words that the record keeps.
+        cache_dir: where features, vocabularies and sample corpora are kept.
+    """
 
     mode: str
     seed: Annotated[int, Ge(0), Le(4294967295)]  # numpy's bound
@@ -51,7 +74,14 @@ class Root:
 class Hardware:
     """The arguments of Lightning's Trainer that say where and how fast a run happens, and two of the model.
 
-    compile: by torch.compile. gradient_checkpointing: each layer is computed again in the backward pass.
+    Args:
+        accelerator: auto: a GPU if there is one, else the CPU.
+        devices: how many on each node, their numbers, or auto.
+        num_nodes: machines.
+        strategy: how processes share the work, as Lightning calls it.
+        precision: of weights and arithmetic, as Lightning calls it.
+        compile: whether torch.compile is used.
+        gradient_checkpointing: whether each layer is computed again in the backward pass, which needs less memory.
     """
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"]
@@ -65,7 +95,31 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Task:
-    """The keys that several tasks have. A task may have others, which stand in its own file."""
+    """The keys that several tasks have. A task may have others, which stand in its own file.
+
+    Args:
+        name: of the task, for records.
+        modes: what it can do; the first is its default.
+        target: of speech: its translation or its transcript.
+        encoder_checkpoint: a run whose encoder this one starts with; null: random weights.
+        attention_heads: H, read by conf/attention.
+        attention_head_dim: D, read by conf/attention.
+        attention_bias: whether the projections of MHA have biases.
+        attention_dropout: of attention weights.
+        attention_prefix: whether the encoder's output stands before the text.
+        attention_rank: R of the multi-linear forms; null: that of their own file.
+        attention_window: positions that the windowed multi-linear forms see; null: that of their own file.
+        decode_max_frames: frames of 10 ms in a decoding batch, at most.
+        compressible: whether there is a pretrained model to compress.
+        channels_last: whether images lie in memory with their channels last.
+        label_smoothing: share of the probability that goes to all classes.
+        ema_decay: of averaged weights; 0: none.
+        ema_warmup: whether the decay begins low.
+        questions: the set of questions.
+        compat: whether scores are computed as by the released code, with its defects.
+        batch_size: rows in a batch of one process.
+        search: settings to choose from by the validation split; null: none.
+    """
 
     name: Annotated[str, MinLen(1)]
     modes: Annotated[list[str], MinLen(1)]
@@ -92,7 +146,24 @@ class Task:
 
 @dataclass(frozen=True)
 class Train:
-    """How long and how a task trains. -1 updates: until `max_epochs` or `max_minutes`."""
+    """How long and how a task trains. -1 updates: until `max_epochs` or `max_minutes`.
+
+    Args:
+        max_steps: updates; -1: no limit.
+        max_epochs: passes over the training split; null: no limit.
+        max_minutes: minutes of training; null: no limit.
+        batch: what one update sees, see `Batch`.
+        clip: norm to which gradients are cut; 0: they are not.
+        label_smoothing: share of the probability that goes to all pieces.
+        ctc_weight: weight of the CTC loss beside the decoder's.
+        first_token_weight: weight of the first token's loss, which names the class.
+        validate_every: updates between validations; null: by epochs.
+        validate_every_epochs: epochs between validations.
+        validate_decode: sentences of each validation that are decoded and scored; null: none.
+        monitor: the metric that checkpoints are chosen by; null: the task's own.
+        keep_best: checkpoints that are kept, and averaged at the end.
+        log_every: updates between points of the curves.
+    """
 
     max_steps: Annotated[int, Ge(1)] | Literal[-1]
     max_epochs: Annotated[int, Ge(1)] | None
@@ -127,7 +198,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Training from scratch, where an image task has no checkpoint."""
+    """Training from scratch, where an image task has no checkpoint.
+
+    Args:
+        epochs: passes over the training split; 0: none.
+        lr: the highest learning rate.
+        weight_decay: of AdamW.
+        warmup_epochs: epochs over which the learning rate rises.
+    """
 
     epochs: Annotated[int, Ge(0)]
     lr: Annotated[float, Ge(0)]
@@ -137,7 +215,12 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class Text:
-    """The text of a perplexity, cut into windows of `context` tokens."""
+    """The text of a perplexity, cut into windows of `context` tokens.
+
+    Args:
+        file: a text file; null: no perplexity is measured.
+        context: tokens of a window.
+    """
 
     file: Path | None
     context: Annotated[int, Ge(2)]
@@ -174,7 +257,12 @@ def read_by() -> dict[str, ReadBy]:
 
 
 def owner(node: Mapping[str, Any], path: str) -> str:
-    """The dotted name of what declares a node's keys: its `_target_`, or the schema of its place; empty if neither."""
+    """The dotted name of what declares a node's keys: its `_target_`, or the schema of its place; empty if neither.
+
+    Args:
+        node: with its keys.
+        path: of the node, dotted.
+    """
     schema = SCHEMAS.get(path)
     name = f"{schema.__module__}.{schema.__qualname__}" if schema else ARGUMENTS.get(path, "")
     return str(node.get("_target_") or name)

@@ -11,6 +11,9 @@ def spelled(arguments: Iterable[str]) -> list[str]:
     """A command line in which every key has its own name, as the configuration files and records have it.
 
     The keys of the node `trainer` are arguments of Lightning's Trainer, which no file lists: Hydra must add them.
+
+    Args:
+        arguments: as in sys.argv[1:].
     """
     found = []
     for text in arguments:

@@ -38,7 +38,11 @@ def parts(pattern: Any, names: Sequence[str]) -> list[str]:
 
 
 def overrides(names: Iterable[str]) -> list[str]:
-    """What composes the files of these mechanisms."""
+    """What composes the files of these mechanisms.
+
+    Args:
+        names: of files in conf/attention.
+    """
     return [f"{FILE}{name}={name}" for name in names]
 
 
@@ -55,12 +59,20 @@ def added(cfgs: Sequence[DictConfig], keys: Iterable[str]) -> list[str]:
 
 
 def plain(arguments: Iterable[str]) -> list[str]:
-    """A command line without the files that `added` has added."""
+    """A command line without the files that `added` has added.
+
+    Args:
+        arguments: as in sys.argv[1:].
+    """
     return [text for text in arguments if not text.startswith(FILE)]
 
 
 def prune(cfg: DictConfig) -> None:
-    """Keep the mechanisms of the pattern alone, in its order."""
+    """Keep the mechanisms of the pattern alone, in its order.
+
+    Args:
+        cfg: composed; it is changed.
+    """
     if pattern := OmegaConf.select(cfg, PATTERN):
         mechanisms = cfg.attention.mechanisms
         cfg.attention.mechanisms = {name: mechanisms[name] for name in dict.fromkeys(pattern)}

@@ -13,6 +13,9 @@ NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__) if module
 def workload_type(what: str) -> type[Workload]:
     """The class of a workload, for instance Training of training.py.
 
+    Args:
+        what: the name of a file of this folder.
+
     Raises:
         ValueError: there is no such workload.
     """

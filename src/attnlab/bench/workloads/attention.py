@@ -58,7 +58,12 @@ class TrainingWorkload(AttentionWorkload):
 
 
 def random_inputs(attention: Attention, *shape: int) -> Tensor:
-    """Inputs of an attention layer, the same for every variant: (*shape, d_model)."""
+    """Inputs of an attention layer, the same for every variant: (*shape, d_model).
+
+    Args:
+        attention: the layer, for its width, dtype and device.
+        shape: for instance rows and positions.
+    """
     weight = next(attention.parameters())
     generator = torch.Generator().manual_seed(0)
     return torch.randn(*shape, attention.d_model, generator=generator).to(weight)

@@ -15,7 +15,10 @@ from attnlab.models import PrefixDecoder
 
 
 class Beam(AttentionWorkload):
-    """The prefix is read, then every hypothesis is continued by `steps` tokens and ended."""
+    """The prefix is read, then every hypothesis is continued by `steps` tokens and ended.
+
+    Arguments are those of `Workload`.
+    """
 
     about = "the task's decoder: the prefix is read, then every hypothesis is continued by `steps` tokens and </s>"
     checked = ("output", "steps")
@@ -61,7 +64,12 @@ class Beam(AttentionWorkload):
 
 
 class Spy:
-    """A decoder whose caches can be looked at. `copied`: every hypothesis has a copy of the prefix."""
+    """A decoder whose caches can be looked at. `copied`: every hypothesis has a copy of the prefix.
+
+    Args:
+        decoder: what decodes.
+        copied: True: it is stored in the cache as often as it is read.
+    """
 
     def __init__(self, decoder: PrefixDecoder, copied: bool) -> None:
         self.decoder, self.copied = decoder, copied

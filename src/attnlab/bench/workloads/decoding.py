@@ -15,6 +15,8 @@ from attnlab.bench.workloads.attention import AttentionWorkload, random_inputs
 class Decoding(AttentionWorkload):
     """Cached steps of an attention layer, after the prefix, the context and a first step, which `prepare` takes.
 
+    Arguments are those of `Workload`.
+
     Raises:
         LookupError: there is a context, but the cache has no buffers that could be filled with it.
     """

@@ -23,7 +23,12 @@ SAME = 1e-3  # how far above TensorLy's relative error ours may lie: HOOI ends i
 
 @dataclass(frozen=True)
 class Solver:
-    """`hooi`: attnlab's; `tensorly`: `partial_tucker` of TensorLy, with the settings of TensorLLM's released code."""
+    """`hooi`: attnlab's; `tensorly`: `partial_tucker` of TensorLy, with the settings of TensorLLM's released code.
+
+    Args:
+        name: which of both.
+        cfg: the fixed configuration, with compress=tensorllm.
+    """
 
     name: Literal["hooi", "tensorly"]
     cfg: DictConfig
@@ -58,7 +63,14 @@ class Solver:
 
 
 def method(cfg: DictConfig) -> TensorLLM:
-    """ConfigError: `compress=` is another method."""
+    """TensorLLM's method, as `compress` sets it.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: `compress` is another method.
+    """
     found = method_of(cfg)
     if not isinstance(found, TensorLLM):
         raise ConfigError("bench.what=decomposition measures partial Tucker: give compress=tensorllm")
@@ -66,7 +78,13 @@ def method(cfg: DictConfig) -> TensorLLM:
 
 
 def noise(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Blocks of a layer's size, (n, h, d, dv) each, the same in every process."""
+    """Blocks of a layer's size, (n, h, d, dv) each, the same in every process.
+
+    Args:
+        sizes: of the layer's tensor.
+        dtype: of the blocks.
+        device: where they lie.
+    """
     generator = torch.Generator().manual_seed(0)
     shapes = [(len(stack.names), stack.heads, sizes.dim, sizes.width) for stack in sizes.stacks]
     return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
@@ -86,7 +104,10 @@ def _tensorly(sizes: Sizes) -> Any:
 
 
 class Decomposition(Workload):
-    """One decomposition of one layer; `text` and `batch` have no meaning."""
+    """One decomposition of one layer; `text` and `batch` have no meaning.
+
+    Arguments are those of `Workload`.
+    """
 
     about = "partial Tucker of noise of one layer's size, the method's ranks, sweeps and tolerance, float32 input"
     checked = ("error",)

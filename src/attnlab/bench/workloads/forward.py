@@ -25,7 +25,12 @@ EXACT = 1e-10  # relative difference in float64 above which no ratio is reported
 
 @dataclass(frozen=True)
 class LayerVariant:
-    """One form of the first attention layer of the task's model, with random weights that follow from the seed."""
+    """One form of the first attention layer of the task's model, with random weights that follow from the seed.
+
+    Args:
+        name: compressed; dense: as it was; loop: compressed, and computed head after head.
+        cfg: the fixed configuration, with `compress`.
+    """
 
     name: Literal["compressed", "dense", "loop"]
     cfg: DictConfig
@@ -47,7 +52,10 @@ class LayerVariant:
 
 
 class Forward(Workload):
-    """One forward pass of `batch` images, without gradients."""
+    """One forward pass of `batch` images, without gradients.
+
+    Arguments are those of `Workload`.
+    """
 
     about = "one attention layer, no gradients, random weights; uneven ranks where heads share a total"
     checked = ("output",)
@@ -111,7 +119,11 @@ class Forward(Workload):
 
 
 class PerHead(nn.Module):
-    """The same function, head after head: each its own projections, product, softmax. A fusion mixes in between."""
+    """The same function, head after head: each its own projections, product, softmax. A fusion mixes in between.
+
+    Args:
+        layer: whose weights are used.
+    """
 
     def __init__(self, layer: FactoredAttention) -> None:
         super().__init__()
@@ -135,7 +147,14 @@ class PerHead(nn.Module):
 
 
 def method_of(cfg: DictConfig) -> QueryKeyMethod:
-    """ConfigError: `compress` names no method that compresses attention."""
+    """The method that `compress` names.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: it names none that compresses attention.
+    """
     method = instantiate(cfg.compress, path="compress") if cfg.choices.compress != "none" else None
     if not isinstance(method, QueryKeyMethod):
         raise ConfigError(
@@ -146,7 +165,11 @@ def method_of(cfg: DictConfig) -> QueryKeyMethod:
 
 
 def model_and_layer(cfg: DictConfig) -> tuple[nn.Module, Layer]:
-    """The task's model with a head of any size, and its first layer that has attention."""
+    """The task's model with a head of any size, and its first layer that has attention.
+
+    Args:
+        cfg: the fixed configuration.
+    """
     spec = instantiate(cfg.task.model, path="task.model")
     model = spec.create(None if spec.num_classes is not None else 2)
     return model, next(layer for layer in family_of(model).layers(model) if layer.attention)
@@ -156,6 +179,10 @@ def outlined(layer: Layer, method: QueryKeyMethod) -> CompressedAttention:
     """The compressed layer without weights.
 
     Heads of methods that share a total rank are given ranks that fall evenly from five thirds of their mean to a third.
+
+    Args:
+        layer: before compression.
+        method: what it is compressed by.
     """
     sizes = Sizes.of(layer)
     ours = method.outline(sizes)
@@ -167,7 +194,12 @@ def outlined(layer: Layer, method: QueryKeyMethod) -> CompressedAttention:
 
 
 def uneven(total: int, heads: int) -> list[int]:
-    """Falling ranks of a sum, from about five thirds of their mean to a third."""
+    """Falling ranks of a sum, from about five thirds of their mean to a third.
+
+    Args:
+        total: the sum.
+        heads: how many ranks.
+    """
     shares = [5 - 4 * h / max(1, heads - 1) for h in range(heads)]
     ranks = [1 + int((total - heads) * share / sum(shares)) for share in shares]
     for i in range(total - sum(ranks)):

@@ -13,7 +13,10 @@ from attnlab.models import LanguageModel
 
 
 class Model(TrainingWorkload):
-    """Loss and backward of the task's model. Its encoder, if it has one, gives `prefix` positions."""
+    """Loss and backward of the task's model. Its encoder, if it has one, gives `prefix` positions.
+
+    Arguments are those of `Workload`.
+    """
 
     about = "the task's model: inputs to loss and back; no dropout, no optimizer; an encoder gives `prefix` positions"
     reads_prefix = "with an encoder"

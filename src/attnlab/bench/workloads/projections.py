@@ -18,7 +18,10 @@ EXACT = 1e-10  # relative difference in float64 above which no ratio is reported
 
 
 class Projections(Workload):
-    """q, k and v of the same input, and o of another one, `batch` texts of `text` tokens."""
+    """q, k and v of the same input, and o of another one, `batch` texts of `text` tokens.
+
+    Arguments are those of `Workload`.
+    """
 
     about = "q, k, v and o of the first compressed layer, without attention between them, no gradients, random weights"
     checked = ("output",)

@@ -8,7 +8,10 @@ from attnlab.bench.workloads.attention import TrainingWorkload, random_inputs
 
 
 class Training(TrainingWorkload):
-    """Forward and backward of an attention layer: gradients of inputs and weights."""
+    """Forward and backward of an attention layer: gradients of inputs and weights.
+
+    Arguments are those of `Workload`.
+    """
 
     about = (
         "one attention layer: forward and backward, gradients of inputs and weights; no dropout; "

@@ -16,7 +16,10 @@ from attnlab.compression import densify
 
 
 class Whole(Workload):
-    """Logits of `batch` texts of `text` tokens."""
+    """Logits of `batch` texts of `text` tokens.
+
+    Arguments are those of `Workload`.
+    """
 
     about = "one forward pass of the whole model, every position's logits, no cache, no gradients, random weights"
     checked = ("output",)
