@@ -80,12 +80,12 @@ def photos(corpora: Path, root: Path) -> tuple[list[str], str]:
     kinds = sorted(path for path in (corpora / "img_fruits360" / "train").iterdir() if path.is_dir())[:3]
     for kind in kinds:
         images = sorted(kind.glob("*.jpg"))
-        for split, chosen in (("train", images[:20]), ("val", images[20:26])):
+        for split, chosen in (("train", images[:14]), ("val", images[14:18])):
             (root / split / kind.name).mkdir(parents=True)
             for image in chosen:
                 shutil.copy(image, root / split / kind.name)
     sizes = ["task.pretrain.epochs=2", "task.train.batch.images=20", "compress=irratt", "rank=32"]
-    return ["task=imagenet", *sizes], str(sorted(kinds[0].glob("*.jpg"))[30])
+    return ["task=imagenet", *sizes], str(min((corpora / "img_fruits360" / "val" / kinds[0].name).glob("*.jpg")))
 
 
 def attnlab(*arguments: str) -> subprocess.CompletedProcess[str]:
