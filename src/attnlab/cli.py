@@ -4,6 +4,8 @@ The command line is checked before anything heavy is imported. Exit codes: 0 fin
 a configuration file is wrong, 128 plus the signal's number (130, 143) interrupted.
 """
 
+import atexit
+import contextlib
 import io
 import logging.config
 import math
@@ -15,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 import yaml
@@ -40,6 +43,27 @@ TEXTS = ("prompt", "input", "output")  # keys whose values are quoted, so that a
 
 
 def main() -> int:
+    """Run the command line in `sys.argv`; the exit code."""
+    code = command()
+    if code > 128:
+        leave(code)
+    return code
+
+
+def leave(code: int) -> NoReturn:
+    """End the process of an interrupted run at once.
+
+    Python would first take the libraries down, which lasts seconds, and wait for threads; one that is still inside a
+    library (:func:`attnlab.runs.progress.waited`) would even abort the process then.
+    """
+    atexit._run_exitfuncs()  # loggers of services, worker processes, temporary folders
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or the reader has gone
+            stream.flush()
+    os._exit(code)
+
+
+def command() -> int:
     """Run the command line in `sys.argv`; the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -1,0 +1,98 @@
+"""Ctrl-C, once, ends every phase of a run within seconds: exit code 130, one line, nothing left behind."""
+
+import json
+import os
+import queue
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+LONGEST = 12.0  # seconds, on a machine that is busy; four on a free one
+
+SPEECH = ("task=mustc", "hardware=cpu")
+PAIRS = ("experiment=own/translation", "data_root={pairs}", "task.data.vocab_size=8000", "hardware=cpu")
+SHORT = ("task=wmt16", "hardware=cpu", "task.train.max_steps=2", "task.train.validate_every=2")
+PHASES = {  # a phase: the command, the line after which the signal is sent, and how many seconds later
+    "sample speech": (SPEECH, "NO data_root", 2.0),
+    "features": (SPEECH, "computing features", 1.0),
+    "pieces of a vocabulary": (PAIRS, "corpus:", 2.0),
+    "pretraining of images": (("task=imagenet", "compress=irratt", "rank=32"), "from scratch", 3.0),
+    "pretraining of text": (("task=reasoning", "compress=tensorllm"), "training a small", 3.0),
+    "fit": (("task=wikitext2", "hardware=cpu"), "each update", 3.0),
+    "decoding of the test set": (SHORT, "kept the best checkpoint", 2.0),
+    "bench": (("task=wikitext2", "mode=bench", "bench.what=[training]"), "", 20.0),
+    "multirun": (("-m", "task=wikitext2", "hardware=cpu", "seed=1,2"), "each update", 3.0),
+}
+
+
+def write_pairs(folder: Path) -> None:
+    """Sentence pairs from which SentencePiece learns for half a minute."""
+    rng = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(60000)]
+    folder.mkdir()
+    with (folder / "data.jsonl").open("w") as file:
+        for _ in range(60000):
+            file.write(json.dumps({side: " ".join(rng.choices(words, k=12)) for side in ("source", "target")}) + "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_one_interrupt_ends_a_phase(phase: str, tmp_path: Path) -> None:
+    arguments, pattern, seconds = PHASES[phase]
+    if "{pairs}" in " ".join(arguments):
+        write_pairs(tmp_path / "pairs")
+    given = [text.format(pairs=tmp_path / "pairs") for text in arguments]
+    where = f"hydra.{'sweep' if '-m' in given else 'run'}.dir={tmp_path / 'run'}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attnlab", *given, where, f"cache_dir={tmp_path / 'cache'}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    lines: queue.Queue[str] = queue.Queue()
+    assert process.stderr is not None
+    errors = process.stderr
+    reader = threading.Thread(target=lambda: [lines.put(line) for line in errors])
+    reader.start()
+    seen = ""
+    while pattern and not re.search(pattern, seen):
+        assert process.poll() is None or not lines.empty(), seen
+        try:
+            seen += lines.get(timeout=1)
+        except queue.Empty:
+            continue
+    time.sleep(seconds)
+    assert process.poll() is None, seen
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGINT)
+    began = time.monotonic()
+    code = process.wait(timeout=120)
+    took = time.monotonic() - began
+    reader.join(5)
+    while not lines.empty():
+        seen += lines.get()
+    assert code == 130, seen
+    assert took < LONGEST, f"{took:.1f} s\n{seen}"
+    assert seen.count("error: interrupted by SIGINT") == 1 and "Traceback" not in seen, seen
+    assert not psutil.wait_procs(children, timeout=5)[1], "processes were left behind"
+    records = [json.loads(path.read_text()) for path in (tmp_path / "run").rglob("record.json")]
+    assert [record["status"] for record in records] == ["interrupted"]
+
+
+def test_the_end_of_an_interrupted_run_waits_for_no_thread() -> None:
+    """Neither for a thread of Python, nor does it lose what was printed or what others registered."""
+    code = (
+        "import atexit, threading, time; from attnlab.cli import leave; "
+        "threading.Thread(target=time.sleep, args=(60,)).start(); "
+        "atexit.register(lambda: print('registered')); print('printed'); leave(130)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, ended.stdout) == (130, "printed\nregistered\n"), ended.stderr
