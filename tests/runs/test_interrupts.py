@@ -60,7 +60,12 @@ def test_one_interrupt_ends_a_phase(phase: str, tmp_path: Path) -> None:
     lines: queue.Queue[str] = queue.Queue()
     assert process.stderr is not None
     errors = process.stderr
-    reader = threading.Thread(target=lambda: [lines.put(line) for line in errors])
+
+    def read() -> None:
+        for line in errors:
+            lines.put(line)
+
+    reader = threading.Thread(target=read)
     reader.start()
     seen = ""
     while pattern and not re.search(pattern, seen):
