@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from attnlab.data.speech.features import Array, FilterBank, SpecAugment, read_waveform, utterance_cmvn
+from attnlab.data.speech.features import Array, FilterBank, SpecAugment, read_waveform, utterance_cmvn, warped
 from attnlab.data.speech.mustc import read_split
 from attnlab.errors import ConfigError, DataError
 
@@ -173,8 +173,27 @@ class TestSpecAugment:
         np.testing.assert_array_equal(a, b)
         assert (a != c).any()
 
+    def test_time_warping_moves_one_frame_and_interpolates(self) -> None:
+        ramp = np.arange(9, dtype=np.float32)[:, None]
+        assert np.allclose(warped(ramp, 4, 2)[:, 0], [0, 2, 4, 4 + 2 / 3, 5 + 1 / 3, 6, 6 + 2 / 3, 7 + 1 / 3, 8])
+        assert np.array_equal(warped(ramp, 4, 4), ramp)
+        assert np.array_equal(warped(ramp, 0, 0), ramp) and np.array_equal(warped(ramp, 8, 8), ramp)
+        assert np.isfinite(warped(ramp, 3, 0)).all() and np.isfinite(warped(ramp, 3, 8)).all()
+        assert np.array_equal(warped(ramp[:1], 0, 0), ramp[:1])
+
+    def test_time_warping_keeps_length_ends_and_short_inputs(self) -> None:
+        only = SpecAugment(num_freq_masks=0, num_time_masks=0, time_warp=10)
+        x = np.arange(60, dtype=np.float32)[:, None].repeat(3, 1)
+        found = only(x, np.random.default_rng(3))
+        assert found.shape == x.shape and not np.array_equal(found, x)
+        assert (found[0] == x[0]).all() and (found[-1] == x[-1]).all()
+        assert (np.diff(found[:, 0]) > 0).all() and np.abs(found - x).max() < 10
+        assert np.array_equal(only(x[:20], np.random.default_rng(3)), x[:20])
+
     def test_nonsense_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="probability=1.5"):
             SpecAugment(probability=1.5)
         with pytest.raises(ConfigError, match="negative"):
             SpecAugment(freq_mask=-1)
+        with pytest.raises(ConfigError, match="time_warp"):
+            SpecAugment(time_warp=-1)

@@ -104,6 +104,7 @@ RENAMES = Renames(
         "task.train.validate_decode": None,
         "SequenceToTextData.unknown_labels": False,
         "SequenceToTextData.speeds": None,
+        "SpecAugment.time_warp": 0,
         "BeamSearch.temperature": 1.0,
         "BeamSearch.unknown": True,
         "MHA.qk_norm": False,

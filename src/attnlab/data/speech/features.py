@@ -123,7 +123,7 @@ def change_speed(waveform: Array, rate: int, speed: float) -> Array:
 
 @dataclass(frozen=True)
 class SpecAugment:
-    """Masks of frequency and time (Park et al. 2019, without time warping); the defaults are the LB policy.
+    """Time warping and masks of frequency and time (Park et al. 2019); the defaults are the LB policy without warping.
 
     Widths are uniform over {0, ..., freq_mask - 1} and {0, ..., min(time_mask, probability * T) - 1}, as the recipe's
     code draws them.  Masked values become 0, the mean after utterance CMVN.
@@ -132,6 +132,8 @@ class SpecAugment:
         num_freq_masks, freq_mask: the number of frequency masks and the bound of their width, in channels.
         num_time_masks, time_mask: the number of time masks and the bound of their width, in frames.
         probability: the largest masked share of time, 0 to 1.
+        time_warp: W, in frames: a random frame is moved by up to W frames, what lies before and after it is stretched
+            or shortened linearly, and the number of frames stays. 0: none. Shorter inputs than 2 W + 1 are not warped.
     """
 
     num_freq_masks: Annotated[int, Ge(0)] = 1
@@ -139,18 +141,19 @@ class SpecAugment:
     num_time_masks: Annotated[int, Ge(0)] = 1
     time_mask: Annotated[int, Ge(0)] = 100
     probability: Annotated[float, Ge(0), Le(1)] = 1.0
+    time_warp: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self) -> None:
-        if min(self.num_freq_masks, self.freq_mask, self.num_time_masks, self.time_mask) < 0:
-            raise ConfigError("augment: mask counts and widths cannot be negative")
+        if min(self.num_freq_masks, self.freq_mask, self.num_time_masks, self.time_mask, self.time_warp) < 0:
+            raise ConfigError("augment: mask counts, widths and time_warp cannot be negative")
         if not 0.0 <= self.probability <= 1.0:
             raise ConfigError(
                 f"augment: probability={self.probability}: expected 0 to 1, the largest masked share of time"
             )
 
     def __call__(self, features: Array, random: np.random.Generator) -> Array:
-        """(T, F) -> (T, F), a masked copy; all randomness comes from `random`."""
-        masked = features.copy()
+        """(T, F) -> (T, F), a warped and masked copy; all randomness comes from `random`."""
+        masked = self._warped(features, random)
         frames, channels = masked.shape
         for _ in range(self.num_freq_masks):
             first, last = _draw(random, min(self.freq_mask, channels), channels)
@@ -159,6 +162,31 @@ class SpecAugment:
             first, last = _draw(random, min(self.time_mask, int(frames * self.probability)), frames)
             masked[first:last] = 0.0
         return masked
+
+    def _warped(self, features: Array, random: np.random.Generator) -> Array:
+        frames, widest = len(features), self.time_warp
+        if not widest or frames < 2 * widest + 1:
+            return features.copy()
+        centre = int(random.integers(widest, frames - widest))
+        moved = centre + int(random.integers(1 - widest, widest))
+        return warped(features, centre, moved)
+
+
+def warped(features: Array, centre: int, moved: int) -> Array:
+    """(T, F) -> (T, F): frame `centre` comes to stand at `moved`; between it and the ends, linear interpolation.
+
+    Args:
+        features: (T, F).
+        centre: a frame.
+        moved: its new place, 0 to T - 1.
+    """
+    last = len(features) - 1
+    knots = np.unique(np.asarray([[0, 0], [moved, centre], [last, last]], dtype=np.float64), axis=0)
+    places = np.interp(np.arange(last + 1), knots[:, 0], knots[:, 1])
+    below = np.minimum(places.astype(np.int64), max(last - 1, 0))
+    share = (places - below)[:, None].astype(np.float32)
+    mixed: Array = (1 - share) * features[below] + share * features[np.minimum(below + 1, last)]
+    return mixed
 
 
 def _draw(random: np.random.Generator, widest: int, size: int) -> tuple[int, int]:
