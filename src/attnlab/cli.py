@@ -34,6 +34,7 @@ from attnlab.config.spelling import spelled
 from attnlab.errors import AttnlabError, ConfigError, TrainingError
 from attnlab.runs import job, multirun
 from attnlab.runs.loading import load
+from attnlab.runs.parents import end_with_parent, obey
 from attnlab.runs.record import first_process
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
@@ -65,6 +66,7 @@ def leave(code: int) -> NoReturn:
 
 def command() -> int:
     """Run the command line in `sys.argv`; the exit code."""
+    obey()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without some letter must not end a run
@@ -85,7 +87,11 @@ def command() -> int:
                 log_to_the_console()
                 return job.run(plan.jobs[0], job.command_line(given), None)
 
+        launching = os.getpid()
+
         def task(cfg: DictConfig) -> float:
+            if os.getpid() != launching and os.getppid() == launching:  # a launcher's worker, which outlives its pool
+                end_with_parent(launching)
             os.environ["HYDRA_FULL_ERROR"] = full or "0"
             assert plan is not None
             sys.argv[1:] = given  # what the other processes of this run are started with

@@ -30,3 +30,7 @@ class WriteError(DataError, OSError):
 
 class TrainingError(AttnlabError):
     """Training cannot continue: the loss or a gradient is not finite."""
+
+
+class LockedError(AttnlabError):
+    """Another process works in the run directory."""

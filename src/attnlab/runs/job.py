@@ -16,12 +16,14 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.compose import one_line
-from attnlab.errors import AttnlabError
+from attnlab.errors import AttnlabError, LockedError, WriteError
 from attnlab.runs import record as records
 from attnlab.runs.description import show
 from attnlab.runs.files import write_bytes
 from attnlab.runs.identity import NOTHING_READ
+from attnlab.runs.lock import Lock, locked, refuse_live
 from attnlab.runs.loggers import close_loggers
+from attnlab.runs.parents import last_words, orphaned, parent
 from attnlab.runs.signals import Interrupted, interruptible
 
 log = logging.getLogger("attnlab.run")
@@ -38,7 +40,7 @@ def command_line(arguments: Iterable[str]) -> str:
 
 
 def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
-    """Call the mode and keep the record. It is also written at once when a signal arrives.
+    """Lock the run directory, call the mode and keep the record. It is also written at once when a signal arrives.
 
     An error is printed to stderr as one line. The traceback goes to the run directory's log, and to stderr as well if
     `HYDRA_FULL_ERROR=1`.
@@ -51,6 +53,20 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
     Returns:
         The exit code: 0, the error's own, 1, or 128 plus the signal's number.
     """
+    with contextlib.ExitStack() as stack:
+        lock = None
+        if directory and records.first_process():
+            try:
+                lock = stack.enter_context(locked(directory))
+                if cfg.resume and not Path(cfg.resume).samefile(directory):
+                    refuse_live(Path(cfg.resume))
+            except (LockedError, WriteError) as error:  # nothing is written: the log there is that of another run
+                print(f"error: {one_line(error)}", file=sys.stderr)
+                return error.exit_code
+        return _run(cfg, command, directory, lock)
+
+
+def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | None) -> int:
     first = records.first_process()
     shown = directory is not None or cfg.mode == "describe"  # else the record is not kept: no weights are digested
     record = records.new(cfg, command, None if shown else {})
@@ -60,12 +76,14 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
             records.write(record, directory)
 
     def save_interrupted(name: str) -> None:
-        record.update(status="interrupted", error=f"interrupted by {name}")
+        if lock:
+            lock.end()
+        record.update(status="interrupted", error=f"interrupted by {name}{_why()}")
         save()
 
     logging.raiseExceptions = False  # a log that cannot be written (full disk) must not hide the error
     previous = _PreviousFiles(directory) if first and directory else None
-    with interruptible(save_interrupted) as received:
+    with last_words(lambda: save_interrupted("SIGTERM")), interruptible(save_interrupted) as received:
         try:
             if first and directory:
                 OmegaConf.save(cfg, directory / "config.yaml")
@@ -111,6 +129,8 @@ class _PreviousFiles:
     def __init__(self, directory: Path) -> None:
         paths = [directory / name for name in ("record.json", "config.yaml")]
         self.contents = {path: path.read_bytes() for path in paths if path.is_file()}
+        if paths[0] in self.contents and (dead := _dead(directory)):
+            self.contents[paths[0]] = dead
         self.last = directory / "checkpoints" / "last.ckpt"
         self.saved = self._saved()
 
@@ -125,6 +145,17 @@ class _PreviousFiles:
             write_bytes(path, content)
 
 
+def _dead(directory: Path) -> bytes | None:
+    """The record of a run that was killed, as it would have said so itself; None: it has ended otherwise."""
+    try:
+        record = records.read(directory)
+        running = record["status"] == "running"
+    except (ValueError, LookupError, TypeError):
+        return None
+    killed = {"status": "failed", "error": "its process was killed (out of memory?)"}
+    return (records.dumps(record | killed) + "\n").encode() if running else None
+
+
 def _quiet_libraries(first: bool) -> None:
     """Remove Lightning's own log handlers and advice; from processes other than rank zero print errors only."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
@@ -137,13 +168,19 @@ def _quiet_libraries(first: bool) -> None:
             handler.setLevel(logging.ERROR)
 
 
+def _why() -> str:
+    """The cause of the signal, where it is known."""
+    by = parent()
+    return f": process {by.pid}, which had started the run, has ended" if by and orphaned() else ""
+
+
 def _exit_code_and_message(
     error: BaseException, received: list[int], directory: Path | None, mode: str
 ) -> tuple[int, str]:
     if received:
         name = signal.Signals(received[0]).name
         resumable = directory is not None and (directory / "checkpoints" / "last.ckpt").is_file()
-        said = f"interrupted by {name}"
+        said = f"interrupted by {name}{_why()}"
         if resumable:
             said += f"; resume={directory} continues the run"
         elif directory is not None and mode in ("train", "compress"):

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from attnlab.runs import record as records
+from attnlab.runs.parents import environment
 from attnlab.runs.signals import handling
 
 
@@ -34,7 +35,8 @@ def run_job(arguments: Sequence[str], directory: Path) -> float:
         received.append(number)
         process.send_signal(number)
 
-    process = subprocess.Popen(command, start_new_session=True)  # so that Ctrl-C arrives once, through `forward`
+    # in a session of its own: Ctrl-C arrives once, through `forward`
+    process = subprocess.Popen(command, env=environment(), start_new_session=True)
     with handling(forward):
         code = process.wait()
     if code < 0:
