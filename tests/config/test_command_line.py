@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -415,7 +416,7 @@ class Leaf:
 
 
 class Tree:
-    def __init__(self, leaf: Any, sizes: list[int], make: Any = None, tag: Any = None) -> None:
+    def __init__(self, leaf: Leaf, sizes: list[int], make: Callable[..., Leaf] | None = None, tag: Any = None) -> None:
         self.leaf, self.sizes, self.make, self.tag = leaf, sizes, make, tag
         self.made = make(more=1) if make else None
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from attnlab.attention import MTLA
 from attnlab.config.check import Plan, check, compose
 from attnlab.errors import ConfigError
 from attnlab.runs.identity import recipe
@@ -170,11 +171,19 @@ def test_a_class_of_one_s_own(run: Path, tmp_path: Path) -> None:
     change(run, "attention._target_", "tests.attention.mechanisms.Mine")
     with pytest.raises(ConfigError, match="if it is yours, give --config-dir="):
         configuration(run)
-    (tmp_path / "own" / "attention").mkdir(parents=True)
-    (tmp_path / "own" / "attention" / "mine.yaml").write_text("_target_: torch.nn.Identity\n")
+    file = tmp_path / "own" / "attention" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("_target_: torch.nn.Identity\n")
     change(run, "attention._target_", "torch.nn.Identity")
+    with pytest.raises(ConfigError, match="expected a class derived from attnlab.attention.Attention"):
+        configuration(run, config_dir=str(tmp_path / "own"))
+    file.write_text(f"_target_: {__name__}.Mine\n")
+    change(run, "attention._target_", f"{__name__}.Mine")
     cfg = configuration(run, "task.sampling.tokens=2", config_dir=str(tmp_path / "own"))
-    assert cfg.attention._target_ == "torch.nn.Identity" and cfg.task.sampling.tokens == 2
+    assert cfg.attention._target_ == f"{__name__}.Mine" and cfg.task.sampling.tokens == 2
+
+
+class Mine(MTLA): ...
 
 
 def test_directories_that_are_no_run(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import stack
+from attnlab.config.targets import require_target
 from attnlab.errors import ConfigError
 
 CONF = (Path(__file__).parents[1] / "conf").resolve()  # a link in a checkout, a folder in the wheel
@@ -171,16 +172,21 @@ def instantiate(node: DictConfig, path: str = "", **kwargs: Any) -> Any:
     return _build(node, path or str(node._get_full_key(None)), kwargs)
 
 
-def _build(node: Any, path: str, more: Mapping[str, Any]) -> Any:
+def _build(node: Any, path: str, more: Mapping[str, Any], outer: tuple[str, str] = ("", "")) -> Any:
+    """`outer`: the `_target_` around this node, and its parameter in which the node lies."""
     if isinstance(node, ListConfig):
-        return [_build(item, f"{path}.{i}", {}) for i, item in enumerate(node)]
+        return [_build(item, f"{path}.{i}", {}, outer) for i, item in enumerate(node)]
     if not isinstance(node, DictConfig):
         return node
+    target = str(node["_target_"]) if "_target_" in node else ""
     keys = [str(key) for key in node if key not in ("_target_", "_partial_") and key not in more]
-    arguments = {key: _build(node[key], f"{path}.{key}", {}) for key in keys} | dict(more)
+    inside = {key: (target, key) if target else outer for key in keys}
+    arguments = {key: _build(node[key], f"{path}.{key}", {}, inside[key]) for key in keys} | dict(more)
     if "_target_" not in node:
         return arguments
-    call = _Call(_locate(node["_target_"], path), **arguments)
+    found = _locate(target, path)
+    require_target(found, target, path, outer)
+    call = _Call(found, **arguments)
     call.path = path
     return call if node.get("_partial_") else call()
 

@@ -4,7 +4,6 @@ A typo must cost seconds. So nothing here imports torch: the configuration is co
 source (`schema.py`), and the first problem is raised as a ConfigError of one line with the nearest valid names.
 """
 
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from attnlab.config.rules import check_relations
 from attnlab.config.schema import constant, siblings, signature
 from attnlab.config.settings import MODES, OPEN, SCHEMAS, modes_of_every_task, owner, read_by
 from attnlab.config.spelling import spelled
+from attnlab.config.targets import check_hydra, check_targets
 from attnlab.errors import ConfigError
 
 SWEEPER = "hydra/sweeper"
@@ -103,15 +103,19 @@ def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
             jobs = _jobs(overrides, swept) if swept else [options.overrides]
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
+        every = {str(override.input_line) for override in swept}
         loaded = [load(composer, job) if load else None for job in jobs]
         of_hydra = [text for text in options.overrides if text.startswith("hydra.")]
         pairs = list(zip(loaded, jobs, strict=True))
         composed = [composer.compose(of_hydra) if own else composer.compose_checked(job) for own, job in pairs]
+        keys = [str(override.key_or_group) for override in overrides]
+        whole = [composer.compose([text for text in options.overrides if text not in every])] if swept else []
+        for cfg in [*composed, *whole]:  # Hydra composes the latter for a sweep as a whole
+            check_hydra(cfg, keys, options.config_dir is not None)
         fixed = [own.cfg if own else _fix(cfg, composer) for own, cfg in zip(loaded, composed, strict=True)]
         sweep = Path(composed[0].hydra.sweep.dir)
     if multirun and any(job.resume is not None for job in fixed):
         raise ConfigError("resume= continues one run: leave -m out")
-    keys = [str(override.key_or_group) for override in overrides]
     if options.cfg and loaded[0]:
         raise ConfigError("--cfg shows what is composed; a run that is loaded has its own config.yaml")
     keeps = bool(multirun or options.cfg or "hydra.run.dir" in keys)
@@ -187,6 +191,7 @@ def check_fixed(cfg: DictConfig) -> None:
     Args:
         cfg: resolved.
     """
+    check_targets(config.written(cfg))
     _check_nodes(config.written(cfg), "")
     check_relations(cfg)
     check_batch(cfg)
@@ -285,9 +290,7 @@ def _check_node(node: dict[str, object], path: str) -> None:
     target = owner(node, path)
     try:
         found = signature(target)
-        if found is None:
-            pkgutil.resolve_name(target)  # its source does not tell: compiled, or misspelt
-    except (LookupError, ImportError, AttributeError, ValueError) as error:
+    except LookupError as error:
         hint = nearest(target, siblings(target))
         raise ConfigError(f"{path}._target_={target}: no such class{hint}") from error
     is_open = SCHEMAS.get(path) in OPEN or (found is not None and found.open)

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from attnlab.config.annotation import name_of
 
 ROOT = Path(__file__).resolve().parents[2]
+_PLAIN = ("typing", "collections", "pathlib", "builtins")  # modules whose names in an annotation say little
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,27 @@ class Signature:
     Args:
         parameters: the arguments of a class or function, without `self`.
         open: whether there is a `**kwargs`.
+        module: where the annotations stand, so that their names can be followed.
     """
 
     parameters: Mapping[str, ast.expr | None]
     open: bool = False
+    module: str = ""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What a dotted name leads to, as its source says.
+
+    Args:
+        kind: of the definition; "value" is a module, a constant, or anything else that can be no class.
+        ancestors: a class and those that it derives from, as "module.Name" of their definitions.
+        complete: whether all of them were found in source.
+    """
+
+    kind: Literal["class", "function", "value"]
+    ancestors: frozenset[str] = frozenset()
+    complete: bool = True
 
 
 class _Found(NamedTuple):
@@ -62,6 +80,86 @@ def definition(target: str) -> tuple[str, str] | None:
     module, path = _split(target)
     found = _find(module, path[0]) if module and path else None
     return (found.module, ".".join([found.node.name, *path[1:]])) if found else None
+
+
+def lineage(target: str) -> Lineage | None:
+    """The kind of definition that a dotted name leads to, and a class's ancestors; None if the source does not tell.
+
+    Args:
+        target: for instance attnlab.attention.MLA.
+    """
+    module, path = _split(target)
+    if not module:
+        return None
+    if not path or any(isinstance(node, ast.Import) and path[0] in _bound(node) for node in _body(module)):
+        return Lineage("value")
+    found = _find(module, path[0])
+    for name in path[1:]:
+        found = _member(found, name) if found else None
+    if found is None:
+        constants = [node for name, node in _definitions(module) if name == path[0] and isinstance(node, ast.Assign)]
+        known = any(isinstance(node.value, ast.Constant | ast.List | ast.Tuple | ast.Dict) for node in constants)
+        submodule = any(
+            name == path[0] and isinstance(node, ast.ImportFrom) and _file(f"{_source(module, node)}.{path[0]}")
+            for name, node in _definitions(module)
+        )
+        return Lineage("value") if known or submodule else None
+    if not isinstance(found.node, ast.ClassDef):
+        return Lineage("function")
+    ancestors, complete, waiting = set(), True, [found]
+    while waiting:
+        one = waiting.pop()
+        name = f"{one.module}.{one.node.name}"
+        if name not in ancestors and isinstance(one.node, ast.ClassDef):
+            ancestors.add(name)
+            bases = [_follow(one.module, base) for base in one.node.bases if name_of(base) != "object"]
+            complete = complete and None not in bases
+            waiting += [base for base in bases if base is not None]
+    return Lineage("class", frozenset(ancestors), complete)
+
+
+def classes_of(target: str, parameter: str) -> list[str]:
+    """The classes that the annotation of a parameter names, dotted; empty if it names none or has none.
+
+    `Callable[..., Encoder]` names Encoder, `dict[str, Step] | None` names Step.
+
+    Args:
+        target: a class or function.
+        parameter: one of its parameters.
+    """
+    found = signature(target)
+    annotation = found.parameters.get(parameter) if found else None
+    return list(_classes(found.module, annotation)) if found and annotation is not None else []
+
+
+def returned(target: str) -> list[str]:
+    """The classes that the annotation of a function's result names, dotted; empty for anything else.
+
+    Args:
+        target: a function.
+    """
+    module, path = _split(target)
+    found = _find(module, path[0]) if module and len(path) == 1 else None
+    annotation = None if found is None or isinstance(found.node, ast.ClassDef) else found.node.returns
+    return list(_classes(found.module, _expand(found.module, annotation))) if found and annotation else []
+
+
+def _classes(module: str, annotation: ast.expr) -> Iterator[str]:
+    match annotation:
+        case ast.Subscript() if name_of(annotation) == "Literal":
+            return
+        case ast.Subscript(slice=ast.Tuple(elts=parts)):
+            for part in parts[:1] if name_of(annotation) in ("Annotated", "tuple") else parts[-1:]:
+                yield from _classes(module, part)
+        case ast.Subscript(slice=part):
+            yield from _classes(module, part)
+        case ast.BinOp(left=left, right=right):
+            yield from _classes(module, left)
+            yield from _classes(module, right)
+        case ast.Name() | ast.Attribute():
+            one = _follow(module, annotation)
+            if one and isinstance(one.node, ast.ClassDef) and one.module.partition(".")[0] not in _PLAIN:
+                yield f"{one.module}.{one.node.name}"
 
 
 @lru_cache
@@ -169,6 +267,11 @@ def _definitions(module: str) -> Iterator[tuple[str, ast.stmt]]:
                 yield from ((alias.asname or alias.name, node) for alias in aliases)
 
 
+def _bound(node: ast.Import) -> list[str]:
+    """The names that `import` statements bind."""
+    return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+
+
 def _source(module: str, node: ast.ImportFrom) -> str:
     """The absolute name of the module that `from ... import` reads, inside `module`."""
     if not node.level:
@@ -221,6 +324,8 @@ def _follow(module: str, expression: ast.expr, seen: tuple[tuple[str, str], ...]
                         for alias in aliases:
                             if (alias.asname or alias.name) == prefix:
                                 return _find(alias.name, attribute, seen)
+                            if alias.asname is None and prefix.startswith(f"{alias.name.partition('.')[0]}."):
+                                return _find(prefix, attribute, seen)
                     case ast.ImportFrom(names=aliases):
                         for alias in aliases:
                             if (alias.asname or alias.name) == prefix:
@@ -259,7 +364,7 @@ def _from_arguments(module: str, arguments: ast.arguments, skip_first: bool) -> 
     positional = [*arguments.posonlyargs, *arguments.args][skip_first:]
     everything = [*positional, *arguments.kwonlyargs]
     annotations = {a.arg: a.annotation and _expand(module, a.annotation) for a in everything}
-    return Signature(annotations, open=arguments.kwarg is not None)
+    return Signature(annotations, open=arguments.kwarg is not None, module=module)
 
 
 def _from_fields(found: _Found) -> Signature:
@@ -274,7 +379,7 @@ def _from_fields(found: _Found) -> Signature:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if name_of(annotation) != "ClassVar":
                 fields[name] = _expand(found.module, annotation)
-    return Signature(fields)
+    return Signature(fields, module=found.module)
 
 
 def _expand(module: str, annotation: ast.expr) -> ast.expr:

@@ -21,6 +21,7 @@ from attnlab.config import build as config
 from attnlab.config.check import Job, check_fixed, check_mode
 from attnlab.config.compose import Composer, assigned, check_value, walk
 from attnlab.config.schema import definition, is_class
+from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.runs.identity import current, stable_name
 
@@ -203,24 +204,17 @@ class _Loading:
         self._check_targets(own)
         return own
 
-    def _check_targets(self, node: Any, path: str = "") -> None:
-        """Refuse code that only the run names."""
-        if isinstance(node, list):
-            node = dict(enumerate(node))
-        if not isinstance(node, dict):
-            return
-        for key, child in node.items():
-            here = f"{path}.{key}" if path else str(key)
-            if key == "_target_" and not self._is_known(child):
+    def _check_targets(self, own: Mapping[str, Any]) -> None:
+        """Refuse code that only the run names; `check_fixed` then asks for the base that each place expects."""
+        for path, target, _ in nodes(own):
+            if not self._is_known(target):
                 raise ConfigError(
-                    f"{self.path}: {here}={child} is no class of attnlab or of its configuration, and a run directory "
-                    "cannot bring code; if it is yours, give --config-dir=<the directory whose YAML file names it>"
+                    f"{self.path}: {path}._target_={target} is no class of attnlab or of its configuration, and a run "
+                    "directory cannot bring code; if it is yours, give --config-dir=<the directory whose YAML file "
+                    "names it>"
                 )
-            self._check_targets(child, here)
 
-    def _is_known(self, target: Any) -> bool:
-        if not isinstance(target, str):
-            return False
+    def _is_known(self, target: str) -> bool:
         module, _, name = target.rpartition(".")
         if module == "torch.optim" and name[:1].isupper():
             return True

@@ -1,0 +1,298 @@
+"""A configuration runs no commands: what a `_target_` leads to has to be of the base that its place expects."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.config.build import CONF, instantiate
+from attnlab.config.check import check, check_fixed, compose
+from attnlab.config.targets import PLACES, check_hydra, check_target, nodes, place_of
+from attnlab.errors import ConfigError
+
+ATTENTION = "expected a class derived from attnlab.attention.Attention"
+
+
+@pytest.fixture(scope="module")
+def plain() -> DictConfig:
+    return compose("task=wikitext2", "attention=mha")
+
+
+@pytest.fixture(scope="module")
+def speech() -> DictConfig:
+    return compose("attention=mha")
+
+
+def changed(cfg: DictConfig, key: str, value: Any) -> DictConfig:
+    """Like a run's config.yaml: plain values, one of them set."""
+    own = OmegaConf.create(OmegaConf.to_container(cfg))
+    OmegaConf.update(own, key, value, merge=False, force_add=True)
+    return own
+
+
+def call(target: str, /, **more: Any) -> dict[str, Any]:
+    return {"_target_": target, **more}
+
+
+TOUCH = {"command": "touch /tmp/attnlab_was_here"}
+HOSTILE = {  # key: node, what the refusal says
+    "a function of the standard library": ("attention", call("os.system", **TOUCH), ATTENTION),
+    "the same by way of a package that imports it": ("attention", call("torch.os.system", **TOUCH), ATTENTION),
+    "by way of one of ours": ("attention", call("attnlab.cli.os.system", **TOUCH), "no such class"),
+    "by way of a module that a module imports": ("attention", call("attnlab.cli.logging.os.system"), "no such class"),
+    "a class that starts processes": ("attention", call("subprocess.Popen", args=["touch", "/tmp/x"]), ATTENTION),
+    "a class of another base": ("attention", call("torch.nn.Linear", in_features=1, out_features=1), ATTENTION),
+    "a builtin": ("attention", call("builtins.eval", source="1"), ATTENTION),
+    "a function of ours": ("attention", call("attnlab.runs.files.write_text", path="x", text="y"), ATTENTION),
+    "a method of the right class": ("attention", call("attnlab.attention.MHA.to_bytes"), "no such class"),
+    "a classmethod": ("task.model", call("torch.nn.Module.register_forward_hook"), "expected a class derived from"),
+    "code from the hub": ("task.model", call("torch.hub.load", repo_or_dir="a/b", model="c"), "torch.nn.Module"),
+    "a pickle": ("task.model", call("torch.load", f="x"), "expected a class derived from torch.nn.Module"),
+    "a script's module": ("task.model", call("torch.jit.load", f="x"), "expected a class derived from torch.nn.Module"),
+    "a partial": ("task.optimizer", call("os.system", _partial_=True), "derived from torch.optim.Optimizer"),
+    "a partial of a partial": ("task.optimizer", call("functools.partial", func="os.system"), "torch.optim.Optimizer"),
+    "a schedule": ("task.schedule", call("shutil.rmtree", _partial_=True, path="/x"), "lr_scheduler.LRScheduler"),
+    "another factory of timm": ("task.optimizer", call("timm.create_model", model_name="x"), "create_optimizer_v2"),
+    "a factory in another place": ("attention", call("timm.optim.create_optimizer_v2"), ATTENTION),
+    "a corpus": ("task.data.corpus", call("pathlib.Path"), "derived from attnlab.data.text.corpora.TextCorpus"),
+    "a vocabulary": ("task.data.vocabulary", call("subprocess.run", args="x"), "attnlab.data.text.vocabulary.Words"),
+    "a callback": ("callbacks.mine", call("os.system"), "derived from lightning.pytorch.callbacks.Callback"),
+    "a function inside a callback": (
+        "callbacks.mine",
+        call("lightning.pytorch.callbacks.LambdaCallback", on_fit_start=call("os.system", _partial_=True)),
+        "callbacks.mine.on_fit_start._target_=os.system: nothing is built here",
+    ),
+    "a logger": ("logger.mine", call("os.system"), "derived from lightning.pytorch.loggers.Logger"),
+    "the trainer's profiler": ("trainer.profiler", call("os.system"), "lightning.pytorch.profilers.Profiler"),
+    "another argument of the trainer": ("trainer.deterministic", call("os.system"), "nothing is built here"),
+    "a list of nodes": ("tags", [call("os.system")], "tags.0._target_=os.system: nothing is built here"),
+    "a mapping without a class around": ("task.train.batch", {"x": call("os.system")}, "nothing is built here"),
+    "a search's candidate": ("task.search", [{"method": call("os.system")}], "nothing is built here"),
+    "bench itself": ("bench", call("os.system", what=None), "derived from attnlab.bench.Settings"),
+    "the published form": ("bench.published", "os.system", "bench.published=os.system: expected a function whose"),
+    "the published form by another way": ("bench.published", "torch.hub.load", "expected a function whose annotated"),
+    "a published form that is not there": ("bench.published", "nowhere.of", "cannot be imported"),
+    "a name that is code": ("attention", call("os.system('x')"), "expected the dotted name of a class"),
+    "a name with a colon": ("attention", call("os:system"), "expected the dotted name of a class"),
+    "no text": ("attention", {"_target_": ["os", "system"]}, "expected the dotted name of a class"),
+    "a builtin without a module": ("attention", call("eval"), "no such class"),
+    "what a reference hides": ("attention", call("${hide:}"), "expected the dotted name of a class"),
+    "a program": ("attention", call("pip.__main__.Attention"), "no such class|the source does not say"),
+    "scores": ("task.score", call("os.getcwd"), "attnlab.tasks.language_modelling.score.LanguageScore"),
+    "an evaluation": ("task.evaluation", call("runpy.run_path", path_name="x"), "attnlab.tasks.harness.Harness"),
+    "sampling": ("task.sampling", call("attnlab.decoding.BeamSearch"), "derived from attnlab.decoding.Sampling"),
+    "the kind of task": ("task.kind", call("multiprocessing.Process", target="x"), "attnlab.tasks.base.Task"),
+    "data": ("task.data", call("http.server.HTTPServer"), "derived from attnlab.data.base.Data"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_configuration_is_refused_before_anything_is_imported(name: str, plain: DictConfig) -> None:
+    key, value, said = HOSTILE[name]
+    before = set(sys.modules)
+    with pytest.raises(ConfigError, match=said) as caught:
+        check_fixed(changed(plain, key, value))
+    assert str(caught.value).startswith((key, f"{key}._target_")) and "\n" not in str(caught.value)
+    assert not {"subprocess", "shutil", "torch", "pip", "http.server"} & (set(sys.modules) - before)
+
+
+@pytest.mark.parametrize(
+    ("path", "node"),
+    [
+        ("attention", call("os.system", command="exit 3")),
+        ("attention", call("subprocess.Popen", args=["false"])),
+        ("task.optimizer", call("os.system", _partial_=True)),
+        ("task.decode", call("attnlab.errors.ConfigError")),
+        ("elsewhere", call("os.getcwd")),
+        ("elsewhere", call(f"{__name__}.Outer", thing=call("pathlib.Path"))),
+        ("elsewhere", call(f"{__name__}.Outer", inner=call("pathlib.Path"))),
+        ("elsewhere", call(f"{__name__}.Outer", thing="${oc.create:{_target_: pathlib.Path}}")),
+        ("bench", "${oc.create:{_target_: os.getcwd}}"),
+    ],
+)
+def test_the_object_itself_is_asked_where_it_is_built(path: str, node: Any) -> None:
+    """What a reference has hidden from the check is found here."""
+    with pytest.raises(ConfigError, match="expected"):
+        instantiate(OmegaConf.create({"node": node}).node, path=path)
+
+
+class Inner: ...
+
+
+class Outer:
+    def __init__(self, inner: Inner | None = None, thing: Any = None) -> None: ...
+
+
+def test_the_annotation_of_the_outer_class_says_what_stands_inside() -> None:
+    assert isinstance(instantiate(OmegaConf.create(call(f"{__name__}.Outer", inner=call(f"{__name__}.Inner")))), Outer)
+
+
+@pytest.mark.parametrize(
+    ("key", "target"),
+    [
+        ("task.data.reader", "tarfile.TarFile"),
+        ("task.data.features", "subprocess.Popen"),
+        ("task.data.augment", "os.system"),
+        ("task.model.encoder", "os.system"),
+        ("task.model.decoder", "torch.hub.load"),
+        ("task.decode", "os.system"),
+    ],
+)
+def test_nested_nodes_of_a_speech_task(key: str, target: str, speech: DictConfig) -> None:
+    with pytest.raises(ConfigError, match=f"{key}._target_={target}: expected a class derived from"):
+        check_fixed(changed(speech, key, {"_target_": target, "_partial_": True}))
+
+
+def test_a_function_in_a_private_folder_is_refused_without_its_import(
+    tmp_path: Path, plain: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil_mechanism.py").write_text(
+        f"open({str(tmp_path / 'imported')!r}, 'w')\nimport os\nfrom torch import nn\n"
+        "def run(**keys): ...\nMade = type('Made', (), {})\nclass Other: ...\nclass Lie(nn.Module): ...\nVALUE = 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("run", "Made", "Other", "Lie", "VALUE", "os.system", "missing"):
+        with pytest.raises(ConfigError, match=r"attention\._target_=evil_mechanism\."):
+            check_fixed(changed(plain, "attention", {"_target_": f"evil_mechanism.{name}"}))
+    assert not (tmp_path / "imported").exists()
+
+
+def test_one_s_own_classes_pass_wherever_they_lie(
+    tmp_path: Path, plain: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").write_text("from .loud import Loud as Louder\n")
+    (tmp_path / "theirs" / "loud.py").write_text(
+        "import torch\nimport torch.nn as nn\nimport attnlab.attention\nimport lightning as L\n"
+        "from attnlab.attention import MHA\nclass Middle(MHA): ...\nclass Loud(Middle): ...\n"
+        "class Direct(attnlab.attention.Attention): ...\nclass Net(torch.nn.Module): ...\nclass Short(nn.Module): ...\n"
+        "class Watch(L.Callback): ...\nclass Slow(torch.optim.SGD): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    right = {"attention": ("Louder", "loud.Loud", "loud.Direct"), "task.model": ("loud.Net", "loud.Short")}
+    right |= {"callbacks.x": ("loud.Watch",), "task.optimizer": ("loud.Slow",)}
+    for key, names in right.items():
+        for name in names:
+            check_target(f"theirs.{name}", key, place_of(key))
+    with pytest.raises(ConfigError, match="expected a class derived from torch.optim.Optimizer"):
+        check_target("theirs.loud.Net", "task.optimizer", place_of("task.optimizer"))
+    assert "theirs" not in sys.modules
+
+
+def test_every_target_of_the_project_has_its_place(speech: DictConfig) -> None:
+    """Files with `_target_`s are composed by other tests; here: no listed place is left that no file fills."""
+    files = [yaml.safe_load(path.read_text()) for path in CONF.rglob("*.yaml")]
+    assert any("_target_" in (file or {}) for file in files)
+    for path, _, place in nodes(OmegaConf.to_container(speech)):
+        assert place is not None, path
+    assert all(place.bases for place in PLACES.values())
+
+
+HYDRA: dict[str, tuple[str, Any, str]] = {
+    "launcher": ("launcher", call("os.system"), "hydra.launcher._target_=os.system: expected a class derived from"),
+    "a launcher of one's own": ("launcher", call("tests.mine.Launcher"), "of Hydra or of a plugin of Hydra"),
+    "sweeper": ("sweeper", call("subprocess.Popen", args="x"), "hydra.plugins.sweeper.Sweeper of Hydra or of a plugin"),
+    "callback": ("callbacks", {"x": call("os.system")}, "hydra.experimental.callback.Callback"),
+    "another of Hydra's functions": ("callbacks", {"x": call("hydra.utils.call")}, "hydra.experimental.callback"),
+    "Hydra's own import": ("callbacks", {"x": call("hydra.utils.get_method", path="os.system")}, "expected a class"),
+    "by way of Hydra": ("callbacks", {"x": call("hydra.main.os.system")}, "expected a class|no such class"),
+    "anywhere else": ("help", {"x": call("os.system")}, "expected no _target_"),
+    "a reference to a node": ("callbacks", "${task.evil}", "not a reference to a group of keys"),
+    "a made node": ("callbacks", {"x": "${oc.create:'{_target_: os.system}'}"}, "not a reference to a group"),
+    "a reference in a name": ("launcher", call("${oc.env:X}"), "expected values, not a reference"),
+    "a factory of a handler": (
+        "job_logging",
+        {"handlers": {"x": {"()": "os.system", "command": "x"}}},
+        "hydra.job_logging.handlers.x.()=os.system: expected",
+    ),
+    "a handler's class": ("job_logging", {"handlers": {"x": {"class": "subprocess.Popen"}}}, "logging.StreamHandler"),
+    "a handler that listens": ("hydra_logging", {"handlers": {"x": {"class": "logging.config.listen"}}}, "expected"),
+    "a formatter": ("job_logging", {"formatters": {"x": {"()": "os.system"}}}, "expected logging.Formatter"),
+    "a formatter's class": ("job_logging", {"formatters": {"x": {"class": "os.system"}}}, "logging.Formatter"),
+    "a filter": ("job_logging", {"filters": {"x": {"()": "os.system"}}}, "expected no class"),
+    "an object of a module": (
+        "job_logging",
+        {"handlers": {"x": {"class": "logging.StreamHandler", "stream": "ext://os.system"}}},
+        "ext://sys.stdout",
+    ),
+    "a file elsewhere": (
+        "job_logging",
+        {"handlers": {"x": {"class": "logging.FileHandler", "filename": "/root/.bashrc"}}},
+        "<name>.log",
+    ),
+    "a file above": (
+        "job_logging",
+        {"handlers": {"x": {"class": "logging.FileHandler", "filename": "${hydra.runtime.output_dir}/../x.log"}}},
+        "<name>.log",
+    ),
+    "a reference as a class": ("job_logging", {"handlers": {"x": {"class": "${oc.env:X}"}}}, "expected"),
+    "all of the logging": ("hydra_logging", "${task.evil}", "not a reference to a group"),
+    "the environment": ("job", {"env_set": {"LD_PRELOAD": "/evil.so"}, "name": "run"}, "sets no environment"),
+    "the log's name": ("job", {"name": "../../evil"}, "expected a plain name"),
+    "a function of the search": (
+        "sweeper",
+        {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper", "custom_search_space": "os.system"},
+        "hydra.sweeper.custom_search_space",
+    ),
+    "a command of the cluster": (
+        "launcher",
+        {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher", "setup": ["touch x"]},
+        "cannot bring commands",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HYDRA)
+def test_hydras_own_node(name: str) -> None:
+    key, value, said = HYDRA[name]
+    evil = {"x": call("os.system")}
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(").replace(")", r"\)")) as caught:
+        check_hydra(OmegaConf.create({"hydra": {key: value}, "task": {"evil": evil}}), [], own=True)
+    assert str(caught.value).startswith("hydra.")
+
+
+def test_what_a_person_writes_on_the_command_line_of_a_cluster() -> None:
+    node = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher", "setup": ["module load cuda"]}
+    cfg = OmegaConf.create({"hydra": {"launcher": node, "job": {"name": "run"}}})
+    check_hydra(cfg, ["hydra.launcher.setup"], own=True)
+    check_hydra(cfg, [], own=False)
+
+
+def own(folder: Path, name: str, text: str) -> str:
+    path = folder / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return f"--config-dir={folder}"
+
+
+def test_files_of_a_directory(tmp_path: Path) -> None:
+    """The whole way: a file in --config-dir that Hydra and attnlab would build from."""
+    flag = own(
+        tmp_path, "experiment/evil", "# @package _global_\nhydra:\n  callbacks:\n    x: {_target_: os.system, a: 1}\n"
+    )
+    with pytest.raises(ConfigError, match=r"hydra\.callbacks\.x\._target_=os\.system: expected a class derived from"):
+        check([flag, "experiment=evil"])
+
+
+@pytest.mark.slow
+def test_the_command_itself_runs_nothing(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    config = tmp_path / "own"
+    node = json.dumps({"_target_": "os.system", "command": f"touch {made}"})
+    own(config, "experiment/callback", f"# @package _global_\nhydra:\n  callbacks:\n    x: {node}\n")
+    own(config, "experiment/launcher", f"# @package _global_\nhydra:\n  launcher: {node}\n")
+    own(config, "experiment/sweeper", f"# @package _global_\nhydra:\n  sweeper: {node}\n")
+    own(config, "experiment/kind", f"# @package _global_\ntask:\n  kind: {node}\n")
+    logged = json.dumps({"()": "os.system", "command": f"touch {made}"})
+    own(config, "experiment/logged", f"# @package _global_\nhydra:\n  job_logging:\n    handlers:\n      x: {logged}\n")
+    for name in ("callback", "launcher", "sweeper", "kind", "logged"):
+        for more in ([], ["-m", "seed=1,2"], ["--cfg", "job"], ["--info", "all"]):
+            command = [sys.executable, "-m", "attnlab", f"--config-dir={config}", f"experiment={name}", *more]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+            assert done.returncode == 2 or "--info" in more, done.stderr
+            assert not made.exists()
