@@ -325,9 +325,7 @@ def check_hydra(cfg: DictConfig, given: Sequence[str], own: bool) -> None:
             raise ConfigError(f"{key}={target}: expected {place or 'no _target_'} of Hydra or of a plugin of Hydra")
         check_target(target, key, place)
     if hydra.get("job", {}).get("env_set"):
-        raise ConfigError(
-            "hydra.job.env_set: a configuration sets no environment variables; set them in the shell that starts the run"
-        )
+        raise ConfigError("hydra.job.env_set: a configuration sets no environment variables; set them in the shell")
     if re.search(r"[/\\]|\$\{", str(hydra.get("job", {}).get("name"))):
         raise ConfigError(f"hydra.job.name={hydra['job']['name']}: expected a plain name")
     sweeper = hydra.get("sweeper")
