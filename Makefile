@@ -4,10 +4,10 @@ STAMP := .venv/.installed
 EXTRAS := dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check table-irratt-1 table-irratt-2 table-tensorllm-2 table-tensorllm-3 table-tensorllm-4 clean
+.PHONY: help install demo test check tables clean
 
 help:  ## show these lines
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## create .venv and install the pinned set (again only after pyproject.toml or constraints.txt changed)
 
@@ -29,20 +29,11 @@ check: $(STAMP)  ## ruff, mypy and the default tests: what .ci/run runs
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-table-irratt-1: $(STAMP)  ## IrrAtt, table 1: the published numbers beside those of the runs in outputs/
-	$(BIN)/python -m attnlab.report experiments/irratt/table1.yaml
+tables: $(STAMP)  ## every table under experiments/ again, from the records that are committed there
+	$(BIN)/python -m attnlab.report --everything experiments
 
-table-irratt-2: $(STAMP)  ## IrrAtt, table 2
-	$(BIN)/python -m attnlab.report experiments/irratt/table2.yaml
-
-table-tensorllm-2: $(STAMP)  ## TensorLLM, table II: attention of one layer compressed
-	$(BIN)/python -m attnlab.report experiments/tensorllm/table2.yaml
-
-table-tensorllm-3: $(STAMP)  ## TensorLLM, table III: alone and together with LASER
-	$(BIN)/python -m attnlab.report experiments/tensorllm/table3.yaml
-
-table-tensorllm-4: $(STAMP)  ## TensorLLM, table IV: one of the attention matrices, or all of them
-	$(BIN)/python -m attnlab.report experiments/tensorllm/table4.yaml
+table-%: $(STAMP)  ## one table, with the runs in outputs/ too: make table-mtla-1, make table-t6-10
+	$(BIN)/python -m attnlab.report experiments/$(firstword $(subst -, ,$*))/table$(lastword $(subst -, ,$*)).yaml
 
 clean:  ## remove .venv, build products and tool caches; outputs/ stays
 	rm -rf .venv build dist attnlab.egg-info .pytest_cache .mypy_cache .ruff_cache

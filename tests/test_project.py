@@ -30,10 +30,11 @@ def make(*arguments: str) -> str:
 
 def test_make_help_lists_the_targets_and_their_commands() -> None:
     lines = make().splitlines()
-    tables = ["irratt-1", "irratt-2", "tensorllm-2", "tensorllm-3", "tensorllm-4"]
-    targets = ["help", "install", "demo", "test", "check", *(f"table-{name}" for name in tables), "clean"]
+    targets = ["help", "install", "demo", "test", "check", "tables", "table-%", "clean"]
     assert [line.split()[1] for line in lines] == targets
-    assert "attnlab.report experiments/irratt/table1.yaml" in make("-n", "table-irratt-1")
+    for target, path in {"table-irratt-1": "irratt/table1", "table-t6-10": "t6/table10"}.items():
+        assert f"attnlab.report experiments/{path}.yaml" in make("-n", target)
+    assert "attnlab.report --everything experiments" in make("-n", "tables")
     assert ".venv/bin/python -m src.run task=mustc attention=mtla stride=2" in make("-n", "demo").splitlines()[-1]
     assert "make check" in (ROOT / ".ci" / "run").read_text()
 

@@ -1,5 +1,6 @@
 """Every overlay in conf/experiment/ composes and builds; every row of a table agrees with its specification."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,22 @@ from attnlab.bench import Settings
 from attnlab.config.build import CONF, instantiate, leaves
 from attnlab.config.check import compose
 from attnlab.modes import describe
+from attnlab.report import everything
 from attnlab.report.spec import Row, Spec, read_spec
+from attnlab.runs.store import Found
 
 ROOT = CONF.parent
-SPECS = sorted((ROOT / "experiments").glob("*/*.yaml"))
+SPECS = everything.specifications(ROOT / "experiments")
 OVERLAYS = sorted(
     p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in (CONF / "experiment").rglob("*.yaml")
 )
 ROWS = [(path, row) for path in SPECS for row in read_spec(path).rows if row.command]
-FIRST = [next(pair for pair in ROWS if pair[0] == path) for path in dict.fromkeys(path for path, _ in ROWS)]
-EACH_ROW = [pair if pair in FIRST else pytest.param(*pair, marks=pytest.mark.slow) for pair in ROWS]
+SEVERAL = {row.command: (path, row) for path, row in reversed(ROWS)}  # T6's tables repeat their rows
+FIRST = {path.parent.name + read_spec(path).command: command for command, (path, _) in reversed(SEVERAL.items())}
+EACH_ROW = [
+    (path, row) if row.command in FIRST.values() else pytest.param(path, row, marks=pytest.mark.slow)
+    for path, row in SEVERAL.values()
+]
 COMPUTED = {
     "attention": "attention_percent",
     "flops": "multiply_adds_percent",
@@ -33,6 +40,7 @@ TOTALS = {"mtla/asr_pretraining": 77_690_112 - 2 * 3000 * 512}  # MHA's, with 5,
 def described(cfg: DictConfig) -> dict[str, Any]:
     record: dict[str, Any] = {"kv_cache": {}}
     describe.run(cfg, record, Path())
+    record |= {"d_model": cfg.task.model.get("d_model"), "layers": cfg.task.model.get("num_layers")}
     assert record["parameters"]["total"] == record["parameters"]["trainable"] > 0
     return record
 
@@ -62,8 +70,8 @@ def test_an_overlay_is_more_than_options_and_heads() -> None:
 )
 def test_row(path: Path, row: Row) -> None:
     """The command line of a row gives the numbers of its specification."""
-    record = described(compose(*shlex.split(row.command)))
-    assert record["parameters"]["total"] == row.parameters
+    record = described(compose(*read_spec(path).overrides(row)))
+    assert not row.parameters or record["parameters"]["total"] == row.parameters
     if path.parent.name == "tensorllm":
         found = record.get("compression", {}).get("rate", {})
         assert row.computed.get("rate") == (round(found["rate"], 4) if found else None)
@@ -74,9 +82,16 @@ def test_row(path: Path, row: Row) -> None:
         for key, value in row.computed.items():
             assert round(found[COMPUTED[key]], 3) == value
         return
-    assert record["kv_cache"].get("elements_per_token_per_layer", 0) == row.cache
-    if path.parent.name == "tensorized":
-        assert row.computed == {"parameters": round(record["parameters"]["total"] / 1e6, 1)}
+    if row.parameters:
+        assert record["kv_cache"].get("elements_per_token_per_layer", 0) == row.cache
+    found = Found(Path(), record)
+    for column in read_spec(path).columns:
+        if column.described:
+            value = found.number(column.described)
+            assert value is not None and row.computed[column.key] == round(value * column.factor, column.digits)
+    if "counted" in row.computed:  # Tensorized, table 4
+        dense = 4 * record["d_model"] ** 2 * record["layers"]
+        assert row.computed["counted"] == round(dense / record["parameters"]["attention"], 4)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +138,12 @@ def test_specification(path: Path) -> None:
     spec: Spec = read_spec(path)
     keys = {column.key for column in spec.columns}
     for row in spec.rows:
-        assert set(row.published) <= keys
-        assert all(
-            str(float(number)).rstrip("0") == number.rstrip("0") or number.isdigit()
-            for number in row.published.values()
-        )
+        assert set(row.published) <= keys and set(row.settings) <= keys and set(row.computed) <= keys
+        words = [number for key, number in row.published.items() if key not in row.settings]
+        assert all(re.fullmatch(r"-?\d+(\.\d+)?[KMB]?", number) for number in words)
         _ratios_are_the_published_ones(spec, row)
     first = next(row for row in spec.rows if row.command)
-    assert compose(*shlex.split(spec.command.format(row=first.command))[3:])
+    assert compose(*spec.overrides(first))
     if spec.before.startswith("python -m src.run"):
         assert compose(*shlex.split(spec.before)[3:])
 
@@ -142,3 +155,62 @@ def _ratios_are_the_published_ones(spec: Spec, row: Row) -> None:
             continue
         expected = float(base.published[number]) / float(row.published[number])
         assert float(row.published[ratio]) == pytest.approx(expected, abs=0.0101)  # they cut some, and round others
+
+
+SHOTS = {2: 0, 3: 2, 4: 0, 5: 2, 8: 0, 9: 2, 10: 0, 11: 2}
+NOT_THE_MEAN = {(3, "MHA"), (3, "MQA"), (3, "TPA-KVonly"), (4, "TPA")}  # printed otherwise; the tables say so
+
+
+@pytest.mark.parametrize("number", SHOTS)
+def test_the_evaluations_of_t6(number: int) -> None:
+    """The printed average is the mean of the printed scores; each score is that metric of the harness."""
+    spec = read_spec(ROOT / "experiments" / "t6" / f"table{number}.yaml")
+    keys = [column.key for column in spec.columns]
+    assert len(keys) == 10 and keys[-1] == "average" and len(spec.rows) == 6
+    normalised = {key for key in keys if key.startswith("arc")} | {"hellaswag", "openbookqa", "piqa", "sciq"}
+    metrics = {key: f"quality.tasks.{key}.{'acc_norm' if key in normalised else 'acc'}" for key in keys[:-1]}
+    assert {column.key: column.value for column in spec.columns[:-1]} == metrics
+    assert list(spec.columns[-1].mean) == list(metrics.values())
+    for row in spec.rows:
+        mean = sum(float(row.published[key]) for key in keys[:-1]) / 9
+        same = abs(mean - float(row.published["average"])) < 0.006
+        assert same == ((number, row.label) not in NOT_THE_MEAN)
+    cfg = compose(*spec.overrides(spec.rows[0]))
+    assert cfg.task.evaluation.num_fewshot == SHOTS[number]
+    assert f"{', '.join(cfg.task.evaluation.tasks)}; trained on FineWeb-Edu" in spec.corpus["name"]
+    rate, floor = cfg.task.optimizer.lr, cfg.task.schedule.floor
+    assert (rate, round(rate * floor, 7)) == {2: (3e-4, 3e-5), 3: (3e-4, 3e-5), 4: (2e-4, 1e-5), 5: (2e-4, 1e-5)}.get(
+        number, (6e-4, 3e-5)
+    )
+
+
+def test_the_formulas_of_t6() -> None:
+    """Table 1 by its own formulas, which are those of the mechanisms but for MQA, GQA and MLA."""
+    spec = read_spec(ROOT / "experiments" / "t6" / "table1.yaml")
+    names = {"d": 768, "d_h": 64, "d_c": 256, "d_c'": 512, "d_h^R": 32, "g": 2, "R_Q": 6, "R_K": 2, "R_V": 2}
+    others = set()
+    for row in spec.rows:
+        known = names | {"h": int(row.facts["heads"])}
+
+        def value(formula: str, known: dict[str, int] = known) -> float:
+            text = formula.replace("d^2", "d d")
+            for name in sorted(known, key=len, reverse=True):
+                text = re.sub(rf"(?<![\w^']){re.escape(name)}(?![\w^'])", str(known[name]), text)
+            text = re.sub(r"(?<=[\d)]) (?=[\d(])", " * ", text)
+            assert re.fullmatch(r"[\d ()+*/]+", text), text
+            return float(eval(text))  # noqa: S307
+
+        assert row.computed["cache_by_formula"] == value(row.facts["cache_formula"]) == row.computed["cache"]
+        assert row.computed["attention_by_formula"] == round(12 * value(row.facts["parameter_formula"]))
+        others |= {row.label} if row.computed["attention_by_formula"] != row.computed["attention"] else set()
+    assert others == {"MQA", "GQA", "MLA"}
+
+
+def test_the_equations_20_and_21() -> None:
+    """Of the Tensorized Transformer's supplement, with d = d_model; the text's "almost 8 times" is its last row."""
+    for row in read_spec(ROOT / "experiments" / "tensorized" / "table4.yaml").rows:
+        settings = dict(re.findall(r"(rank|num_cores|d_model)=(\d+)", row.command))
+        h, rank, d = int(settings["num_cores"]), int(settings["rank"]), int(settings.get("d_model", 1024))
+        assert row.computed["eq20"] == round(3 * h * d / (3 * d + h), 4)
+        assert row.computed["eq21"] == round(3 * h * d * d / (3 * d * d + rank * h), 4)
+    assert (row.computed["eq20"], row.computed["eq21"], row.published) == (7.9585, 7.9985, {"eq20": "8"})

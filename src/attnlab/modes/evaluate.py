@@ -9,6 +9,8 @@ from rich.table import Table
 
 from attnlab.config.build import instantiate
 from attnlab.runs.device import scoring_dtype
+from attnlab.runs.loading import directory_of
+from attnlab.runs.store import collect
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
@@ -18,7 +20,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
 
     Args:
         cfg: the run's whole configuration, resolved.
-        record: gets `quality` and `corpus`.
+        record: gets `quality` and `corpus`, which names the training corpus too, where the run's record is there.
         directory: the run's; not used.
 
     Raises:
@@ -32,7 +34,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     low = scoring_dtype(cfg.hardware.precision)
     found = evaluation(module, cfg.seed, low)
     names = list(cfg.task.evaluation.tasks)
-    record["corpus"] = f"lm-evaluation-harness: {', '.join(names)}"
+    trained = _trained_on(cfg.checkpoint)
+    record["corpus"] = f"lm-evaluation-harness: {', '.join(names)}" + (f"; trained on {trained}" if trained else "")
     record["quality"] = {"tasks": found, "num_fewshot": cfg.task.evaluation.num_fewshot, "signature": "lm-eval"}
     table = Table("task", "metric", "value", "± standard error", box=None, pad_edge=False)
     for name, numbers in found.items():
@@ -41,3 +44,17 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
                 error = numbers.get(f"{metric}_stderr")
                 table.add_row(name, metric, f"{value:.4f}", f"{error:.4f}" if isinstance(error, float) else "")
     Console(highlight=False).print(table)
+
+
+def _trained_on(checkpoint: str | None) -> str:
+    """The corpus in the record of the run that trained the model; empty where there is no such record.
+
+    Args:
+        checkpoint: a run directory, or a file in one; None: the model is not of a run.
+    """
+    where = None if checkpoint is None else directory_of("checkpoint", checkpoint)
+    path = None if where is None else where / "record.json"
+    if path is None or not path.is_file():
+        return ""
+    found = collect([path])
+    return str(found[0].record["corpus"]) if found else ""

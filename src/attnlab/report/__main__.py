@@ -1,6 +1,7 @@
 """Tables and plots from records.
 
 python -m attnlab.report experiments/mtla/table1.yaml [--records outputs]
+python -m attnlab.report --everything experiments
 python -m attnlab.report --bench RUN/record.json ... [--out FOLDER]
 python -m attnlab.report --speed experiments --out experiments
 python -m attnlab.report --compressed RUN ... [--out FOLDER]
@@ -36,7 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "specs", nargs="*", type=Path, metavar="SPEC", help="table specifications: rendered beside them"
     )
-    parser.add_argument("--records", nargs="+", type=Path, metavar="PLACE", help="folders or files (default: outputs)")
+    parser.add_argument(
+        "--records",
+        nargs="+",
+        type=Path,
+        metavar="PLACE",
+        help="folders or files (default: the specification's folder, and outputs)",
+    )
+    parser.add_argument(
+        "--everything", type=Path, metavar="EXPERIMENTS", help="every table again, from the records committed there"
+    )
     parser.add_argument("--bench", nargs="+", type=Path, metavar="PLACE", help="records of mode=bench: table and plot")
     parser.add_argument(
         "--speed", nargs="+", type=Path, metavar="PLACE", help="records of mode=bench: SPEED.md, a line for each ratio"
@@ -50,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", nargs="+", type=Path, metavar="PLACE", help="a line for each record")
     options = parser.parse_args(arguments)
     folders = options.bench, options.speed, options.compressed
-    if sum(map(bool, (options.specs, *folders, options.runs))) != 1:
-        parser.error("give one of: SPEC ..., --bench ..., --speed ..., --compressed ..., --runs ...")
+    if sum(map(bool, (options.specs, *folders, options.runs, options.everything))) != 1:
+        parser.error("give one of: SPEC ..., --everything, --bench ..., --speed ..., --compressed ..., --runs ...")
     if options.records and not options.specs or options.out and not any(folders):
         parser.error("--records belongs to SPEC, --out to --bench, --speed and --compressed")
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
@@ -71,7 +81,7 @@ def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
 
     Args:
         specs: table specifications, YAML.
-        places: folders or files with records; None: outputs/ if it exists.
+        places: folders or files with records; None: the folder of each specification, and outputs/ if it exists.
 
     Returns:
         The paths of the files written.
@@ -84,10 +94,10 @@ def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
     from attnlab.report.spec import read_spec
 
     plans = {path: read_spec(path) for path in specs}
-    records = collect(places or [OUTPUTS]) if places or OUTPUTS.exists() else []
     files = []
     for path, spec in plans.items():
-        files += write_table(spec, records, path.with_suffix(""))
+        own = places or [path.parent, *([OUTPUTS] if OUTPUTS.exists() else [])]
+        files += write_table(spec, collect(own), path.with_suffix(""))
     return files
 
 
@@ -99,8 +109,10 @@ def written(options: argparse.Namespace) -> list[Path]:
     """
     if options.specs:
         return tables(options.specs, options.records)
-    from attnlab.report import bench, compression, reasoning, speed
+    from attnlab.report import bench, compression, everything, reasoning, speed
 
+    if options.everything:
+        return everything.tables(options.everything)
     for places, report in ((options.bench, bench), (options.speed, speed), (options.compressed, compression)):
         if places:
             records = collect(places)

@@ -19,7 +19,10 @@ from attnlab.runs.identity import canonical
 from attnlab.runs.speedup import PROTOCOL
 from attnlab.runs.store import Found
 
-ENCODER = "task.encoder_checkpoint"  # a row's command names a run that only exists where the row is measured
+PLACES = {  # a row's command names files that only exist where the row is measured
+    "task.encoder_checkpoint": "the encoder did not start from recognition",
+    "task.data.vocabulary.file": "the vocabulary was not read from a file",
+}
 
 
 def scored(records: Sequence[Found], spec: Spec) -> tuple[list[Found], list[Found]]:
@@ -42,8 +45,10 @@ def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
             test questions).
     """
     size = re.search(r"\btrain (\d+)|\b(\d+) test questions", text)
+    if not wanted or size is None:
+        return False
     least, most = wanted["train"]
-    return text.startswith(wanted["name"]) and size is not None and least <= int(size[1] or size[2]) <= most
+    return bool(text.startswith(wanted["name"])) and least <= int(size[1] or size[2]) <= most
 
 
 def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, list[str]]]:
@@ -54,24 +59,27 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
         records: scored records that read the specification's corpus, the oldest first.
         spec: the row's table.
     """
-    if not records or not row.command:
+    if not records or not row.command or not spec.quality:
         return []
-    cfg = _composed(*spec.overrides(row))
+    cfg = composed(*spec.overrides(row))
     keys = {"task": cfg.task.name, "compress": cfg.choices.compress, "scale": cfg.choices.scale}
     keys |= {"attention": cfg.choices.attention or "none", "stride": cfg.stride, "rank": cfg.rank}
-    quality = next(column.value for column in spec.columns if column.value.startswith("quality."))
     mine = [f for f in records if f.record["corpus"].startswith(row.corpus)]
     if row.corpus:  # such a table has several models too: another one's record is no near match
         mine = [f for f in mine if f.record["config"].get("model") == cfg.model]
-    found = [(f, differences(f, cfg)) for f in mine if f.number(quality) is not None]
+    found = [(f, differences(f, cfg)) for f in mine if f.number(spec.quality) is not None]
     exact = [pair for pair in found if not pair[1]]
     alike = [pair for pair in found if all(pair[0].record.get(key) == value for key, value in keys.items())]
     return list({pair[0].record["seed"]: pair for pair in exact or alike}.values())
 
 
 @lru_cache
-def _composed(*overrides: str) -> DictConfig:
-    """Cached, because every table of a report composes its rows again. Read-only."""
+def composed(*overrides: str) -> DictConfig:
+    """The configuration of a command line. Cached, because every table of a report composes its rows again; read-only.
+
+    Args:
+        overrides: its settings.
+    """
     return compose(*overrides)
 
 
@@ -86,11 +94,11 @@ def differences(found: Found, cfg: DictConfig) -> list[str]:
         return ["no configuration is known of this old record: its recipe is unknown"]
     mine, theirs = dict(leaves(found.canonical)), dict(leaves(canonical(cfg)))
     wrong = []
-    if theirs.get(ENCODER) is not None:
-        started = mine.pop(ENCODER, None)
-        theirs.pop(ENCODER)
-        if started is None:
-            wrong.append("the encoder did not start from recognition")
+    for key, without in PLACES.items():
+        if theirs.get(key) is not None:
+            theirs.pop(key)
+            if mine.pop(key, None) is None:
+                wrong.append(without)
     wrong += [
         f"{key}={mine.get(key, 'unset')} instead of {theirs.get(key, 'unset')}"
         for key in sorted(mine.keys() | theirs.keys())
@@ -99,6 +107,21 @@ def differences(found: Found, cfg: DictConfig) -> list[str]:
     if found.record["mode"] == "test":
         wrong.append("scored with mode=test: how the checkpoint was trained is not in this record")
     return wrong
+
+
+def counted(row: Row, records: Sequence[Found]) -> int | None:
+    """How many items the split of a row has, from the newest record that read its corpus; None: no record did.
+
+    Args:
+        row: with `corpus`, `split` and `train`.
+        records: every record there is, the oldest first.
+    """
+    for found in reversed(records):
+        text = found.record["corpus"]
+        size = re.search(rf"[:,] {re.escape(row.split)} (\d+)", text)
+        if size and is_corpus(text, {"name": row.corpus, "train": row.train}):
+            return int(size[1])
+    return None
 
 
 def protocol(found: Found) -> list[Any]:

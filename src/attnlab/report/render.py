@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from math import exp
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
+from omegaconf import OmegaConf
+
 from attnlab.report import figure
 from attnlab.report.grid import Grid
-from attnlab.report.match import choose, protocol, scored
+from attnlab.report.match import choose, composed, counted, protocol, scored
 from attnlab.report.spec import Column, Plot, Row, Spec
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
@@ -69,14 +72,25 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
         for column in spec.columns:
             if spec.published(column):
                 cells.append(row.published.get(column.key, "–"))
-            cells.append(_ours(column, row, mine, baseline, names) if row.command else "–")
+            if column.counted:
+                size = counted(row, records)
+                cells.append(NOT_RUN if size is None else f"{size:,}")
+            else:
+                cells.append(_ours(column, row, spec, mine, baseline, names) if row.command else "–")
         grid.rows.append(cells)
     grid.notes += [_describe(names[f.path], row, f, wrong) for row, fs in chosen.items() for f, wrong in fs]
-    grid.notes += _left_out(every, usable, spec)
-    missing = [row for row in spec.rows if row.command and not chosen[row.label]]
+    grid.notes += _left_out(every, usable, spec) if spec.corpus else []
+    measured = any(column.measured for column in spec.columns)
+    missing = [row for row in spec.rows if measured and row.command and not chosen[row.label]]
+    missing = [row for row in missing if not row.split or counted(row, records) is None]
     if missing and spec.before:
         grid.notes.append(f"{NOT_RUN}: first, for every row, `{spec.before}`")
-    grid.notes += [f"{NOT_RUN}: {row.label}: `{spec.row_command(row)}`" for row in missing]
+    commands = dict.fromkeys(spec.row_command(row) for row in missing)
+    for command in commands:  # several rows of a table may need the same run
+        labels = ", ".join(row.label for row in missing if spec.row_command(row) == command)
+        grid.notes.append(f"{NOT_RUN}: {labels}: `{command}`")
+    if missing and spec.after:
+        grid.notes.append(f"{NOT_RUN}: then, with the run directory of each row, `{spec.after}`")
     return grid
 
 
@@ -155,19 +169,50 @@ def place_labels(figure: "Figure", points: Sequence[tuple[str, float, float]]) -
             text.remove()
 
 
-def _ours(column: Column, row: Row, mine: Sequence[Found], baseline: Sequence[Found], names: Mapping[Path, str]) -> str:
+def _ours(
+    column: Column,
+    row: Row,
+    spec: Spec,
+    mine: Sequence[Found],
+    baseline: Sequence[Found],
+    names: Mapping[Path, str],
+) -> str:
     if column.computed:
-        return f"{row.computed[column.key]:.{column.digits}f}" if column.key in row.computed else "–"
+        known = column.key in row.computed
+        return f"{row.computed[column.key]:,.{column.digits}f}{column.unit}" if known else "–"
+    if column.setting or column.key in row.settings:
+        return _setting(row.settings.get(column.key, column.setting), row, spec)
+    if not column.measured:
+        return "–"
     if column.against:
         ours, theirs = ([v for f in found if (v := f.number(column.against)) is not None] for found in (mine, baseline))
         return f"{mean(ours) - mean(theirs):+.{column.digits}f}" if ours and theirs else NOT_RUN
     if column.ratio:
         return _ratio(column, mine, baseline, names)
-    values = [value for found in mine if (value := found.number(column.value)) is not None]
+    values = [value for found in mine if (value := _value(column, found)) is not None]
     if not values:
         return NOT_RUN
     middle, least, most = (f"{value:.{column.digits}f}" for value in (mean(values), min(values), max(values)))
     return middle if len(values) == 1 else f"{middle} ({least}–{most}, {len(values)} seeds)"
+
+
+def _value(column: Column, found: Found) -> float | None:
+    """The number of one record; of a mean only where the record has all of them."""
+    values = [found.number(key) for key in column.mean or [column.value]]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return (exp(mean(known)) if column.exp else mean(known)) * column.factor
+
+
+def _setting(key: str, row: Row, spec: Spec) -> str:
+    """A value of the row's configuration; a class by its name, a key that there is not as a dash."""
+    value = OmegaConf.select(composed(*spec.overrides(row)), key) if key else None
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value.rpartition(".")[2] if isinstance(value, str) else str(value)
 
 
 def _ratio(column: Column, mine: Sequence[Found], baseline: Sequence[Found], names: Mapping[Path, str]) -> str:

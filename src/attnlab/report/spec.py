@@ -10,32 +10,52 @@ import yaml
 
 from attnlab.errors import ConfigError
 
+OF_THE_COMMAND = ("mode=", "checkpoint=")  # in `after`; what else it sets is part of the row's configuration
 SIZES = {"parameters": "Parameters", "cache": "Cache per token and layer"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. One of `value`, `ratio`, `against` and `computed` gives the source of our number.
+    """A column of a table. One of `value`, `mean`, `ratio`, `against`, `computed`, `setting`, `counted`: our number.
 
     Args:
         key: its name in a row's `published` and `computed`.
         label: its heading.
         value: a dotted key of the record.
+        mean: dotted keys of the record; the mean of all of them.
         ratio: the same; the baseline's number divided by the row's.
         against: the same; the row's number minus the baseline's.
         computed: the row's `computed` number.
+        setting: a dotted key of the configuration that the row's command gives; a row may name another.
+        counted: the items of the row's split that a record of its corpus counts.
+        described: of a computed column, the dotted key that mode=describe fills; tests hold the rows to it.
+        factor: our number is multiplied by it: 100 for a share in percent.
+        exp: whether our number is exp of the record's: a perplexity of a loss in nats.
         digits: decimals of our number.
+        unit: follows our number without a space: M, %.
         note: the name of one of the specification's notes.
     """
 
     key: str
     label: str
     value: str = ""
+    mean: Sequence[str] = ()
     ratio: str = ""
     against: str = ""
     computed: bool = False
+    setting: str = ""
+    counted: bool = False
+    described: str = ""
+    factor: float = 1
+    exp: bool = False
     digits: int = 2
+    unit: str = ""
     note: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether our number is of a record, so that a row needs a run."""
+        return bool(self.value or self.mean or self.ratio or self.against or self.counted)
 
 
 @dataclass(frozen=True)
@@ -49,10 +69,13 @@ class Row:
             quotes from elsewhere.
         note: the name of one of the specification's notes.
         corpus: how the name of this row's corpus begins, in a table of several; empty: as the specification says.
+        split: of the corpus, in a table that counts it.
+        train: least and most items of the training split of the corpus whose `split` is counted.
         parameters: the model's parameters.
         cache: cached numbers per token and layer.
         facts: further cells that say what the row is.
         computed: numbers that follow from the configuration; tests hold them, and `facts`, to mode=describe.
+        settings: dotted keys of the configuration by the key of their column, where it is not the column's own.
     """
 
     label: str
@@ -60,10 +83,13 @@ class Row:
     command: str = ""
     note: str = ""
     corpus: str = ""
+    split: str = ""
+    train: Sequence[int] = ()
     parameters: int = 0
     cache: float = 0
     facts: Mapping[str, str] = field(default_factory=dict)
     computed: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,12 +119,13 @@ class Spec:
         title: the heading.
         source: where the published numbers stand.
         corpus: `name`, how the name of the rows' corpus begins, and `train`, least and most training segments, or
-            questions of the test split where nothing is trained.
+            questions of the test split where nothing is trained; a table without measured columns has neither.
         baseline: the label of the row that ratios and differences refer to.
         command: the command of every row, with `{row}` where the row's own overrides go.
         columns: the columns after those of `facts`.
         rows: the rows.
         before: a command to run before those of the rows.
+        after: a command to run after that of each row, with RUN for its run directory; its record counts.
         facts: headings of columns that say what a row is, by the key in its `facts`.
         notes: text by name, for columns and rows to refer to.
         modes: the modes whose records count.
@@ -107,12 +134,13 @@ class Spec:
 
     title: str
     source: str
-    corpus: Mapping[str, Any]
     baseline: str
     command: str
     columns: Sequence[Column]
     rows: Sequence[Row]
+    corpus: Mapping[str, Any] = field(default_factory=dict)
     before: str = ""
+    after: str = ""
     facts: Mapping[str, str] = field(default_factory=lambda: dict(SIZES))
     notes: Mapping[str, str] = field(default_factory=dict)
     modes: Sequence[str] = ("train", "test")
@@ -122,13 +150,20 @@ class Spec:
         """Whether any row has a published number for a column; a comparison of our own has none."""
         return any(column.key in row.published for row in self.rows)
 
+    @property
+    def quality(self) -> str:
+        """The dotted key of the first number of quality that a column shows; empty where nothing is measured."""
+        keys = (key for column in self.columns for key in (column.value, *column.mean))
+        return next((key for key in keys if key.startswith("quality.")), "")
+
     def row_command(self, row: Row) -> str:
         """The command that measures a row."""
         return self.command.format(row=row.command)
 
     def overrides(self, row: Row) -> list[str]:
         """The settings in a row's command, as :func:`attnlab.config.check.compose` takes them."""
-        return [word for word in shlex.split(self.row_command(row)) if "=" in word]
+        after = [word for word in shlex.split(self.after) if not word.startswith(OF_THE_COMMAND)]
+        return [word for word in [*shlex.split(self.row_command(row)), *after] if "=" in word]
 
 
 def read_spec(path: Path) -> Spec:
@@ -149,6 +184,10 @@ def read_spec(path: Path) -> Spec:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"{path}: not the specification of a table: {' '.join(str(error).split())}") from error
+    if any(c.measured and not c.counted for c in spec.columns) and not (spec.corpus and spec.quality):
+        raise ConfigError(f"{path}: measured columns need `corpus` and a column of quality")
+    if any(c.counted for c in spec.columns) and not all(row.corpus and row.split and row.train for row in spec.rows):
+        raise ConfigError(f"{path}: a counted column needs `corpus`, `split` and `train` in every row")
     if spec.baseline not in [row.label for row in spec.rows]:
         raise ConfigError(f"{path}: baseline {spec.baseline!r} is no row's label")
     if "{row}" not in spec.command:

@@ -1,0 +1,70 @@
+"""Every table and figure under experiments/ again, from the records that are committed there and nothing else."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from attnlab.errors import DataError
+from attnlab.report import bench, compression, speed
+from attnlab.report.render import write_table
+from attnlab.report.spec import read_spec
+from attnlab.runs.store import Found, collect
+
+Report = Callable[[Sequence[Found], Path], list[Path]]
+FIGURE = "figure"  # specifications whose name begins so draw curves
+
+
+def specifications(root: Path) -> list[Path]:
+    """The specifications of tables.
+
+    Args:
+        root: experiments/, with a folder for each paper.
+    """
+    return sorted(path for path in root.glob("*/*.yaml") if not path.stem.startswith(FIGURE))
+
+
+def folders(root: Path) -> list[tuple[Path, Report]]:
+    """Folders of records that have a report of their own, with its function.
+
+    A folder with runs.csv is left out: the table itself lists its runs, and no record is committed.
+
+    Args:
+        root: experiments/.
+    """
+    found: list[tuple[Path, Report]] = [(path.parent, bench.render) for path in sorted(root.glob("*/bench/bench.csv"))]
+    found += [(path.parent, compression.render) for path in sorted(root.glob("*/*/sweep.csv"))]
+    return [(folder, report) for folder, report in found if not (folder / "runs.csv").is_file()]
+
+
+def below(folder: Path, records: Sequence[Found]) -> list[Found]:
+    """The records in a folder and those below it.
+
+    Args:
+        folder: relative as the records' paths are.
+        records: of any place.
+    """
+    return [found for found in records if found.path.is_relative_to(folder)]
+
+
+def tables(root: Path) -> list[Path]:
+    """Write every table again, with the plots that belong to tables, and SPEED.md.
+
+    Args:
+        root: experiments/; a relative path keeps the names of records in the tables short.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        ConfigError: a specification is wrong.
+        DataError: there is no such folder, or no specification in it.
+    """
+    specs = {path: read_spec(path) for path in specifications(root)}
+    if not specs:
+        raise DataError(f"{root}: no specification of a table (*/*.yaml); give the folder experiments of a checkout")
+    records = collect([root])
+    written: list[Path] = []
+    for path, spec in specs.items():
+        written += write_table(spec, below(path.parent, records), path.with_suffix(""))
+    for folder, report in folders(root):
+        written += report(below(folder, records), folder)
+    return written + speed.render(records, root)
