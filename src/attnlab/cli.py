@@ -74,6 +74,10 @@ def command() -> int:
     plan: Plan | None = None
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda text: "=" in text and text[0] != "-")  # -m may stand anywhere
     try:
+        if sys.argv[1:2] == ["runs"]:
+            from attnlab.report import runs
+
+            return runs.main(sys.argv[2:])
         if said := information(sys.argv[1:]):
             print(said)
             return 0
@@ -83,6 +87,8 @@ def command() -> int:
             given = [text if several else quoted(text) for text in spelled(stack.plain(sys.argv[1:]))]
             plan = check(given, load)
             sys.argv[1:] = plan.arguments
+            if plan.multirun:
+                multirun.begin(plan.sweep_directory)
             if not plan.keeps:
                 log_to_the_console()
                 return job.run(plan.jobs[0], job.command_line(given), None)
@@ -173,7 +179,8 @@ def run(plan: Plan, given: list[str]) -> float:
     added = [source.path for source in context.runtime.config_sources if source.provider == "command-line"]
     name = [f"--config-name={context.job.config_name}"] * (context.job.config_name != "config")
     arguments = [*(f"--config-dir={path}" for path in added), *name, *stack.plain(map(str, context.overrides.task))]
-    value = multirun.run_job(arguments, directory)
+    cfg = check(arguments, load).jobs[0] if plan.searches else plan.jobs[context.job.num]
+    value = multirun.run_job(cfg, context.job.num, arguments, directory, plan.sweep_directory)
     if math.isnan(value) and context.runtime.choices[SWEEPER] != "basic":
         raise TrainingError(f"{directory}: the run has no value to optimize")
     return value

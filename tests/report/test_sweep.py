@@ -118,3 +118,22 @@ def test_a_damaged_record_is_a_job_without_one(job: Job, tmp_path: Path) -> None
     assert [path.name for path in sweep.render(tmp_path / "runs")] == ["comparison.md", "comparison.csv"]
     assert [row["Job"] for row in rows(tmp_path / "runs")] == ["0_a", "1_a"]
     assert sweep.render(tmp_path / "nothing") == []
+
+
+def test_jobs_that_live_elsewhere(job: Job, tmp_path: Path) -> None:
+    """One was finished by another multirun, one has been continued: their settings are those of this multirun."""
+    job("old/4_mha", "attention=mha seed=1", command="python -m attnlab resume=somewhere", quality={"bleu": 20.0})
+    job("new/1_mha", "attention=mha seed=2", quality={"bleu": 21.0})
+    for number, place in enumerate(("../old/4_mha", "1_mha", "2_mha")):
+        words = ["attention=mha", f"seed={number}", f"task.dropout={number}"]
+        note = {"name": f"{number}_mha", "directory": place, "what": "start", "settings": words}
+        (tmp_path / "runs" / "new" / "jobs").mkdir(exist_ok=True)
+        (tmp_path / "runs" / "new" / "jobs" / f"{number}.json").write_text(json.dumps(note))
+    sweep.render(tmp_path / "runs" / "new")
+    table = rows(tmp_path / "runs" / "new")
+    assert [(row["Job"], row["Directory"], row["task.dropout"]) for row in table] == [
+        ("0_mha", "../old/4_mha", "0"),
+        ("1_mha", "1_mha", "1"),
+        ("2_mha", "", ""),
+    ]
+    assert [row["Ended"].partition(":")[0] for row in table] == ["finished", "finished", "without a record"]

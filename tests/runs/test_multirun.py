@@ -15,7 +15,11 @@ import psutil
 import pytest
 
 from attnlab.config.build import CONF
-from attnlab.runs.multirun import summarize
+from attnlab.config.check import compose
+from attnlab.errors import DataError
+from attnlab.runs import decision, multirun
+from attnlab.runs import record as records
+from attnlab.runs.multirun import begin, listed, run_job, summarize
 from attnlab.runs.record import write
 
 
@@ -69,6 +73,22 @@ def test_a_failed_job_and_a_killed_one_take_no_other_with_them(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_the_same_command_again_repeats_nothing_and_tries_what_failed(tmp_path: Path) -> None:
+    given = ("attention=mha,mla", "attention.head_dim=36,35")  # an odd dimension fails
+    start(tmp_path, *given).communicate(timeout=900)
+    jobs = [tmp_path / "sweep" / f"{number}_mustc_{name}" for number, name in enumerate(("mha", "mha", "mla", "mla"))]
+    before = {job: (job / "record.json").read_bytes() for job in jobs}
+    errors = start(tmp_path, *given).communicate(timeout=900)[1].splitlines()
+    said = [line for line in errors if line.startswith("job ")]
+    assert said[0] == "job 0: finished before, skipped: sweep/0_mustc_mha"
+    assert said[1].startswith("job 1: failed before (") and said[1].endswith("starts again: sweep/1_mustc_mha_2")
+    assert {job: (job / "record.json").read_bytes() for job in jobs} == before
+    assert "2 of 4 jobs finished: sweep" in errors
+    errors = start(tmp_path, *given, "retry=false").communicate(timeout=900)[1].splitlines()
+    assert any("left (retry=false): sweep/1_mustc_mha_2" in line for line in errors)
+
+
+@pytest.mark.slow
 def test_a_signal_ends_the_job_and_those_after_it(tmp_path: Path) -> None:
     process = start(tmp_path, "attention=mha,mla")
     first = tmp_path / "sweep" / "0_mustc_mha"
@@ -79,6 +99,68 @@ def test_a_signal_ends_the_job_and_those_after_it(tmp_path: Path) -> None:
     assert status(first) == "interrupted"
     assert [path.name for path in (tmp_path / "sweep").glob("*_*")] == ["0_mustc_mha"]
     assert "0 of 2 jobs finished: sweep" in errors
+
+
+def test_a_job_is_noted_run_and_then_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(decision, "_commit_now", lambda: "abc")
+    cfg = compose("task=wikitext2", "attention=mha", "hardware=cpu")
+    commands = []
+
+    def child(arguments: list[str], directory: Path) -> None:
+        """Interrupted at first, then finished."""
+        commands.append((arguments, directory))
+        record = records.new(cfg, "command")
+        record["environment"] |= {"device": "cpu", "threads": 1, "git": "abc"}
+        records.identify(record, "sha256:sample")
+        record |= {"corpus": "sample", "status": "finished"}
+        if len(commands) == 1:
+            record |= {"status": "interrupted", "error": "interrupted by SIGTERM"}
+            (directory / "checkpoints").mkdir(parents=True)
+            (directory / "checkpoints" / "last.ckpt").touch()
+            (directory / "config.yaml").touch()
+        record["training"]["best_val_loss"] = 1.5
+        records.write(record, directory)
+
+    monkeypatch.setattr(multirun, "_run", child)
+    given = ["--config-dir=/mine", "task=wikitext2", "attention=mha", "hardware=cpu"]
+    first = Path("outputs/multirun/first/0_wikitext2_mha")
+    values = []
+    for name in ("first", "second", "third"):
+        sweep = Path("outputs/multirun") / name
+        own = (sweep / first.name).absolute()
+        own.mkdir(parents=True)  # Hydra makes it
+        values.append(run_job(cfg, 0, given, own, sweep))
+        (job,) = listed(sweep)
+        assert (job.number, job.name, job.directory) == (0, first.name, first)
+        assert job.settings == ("task=wikitext2", "attention=mha", "hardware=cpu")
+        assert own.exists() == (name == "first")
+        assert summarize(sweep, 1) == (name == "first")
+    assert [str(value) for value in values] == ["nan", "1.5", "1.5"]
+    resume = ["--config-dir=/mine", "hardware=cpu", f"resume='{first.absolute()}'"]
+    assert commands[0] == (given, first.absolute())
+    assert [text.replace("='outputs", f"='{tmp_path}/outputs") for text in commands[1][0]] == resume
+    assert len(commands) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("job")]
+    assert said == [
+        f"job 0: starts: {first}",
+        f"job 0: interrupted before, continues from its checkpoint: {first}",
+        f"job 0: finished before, skipped: {first}",
+    ]
+
+
+def test_the_list_of_jobs(tmp_path: Path) -> None:
+    for name in ("10_b", "2_a", "other"):  # a multirun of before there were lists
+        (tmp_path / name).mkdir()
+    assert [job.name for job in listed(tmp_path)] == ["2_a", "10_b", "other"]
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "0.json").write_text("{")
+    with pytest.raises(DataError, match="jobs/0.json: not the note of a job"):
+        listed(tmp_path)
+    begin(tmp_path)
+    assert [job.name for job in listed(tmp_path)] == ["2_a", "10_b", "other"]
 
 
 def test_the_exit_code_of_a_multirun(tmp_path: Path) -> None:

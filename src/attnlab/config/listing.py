@@ -41,7 +41,7 @@ KEYS = {
     "model": "pretrained weights: a local file or folder first, a hub name second",
     "checkpoint": "a run to use, with its own configuration: mode=test, predict, generate, export, evaluate",
     "input, output": "mode=predict: a text, a file or a folder, and a file for the results; prompt: of mode=generate",
-    "resume": "a run to continue",
+    "resume": "a run to continue; -m does that, and skips what is finished (rerun=true, retry=false: not)",
     "baseline": "a run to compare the speed of scoring with",
     "trainer.*": "any argument of Lightning's Trainer: trainer.limit_train_batches=10",
     "tags": "words for the record",
@@ -77,7 +77,7 @@ def help_text(program: str) -> str:
     lines += [f"  {program} {command}  # {about}" for about, command in EXAMPLES]
     lines += [
         "",
-        f"All values of a command, without a run: {program} ... --cfg job --resolve. Results: outputs/*/record.json.",
+        f"All values of a command, without a run: {program} ... --cfg job --resolve. Results: {program} runs [--help].",
         'Completion in bash: eval "$(attnlab -sc install=bash)"; fish and zsh too. Hydra\'s help: --hydra-help.',
     ]
     return "\n".join(lines)

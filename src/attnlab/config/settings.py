@@ -47,6 +47,8 @@ class Root:
         output: a file for the results; null: standard output.
         resume: a run directory to continue.
         baseline: a run directory or record to compare speed with.
+        retry: whether a multirun tries jobs again that failed before.
+        rerun: whether a multirun repeats jobs that are finished.
         tags: words that the record keeps.
         cache_dir: where features, vocabularies and sample corpora are kept.
     """
@@ -66,6 +68,8 @@ class Root:
     output: Annotated[Path | None, ReadBy(("predict",))]
     resume: Annotated[Path | None, ReadBy(("train",))]
     baseline: Annotated[Path | None, ReadBy(("train", "test", "compress"))]
+    retry: bool
+    rerun: bool
     tags: list[Annotated[str, MinLen(1)]]
     cache_dir: Annotated[Path, MinLen(1)]
 

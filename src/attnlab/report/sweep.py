@@ -1,9 +1,9 @@
 """The comparison at the end of a multirun: a row for each job, and for settings with several seeds their mean."""
 
-import re
+import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -15,6 +15,8 @@ from attnlab.report import figure
 from attnlab.report.grid import Grid
 from attnlab.report.render import scatter
 from attnlab.report.spec import Plot
+from attnlab.runs import multirun
+from attnlab.runs.multirun import Job
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found, collect
 
@@ -50,13 +52,14 @@ def render(directory: Path) -> list[Path]:
     Raises:
         WriteError: a file cannot be written.
     """
-    jobs = sorted((path for path in directory.glob("*") if path.is_dir()), key=_order)
-    files = [job / "record.json" for job in jobs if (job / "record.json").is_file()]
+    jobs = multirun.listed(directory)
     if not jobs:
         return []
-    found = sorted(collect(files), key=lambda one: _order(one.path.parent)) if files else []
+    found = records(jobs)
     known = {one.path.parent for one in found}
-    grid = table(found, [job.name for job in jobs if job not in known])
+    names = {job.directory: job.name for job in jobs}
+    away = any(job.directory.parent != directory for job in jobs)
+    grid = table(found, [job.name for job in jobs if job.directory not in known], names, directory if away else None)
     show(grid)
     paths = grid.write(directory / STEM, "md", "csv")
     drawn = points(found)
@@ -66,12 +69,35 @@ def render(directory: Path) -> list[Path]:
     return paths
 
 
-def table(found: Sequence[Found], without: Sequence[str] = ()) -> Grid:
+def records(jobs: Sequence[Job]) -> list[Found]:
+    """The records of jobs, in the order of the jobs, each with the settings that it has in this multirun.
+
+    Args:
+        jobs: of a multirun; those without a record that can be read are left out.
+    """
+    files = [file for job in jobs if (file := job.directory / "record.json").is_file()]
+    read = {one.path: one for one in collect(files)} if files else {}
+    found = []
+    for job in jobs:
+        if one := read.pop(job.directory / "record.json", None):  # once, if two jobs are one run
+            command = {"command": shlex.join(["python", "-m", "attnlab", *job.settings])} if job.settings else {}
+            found.append(Found(one.path, one.record | command))
+    return found
+
+
+def table(
+    found: Sequence[Found],
+    without: Sequence[str] = (),
+    names: Mapping[Path, str] | None = None,
+    home: Path | None = None,
+) -> Grid:
     """A row for each job, then one for each mechanism with its settings that has more than one finished seed.
 
     Args:
         found: the jobs' records, in the order of the rows.
         without: names of jobs that have no record that can be read.
+        names: of the jobs by their run directories; None: the directories' own names.
+        home: the multirun's directory where some of its jobs lie elsewhere: a column then has their directories.
 
     Returns:
         The table. Columns that no job has a number for are left out, and a note names them; another note says how the
@@ -81,20 +107,24 @@ def table(found: Sequence[Found], without: Sequence[str] = ()) -> Grid:
     metrics = {name for one in found if (name := metric(one))}
     quality = metrics.pop() if len(metrics) == 1 else "Quality"
     present = [name for name in NUMBERS if any(_number(one, name) is not None for one in found)]
-    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality, *present, "Ended"])
+    place = ["Directory"] if home else []
+    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality, *present, *place, "Ended"])
     for one in found:
         record = one.record
         score = _score(one)
-        cells = [one.path.parent.name, mechanism(one), *_settings(one, varied), str(record["seed"])]
+        folder = one.path.parent
+        cells = [(names or {}).get(folder, folder.name), mechanism(one), *_settings(one, varied), str(record["seed"])]
         cells += [NOT_RUN if score is None else f"{score:g}" + f" {metric(one)}" * (quality == "Quality")]
         cells += [_cell(_number(one, name), name) for name in present]
+        cells += [Path(os.path.relpath(folder, home)).as_posix()] if home else []
         error = record.get("error")
         grid.rows.append([*cells, record["status"] + (f": {' '.join(str(error).split())}" if error else "")])
     blank = [""] * (len(grid.headers) - 2)
     grid.rows += [[name, *blank, "without a record: it was ended before it could write one"] for name in without]
     for same in groups(found):
         if len(same) > 1:
-            grid.rows.append(_means(same, varied, present))
+            means = _means(same, varied, present)
+            grid.rows.append([*means[:-1], *[""] * len(place), means[-1]])
     absent = [name.partition(",")[0].lower() for name in NUMBERS if name not in present and "images" not in name]
     if absent:
         grid.notes.append(f"{NOT_RUN} in any job: {', '.join(absent)}.")
@@ -237,9 +267,3 @@ def _protocol(one: Found) -> str:
     about = one.record["inference"]
     parts = [f"beam {about['beam']}"] if one.number("inference.beam") is not None else []
     return ", ".join([str(about["protocol"]), *parts, str(about["dtype"]), one.record["environment"]["device"]])
-
-
-def _order(job: Path) -> tuple[float, str]:
-    """Jobs by their number, with which a directory's name begins."""
-    number = re.match(r"\d+", job.name)
-    return (int(number[0]) if number else float("inf")), job.name

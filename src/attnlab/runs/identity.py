@@ -59,6 +59,8 @@ LEFT_OUT = (
     "task.train.log_every",
     "logger",
     "tags",
+    "retry",  # these two say which jobs of a multirun are done
+    "rerun",
     "callbacks.learning_rate",  # these two only watch
     "callbacks.device_stats",
     "trainer.profiler",  # these four change no numbers

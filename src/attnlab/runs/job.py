@@ -69,6 +69,8 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
 def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | None) -> int:
     first = records.first_process()
     shown = directory is not None or cfg.mode == "describe"  # else the record is not kept: no weights are digested
+    if cfg.resume and directory and Path(cfg.resume).samefile(directory):
+        command = _first_command(directory) or command
     record = records.new(cfg, command, None if shown else {})
 
     def save() -> None:
@@ -143,6 +145,14 @@ class _PreviousFiles:
     def restore(self) -> None:
         for path, content in self.contents.items():
             write_bytes(path, content)
+
+
+def _first_command(directory: Path) -> str:
+    """The command of the run that continues: with that it can be repeated elsewhere. Empty: its record has none."""
+    try:
+        return str(records.read(directory)["command"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
 
 
 def _dead(directory: Path) -> bytes | None:

@@ -39,6 +39,8 @@ FREE = (  # keys, and everything below them, that may be given with checkpoint= 
     "logger",
     "trainer",
     "tags",
+    "retry",
+    "rerun",
     "task.decode",
     "task.decode_max_frames",
     "task.sampling",

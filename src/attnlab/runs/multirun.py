@@ -1,25 +1,102 @@
-"""The jobs of a multirun: each one is a process of its own, and how they ended is counted."""
+"""The jobs of a multirun: each one is a process of its own, and how they ended is counted.
 
+Which run a job is, stands in the multirun's directory: `jobs/3.json` names the run directory of job 3, which lies
+elsewhere if the job was finished before, or continues an interrupted run.
+"""
+
+import contextlib
+import json
 import math
+import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from omegaconf import DictConfig
+
+from attnlab.errors import DataError
 from attnlab.runs import record as records
+from attnlab.runs.decision import decide, settings
+from attnlab.runs.files import write_text
 from attnlab.runs.parents import environment
 from attnlab.runs.signals import handling
 
+JOBS = "jobs"  # the folder in a multirun's directory with a note for each job
 
-def run_job(arguments: Sequence[str], directory: Path) -> float:
-    """Run one job in a new process, so that its memory is released and a job that is killed takes no other with it.
+
+@dataclass(frozen=True)
+class Job:
+    """A job of a multirun.
 
     Args:
-        arguments: the job's command line.
+        number: its place in the multirun, from 0.
+        name: of the directory that Hydra gives it, `3_mustc_mtla`.
         directory: its run directory.
+        what: what it did, see :class:`attnlab.runs.decision.Decision`; empty where nobody has noted it.
+        settings: its part of the command line.
+    """
+
+    number: int
+    name: str
+    directory: Path
+    what: str = ""
+    settings: tuple[str, ...] = ()
+
+
+def begin(sweep: Path) -> None:
+    """Forget the jobs of an earlier multirun in the same directory. Its runs stay.
+
+    Args:
+        sweep: the multirun's directory.
+    """
+    for path in (sweep / JOBS).glob("*.json"):
+        path.unlink(missing_ok=True)
+
+
+def listed(sweep: Path) -> list[Job]:
+    """The jobs of a multirun in their order, those that were started or skipped.
+
+    Of a multirun without a list, the folders in its directory.
+
+    Args:
+        sweep: the multirun's directory.
+
+    Raises:
+        DataError: the list cannot be read.
+    """
+    files = list((sweep / JOBS).glob("*.json"))
+    if not files:
+        jobs = [Job(_number(path), path.name, path) for path in sweep.glob("*") if path.is_dir() and path.name != JOBS]
+        return sorted(jobs, key=lambda job: (job.number, job.name))
+    jobs = []
+    for path in files:
+        try:
+            found = json.loads(path.read_bytes())
+            place = Path(os.path.normpath(sweep / found["directory"]))
+            jobs.append(Job(int(path.stem), found["name"], place, found["what"], tuple(found["settings"])))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"{path}: not the note of a job ({reason}); the same command writes it again") from error
+    return sorted(jobs, key=lambda job: job.number)
+
+
+def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], own: Path, sweep: Path) -> float:
+    """Skip a job, or run it in a new process, so that its memory is released and its end takes no other job with it.
+
+    What is done and why is printed to stderr in one line.
+
+    Args:
+        cfg: the job's fixed configuration.
+        number: of the job.
+        arguments: the job's command line.
+        own: the directory that Hydra gives it.
+        sweep: the multirun's directory.
 
     Returns:
         The best value of the validation metric that the task monitors; NaN if the job did not finish or has none.
@@ -27,8 +104,28 @@ def run_job(arguments: Sequence[str], directory: Path) -> float:
     Raises:
         SystemExit: a signal arrived. The job has received it too; the jobs after it are not started.
     """
-    place = str(directory).replace("'", "\\'")
-    command = [sys.executable, "-m", "attnlab", *arguments, f"hydra.run.dir='{place}'"]
+    decision = decide(cfg, own, sweep)
+    print(f"job {number}: {decision.said}", file=sys.stderr, flush=True)
+    directory, shown = decision.directory, [text for text in arguments if "=" in text and text[0] != "-"]
+    note = {"name": own.name, "directory": os.path.relpath(directory, sweep), "what": decision.what, "settings": shown}
+    write_text(sweep / JOBS / f"{number}.json", json.dumps(note, ensure_ascii=False) + "\n")
+    if directory != own:
+        with contextlib.suppress(OSError):  # there may be something in it
+            own.rmdir()
+    if decision.what in ("start", "continue"):
+        resumed = [*settings(cfg, arguments), f"resume={quoted(directory)}"]
+        _run(resumed if decision.what == "continue" else arguments, directory)
+    if not (directory / "record.json").is_file():
+        return math.nan
+    record = records.read(directory)
+    if decision.what == "skip" and cfg.mode == "describe":
+        print(records.dumps(record))  # as the mode itself does
+    return best(record)
+
+
+def _run(arguments: Sequence[str], directory: Path) -> None:
+    """Run a command in a new process, and wait for its end."""
+    command = [sys.executable, "-m", "attnlab", *arguments, f"hydra.run.dir={quoted(directory)}"]
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -43,7 +140,15 @@ def run_job(arguments: Sequence[str], directory: Path) -> float:
         _record_killed(directory, signal.Signals(-code).name)
     if received:
         raise SystemExit(128 + received[0])
-    return best(records.read(directory)) if (directory / "record.json").is_file() else math.nan
+
+
+def quoted(path: Path) -> str:
+    """A path in the quotes that Hydra needs.
+
+    Args:
+        path: of a person.
+    """
+    return "'{}'".format(str(path).replace("'", "\\'"))
 
 
 def best(record: Mapping[str, Any]) -> float:
@@ -70,13 +175,20 @@ def summarize(directory: Path, jobs: int | None) -> int:
 
     Args:
         directory: the multirun's directory, with one run directory per job.
-        jobs: how many jobs there were; None: as many as have a record.
+        jobs: how many jobs there were; None: as many as were started or skipped.
 
     Returns:
         The exit code: 0 if all have finished, else 1.
     """
-    found = [records.read(path.parent) for path in directory.glob("*/record.json")]
+    places = [job.directory for job in listed(directory)]
+    found = [records.read(place) for place in places if (place / "record.json").is_file()]
     jobs = len(found) if jobs is None else jobs
     finished = [record for record in found if record["status"] == "finished"]
     print(f"{len(finished)} of {jobs} jobs finished: {directory}", file=sys.stderr)
     return int(len(finished) < jobs)
+
+
+def _number(path: Path) -> int:
+    """The number with which a job's directory begins; without one it comes last."""
+    number = re.match(r"\d+", path.name)
+    return int(number[0]) if number else sys.maxsize

@@ -121,7 +121,7 @@ def environment(accelerator: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "device": f"cuda: {torch.cuda.get_device_name()}" if gpu else f"cpu: {_processor()} x {os.cpu_count()}",
         "threads": torch.get_num_threads(),
-        "git": _git(),
+        "git": commit(),
         "packages_hash": _packages_hash(),
     }
 
@@ -135,7 +135,7 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _git() -> str:
+def commit() -> str:
     """The commit, with "-dirty" if tracked files differ from it; why not, where there is none."""
     if not (ROOT / ".git").exists():
         return "not a checkout"

@@ -1,0 +1,320 @@
+"""`attnlab runs`: the runs in a folder, listed, compared, removed, and what a table still lacks.
+
+Everything comes from the index of the folder (:mod:`attnlab.runs.ledger`); nothing here imports torch.
+"""
+
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from attnlab.config.build import leaves
+from attnlab.config.nearest import nearest
+from attnlab.errors import ConfigError, DataError
+from attnlab.runs import lock
+from attnlab.runs.ledger import BROKEN, OUTPUTS, RECORD, Ledger, Run
+from attnlab.runs.record import NOT_RUN
+from attnlab.runs.store import Found, collect
+
+HELP = """\
+attnlab runs [KEY=VALUE ...] [FOLDER]                 list the runs in FOLDER (default: outputs), the oldest first
+attnlab runs compare RUN RUN [RUN ...]                settings in which runs differ, and their numbers
+attnlab runs missing SPEC [SPEC ...] [FOLDER]         the commands of a table's rows that are still to be run
+attnlab runs prune WHAT [KEY=VALUE ...] [FOLDER]      show what would be removed; with --yes, remove it
+    WHAT: failed, interrupted, broken (a record that cannot be read), unrecorded (a folder without a record)
+
+KEY: {keys}
+VALUE: several with commas; * and ? stand for other letters; null for none. tags=a,b: one of the two.
+Examples: attnlab runs task=mustc attention=mtla,mla status=finished    attnlab runs attention=tpa* tags=final
+          attnlab runs missing experiments/mtla/table1.yaml             attnlab runs prune failed task=ptb --yes"""
+FILTERS: dict[str, Callable[[Run], Iterable[Any]]] = {
+    "status": lambda run: [run.status],
+    "mode": lambda run: [run.mode],
+    "task": lambda run: [run.task],
+    "attention": lambda run: [run.attention],
+    "compress": lambda run: [run.compress],
+    "scale": lambda run: [run.scale],
+    "experiment": lambda run: [run.experiment or None],
+    "stride": lambda run: [run.stride],
+    "rank": lambda run: [run.rank],
+    "seed": lambda run: [run.seed],
+    "tags": lambda run: run.tags or [None],
+    "recipe": lambda run: [run.recipe],
+    "commit": lambda run: [run.commit],
+}
+HEADINGS = ("started", "status", "mode", "task", "mechanism", "scale", "seed", "quality", "cache", "directory")
+PRUNED = ("failed", "interrupted", BROKEN, "unrecorded")
+COMPARED = (  # beside the quality
+    "parameters.total",
+    "kv_cache.elements_per_token_per_layer",
+    "training.steps",
+    "training.seconds",
+    "training.tokens_per_second",
+    "training.final_loss",
+    "inference.seconds",
+    "inference.tokens_per_second",
+    "inference.peak_memory_mib",
+)
+ABOUT = ("status", "started", "seed", "corpus", "identity.corpus", "environment.device", "environment.git")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line of `attnlab runs`, in its parts.
+
+    Args:
+        names: words that are neither a filter nor a flag.
+        filters: by key.
+        yes: whether --yes was given.
+    """
+
+    names: list[str]
+    filters: dict[str, list[str]]
+    yes: bool
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the words after `attnlab runs` say.
+
+    Args:
+        arguments: of the command line.
+
+    Returns:
+        The exit code: 0.
+
+    Raises:
+        ConfigError: the words are wrong.
+        DataError: a folder or a record cannot be read.
+    """
+    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
+    if {"-h", "--help"} & set(arguments):
+        print(HELP.format(keys=", ".join(FILTERS)))
+        return 0
+    words = parsed(arguments)
+    actions = {"compare": compare, "missing": missing, "prune": prune}
+    first = words.names[0] if words.names else ""
+    if words.yes and first != "prune":
+        raise ConfigError("--yes belongs to attnlab runs prune")
+    if first in actions:
+        actions[first](Request(words.names[1:], words.filters, words.yes))
+        return 0
+    if first and not Path(first).is_dir():
+        raise ConfigError(
+            f"runs {first}: neither a folder nor one of {', '.join(actions)}{nearest(first, list(actions))}"
+        )
+    found = _chosen(_ledger(words.names), words.filters)
+    print("\n".join(lines(found)))
+    print(f"{len(found)} runs", file=sys.stderr)
+    return 0
+
+
+def parsed(arguments: Sequence[str]) -> Request:
+    """The parts of a command line.
+
+    Args:
+        arguments: the words after `attnlab runs`.
+
+    Raises:
+        ConfigError: an unknown flag or key.
+    """
+    names, filters, yes = [], {}, False
+    for text in arguments:
+        key, equals, value = text.partition("=")
+        if text == "--yes":
+            yes = True
+        elif text.startswith("-"):
+            raise ConfigError(f"runs {text}: no such option{nearest(text, ['--yes', '--help'])}")
+        elif not equals or Path(text).exists():
+            names.append(text)
+        elif key not in FILTERS:
+            raise ConfigError(f"runs {text}: runs are not filtered by {key}{nearest(key, list(FILTERS))}")
+        else:
+            filters[key] = value.strip("[]'\"").split(",")
+    return Request(names, filters, yes)
+
+
+def lines(found: Sequence[Run]) -> list[str]:
+    """A table of runs as text, with its headings.
+
+    Args:
+        found: the runs.
+    """
+    rows = [HEADINGS, *map(_cells, found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    right = {HEADINGS.index(name) for name in ("seed", "cache")}
+    texts = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        texts.append("  ".join(cells).rstrip())
+    for i, run in enumerate(found, 1):
+        texts[i] += f"  ({' '.join(run.error.split())[:120]})" if run.error else ""
+    return texts
+
+
+def compare(words: Request) -> None:
+    """Print in what runs differ, and their numbers side by side.
+
+    Args:
+        words: two or more run directories or records.
+    """
+    if len(words.names) < 2 or words.filters:
+        raise ConfigError("runs compare takes two or more run directories or records, and nothing else")
+    files = [path / RECORD if (path := Path(name)).is_dir() else path for name in words.names]
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file}: no such file; expected a run directory or its record")
+    read = {one.path: one for one in collect(files)}
+    if unread := [file for file in files if file not in read]:
+        raise DataError(f"{unread[0]}: not a record that can be read")
+    runs = [read[file] for file in files]
+    texts = [["", *words.names], *_rows(runs, ABOUT, always=True)]
+    recipes = [dict(leaves(run.canonical)) for run in runs]
+    keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
+    differing = [key for key in keys if len({str(recipe.get(key, "unset")) for recipe in recipes}) > 1]
+    alike = "" if differing else " (the same)"
+    texts.append([f"RECIPE{alike}", *[""] * len(runs)])
+    texts += [[key, *(str(recipe.get(key, "unset")) for recipe in recipes)] for key in sorted(differing)]
+    texts.append(["NUMBERS", *[""] * len(runs)])
+    quality = dict.fromkeys(f"quality.{name}" for run in runs for name in run.record["quality"])
+    texts += _rows(runs, [*quality, *COMPARED])
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def missing(words: Request) -> None:
+    """Print the commands of the rows for which there is no finished record of the row's recipe.
+
+    Args:
+        words: specifications of tables, and perhaps a folder.
+    """
+    from attnlab.report.match import choose, scored
+    from attnlab.report.spec import read_spec
+
+    specs = {name: read_spec(Path(name)) for name in words.names if not Path(name).is_dir()}
+    if not specs:
+        raise ConfigError("runs missing takes specifications of tables, such as experiments/mtla/table1.yaml")
+    ledger = _ledger([name for name in words.names if name not in specs])
+    chosen = [run for run in _chosen(ledger, words.filters) if run.status == "finished"]
+    for name, spec in specs.items():
+        files = [run.directory / RECORD for run in chosen if run.mode in spec.modes]
+        records = scored(collect(files), spec)[1] if files else []
+        rows = [row for row in spec.rows if row.command]
+        lacking = [row for row in rows if not any(not wrong for _, wrong in choose(row, records, spec))]
+        commands = list(
+            dict.fromkeys([spec.before] * bool(spec.before and lacking) + [spec.row_command(r) for r in lacking])
+        )
+        print(*commands, sep="\n", end="\n" if commands else "")
+        print(f"{name}: {len(lacking)} of {len(rows)} rows are still to be run", file=sys.stderr)
+
+
+def prune(words: Request) -> None:
+    """Show the runs that would be removed; remove them with --yes. A run in progress is never removed.
+
+    Args:
+        words: what to remove, filters, and perhaps a folder.
+    """
+    what = [name for name in words.names if name in PRUNED]
+    rest = [name for name in words.names if name not in PRUNED]
+    if not what:
+        more = f"; {rest[0]} is none of them" if rest and not Path(rest[0]).is_dir() else ""
+        raise ConfigError(f"runs prune: say what to remove: {', '.join(PRUNED)}{more}")
+    if "unrecorded" in what and words.filters:
+        raise ConfigError("runs prune unrecorded: a folder without a record has no settings to filter by")
+    ledger = _ledger(rest)
+    runs = [run for run in _chosen(ledger, words.filters, quiet=True) if run.status in what]
+    gone = {run.directory: f"{run.status}: {' '.join(run.error.split())[:100]}" for run in runs}
+    gone |= dict.fromkeys(ledger.unrecorded, "without a record") if "unrecorded" in what else {}
+    gone = {path: why for path, why in gone.items() if lock.held(path) is None}
+    for path, why in gone.items():
+        size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()) / 2**20
+        print(f"{path}  {size:,.1f} MiB  {why}")
+        if words.yes:
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                raise DataError(f"{error.filename or path}: cannot be removed ({error.strerror})") from error
+    said = "removed" if words.yes else "would be removed: the same command with --yes removes them"
+    print(f"{len(gone)} folders {said}", file=sys.stderr)
+
+
+def _ledger(names: Sequence[str]) -> Ledger:
+    """The ledger of the folder that was named, or of outputs/."""
+    if len(names) > 1:
+        raise ConfigError(f"runs {' '.join(names)}: give one folder")
+    root = Path(names[0]) if names else OUTPUTS
+    if not root.is_dir():
+        raise DataError(
+            f"{root}: no such folder; runs leave their records in outputs/, below the directory they start in"
+        )
+    return Ledger(root)
+
+
+def _chosen(ledger: Ledger, filters: Mapping[str, Sequence[str]], quiet: bool = False) -> list[Run]:
+    """The runs that pass all filters. Records that cannot be read are named, and left out unless asked for."""
+    runs = ledger.runs()
+    asked = quiet or BROKEN in filters.get("status", ())
+    for run in runs:
+        if run.status == BROKEN and not asked:
+            print(f"warning: {run.directory / RECORD}: skipped: {run.error}", file=sys.stderr)
+    runs = [run for run in runs if asked or run.status != BROKEN]
+    for key, wanted in filters.items():
+        has = FILTERS[key]
+        kept = [run for run in runs if any(_fits(value, pattern) for value in has(run) for pattern in wanted)]
+        if runs and not kept:
+            there = sorted({_text(value) for run in runs for value in has(run)})
+            known = ", ".join(there[:12]) + (", …" if len(there) > 12 else "")
+            print(f"no run has {key}={','.join(wanted)}; there are {known}", file=sys.stderr)
+        runs = kept
+    return runs
+
+
+def _fits(value: Any, pattern: str) -> bool:
+    return fnmatchcase(_text(value), pattern)
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def _cells(run: Run) -> tuple[str, ...]:
+    quality = f"{run.metric} {run.quality:.6g}" if run.quality is not None else NOT_RUN
+    cache = f"{run.cache:g}" if run.cache is not None else ""
+    seed = "" if run.seed is None else str(run.seed)
+    words = (run.status, run.mode, run.task, run.mechanism, run.scale)
+    return (_local(run.started), *words, seed, quality, cache, run.directory.as_posix())
+
+
+def _local(started: str) -> str:
+    """A time of a record in the time zone of this machine, to the minute."""
+    try:
+        return datetime.fromisoformat(started).astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return started
+
+
+def _rows(runs: Sequence[Found], keys: Iterable[str], always: bool = False) -> list[list[str]]:
+    """A row for each dotted key of records: `always`, as it is, else numbers with their ratio to the first run's."""
+    rows = []
+    for key in keys:
+        numbers = [run.number(key) for run in runs]
+        if always:
+            rows.append([key, *(str(dict(leaves(run.record)).get(key, NOT_RUN)) for run in runs)])
+        elif any(number is not None for number in numbers):
+            rows.append([key, *(_number(number, numbers[0]) for number in numbers)])
+    return rows
+
+
+def _number(value: float | None, first: float | None) -> str:
+    if value is None:
+        return NOT_RUN
+    ratio = f" ({value / first:.3g}x)" if first and value != first else ""
+    return f"{value:.6g}{ratio}"

@@ -1,0 +1,155 @@
+"""`attnlab runs`."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attnlab.errors import ConfigError, DataError
+from attnlab.report.runs import main
+from attnlab.runs.lock import locked
+from tests.report.conftest import Run
+from tests.runs.test_ledger import write
+
+Said = Callable[..., tuple[list[str], str]]
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+    """What a command prints to stdout, as lines, and to stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[list[str], str]:
+        assert main(arguments) == 0
+        printed = capsys.readouterr()
+        return printed.out.splitlines(), printed.err
+
+    return run
+
+
+def names(lines: list[str]) -> list[str]:
+    return [found[0] for line in lines[1:] if (found := re.search(r"outputs/\S+", line))]
+
+
+def test_a_list_and_its_filters(said: Said, tmp_path: Path) -> None:
+    write(tmp_path / "outputs" / "a")
+    write(tmp_path / "outputs" / "b", attention="tpa", stride=None, tags=[], started="2026-02", seed=12)
+    write(tmp_path / "outputs" / "c", status="failed", error="disk\nfull", started="2026-03", quality={})
+    lines, errors = said()
+    headings = "started status mode task mechanism scale seed quality cache directory"
+    assert " ".join(lines[0].split()) == headings
+    cells = "finished train mustc mtla s=2 sample 1 bleu 20.5 144 outputs/a"
+    assert " ".join(lines[1].split()[2:]) == cells
+    assert lines[3].endswith("not run      144  outputs/c  (disk full)")
+    assert errors == "3 runs\n"
+    assert names(said("attention=tpa*")[0]) == ["outputs/b"]
+    assert names(said("status=finished,failed", "tags=b")[0]) == ["outputs/a", "outputs/c"]
+    assert names(said("stride=null", "seed=12", "outputs")[0]) == ["outputs/b"]
+    lines, errors = said("task=ptb")
+    assert len(lines) == 1 and errors == "no run has task=ptb; there are mustc\n0 runs\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["atention=mha"], "runs atention=mha: runs are not filtered by atention; nearest: attention"),
+        (["compar", "a"], "runs compar: neither a folder nor one of compare, missing, prune; nearest: compare"),
+        (["--yess"], "runs --yess: no such option; nearest: --yes"),
+        (["--yes"], "--yes belongs to attnlab runs prune"),
+        (["compare", "a"], "runs compare takes two or more"),
+        (["prune"], "runs prune: say what to remove: failed, interrupted, broken, unrecorded"),
+        (["prune", "finished"], "unrecorded; finished is none of them"),
+        (["prune", "unrecorded", "task=ptb"], "no settings to filter by"),
+        (["missing"], "runs missing takes specifications of tables"),
+        (["missing", "nothing.yaml"], "nothing.yaml: cannot be read"),
+    ],
+)
+def test_wrong_words(arguments: list[str], message: str, said: Said) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        said(*arguments)
+
+
+def test_missing_places(said: Said) -> None:
+    with pytest.raises(DataError, match="outputs: no such folder"):
+        said()
+    with pytest.raises(DataError, match="a/record.json: no such file|a: no such file"):
+        said("compare", "a", "b")
+
+
+def test_a_comparison(said: Said, run: Run) -> None:
+    run("one", "task=mustc attention=mtla", parameters__total=1000)
+    run("two", "task=mustc attention=mha", "seed=3", quality={"bleu": 25.0})
+    lines, _ = said("compare", "runs/one", "runs/two/record.json")
+    found = {line.split()[0]: line.split()[1:] for line in lines}
+    assert found["seed"] == ["1", "3"]
+    assert found["attention._target_"] == ["MTLA", "MHA"]
+    assert found["quality.bleu"] == ["20", "25", "(1.25x)"]
+    assert found["parameters.total"] == ["1000", "not", "run"]
+    assert "task.train.clip" not in found  # the same in both
+    lines, _ = said("compare", "runs/one", "runs/one")
+    assert "RECIPE (the same)" in [line.strip() for line in lines]
+
+
+def test_what_a_table_lacks(said: Said, run: Run, tmp_path: Path) -> None:
+    columns = "[{key: bleu, label: BLEU, value: quality.bleu}]"
+    rows = [
+        "{label: MHA, command: attention=mha, published: {}}",
+        "{label: MLA, command: attention=mla, published: {}}",
+    ]
+    (tmp_path / "table.yaml").write_text(
+        "title: t\nsource: s\nbaseline: MHA\ncorpus: {name: MuST-C, train: [1, 300000]}\n"
+        "before: first this\ncommand: python -m attnlab task=mustc {row} task.encoder_checkpoint=ASR\n"
+        f"columns: {columns}\nrows: [{', '.join(rows)}, {{label: quoted, published: {{}}}}]\n"
+    )
+    lines, errors = said("missing", "table.yaml", str(tmp_path))
+    commands = [f"python -m attnlab task=mustc attention={name} task.encoder_checkpoint=ASR" for name in ("mha", "mla")]
+    assert lines == ["first this", *commands]
+    run("mha", "task=mustc attention=mha")
+    run("failed", "task=mustc attention=mla", status="failed", error="no luck")
+    lines, errors = said("missing", "table.yaml", "runs")
+    assert lines == ["first this", commands[1]]
+    assert errors == "table.yaml: 1 of 2 rows are still to be run\n"
+    run("mla", "task=mustc attention=mla")
+    assert said("missing", "table.yaml", "runs") == ([], "table.yaml: 0 of 2 rows are still to be run\n")
+
+
+def test_pruning_shows_first_and_spares_what_lives(said: Said, tmp_path: Path) -> None:
+    root = tmp_path / "outputs"
+    for name, status in (("good", "finished"), ("bad", "failed"), ("worse", "failed"), ("dead", "running")):
+        write(root / name, status=status, **({"error": "no luck"} if status == "failed" else {}))
+    write(root / "bad", status="failed", error="no luck", task="ptb")
+    (root / "begun" / "checkpoints").mkdir(parents=True)
+    lines, errors = said("prune", "failed", "task=ptb")
+    assert lines[0].startswith("outputs/bad ") and lines[0].endswith("failed: no luck") and len(lines) == 1
+    assert "1 folders would be removed" in errors and (root / "bad").is_dir()
+    said("prune", "failed", "task=ptb", "--yes")
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["begun", "dead", "good", "worse"]
+    with locked(root / "dead"), locked(root / "begun"):
+        said("prune", "interrupted", "unrecorded", "--yes")
+    assert (root / "dead").is_dir() and (root / "begun").is_dir()
+    said("prune", "interrupted", "unrecorded", "failed", "--yes")
+    assert [path.name for path in root.iterdir() if path.is_dir()] == ["good"]
+
+
+def test_a_broken_record_is_named(said: Said, tmp_path: Path) -> None:
+    write(tmp_path / "outputs" / "a")
+    (tmp_path / "outputs" / "b").mkdir()
+    (tmp_path / "outputs" / "b" / "record.json").write_text("{")
+    lines, errors = said()
+    assert names(lines) == ["outputs/a"]
+    assert errors.startswith("warning: outputs/b/record.json: skipped: ")
+    assert names(said("status=broken")[0]) == ["outputs/b"]
+
+
+def test_no_torch_is_imported(tmp_path: Path) -> None:
+    write(tmp_path / "outputs" / "a")
+    code = (
+        "import sys, json; sys.argv[1:] = ['runs']; from attnlab.cli import main; code = main();"
+        "print(json.dumps([code, 'torch' in sys.modules, 'matplotlib' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, False, False], done.stderr

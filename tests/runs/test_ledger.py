@@ -1,0 +1,117 @@
+"""The index of an outputs folder."""
+
+import json
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlab.runs import ledger
+from attnlab.runs.ledger import FILE, Ledger, Run
+from attnlab.runs.lock import locked
+
+
+def write(directory: Path, **values: Any) -> Path:
+    record: dict[str, Any] = {
+        "schema": 2, "status": "finished", "mode": "train", "task": "mustc", "attention": "mtla", "compress": "none",
+        "scale": "sample", "experiment": None, "seed": 1, "stride": 2, "rank": None, "tags": ["a", "b"],
+        "started": "2026-01-02T03:04:05+00:00", "corpus": "sample", "quality": {"signature": "s", "bleu": 20.5},
+        "kv_cache": {"elements_per_token_per_layer": 144}, "environment": {"git": "abc"},
+        "identity": {"recipe": "r", "run": "u", "corpus": "c", "weights": {}},
+    }  # fmt: skip
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "record.json").write_text(json.dumps(record | values))
+    return directory
+
+
+def runs(root: Path) -> dict[str, Run]:
+    return {run.directory.relative_to(root).as_posix(): run for run in Ledger(root).runs()}
+
+
+def test_a_row_says_what_the_record_says(tmp_path: Path) -> None:
+    write(tmp_path / "mustc" / "mtla" / "one")
+    (run,) = Ledger(tmp_path).runs()
+    assert run.directory == tmp_path / "mustc" / "mtla" / "one"
+    assert (run.status, run.mode, run.task, run.mechanism, run.seed) == ("finished", "train", "mustc", "mtla s=2", 1)
+    assert (run.metric, run.quality, run.cache, run.tags) == ("bleu", 20.5, 144, ("a", "b"))
+    assert (run.recipe, run.run, run.content, run.commit, run.experiment) == ("r", "u", "c", "abc", "")
+
+
+def test_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    row = ledger._row
+    monkeypatch.setattr(ledger, "_row", lambda path: read.append(path.parent.name) or row(path))
+    write(tmp_path / "a")
+    write(tmp_path / "b", started="2025")
+    assert list(runs(tmp_path)) == ["b", "a"]  # by time
+    assert sorted(read) == ["a", "b"]
+    write(tmp_path / "a", status="failed", error="disk full")
+    (tmp_path / "b" / "record.json").unlink()
+    write(tmp_path / "sweep" / "c")
+    found = runs(tmp_path)
+    assert sorted(read) == ["a", "a", "b", "c"]
+    assert {name: run.status for name, run in found.items()} == {"a": "failed", "sweep/c": "finished"}
+
+
+def test_the_index_can_be_deleted_damaged_and_made_by_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "a")
+    before = runs(tmp_path)
+    (tmp_path / FILE).unlink()
+    assert runs(tmp_path) == before
+    (tmp_path / FILE).write_bytes(b"no database at all" * 100)
+    assert runs(tmp_path) == before
+    with sqlite3.connect(tmp_path / FILE) as index:  # what another version would have written
+        index.execute("UPDATE runs SET status = 'failed'")
+    assert runs(tmp_path)["a"].status == "failed"
+    monkeypatch.setattr(ledger, "FORMAT", ledger.FORMAT + 1)
+    assert runs(tmp_path) == before
+    assert not caplog.records
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).mkdir()  # nothing can be written there
+    assert runs(tmp_path) == before
+    assert "cannot be used" in caplog.text
+    assert Ledger(tmp_path / "nowhere").runs() == []
+
+
+def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
+    dead, live = (write(tmp_path / name, status="running") for name in ("dead", "live"))
+    with locked(live):
+        found = runs(tmp_path)
+    assert (found["dead"].status, found["dead"].error) == ("interrupted", "its process is gone")
+    assert found["live"].status == "running"
+    assert runs(tmp_path)["live"].status == "interrupted"
+    assert json.loads((dead / "record.json").read_text())["status"] == "running"  # a list changes no record
+
+
+def test_what_is_no_record_and_what_has_none(tmp_path: Path) -> None:
+    write(tmp_path / "good" / "run")
+    (tmp_path / "good" / "run.log").touch()  # above a run: not a run without a record
+    for name in ("half", "list"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "half" / "record.json").write_text('{"status": "fini')
+    (tmp_path / "list" / "record.json").write_text("[]")
+    (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "begun" / "config.yaml").touch()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    index = Ledger(tmp_path)
+    assert {run.directory.name: run.status for run in index.runs()} == {
+        "half": "broken",
+        "list": "broken",
+        "run": "finished",
+    }
+    assert index.unrecorded == [tmp_path / "begun"]
+
+
+@pytest.mark.slow
+def test_ten_thousand_records_are_listed_in_two_seconds(tmp_path: Path) -> None:
+    """CPU seconds: what else the machine does is not ours."""
+    for number in range(10_000):
+        write(tmp_path / str(number % 50) / str(number), seed=number)
+    assert len(Ledger(tmp_path).runs()) == 10_000
+    began = time.process_time()
+    assert len(Ledger(tmp_path).runs()) == 10_000
+    assert time.process_time() - began < 2
