@@ -56,6 +56,9 @@ def leave(code: int) -> NoReturn:
 
     Python would first take the libraries down, which lasts seconds, and wait for threads; one that is still inside a
     library (:func:`attnlab.runs.progress.waited`) would even abort the process then.
+
+    Args:
+        code: the exit code.
     """
     atexit._run_exitfuncs()  # loggers of services, worker processes, temporary folders
     for stream in (sys.stdout, sys.stderr):

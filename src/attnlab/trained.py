@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +61,8 @@ class Trained:
             ConfigError: there is no such setting.
             DataError: an input is missing, empty or not of the kind that the model reads.
         """
-        several = not isinstance(inputs, str | Path)
-        given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+        several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes | Mapping)
+        given = list(inputs) if several else [inputs]  # type: ignore[arg-type]
         parts = [Inputs(each, self.task.input_kind) for each in given]
         items = [item for part in parts for item in part]
         found = [item.given | result for item, result in self.predictor(**settings).results(items)]

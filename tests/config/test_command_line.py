@@ -39,6 +39,14 @@ def error(*arguments: str) -> str:
 
 WRONG = {
     # groups
+    "experiment=zzzz": "experiment=zzzz: no such experiment; `attnlab list experiment` names all",
+    "callbacks.ema.decay=0.5": "callbacks.ema.decay: no such key; callbacks=ema is not chosen",
+    "trainer=10": "trainer is a group of keys; set one of them, for instance trainer.limit_train_batches=10",
+    "++trainer.limit_train_batches=-1": "trainer.limit_train_batches=-1: expected int >= 1",
+    "++trainer.limit_train_batches=1.5": "expected int >= 1 or float > 0 and <= 1 or null",
+    "++trainer.profiler=simpel": "trainer.profiler=simpel: expected simple or advanced or pytorch or xla",
+    "callbacks=early_stopping +callbacks.early_stopping.monitor=val_x": "+callbacks.early_stopping.mode=min or max",
+    "callbacks=early_stopping +callbacks.early_stopping.mode=low": "callbacks.early_stopping.mode=low: expected min",
     "attention=mtlla": "attention=mtlla: no such attention; nearest: mtla, mla",
     "attention=MTLA": "nearest: mtla",
     "attention=": "no such attention",

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,7 @@ def test_files(tmp_path: Path) -> None:
         ("list.jsonl", b"[1]\n", TEXT, r"line 1: expected a JSON object, got '\[1\]'"),
         ("key.jsonl", b'{"txt": "a"}\n', TEXT, "line 1: none of the keys text, source; expected a text there"),
         ("number.jsonl", b'{"text": 3}\n', TEXT, "line 1: text='3': expected a text"),
+        ("half.jsonl", b'{"text": "a\\ud800"}\n', TEXT, "line 1: .* half of a surrogate pair"),
         ("away.jsonl", b'{"audio": "x.wav"}\n', SPEECH, r"line 1: .*x\.wav: no such file"),
         ("", b"", SPEECH, "no audio file in this folder; expected .wav, .flac"),
         ("", b"", TEXT, "a folder; expected a text, a .txt file or a .jsonl file"),
@@ -83,3 +85,14 @@ def test_wrong_inputs(tmp_path: Path, name: str, content: bytes | None, kind: In
 def test_nothing() -> None:
     with pytest.raises(DataError, match="input= is empty; expected a text"):
         Inputs(" ", TEXT)
+
+
+@pytest.mark.parametrize("given", [5, None, b"vela", {"text": "vela"}])
+def test_what_is_neither_text_nor_path(given: Any) -> None:
+    with pytest.raises(DataError, match="expected a text, as a str or a Path"):
+        Inputs(given, TEXT)
+
+
+def test_a_text_that_is_no_unicode() -> None:
+    with pytest.raises(DataError, match="not UTF-8 text"):
+        Inputs("a\udcff", TEXT)

@@ -98,6 +98,8 @@ def test_a_manifest(tmp_path: Path) -> None:
         ({"train.csv": "source,target\n"}, "train.csv: no examples"),
         ({"train.csv": "source,target\na,b\n", "train.jsonl": "{}"}, "both train.jsonl and train.csv"),
         ({"train.csv": "source,target\na,\n"}, "train.csv line 2: empty text"),
+        ({"train.csv": "source,target,source\na,b,c\n"}, "train.csv: the header has the column 'source' twice"),
+        ({"train.jsonl": '{"source": "a\\ud800", "target": "b"}\n'}, "train.jsonl line 1: half of a surrogate pair"),
         ({"other.csv": "source,target\n"}, "train.jsonl is missing .*data_root must hold train"),
     ],
 )
@@ -106,6 +108,24 @@ def test_wrong_tables(files: dict[str, str], message: str, tmp_path: Path) -> No
         (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
         split(Table(), tmp_path, "train")
+
+
+def test_a_named_column_of_ids_must_be_there(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", pairs(3))
+    with pytest.raises(DataError, match="train.jsonl line 1: no 'nope', the column that task.data.reader.id names"):
+        split(Table("article", "headline", id="nope"), tmp_path, "train")
+
+
+def test_a_long_document(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(f"source,target\n{'word ' * 40000},title\n")
+    assert len(Table()._examples(tmp_path, tmp_path / "train.csv", "train", False)[0].source) == 199999
+
+
+def test_two_folders_of_one_split(tmp_path: Path) -> None:
+    for part in ("train", "dev", "val", "test"):
+        speak(tmp_path / part / "a.wav", "word")
+    with pytest.raises(DataError, match="both dev and val; keep one of them"):
+        split(Table("text", "text", "audio"), tmp_path, "train")
 
 
 def test_a_recording_without_text(tmp_path: Path) -> None:

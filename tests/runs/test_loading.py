@@ -122,6 +122,30 @@ def test_a_higher_limit_is_a_new_run(run: Path) -> None:
     assert "hydra.run.dir='outputs/wikitext2/mtla/test'" in found.arguments
 
 
+def test_a_finished_run_is_not_continued_below_what_it_has_trained(run: Path) -> None:
+    (run / "record.json").write_text(json.dumps({"status": "finished", "training": {"steps": 20, "epochs": 3}}))
+    for limit, done in (("max_steps=19", "20 steps"), ("max_epochs=3", "20 steps")):
+        with pytest.raises(ConfigError, match=f"the run of resume= has trained {done} already; give more"):
+            resume(run, f"task.train.{limit}")
+    with pytest.raises(ConfigError, match="task.train.max_epochs=3: the run of resume= has trained 3 epochs already"):
+        resume(run, "task.train.max_steps=40", "task.train.max_epochs=3")
+    assert resume(run, "task.train.max_steps=40", "task.train.max_epochs=9").jobs[0].task.train.max_epochs == 9
+
+
+@pytest.mark.parametrize("key", ["checkpoint", "resume"])
+def test_no_run_is_named(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{key}= is empty: name the directory of a run"):
+        plan("mode=test", f"{key}=")
+    with pytest.raises(ConfigError, match=r"resume=.*: not the directory of a run: there is no config.yaml"):
+        resume(tmp_path)
+
+
+def test_a_mode_that_continues_nothing(run: Path) -> None:
+    (run / "record.json").write_text(json.dumps({"status": "finished"}))
+    with pytest.raises(ConfigError, match="resume= is read by mode=train, not by mode=predict"):
+        resume(run, "mode=predict", "input=x")
+
+
 def test_a_cache_of_another_machine(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ATTNLAB_CACHE", str(tmp_path / "here"))
     change(run, "cache_dir", str(tmp_path))

@@ -27,6 +27,7 @@ from attnlab.config.settings import ARGUMENTS, owner
 from attnlab.errors import ConfigError
 
 OVERLAYS = ("recipe", "experiment", "debug")  # groups whose files only change keys of other files
+EXAMPLES = {"trainer": "limit_train_batches=10"}  # of nodes that are empty unless the command line fills them
 
 
 def one_line(error: BaseException) -> str:
@@ -168,9 +169,8 @@ class Composer:
             )
         for name in value if isinstance(value, list) and key in config.LISTS else [value]:
             if not isinstance(name, str) or name not in self.options(key):
-                raise ConfigError(
-                    f"{key}={override.get_value_string()}: no such {key}{nearest(str(name), self.options(key))}"
-                )
+                hint = nearest(str(name), self.options(key)) or f"; `attnlab list {key}` names all"
+                raise ConfigError(f"{key}={override.get_value_string()}: no such {key}{hint}")
 
     def _check_overlays(self, base: DictConfig) -> None:
         """Check that recipes and experiments set only keys that exist, with values of the right type."""
@@ -261,7 +261,8 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
         if override.is_add():
             raise ConfigError(f"{override.input_line}: {key} exists already; write it without '+'")
         if isinstance(node, dict) and not isinstance(override.value(), dict) and override.value() is not None:
-            raise ConfigError(f"{override.input_line}: {key} is a group of keys; set one of them: {', '.join(node)}")
+            keys = f": {', '.join(node)}" if node else f", for instance {key}.{EXAMPLES.get(key, '<key>=...')}"
+            raise ConfigError(f"{override.input_line}: {key} is a group of keys; set one of them{keys}")
         return
     target = owner(node, path) if isinstance(node, dict) and ("_target_" in node or path in ARGUMENTS) else ""
     parameters = _parameters(target)
@@ -301,6 +302,8 @@ def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) ->
     found = [*same_end, *(f"{path}.{name}" if path else name for name in beside), *alike]
     if found:
         return f"; nearest: {', '.join(list(dict.fromkeys(found))[:3])}"
+    if path in config.LISTS and rest and not (isinstance(node, dict) and rest[0] in node):
+        return f"; {path}={rest[0]} is not chosen"
     if isinstance(node, dict):
         return f"; {path or 'the root'} has: {', '.join(str(name) for name in node if name != 'hydra')}"
     return f"; {path} is a single value"

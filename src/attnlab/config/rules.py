@@ -24,6 +24,13 @@ FOREIGN = {
     "callbacks.ema.decay": "Annotated[float, Ge(0), Lt(1)]",
     "callbacks.early_stopping.patience": "Annotated[int, Ge(1)]",
     "callbacks.early_stopping.min_delta": "Annotated[float, Ge(0)]",
+    "callbacks.early_stopping.mode": "Literal['min', 'max']",
+    "trainer.limit_train_batches": "Annotated[int, Ge(1)] | Annotated[float, Gt(0), Le(1)] | None",
+    "trainer.limit_val_batches": "Annotated[int, Ge(0)] | Annotated[float, Ge(0), Le(1)] | None",
+    "trainer.overfit_batches": "Annotated[int, Ge(0)] | Annotated[float, Ge(0), Le(1)]",
+    "trainer.num_sanity_val_steps": "Annotated[int, Ge(-1)] | None",
+    "trainer.deterministic": "bool | Literal['warn'] | None",
+    "trainer.profiler": "Literal['simple', 'advanced', 'pytorch', 'xla'] | dict | None",
 }
 
 # Arguments of Lightning's Trainer that other keys set, with these keys.
@@ -123,6 +130,12 @@ def check_relations(cfg: DictConfig) -> None:
     check_trainer(cfg.trainer)
     check_loggers(cfg.logger)
     check_sample(cfg)
+    for name, node in cfg.callbacks.items():
+        if "monitor" in node and "mode" not in node and "EarlyStopping" in str(node.get("_target_")):
+            raise ConfigError(
+                f"callbacks.{name}.monitor={node.monitor}: give which values are better too, "
+                f"+callbacks.{name}.mode=min or max"
+            )
     ema = [node for node in cfg.callbacks.values() if "EMAWeightAveraging" in str(node.get("_target_"))]
     if ema and get("hardware.strategy") == "fsdp":
         raise ConfigError("callbacks=ema: hardware=fsdp shards the weights, and no process has all of them to average")

@@ -163,6 +163,19 @@ def read_lines(path: Path) -> list[str]:
     return [line.strip() for line in lines]
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it has no half of a surrogate pair, as JSON and shells may give.
+
+    Args:
+        text: any.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, object) of each JSON object of a file, one a line or printed over several.
 
@@ -185,6 +198,8 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise DataError(f"{path} line {where}: malformed JSON ({error.msg})") from error
         if not isinstance(value, dict):
             raise DataError(f"{path} line {line}: expected a JSON object, found {type(value).__name__}")
+        if "\\ud" in text[at:end].lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
+            raise DataError(f"{path} line {line}: half of a surrogate pair (\\ud8..), which is no letter")
         yield line, value
         line += text.count("\n", at, end)
         at = end

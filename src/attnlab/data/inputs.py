@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from attnlab.data.corpus import is_unicode
 from attnlab.errors import DataError
 
 LINES, OBJECTS = (".txt",), (".jsonl", ".ndjson")  # files with one input a line: as it is, or in a JSON object
@@ -60,10 +61,14 @@ class Inputs:
     form: Literal["one", "folder", "lines", "objects"]
 
     def __init__(self, given: str | Path, kind: InputKind) -> None:
+        if not isinstance(given, str | Path):
+            raise DataError(f"input {given!r:.40}: expected {_article(kind)}, as a str or a Path")
         self.kind, self.given, self._path = kind, str(given), Path(given).expanduser()
         self._is_path = isinstance(given, Path)
         if not self.given.strip():
             raise DataError(f"input= is empty; expected {self._expected()}")
+        if not kind.suffixes and not is_unicode(self.given):
+            raise DataError(f"input={self.given[:40]!r}: not UTF-8 text")
         self._files: Sequence[Path] = ()
         try:
             self.form = self._form()
@@ -102,7 +107,7 @@ class Inputs:
             raise DataError(f"input={self.given}: empty; expected {self._expected()}")
 
     def _expected(self) -> str:
-        return f"the path of an {self.kind.name}" if self.kind.suffixes else "a text"
+        return _article(self.kind)
 
     def __len__(self) -> int:
         return self.count
@@ -143,6 +148,8 @@ class Inputs:
         if key is None:
             raise DataError(f"{where}: none of the keys {', '.join(self.kind.keys)}; expected {self._expected()} there")
         value = given[key]
+        if isinstance(value, str) and not is_unicode(value):
+            raise DataError(f"{where}: {key}={value[:40]!r}: half of a surrogate pair (\\ud8..), which is no letter")
         if not isinstance(value, str) or not value.strip():
             raise DataError(f"{where}: {key}={str(value)[:40]!r}: expected {self._expected()}")
         if self.kind.suffixes:
@@ -150,6 +157,11 @@ class Inputs:
             if not Path(value).is_file():
                 raise DataError(f"{where}: {value}: no such file")
         return Item(value, given)
+
+
+def _article(kind: InputKind) -> str:
+    """What is expected, for messages: "the path of an audio file"."""
+    return f"the path of {'an' if kind.name[0] in 'aeiou' else 'a'} {kind.name}" if kind.suffixes else "a text"
 
 
 def chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -8,6 +8,8 @@
 
 import csv
 import io
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +39,12 @@ def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if path.suffix in (".jsonl", ".json"):
         yield from read_records(path)
         return
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a document may be long; the library's own limit is 131,072
     table = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
     if not table.fieldnames:
         raise DataError(f"{path}: an empty file; expected a header with the names of the columns")
+    if twice := [name for name, count in Counter(table.fieldnames).items() if count > 1]:
+        raise DataError(f"{path}: the header has the column {twice[0]!r} twice; rename one of them")
     try:
         for row in table:
             if None in row or None in row.values():
@@ -112,7 +117,11 @@ class Table(Reader):
         places = {split: paths[0] for split, paths in found.items() if paths}
         if not places and self.audio:
             folders = [(split, root / name) for split, names in SPELLINGS.items() for name in names]
-            places = {split: folder for split, folder in folders if folder.is_dir()} or {"all": root}
+            parts = [(split, folder) for split, folder in folders if folder.is_dir()]
+            places = dict(parts) or {"all": root}
+            if twice := [folder.name for split, folder in parts if folder != places[split]]:
+                name = next(places[split].name for split, folder in parts if folder.name == twice[0])
+                raise DataError(f"data_root={root}: both {twice[0]} and {name}; keep one of them")
         if "train" in places:
             places.pop("all", None)
         if "train" not in places and "all" not in places:
@@ -151,7 +160,9 @@ class Table(Reader):
         for line, row in rows(path):
             where = f"{path} line {line}"
             source, target = (self._text(row, column, where) for column in self.columns)
-            id = str(row[self.id]) if self.id and self.id in row else f"{split}_{line}"
+            if self.id and not isinstance(row.get(self.id), str | int):
+                raise DataError(f"{where}: no {self.id!r}, the column that task.data.reader.id names")
+            id = str(row[self.id]) if self.id else f"{split}_{line}"
             texts: dict[str, Any] = {"id": id, "source": source, "target": target}
             if self.audio is None:
                 yield where, Utterance(**texts)

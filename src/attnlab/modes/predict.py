@@ -10,7 +10,9 @@ from typing import Any, TextIO
 
 from omegaconf import DictConfig
 
+from attnlab.config.compose import one_line
 from attnlab.data.inputs import OBJECTS, Inputs, Item
+from attnlab.errors import ConfigError, WriteError
 from attnlab.runs.files import replacing
 from attnlab.runs.progress import progress
 from attnlab.tasks.base import task_of
@@ -33,20 +35,21 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
         directory: the run's; not used.
 
     Raises:
+        ConfigError: `output=` names a folder.
         DataError: an input cannot be read, or a file of the run.
         WriteError: `output=` cannot be written.
     """
-    inputs = Inputs(cfg.input, task_of(cfg).input_kind)  # before the model is read
-    predictor = Trained(cfg).predictor()
+    inputs = Inputs(cfg.input, task_of(cfg).input_kind)  # before the model is read, and so is output=
     objects = inputs.form == "objects" or Path(cfg.output or "").suffix.lower() in OBJECTS
-    began = time.perf_counter()
-    seen = cfg.output is None and sys.stdout.isatty()  # then the results themselves show how far it is
-    bar = nullcontext(lambda rows: None) if seen else progress("predicting", len(inputs))
-    with _destination(cfg.output) as file, bar as advance:
-        for item, result in predictor.results(inputs):
-            print(_object(item, result, inputs) if objects else _line(item, result, inputs, predictor), file=file)
-            file.flush()
-            advance(1)
+    with _destination(cfg.output) as file:
+        predictor = Trained(cfg).predictor()
+        began = time.perf_counter()
+        seen = cfg.output is None and sys.stdout.isatty()  # then the results themselves show how far it is
+        with nullcontext(lambda rows: None) if seen else progress("predicting", len(inputs)) as advance:
+            for item, result in predictor.results(inputs):
+                print(_object(item, result, inputs) if objects else _line(item, result, inputs, predictor), file=file)
+                file.flush()
+                advance(1)
     record["corpus"] = "none: input="
     record["predicted"] = {"inputs": len(inputs), "seconds": round(time.perf_counter() - began, 3)}
 
@@ -62,9 +65,27 @@ def _line(item: Item, result: Result, inputs: Inputs, predictor: Predictor) -> s
 
 @contextmanager
 def _destination(output: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that is there when it is complete."""
+    """Standard output, or a file that is there when it is complete. A pipe or a device is written to as it is."""
     if output is None:
         yield sys.stdout
         return
-    with replacing(Path(output).expanduser()) as partial, partial.open("w", encoding="utf-8") as file:
+    try:
+        path = Path(output).expanduser().resolve()
+        folder, device = path.is_dir(), path.exists() and not path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
+        raise ConfigError(f"output={output[:80]}: no name of a file ({one_line(error)})") from error
+    if folder or not output:
+        raise ConfigError(f"output={output}: {'a folder' if output else 'empty'}; expected the file to write")
+    if device:
+        with _opened(path, path) as file:
+            yield file
+        return
+    with replacing(path) as partial, _opened(partial, path) as file:
         yield file
+
+
+def _opened(path: Path, meant: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(meant)) from error

@@ -6,6 +6,8 @@ import psutil
 import torch
 from omegaconf import DictConfig
 
+from attnlab.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
 
@@ -14,8 +16,13 @@ def device_of(cfg: DictConfig) -> torch.device:
 
     Args:
         cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: a GPU is asked for, and torch finds none.
     """
     accelerator = cfg.hardware.accelerator
+    if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"hardware.accelerator={accelerator}: torch finds no GPU here; give hardware=cpu")
     if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

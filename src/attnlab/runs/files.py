@@ -1,5 +1,6 @@
 """Atomic writes: a reader finds the old file or folder or the new one, never a part of it."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -61,7 +62,8 @@ def replacing(path: Path) -> Iterator[Path]:
         except OSError as error:
             raise _write_error(path, error) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it must not hide what went wrong: the name is too long, the disk is gone
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -117,13 +117,16 @@ def _settings(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield f"{path}{key}", value
 
 
-def _status(run: Path) -> str | None:
-    """The status in a run's record; None where there is none, or a broken one: the run did not finish."""
+def _training(run: Path) -> Mapping[str, Any] | None:
+    """The record's `training` of a finished run; None where no record says that it finished."""
     try:
         record = json.loads((run / "record.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record.get("status") if isinstance(record, Mapping) else None
+    if not isinstance(record, Mapping) or record.get("status") != "finished":
+        return None
+    training = record.get("training")
+    return training if isinstance(training, Mapping) else {}
 
 
 def directory_of(key: str, value: str) -> Path | None:
@@ -134,8 +137,11 @@ def directory_of(key: str, value: str) -> Path | None:
         value: the path that was given.
 
     Raises:
-        ConfigError: there is no such path, or the directory has checkpoints and no configuration.
+        ConfigError: there is no such path, or the directory has checkpoints and no configuration, or `resume=` names
+            no run.
     """
+    if not value.strip():
+        raise ConfigError(f"{key}= is empty: name the directory of a run, or leave it out")
     path = Path(value).expanduser().absolute()
     if not path.exists():
         raise ConfigError(f"{key}={value}: no such file or directory")
@@ -143,6 +149,8 @@ def directory_of(key: str, value: str) -> Path | None:
     found = next((place for place in places if (place / CONFIG).is_file()), None)
     if found is None and path.is_dir() and (path / "checkpoints").is_dir():
         raise ConfigError(f"{path / CONFIG}: no such file; a run directory has it: copy the whole directory")
+    if found is None and key == "resume":
+        raise ConfigError(f"resume={value}: not the directory of a run: there is no {CONFIG}")
     return found
 
 
@@ -176,12 +184,9 @@ class _Loading:
         cfg = self._with_today(elsewhere)
         changed = self._change(cfg, overlays, values)
         fixed = self._frozen(cfg)
-        if self.key == "resume" and not changed and _status(self.run) == "finished":
-            raise ConfigError(
-                f"resume={self.run}: the run is finished; raise task.train.max_steps or max_epochs to train further, "
-                f"or score it with mode=test checkpoint={self.run}"
-            )
         check_mode(fixed, fixed.choices.task)
+        if self.key == "resume":
+            self._check_continues(fixed, changed)
         check_fixed(fixed)
         groups = {group: name for group, name in fixed.choices.items() if name is not None and group != "recipe"}
         return Job(fixed, [f"{group}={name}" for group, name in groups.items()], self._directory(fixed, changed))
@@ -193,7 +198,8 @@ class _Loading:
         try:
             found = yaml.safe_load(self.path.read_text(encoding="utf-8"))
             own = current(found)
-            known = all(isinstance(own[key], Mapping) for key in ("task", "hardware", "choices"))
+            nodes = ("task", "hardware", "choices", *(key for key in ("bench", "logger", "callbacks") if key in own))
+            known = all(isinstance(own[key], Mapping) for key in nodes)
             known = known and isinstance(own["task"]["modes"], list) and isinstance(own["choices"]["task"], str)
         except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:200]
@@ -290,7 +296,7 @@ class _Loading:
             if self._is_free(key):
                 OmegaConf.update(cfg, key, value, force_add=True)
                 for other in FOLLOWING.get(key, ()):
-                    if OmegaConf.select(cfg, other) == before:
+                    if not walk(plain, other)[2] and OmegaConf.select(cfg, other) == before:
                         OmegaConf.update(cfg, other, value)
                 changed += [key] if key in LIMITS and before != value else []
             elif rest:
@@ -300,6 +306,23 @@ class _Loading:
         if self.key == "checkpoint" and not cfg.mode:
             raise ConfigError(f"checkpoint={self.run}: say what to do with the run, for instance mode=test")
         return changed
+
+    def _check_continues(self, cfg: DictConfig, changed: Sequence[str]) -> None:
+        """Refuse to continue a finished run that has reached its limits."""
+        training = _training(self.run)
+        if training is None:
+            return
+        if not changed:
+            raise ConfigError(
+                f"resume={self.run}: the run is finished; raise task.train.max_steps or max_epochs to train further, "
+                f"or score it with mode=test checkpoint={self.run}"
+            )
+        for limit, name in (("max_steps", "steps"), ("max_epochs", "epochs")):
+            done, most = training.get(name), cfg.task.train[limit]
+            if isinstance(done, int) and isinstance(most, int) and 0 < most <= done:
+                raise ConfigError(
+                    f"task.train.{limit}={most}: the run of resume= has trained {done} {name} already; give more"
+                )
 
     def _is_free(self, key: str) -> bool:
         more = LIMITS if self.key == "resume" else WITH_CHECKPOINT

@@ -82,11 +82,13 @@ class Task(ABC):
             stage: "test" reads what testing needs; None reads every split.
 
         Raises:
-            ConfigError: a held-out split has fewer items than there are processes.
+            ConfigError: a held-out split has fewer items than there are processes, or there is no GPU for
+                hardware.accelerator=gpu.
             DataError: `baseline=` was measured in another way, as far as that is known before scoring.
         """
         from attnlab.training.trainer import process_count
 
+        device_of(self.cfg)  # a GPU that is not there costs seconds, not the reading of the data
         data = instantiate(self.cfg.task.data, path="task.data")
         files = self.kept_files() if self.cfg.checkpoint else {}
         if all((path.parent / CONFIG).is_file() for path in files.values()):
@@ -133,16 +135,18 @@ class Task(ABC):
         """The module of `checkpoint=`, ready to compute. Only the run directory is read, neither corpus nor cache.
 
         Raises:
+            ConfigError: `hardware.accelerator` is a GPU, and there is none.
             DataError: a file of the run is missing or damaged, or the checkpoint is of another model.
         """
         from attnlab.training.checkpoints import check_identity, load_into
 
+        device = device_of(self.cfg)
         path, weights, found = self.read_weights(Path(self.cfg.checkpoint).expanduser())
         module = self.rebuilt(path)
         changed = "a file of the run directory is damaged, or of another run: copy the whole directory again"
         check_identity(path, found, module.identity, changed)
         load_into(module.model, path, weights)
-        return module.to(device_of(self.cfg)).eval()
+        return module.to(device).eval()
 
     def rebuilt(self, weights: Path) -> Module:
         """The module with random weights, from what :meth:`keep` has written beside these weights."""

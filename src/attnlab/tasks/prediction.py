@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from attnlab.config.compose import require
+from attnlab.config.schema import signature
 from attnlab.data.inputs import Inputs, Item, chunks
 from attnlab.errors import ConfigError, DataError
 from attnlab.runs.device import scoring_dtype
@@ -91,8 +93,13 @@ def changed(search: Search, settings: dict[str, Any], path: str) -> Search:
         settings: new values by name.
         path: the dotted key of the search's node, for the errors.
     """
+    known = ", ".join(search.__dataclass_fields__)  # type: ignore[attr-defined]
+    declared = signature(f"{type(search).__module__}.{type(search).__qualname__}")
+    for name, value in settings.items():
+        annotation = declared.parameters.get(name) if declared else None
+        if annotation is not None:
+            require(f"{path}.{name}", annotation, value)
     try:
         return replace(search, **settings)  # type: ignore[type-var]
     except (TypeError, ValueError) as error:
-        known = ", ".join(search.__dataclass_fields__)  # type: ignore[attr-defined]
         raise ConfigError(f"{path}: {error}; its settings are {known}") from error

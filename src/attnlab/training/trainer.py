@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -29,6 +30,7 @@ from attnlab.callbacks.signals import KeepSignals
 from attnlab.callbacks.speed import TrainingSpeed
 from attnlab.config.batch import configured_processes, counted
 from attnlab.config.build import instantiate
+from attnlab.config.compose import one_line
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError, DataError
 from attnlab.runs.device import scoring_dtype
@@ -239,6 +241,9 @@ def build_trainer(
         accumulate: batches of each process in an update.
         enable_checkpointing: False: no checkpoint is saved.
         loggers: besides the CSV files.
+
+    Raises:
+        ConfigError: Lightning refuses the values of `trainer`.
     """
     train, hardware = cfg.task.train, cfg.hardware
     curves = CSVLogger(directory, name="", version=_next_curves(directory))
@@ -269,7 +274,13 @@ def build_trainer(
     arguments |= instantiate(cfg.trainer, path="trainer")
     if (profiler := arguments.get("profiler")) in PROFILERS:
         arguments["profiler"] = PROFILERS[profiler](dirpath=directory, filename="profile")
-    return L.Trainer(**arguments)
+    try:
+        return L.Trainer(**arguments)
+    except (MisconfigurationException, TypeError, ValueError) as error:
+        if not cfg.trainer:
+            raise
+        given = ", ".join(f"trainer.{name}={value}" for name, value in cfg.trainer.items())
+        raise ConfigError(f"{given}: Lightning's Trainer refuses it ({one_line(error)})") from error
 
 
 def configured_callbacks(cfg: DictConfig, monitor: str, better: Literal["min", "max"]) -> list[Callback]:

@@ -1,0 +1,79 @@
+"""Where `mode=predict` writes, and with which settings: a wrong one is one line, before the model is read."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from attnlab.decoding import BeamSearch, Sampling
+from attnlab.errors import ConfigError, WriteError
+from attnlab.modes.predict import _destination
+from attnlab.runs.device import device_of
+from attnlab.tasks.prediction import changed
+
+
+def test_a_file_is_there_when_it_is_complete(tmp_path: Path) -> None:
+    with _destination(str(tmp_path / "o.txt")) as file:
+        file.write("a\n")
+        assert not (tmp_path / "o.txt").exists()
+    assert (tmp_path / "o.txt").read_text() == "a\n"
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "o.txt")
+    with _destination(str(tmp_path / "link")) as file:
+        file.write("a\n")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "o.txt").read_text() == "a\n"
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with _destination(str(tmp_path / "pipe")) as file:
+        file.write("a\n")
+    assert os.read(reader, 9) == b"a\n" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+
+
+def test_nowhere_to_write(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    wrong: list[tuple[str, type[Exception], str]] = [
+        (str(tmp_path), ConfigError, "a folder; expected the file to write"),
+        ("", ConfigError, "output=: empty"),
+        (str(tmp_path / "circle"), ConfigError, "no name of a file"),
+        (str(tmp_path / "file" / "o.txt"), WriteError, "cannot be written"),
+        (str(tmp_path / ("o" * 250)), WriteError, "cannot be written"),  # its partial file's name is too long
+    ]
+    for output, kind, told in wrong:
+        with pytest.raises(kind, match=told), _destination(output):
+            pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "file"]
+
+
+@pytest.mark.parametrize(
+    ("search", "settings", "told"),
+    [
+        (Sampling(), {"tokens": "x"}, "task.x.tokens=x: expected int >= 1"),
+        (Sampling(), {"seed": "a"}, "task.x.seed=a: expected int"),
+        (Sampling(), {"beam": 2}, "its settings are tokens, temperature"),
+        (BeamSearch(), {"beam": None}, "task.x.beam=null: expected int >= 1"),
+        (BeamSearch(), {"length_penalty": "a"}, "task.x.length_penalty=a: expected float"),
+    ],
+)
+def test_wrong_settings(search: Any, settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        changed(search, settings, "task.x")
+
+
+def test_right_settings() -> None:
+    assert changed(Sampling(), {"tokens": 3, "top_k": None, "temperature": 0}, "task.x").tokens == 3
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for name in ("gpu", "cuda"):
+        with pytest.raises(ConfigError, match=f"hardware.accelerator={name}: torch finds no GPU here"):
+            device_of(OmegaConf.create({"hardware": {"accelerator": name}}))
