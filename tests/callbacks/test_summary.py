@@ -1,5 +1,6 @@
 """The table at the end of a run, for records of every kind of task."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,45 @@ def test_a_translation() -> None:
     }
 
 
+def test_nothing_is_cut_on_a_narrow_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlab.callbacks.summary.WIDTH", 60)
+    signature = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.5.1"
+    (tmp_path / "predictions.tsv").write_text(f"id\tsource\treference\thypothesis\n0\ts\tr\t{'some words ' * 15}\n")
+    show(blank(quality={"bleu": 1.0, "signature": signature}), tmp_path)
+    out = capsys.readouterr().out
+    letters = re.sub(r"[\s│]", "", out)
+    assert signature in letters and "…" not in out
+    said = [line for line in out.splitlines() if "some words" in line]
+    assert len(said) > 1 and all(line.startswith("hyp " if i == 0 else "    ") for i, line in enumerate(said))
+
+
+def test_metrics_have_one_style() -> None:
+    quality = {"perplexity": 9.5, "signature": "s", "sliding_perplexity": 9.0, "floor": 6.4577}
+    names = list(dict(lines_of(blank(quality=quality))))[1:4]
+    assert names == ["perplexity", "sliding perplexity", "floor (best possible on this corpus)"]
+    assert list(dict(lines_of(blank(quality={"rouge1": 1.0, "rouge2": 0.5}))))[1:3] == ["ROUGE-1", "ROUGE-2"]
+
+
 def test_a_resumed_run_beside_its_baseline() -> None:
-    speedup = {"baseline": {"path": "outputs/mha"}, "tokens_per_second": 1.5, "cache_bytes": 3.56}
+    speedup = {
+        "baseline": {"path": "outputs/R7/record.json", "attention": "mha"},
+        "seconds": 0.4732,
+        "cache_bytes": 3.5556,
+    }
     found = dict(
         lines_of(
             blank(
-                inference={"speedup": speedup},
+                inference={"speedup": speedup | {"tokens_per_second": 2.0, "peak_memory": 0.5}, "beam": 5},
                 training={"steps": 1, "seconds": 3.0, "tokens_per_second": 20.0, "resumed": True},
             )
         )
     )
-    assert found["against baseline="] == "tokens per second 1.5x, cache bytes 3.56x   (outputs/mha)"
+    assert found["against the baseline"] == (
+        "decoding 2.00 times as fast per token and 0.47 times as fast in all, peak memory 2.00 times larger, "
+        "cache 3.56 times smaller   (against mha R7)"
+    )
     assert found["training, 1 update"] == "20.0 tokens/s, 3.0 s (since the resume)"
 
 

@@ -15,10 +15,20 @@ from attnlab.config.batch import counted
 from attnlab.runs.record import NOT_RUN
 
 WIDTH = 130  # columns where the output is not a terminal
-LONGEST = 400  # characters of a text among the samples; predictions.tsv has all of it
+LONGEST = 200  # characters of a text among the samples; predictions.tsv has all of it
+LABELS = {  # of metrics; others are named as in the record, with spaces
+    "bleu": "BLEU",
+    "wer": "WER",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "top1": "top-1",
+    "top5": "top-5",
+    "floor": "floor (best possible on this corpus)",
+}
 
 
-def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
+def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
     """Prints a table of the record's numbers, sample predictions, and where the record lies.
 
     Args:
@@ -29,15 +39,17 @@ def show(record: dict[str, Any], directory: Path, samples: int = 5) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     names = (record["task"], record["attention"], record["compress"], record["scale"])
     table = Table(title=" · ".join(name for name in names if name not in (None, "none")), show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # a long word, such as a signature, is never cut
     for name, value in lines_of(record):
         table.add_row(name, escape(value))
     console.print(table)
     for row in _spread(directory / "predictions.tsv", samples):
-        source, reference, hypothesis = (
-            escape(textwrap.shorten(row[key], LONGEST, placeholder=" …"))
-            for key in ("source", "reference", "hypothesis")
-        )
-        console.print(f"[dim]{source}[/]\n  [green]ref[/] {reference}\n  [cyan]hyp[/] {hypothesis}")
+        texts = (textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in ("source", "reference", "hypothesis"))
+        sample = Table.grid(padding=(0, 1))
+        for label, style, text in zip(("src", "ref", "hyp"), ("dim", "green", "cyan"), texts, strict=True):
+            sample.add_row(f"[{style}]{label}[/]", escape(text))
+        console.print(sample)
     console.print(f"record: {directory / 'record.json'}", soft_wrap=True)
 
 
@@ -56,8 +68,8 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if quality and not compression:
         headline, *others = quality
         signature = f"   ({quality['signature']})" if "signature" in quality else ""
-        yield headline.upper(), f"{quality[headline]}{signature}"
-        yield from ((key, str(quality[key])) for key in others if isinstance(quality[key], float))
+        yield _label(headline), f"{quality[headline]}{signature}"
+        yield from ((_label(key), str(quality[key])) for key in others if isinstance(quality[key], float))
     total, attention = (record["parameters"][key] for key in ("total", "attention"))
     yield "parameters", f"{total:,}   (attention {attention:,})"
     if rate := compression.get("rate"):
@@ -83,7 +95,7 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "memory", f"{inference['peak_memory_mib']} MiB peak, {inference['mean_memory_mib']} mean while scoring"
     yield from _speeds("scoring" if inference["beam"] == NOT_RUN else "decoding", inference)
     if "speedup" in inference:
-        yield "against baseline=", _speedup(inference["speedup"])
+        yield "against the baseline", _speedup(inference)
     if record["training"]["steps"] != NOT_RUN:
         resumed = record["training"].get("resumed") is True
         for name, value in _speeds(f"training, {counted(record['training']['steps'], 'update')}", record["training"]):
@@ -105,10 +117,26 @@ def _cache(elements: float, record: dict[str, Any]) -> str:
     return f"at most {counted(window, 'token')} are kept" if window else "of fixed size, whatever the length"
 
 
-def _speedup(found: dict[str, Any]) -> str:
-    """The ratios of `baseline=`, above 1 where this run is better; and the run that it is compared with."""
-    ratios = ", ".join(f"{key.replace('_', ' ')} {value:g}x" for key, value in found.items() if key != "baseline")
-    return f"{ratios or 'nothing that both measured'}   ({found['baseline']['path']})"
+def _label(metric: str) -> str:
+    return LABELS.get(metric, metric.replace("_", " "))
+
+
+def _speedup(inference: dict[str, Any]) -> str:
+    """The ratios of `baseline=` in words that say which run is better, and the run that it is compared with."""
+    found = inference["speedup"]
+    fast = (("tokens_per_second", "per token"), ("images_per_second", "per image"), ("seconds", "in all"))
+    parts = [f"{found[key]:.2f} times as fast {unit}" for key, unit in fast if key in found]
+    if parts:
+        parts = [f"{'scoring' if inference['beam'] == NOT_RUN else 'decoding'} {' and '.join(parts)}"]
+    for key, name in (("peak_memory", "peak memory"), ("cache_bytes", "cache")):
+        if key in found:
+            ratio = found[key]
+            parts.append(f"{name} {max(ratio, 1 / ratio):.2f} times {'smaller' if ratio >= 1 else 'larger'}")
+    baseline = found["baseline"]
+    path = Path(baseline["path"])
+    run = path.parent.name if path.suffix == ".json" else path.name
+    other = " ".join(str(name) for name in (baseline.get("attention"), run) if name)
+    return f"{', '.join(parts) or 'nothing that both measured'}   (against {other})"
 
 
 def _speeds(name: str, section: dict[str, Any]) -> Iterator[tuple[str, str]]:
