@@ -38,6 +38,11 @@ class Trained:
         self.task: Task = task_of(cfg)
         self.module: Module = self.task.restore()
 
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.module.model.parameters())
+        mechanism = self.cfg.choices.attention or "none"
+        return f"Trained(task={self.cfg.task.name}, attention={mechanism}, parameters={count:,})"
+
     def predictor(self, **settings: Any) -> Predictor:
         """What uses the model on new inputs; `settings` as for :meth:`predict`."""
         return self.task.predictor(self.module, **settings)

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,16 @@ from typing import Any
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from attnlab.callbacks import progress
-from attnlab.callbacks.progress import Bar, TrainingTime, duration
+from attnlab.callbacks.progress import Bar, TrainingTime, ValidationLog, duration, scoring
+from attnlab.callbacks.quality import Quality
 from attnlab.callbacks.summary import LONGEST, show
 from attnlab.config.check import compose
+from attnlab.metrics import Perplexity
+from attnlab.report import curves
 from attnlab.report.curves import plot_curves, read_curves
 from attnlab.runs.console import StderrHandler
 from attnlab.runs.record import new
@@ -73,7 +79,7 @@ def test_a_short_or_unlimited_training_does_not(total: float, clock: Any, caplog
 def test_without_a_terminal_a_line_every_thirty_seconds(clock: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     train(TrainingTime(30.0), clock, updates=40, seconds=2, total=107)
-    assert caplog.messages[0] == "epoch 1, update 13 of 107, training loss 2.500, about 3 min left"
+    assert caplog.messages[0] == "epoch 2, update 13 of 107, training loss 2.500, about 3 min left"
     assert len(caplog.messages) == 3  # 98 seconds of updates, the first of 20
 
 
@@ -82,6 +88,51 @@ def test_the_bar_shows_no_epoch_that_does_not_exist() -> None:
     for most, text in ((-1, "epoch 3"), (None, "epoch 3"), (14, "epoch 3 of 14")):
         bar._trainer = SimpleNamespace(max_epochs=most)  # type: ignore[assignment]
         assert bar._get_train_description(2) == text
+
+
+@pytest.mark.parametrize(("width", "parts"), [(80, 1), (200, 2)])
+def test_the_bar_stays_on_one_line(width: int, parts: int) -> None:
+    file = io.StringIO()
+    bar, trainer = Bar(), SimpleNamespace(state=SimpleNamespace(fn="fit"), sanity_checking=False, training=True)
+    trainer.progress_bar_callback, trainer.progress_bar_metrics, trainer.loggers = bar, {}, []
+    trainer.progress_bar_metrics |= {"val_loss": 6.751, "val_accuracy": 0.25, "v_num": "curves"}
+    bar._trainer = trainer  # type: ignore[assignment]
+    bar._init_progress(trainer)  # type: ignore[arg-type]
+    assert bar.progress is not None and bar._metric_component is not None
+    bar.progress.stop()
+    bar._console = Console(file=file, width=width, force_terminal=False)
+    columns = [*bar.configure_columns(trainer), bar._metric_component]  # type: ignore[arg-type]
+    shown = Progress(*columns, console=bar._console)
+    bar.train_progress_bar_id = shown.add_task("epoch 10 of 14", total=2000, completed=1000)
+    bar._metric_component.update(bar.get_metrics(trainer, SimpleNamespace(mean_loss=5.5)))  # type: ignore[arg-type]
+    bar._console.print(shown.make_tasks_table(shown.tasks))
+    (line,) = file.getvalue().splitlines()
+    for text in ("epoch 10 of 14", "1000/2000", "loss: 5.500", "val_loss: 6.751"):
+        assert text in line
+    assert ("it/s" in line) == ("val_accuracy: 0.250" in line) == (parts == 2)
+
+
+def test_the_bar_shows_no_loss_before_there_is_one() -> None:
+    bar, trainer = Bar(), SimpleNamespace(progress_bar_metrics={"val_loss": 1.0}, loggers=[])
+    for loss, names in ((math.nan, {"val_loss"}), (2.0, {"loss", "val_loss"})):
+        assert set(bar.get_metrics(trainer, SimpleNamespace(mean_loss=loss))) == names  # type: ignore[arg-type]
+
+
+def test_each_pass_over_the_test_set_has_a_name() -> None:
+    quality = Quality({"": Perplexity(1), "sliding_": Perplexity(1)})
+    trainer: Any = SimpleNamespace(callbacks=[ValidationLog(), quality])
+    assert [scoring(trainer, loader) for loader in range(2)] == ["scoring", "scoring, sliding windows"]
+    assert scoring(SimpleNamespace(callbacks=[]), 0) == "scoring"  # type: ignore[arg-type]
+
+
+def test_one_point_of_a_curve_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures: list[Any] = []
+    monkeypatch.setattr(curves.figure, "png", lambda picture: pictures.append(picture) or b"")
+    (tmp_path / "curves").mkdir()
+    rows = "".join(f"{i},0,3.0,{'0.5' if i == 9 else ''}\n" for i in range(20))
+    (tmp_path / "curves" / "metrics.csv").write_text(f"step,epoch,loss,val_accuracy\n{rows}")
+    plot_curves(tmp_path)
+    assert [axis.lines[0].get_marker() for axis in pictures[0].axes] == ["None", "."]
 
 
 def test_the_learning_rate_of_every_optimizer_has_a_panel(tmp_path: Path) -> None:

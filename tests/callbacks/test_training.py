@@ -47,7 +47,7 @@ def test_a_validation_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogC
     caplog.set_level(logging.INFO, logger="attnlab")
     fit(tmp_path, Constant(), ValidationLog())
     assert [r.getMessage() for r in caplog.records if r.name.startswith("attnlab")] == [
-        "epoch 0, update 2: validation loss 1.500"
+        "epoch 1, update 2: validation loss 1.500"
     ]
 
 

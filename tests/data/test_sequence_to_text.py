@@ -96,13 +96,21 @@ def test_transcript_as_target(make: Callable[..., SequenceToTextData]) -> None:
         make(target="translat")
 
 
-def test_length_filters_are_for_training_and_counted(make: Callable[..., SequenceToTextData]) -> None:
+def test_length_filters_are_for_training_and_counted(
+    make: Callable[..., SequenceToTextData], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     tokens = {id: int(n) for b in make().val_dataloader() for id, n in zip(b.ids, b.target_lengths, strict=True)}
     limit = tokens["ted_1_0"]
     assert limit < tokens["ted_2_0"]
     data = make(min_input_frames=20, max_input_frames=140, max_target_tokens=limit)
     data.setup()
     assert ids(data.train_dataloader()) == ["ted_1_0"]  # of 88 and 108 frames
+    said = [message.partition("left out: ")[2] for message in caplog.messages if "left out: " in message]
+    assert said[:2] == [
+        "fewer than 20 frames; task.data.min_input_frames lowers it",
+        "more than 140 frames (1.4 s); task.data.max_input_frames raises it",
+    ]
     assert data.filtered == {
         "fewer than 20 frames": 1,
         "more than 140 frames": 2,

@@ -19,5 +19,11 @@ def test_a_terminal_gets_a_table(
     if not terminal:
         assert json.loads(said)["parameters"]["total"] == 2374716
         return
-    assert "mustc · mtla · sample" in said and "2,374,716" in said and "4,900,608 bytes" in said
+    assert (
+        "mustc · mtla · sample" in said
+        and "2,374,716" in said
+        and "per token and layer" in said
+        and "elements" not in said
+        and "4,900,608 bytes" in said
+    )
     assert "not run" not in said and "JSON" in said

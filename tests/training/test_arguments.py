@@ -1,5 +1,6 @@
 """What a command line passes on to Lightning: arguments of its Trainer, callbacks, gradient checkpointing."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 
 def test_arguments_of_the_trainer(start: Start, tmp_path: Path) -> None:
     record = run(start, tmp_path, "++trainer.limit_train_batches=1", "++trainer.profiler=simple")
-    assert record["training"]["steps"] == 2
+    assert record["training"]["steps"] == record["training"]["epochs"] == 2 and "stopped_by" not in record["training"]
     assert "run_training_batch" in (tmp_path / "fit-profile.txt").read_text()
 
 
@@ -36,6 +37,20 @@ def test_early_stopping_watches_the_task_s_metric(start: Start, tmp_path: Path) 
     stop = ("callbacks=early_stopping", "callbacks.early_stopping.patience=1", "task.optimizer.lr=0")
     record = run(start, tmp_path, *stop, "task.train.max_epochs=9")
     assert record["training"]["epochs"] == 2
+    assert record["training"]["stopped_by"] == "early stopping (patience exhausted)"
+
+
+def test_a_limit_of_minutes_says_that_it_ended_the_training(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    record = run(start, tmp_path, "task.train.max_minutes=1e-6", "callbacks=ema")
+    training = record["training"]
+    assert training["steps"] == 1 and 0 < training["epochs"] < 1
+    assert training["stopped_by"] == "task.train.max_minutes=1e-06"
+    stopped = f"stopped: task.train.max_minutes=1e-06 (1 update, {training['epochs']} epochs)"
+    assert {stopped, "EMA weights (decay 0.999) are validated and scored"} <= set(caplog.messages)
+    assert any("mean over about 1000 updates, and there were 1:" in message for message in caplog.messages)
 
 
 def test_an_average_of_the_weights(start: Start, tmp_path: Path) -> None:

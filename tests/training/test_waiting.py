@@ -91,7 +91,9 @@ def test_a_nan_is_named_before_the_next_checkpoint(
         train.run(cfg, record, tmp_path)
     first = names[(epoch, batch)]
     update = epoch * (1 + max(b for e, b in names if e == 0)) + batch + 1
-    assert f"the loss became nan at update {update}, epoch {epoch}, batch {batch} (first: {first})" in str(error.value)
+    assert f"the loss became nan at update {update}, epoch {epoch + 1}, batch {batch + 1} (first: {first})" in str(
+        error.value
+    )
     assert max(names) <= (epoch, batch + log_every - 1)
     checkpoints = list((tmp_path / "checkpoints").glob("*.ckpt"))
     assert bool(checkpoints) == (epoch > 0)
@@ -109,6 +111,6 @@ def test_a_gradient_that_is_not_finite_is_named(start: Start, tmp_path: Path, mo
 
     monkeypatch.setattr(Module, "on_before_optimizer_step", broken)
     cfg, record = start()
-    with pytest.raises(TrainingError, match=r"the gradient's norm became inf at update 3, epoch 0; the checkpoints of"):
+    with pytest.raises(TrainingError, match=r"the gradient's norm became inf at update 3, epoch 1; the checkpoints of"):
         train.run(cfg, record, tmp_path)
     assert not (tmp_path / "checkpoints" / "last.ckpt").exists()

@@ -10,7 +10,11 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.callbacks.progress.rich_progress import ProcessingSpeedColumn
+from rich.progress import BarColumn, ProgressColumn
+from rich.table import Column
 
+from attnlab.callbacks.quality import Quality
 from attnlab.config.batch import counted
 
 log = logging.getLogger(__name__)
@@ -18,6 +22,7 @@ log = logging.getLogger(__name__)
 WORDS = {"loss": "training loss", "val_loss": "validation loss", "val_accuracy": "accuracy"}
 EVERY = 30.0  # seconds between two lines where there is no terminal
 MEASURED = 20  # updates, without the first, from which the time of the whole training is estimated
+WIDE = 140  # columns of a terminal with room for the whole progress bar
 LONG = 600.0  # seconds of training about which a run warns
 
 
@@ -28,7 +33,7 @@ class ValidationLog(Callback):
         if trainer.is_global_zero and not trainer.sanity_checking:
             seen = {k: float(v) for k, v in trainer.callback_metrics.items() if not k.startswith("lr-")}
             found = ", ".join(f"{WORDS.get(name, name)} {value:.3f}" for name, value in seen.items())
-            log.info("epoch %d, update %d: %s", trainer.current_epoch, trainer.global_step, found)
+            log.info("epoch %d, update %d: %s", trainer.current_epoch + 1, trainer.global_step, found)
 
 
 class TrainingTime(Callback):
@@ -70,7 +75,7 @@ class TrainingTime(Callback):
             of, rest = (f" of {total:.0f}", f", about {duration(left)} left") if math.isfinite(left) else ("", "")
             loss: Any = getattr(module, "mean_loss", math.nan)
             shown = f", training loss {loss:.3f}" if math.isfinite(loss) else ""
-            log.info("epoch %d, update %d%s%s%s", trainer.current_epoch, trainer.global_step, of, shown, rest)
+            log.info("epoch %d, update %d%s%s%s", trainer.current_epoch + 1, trainer.global_step, of, shown, rest)
 
 
 def duration(seconds: float) -> str:
@@ -86,20 +91,64 @@ def duration(seconds: float) -> str:
 
 
 class Bar(RichProgressBar):
-    """Lightning's bar with the last point of the loss curve: the loss of each batch would make the host wait for it."""
+    """Lightning's bar with the last point of the loss curve: the loss of each batch would make the host wait for it.
+
+    It stays on one line: a terminal of fewer than `WIDE` columns gets a smaller bar and less beside it.
+    """
+
+    def _init_progress(self, trainer: Trainer) -> None:
+        super()._init_progress(trainer)
+        if self._metric_component is not None:
+            self._metric_component._table_column = Column(no_wrap=True)
+
+    def configure_columns(self, trainer: Trainer) -> list[ProgressColumn]:
+        found: list[ProgressColumn] = super().configure_columns(trainer)
+        if self._narrow():
+            found = [column for column in found if not isinstance(column, ProcessingSpeedColumn)]
+        for column in found:
+            if isinstance(column, BarColumn):
+                column.bar_width = None if self._narrow() else column.bar_width  # None: what the others leave
+            else:
+                column._table_column = Column(no_wrap=True)
+        return found
+
+    def _narrow(self) -> bool:
+        return self._console is not None and self._console.width < WIDE
 
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        mean_loss: Any = getattr(pl_module, "mean_loss", None)
-        shown = {} if mean_loss is None else {"loss": round(mean_loss, 3)}
-        found = super().get_metrics(trainer, pl_module) | shown
-        return {name: value for name, value in found.items() if name != "v_num"}  # the folder of the curves
+        mean_loss: Any = getattr(pl_module, "mean_loss", math.nan)
+        first = {"loss": round(mean_loss, 3)} if math.isfinite(mean_loss) else {}  # NaN: no point of the curve yet
+        found = first | super().get_metrics(trainer, pl_module)
+        left_out = {"v_num"} | ({"val_accuracy", "val_intent_accuracy"} if self._narrow() else set())
+        return {name: value for name, value in found.items() if name not in left_out}  # v_num: the curves' folder
+
+    @property
+    def test_description(self) -> str:
+        return scoring(self.trainer, self._current_eval_dataloader_idx or 0)
+
+    @property
+    def validation_description(self) -> str:
+        return "validating"
 
     def _get_train_description(self, current_epoch: int) -> str:
         """Without the last epoch's number where a training has no such limit."""
         last = self.trainer.max_epochs
         return f"epoch {current_epoch + 1}" + (f" of {last}" if last is not None and last > 0 else "")
+
+
+def scoring(trainer: Trainer, loader: int) -> str:
+    """What is done with a test dataloader: "scoring", with the name of its windows if it is not the first.
+
+    Args:
+        trainer: its callback `Quality` names the dataloaders.
+        loader: the number of the dataloader.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # of a mixin
+    names = next(([*one.metrics] for one in callbacks if isinstance(one, Quality)), [])
+    name = names[loader].rstrip("_") if loader < len(names) else ""
+    return f"scoring, {name} windows" if name else "scoring"
 
 
 class ScoringLines(Callback):
@@ -145,7 +194,7 @@ class ScoringLines(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         if trainer.is_global_zero:
-            self._say("scoring", batch_idx + 1, list(trainer.num_test_batches))
+            self._say(scoring(trainer, dataloader_idx), batch_idx + 1, [trainer.num_test_batches[dataloader_idx]])
 
 
 def progress() -> list[Callback]:

@@ -18,7 +18,7 @@ from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.batching import FrameBatches, FrameUpdates, filler
 from attnlab.data.corpus import Reader, Segment, Stored, Utterance
 from attnlab.data.speech.cache import open_features
-from attnlab.data.speech.features import Array, FilterBank, SpecAugment
+from attnlab.data.speech.features import SHIFT_MS, Array, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.source_text import SourceText
 from attnlab.data.text.tokenizer import Kind, Tokenizer
@@ -324,7 +324,7 @@ class SequenceToTextData(Data):
         except ConfigError as error:
             raise ConfigError(f"task.data.{prefix}{error}") from error
         if tokenizer.size < size:
-            log.info("%svocab_size: %d pieces, all that this text allows", prefix, tokenizer.size)
+            log.info("%svocab_size: %d pieces, the most that this text gives (asked: %d)", prefix, tokenizer.size, size)
         return tokenizer
 
     def _read_split(self, name: str) -> list[Utterance]:
@@ -380,10 +380,13 @@ class SequenceToTextData(Data):
             f"more than {self.max_input_frames} frames": frames > self.max_input_frames,
             f"more than {self.max_target_tokens} target tokens": tokens > self.max_target_tokens,
         }
-        for reason, mask in out.items():
+        seconds = f" ({self.max_input_frames * SHIFT_MS / 1000:g} s)" if isinstance(self.front, FilterBank) else ""
+        hints = "min_input_frames lowers it", "max_input_frames raises it", "max_target_tokens raises it"
+        for (reason, mask), hint in zip(out.items(), hints, strict=True):
             self.filtered[reason] = int(mask.sum())
             if mask.any():
-                log.info("%s: %d of %d utterances left out: %s", name, mask.sum(), len(frames), reason)
+                text = f"{reason}{seconds if 'max_input' in hint else ''}; task.data.{hint}"
+                log.info("%s: %d of %d utterances left out: %s", name, mask.sum(), len(frames), text)
         kept: Ids = np.flatnonzero(~np.logical_or.reduce(list(out.values())))
         if not len(kept):
             raise DataError(f"{self.root}: the length filters leave nothing of {name} ({self.filtered})")

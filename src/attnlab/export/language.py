@@ -65,7 +65,7 @@ def export(
         assert isinstance(model, T6)
         converted, form = llama.convert(model), "llama"
     else:
-        log.info("%s: the folder gets modelling files of its own", reason)
+        log.info("%s: custom modelling files are written", reason)
         config, modules = remote.config_of(model, cfg)
         config |= {"vocab_size": vocabulary.size, "bos_token_id": vocabulary.end, "pad_token_id": vocabulary.end}
         code, form = remote.code_of(modules), "attnlab"

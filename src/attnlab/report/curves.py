@@ -11,6 +11,7 @@ PANELS = {  # a name that ends in a hyphen: every metric that begins with it
     "accuracy": ("val_accuracy",),
     "learning rate": ("lr-",),
 }
+FEW = 10  # points: they are marked, since one alone has no line
 
 
 def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
@@ -54,7 +55,12 @@ def plot_curves(directory: Path) -> Path | None:
     axes = picture.subplots(1, len(panels), squeeze=False)
     for axis, (title, names) in zip(axes[0], panels.items(), strict=True):
         for name in names:
-            axis.plot(*zip(*curves[name], strict=True), label=name, linewidth=1.2)
+            axis.plot(
+                *zip(*curves[name], strict=True),
+                label=name,
+                linewidth=1.2,
+                marker="." if len(curves[name]) < FEW else None,
+            )
         axis.set(title=title, xlabel="update")
         axis.legend(frameon=False)
         axis.grid(alpha=0.3)

@@ -15,6 +15,7 @@ SECTIONS = {
     "multiply_adds_per_token": "multiply-adds of one token",
     "compression": "compression",
 }
+NAMES = {"elements_per_token_per_layer": "per token and layer"}
 UNITS = {
     "bytes_per_token": "bytes",
     "bytes_predicted": "bytes",
@@ -34,7 +35,7 @@ def show(record: Mapping[str, Any]) -> None:
     table = Table(title=" · ".join(map(str, names)), show_header=False, title_justify="left")
     for section, title in SECTIONS.items():
         rows = [
-            (path.replace("_", " "), value, UNITS.get(path.rpartition(".")[2], ""))
+            (NAMES.get(path, path.replace("_", " ")), value, UNITS.get(path.rpartition(".")[2], ""))
             for path, value in leaves(record.get(section, {}))
             if value not in (NOT_RUN, None) and not isinstance(value, list | dict)
         ]

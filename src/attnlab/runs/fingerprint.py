@@ -76,7 +76,7 @@ def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
     paths = list(paths)
-    with ThreadPoolExecutor() as pool, progress("digesting the files of the corpus", len(paths)) as advance:
+    with ThreadPoolExecutor() as pool, progress("computing checksums of the corpus", len(paths)) as advance:
         found = {}
         for path, entry in pool.map(digest, paths):
             found[path] = entry

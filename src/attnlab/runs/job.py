@@ -125,6 +125,14 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
     return 0
 
 
+FOREIGN = (  # warnings of Lightning that say nothing to a reader of the log
+    ".*LeafSpec.*",  # Lightning 2.6 with torch 2.13
+    r"The number of training batches \(\d+\) is smaller than the logging interval",
+    "Checkpoint directory .* exists and is not empty",  # every resumed run
+    "You're using the WeightAveraging callback with a model that overrides the configure_model",  # fsdp is refused
+)
+
+
 class _PreviousFiles:
     """Record and config that a resumed run found: they are restored if it fails before it saves a checkpoint."""
 
@@ -172,7 +180,8 @@ def _quiet_libraries(first: bool) -> None:
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).setLevel(logging.WARNING)
         logging.getLogger(name).propagate = True
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 with torch 2.13
+    for message in FOREIGN:
+        warnings.filterwarnings("ignore", message=message)
     for handler in logging.getLogger().handlers:
         if not first and not isinstance(handler, logging.FileHandler):
             handler.setLevel(logging.ERROR)

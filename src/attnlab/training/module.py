@@ -215,11 +215,13 @@ class Module(LightningModule):
         found: list[tuple[int, int, str, Callable[[], str] | None]] = []
         for (update, epoch, batch, first), loss in zip(pending.batches, losses, strict=True):
             if not math.isfinite(loss):
-                what = f"the loss became {loss} at update {update}, epoch {epoch}, batch {batch}"
+                what = f"the loss became {loss} at update {update}, epoch {epoch + 1}, batch {batch + 1}"
                 found.append((update, 0, what, first))
         for (update, epoch), norm in zip(pending.updates, norms, strict=True):
             if not math.isfinite(norm):
-                found.append((update, 1, f"the gradient's norm became {norm} at update {update}, epoch {epoch}", None))
+                found.append(
+                    (update, 1, f"the gradient's norm became {norm} at update {update}, epoch {epoch + 1}", None)
+                )
         if found:
             _, _, what, name = min(found, key=lambda one: one[:2])
             raise TrainingError(

@@ -12,7 +12,8 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
@@ -43,6 +44,7 @@ from attnlab.training.module import Module
 
 log = logging.getLogger(__name__)
 
+EMA_LENGTHS = 3  # updates in units of 1 / (1 - decay) before an average has forgotten its beginning: e^-3 = 0.05
 TEST_ARGUMENTS = ("detect_anomaly", "deterministic", "benchmark")  # of `trainer`, also in a test
 PROFILERS: dict[Any, Any] = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
@@ -116,13 +118,28 @@ def fit(
     trainer = build_trainer(cfg, directory, callbacks, processes, accumulate, loggers=open_loggers(cfg, directory))
     if cfg.hardware.gradient_checkpointing:
         checkpoint_layers(module.model)
-    log.info("each update: %s on each of %s", counted(accumulate, "batch"), counted(processes, "process"))
+    per_update = f"{counted(accumulate, 'batch')} per update{' of each process' if processes > 1 else ''}"
+    log.info("%s, %s", per_update, counted(processes, "process"))
+    decay = _ema_decay(cfg)
+    if decay is not None:
+        log.info("EMA weights (decay %g) are validated and scored", decay)
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     if whole is not module.model:  # no process could decode alone with the part that it has
         weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if trainer.is_global_zero:  # the other ranks may lack the memory
             whole.load_state_dict(weights)
             module.model = whole.to(module.device)
+    epochs, stopped = _epochs(trainer), _stopped_by(trainer, cfg)
+    if stopped:
+        log.info("stopped: %s (%s, %g epochs)", stopped, counted(trainer.global_step, "update"), epochs)
+    if decay is not None and trainer.global_step * (1 - decay) < EMA_LENGTHS:
+        log.warning(
+            "EMA weights with decay %g are a mean over about %.0f updates, and there were %d: they lag behind the "
+            "trained weights; train longer, or set callbacks.ema.decay lower",
+            decay,
+            1 / (1 - decay),
+            trainer.global_step,
+        )
     paths = [path for path in map(Path, best.best_k_models) if path.is_file()]
     averaged = directory / "checkpoints" / "averaged.safetensors"
     if trainer.is_global_zero:
@@ -138,7 +155,8 @@ def fit(
         _broadcast(module.model, trainer)
     return {
         "steps": trainer.global_step,
-        "epochs": trainer.current_epoch,
+        "epochs": epochs,
+        **({"stopped_by": stopped} if stopped else {}),
         "resumed": resume is not None,  # then seconds and speed are those of the last part alone
         "final_loss": round(module.last_loss, 4),
         f"best_{monitor}": round(float(best.best_model_score), 4) if best.best_model_score is not None else NOT_RUN,
@@ -146,6 +164,33 @@ def fit(
         "averaged_checkpoints": len(paths),
         **contributions(callbacks)["training"],
     }
+
+
+def _epochs(trainer: L.Trainer) -> int | float:
+    """Epochs of the training; a fraction where it ended inside one, which Lightning counts as a whole one."""
+    done, size = trainer.fit_loop.epoch_loop.batch_progress.current.completed, trainer.num_training_batches
+    if not 0 < done < size or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        return trainer.current_epoch
+    return round(trainer.current_epoch - 1 + done / size, 2)
+
+
+def _stopped_by(trainer: L.Trainer, cfg: DictConfig) -> str | None:
+    """What ended a training before its updates or epochs were done; None where nothing did."""
+    if not trainer.should_stop:
+        return None
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # of a mixin
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:
+            return f"early stopping ({callback.stopping_reason.name.lower().replace('_', ' ')})"
+        if isinstance(callback, Timer) and (callback.time_remaining() or 0) <= 0:
+            return f"task.train.max_minutes={cfg.task.train.max_minutes:g}"
+    return None
+
+
+def _ema_decay(cfg: DictConfig) -> float | None:
+    """The decay of callbacks=ema; None without that callback."""
+    nodes = [node for node in cfg.callbacks.values() if str(node.get("_target_")).endswith("EMAWeightAveraging")]
+    return float(nodes[0].get("decay", 0.999)) if nodes else None
 
 
 def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback]) -> bool:

@@ -117,7 +117,7 @@ T = TypeVar("T")
 
 def speaking(parts: Sequence[T]) -> Iterable[T]:
     """Iterate over `parts`, and show how far that is."""
-    return each("speaking the sample corpus", parts)
+    return each("synthesizing the sample speech", parts)
 
 
 def speaker(number: int, rng: np.random.Generator) -> Voice:
