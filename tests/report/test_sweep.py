@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from attnlab.report import sweep
+from attnlab.report.curves import draw_together, together
 from attnlab.runs.store import collect
 from tests.report.conftest import Run
 
@@ -137,3 +138,33 @@ def test_jobs_that_live_elsewhere(job: Job, tmp_path: Path) -> None:
         ("2_mha", "", ""),
     ]
     assert [row["Ended"].partition(":")[0] for row in table] == ["finished", "finished", "without a record"]
+
+
+def test_losses_of_all_jobs_on_one_axis(job: Job, tmp_path: Path) -> None:
+    for number, (seed, factor) in enumerate(((1, 1), (2, 2))):
+        folder = job(f"{number}_mha", f"attention=mha seed={seed}", quality={}).parent / "curves"
+        folder.mkdir()
+        (folder / "metrics.csv").write_text(
+            f"step,epoch,loss,val_loss\n1,0,{5 * factor},\n2,0,{4 * factor},{6 * factor}\n"
+        )
+    job("2_mha", "attention=mha seed=3", quality={})  # without curves
+    names = [path.name for path in sweep.render(tmp_path / "runs")]
+    assert names[-2:] == ["comparison_curves.csv", "comparison_curves.png"]
+    lines = [tuple(row.values()) for row in rows(tmp_path / "runs", "comparison_curves")]
+    assert lines == [
+        *(
+            ("mha seed 1", "loss", "1", "5.0"),
+            ("mha seed 1", "loss", "2", "4.0"),
+            ("mha seed 1", "val_loss", "2", "6.0"),
+        ),
+        *(
+            ("mha seed 2", "loss", "1", "10.0"),
+            ("mha seed 2", "loss", "2", "8.0"),
+            ("mha seed 2", "val_loss", "2", "12.0"),
+        ),
+    ]
+    figure = draw_together(together(sweep.labels(sweep.collect([tmp_path / "runs"]))))
+    (training, validation) = figure.axes
+    assert [list(line.get_ydata()) for line in training.lines] == [[5.0, 4.0], [10.0, 8.0]]
+    assert training.lines[1].get_color() == validation.lines[1].get_color() != training.lines[0].get_color()
+    assert [text.get_text() for text in figure.legends[0].texts] == ["mha seed 1", "mha seed 2"]

@@ -1,10 +1,16 @@
-"""The curves of a training run, from its logged metrics."""
+"""The curves of training runs, from their logged metrics: those of one run, or of several on one axis."""
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnlab.report import figure
+from attnlab.report.grid import Grid
 from attnlab.runs.files import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PANELS = {  # a name that ends in a hyphen: every metric that begins with it
     "loss": ("loss", "val_loss", "ctc_loss"),
@@ -67,3 +73,45 @@ def plot_curves(directory: Path) -> Path | None:
     path = directory / "curves.png"
     write_bytes(path, figure.png(picture))
     return path
+
+
+COMPARED = {"loss": "training loss", "val_loss": "validation loss"}
+
+
+def together(runs: Mapping[str, Path]) -> Grid:
+    """The losses of several runs, as the data of :func:`draw_together`.
+
+    Args:
+        runs: run directories by the labels of their lines; those that logged no loss are left out.
+    """
+    grid = Grid("", ["run", "metric", "update", "value"])
+    for label, directory in runs.items():
+        curves = read_curves(directory)
+        for name in COMPARED:
+            grid.rows += [[label, name, str(step), repr(value)] for step, value in curves.get(name, [])]
+    return grid
+
+
+def draw_together(data: Grid) -> "Figure":
+    """A panel for each loss, with a line for each run in the same colour in all panels, and one legend.
+
+    Args:
+        data: see :func:`together`.
+    """
+    from matplotlib.figure import Figure
+
+    names = [name for name in COMPARED if any(row[1] == name for row in data.rows)]
+    labels = list(dict.fromkeys(row[0] for row in data.rows))
+    rows = -(-len(labels) // 2)  # of the legend, below the panels
+    picture = Figure(figsize=(5.5 * len(names), 3.6 + 0.22 * rows), layout="constrained")
+    axes = picture.subplots(1, len(names), squeeze=False)[0]
+    for axis, name in zip(axes, names, strict=True):
+        for number, label in enumerate(labels):
+            points = [(int(row[2]), float(row[3])) for row in data.rows if row[:2] == [label, name]]
+            style = ("-", "--", ":", "-.")[number // 10 % 4]  # there are ten colours
+            axis.plot(*zip(*points, strict=True) if points else ([], []), style, color=f"C{number % 10}", label=label)
+        axis.set(xlabel="update", ylabel=COMPARED[name])
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return picture

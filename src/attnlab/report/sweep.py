@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attnlab.report import figure
+from attnlab.report import curves, figure
 from attnlab.report.grid import Grid
 from attnlab.report.render import scatter
 from attnlab.report.spec import Plot
@@ -40,7 +40,8 @@ def render(directory: Path) -> list[Path]:
     """Compare the jobs of a multirun: comparison.md, comparison.csv, and a picture where there is something to draw.
 
     The picture, comparison_points.png, has the quality over the cached numbers per token and layer, with its data as
-    CSV beside it; it needs two mechanisms or settings that have both. The table is also printed to stderr: standard
+    CSV beside it; it needs two mechanisms or settings that have both. comparison_curves.png has the losses of all jobs
+    on one axis, if two of them have curves. The table is also printed to stderr: standard
     output is for the jobs' results.
 
     Args:
@@ -66,6 +67,9 @@ def render(directory: Path) -> list[Path]:
     if len(drawn.rows) > 1:
         plot = Plot("", "", "cached numbers per token and layer", drawn.title)
         paths += figure.write(directory / f"{STEM}_points", drawn, lambda data: scatter(data, plot))
+    lines = curves.together(labels(found))
+    if len({row[0] for row in lines.rows}) > 1:
+        paths += figure.write(directory / f"{STEM}_curves", lines, curves.draw_together)
     return paths
 
 
@@ -152,6 +156,23 @@ def points(found: Sequence[Found]) -> Grid:
             scores = [value for one in same if (value := _score(one)) is not None]
             grid.rows.append([label, repr(cache), repr(mean(scores))])
     return grid
+
+
+def labels(found: Sequence[Found]) -> dict[str, Path]:
+    """The run directories of jobs by mechanism, settings in which the jobs differ, and seed if there are several.
+
+    Args:
+        found: the jobs' records.
+    """
+    varied, several = settings(found), len({one.record["seed"] for one in found}) > 1
+    named: dict[str, Path] = {}
+    for one in found:
+        given = _given(one)
+        words = [f"{key.rpartition('.')[2]}={given[key]}" for key in varied if key in given]
+        words += [f"seed {one.record['seed']}"] * several
+        label = " ".join([mechanism(one), *words])
+        named[label if label not in named else f"{label} ({one.path.parent.name})"] = one.path.parent
+    return named
 
 
 def show(grid: Grid) -> None:
