@@ -1,6 +1,7 @@
 """What the test-time callbacks contribute, from one process and from two."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def test_two_processes_contribute_what_one_does(tmp_path: Path) -> None:
     ]
     assert alone["kv_cache"] == two["kv_cache"] == {"bytes_measured": 14, "bytes_predicted": 15}
     cost = alone["inference"]
+    assert 0 <= cost["busy_cores_before"] <= (os.cpu_count() or 1)
     assert (cost["seconds"], cost["tokens_per_second"], cost["batch"], cost["beam"]) == (2.5, 6.0, 1, 2)
     assert cost["peak_memory_mib"] >= cost["mean_memory_mib"] > 0
     assert cost["protocol"] == "resident set of the process, read every 50 ms; echo"

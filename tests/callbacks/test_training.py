@@ -12,7 +12,7 @@ import torch
 from lightning import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from attnlab.callbacks.checkpoints import AtomicCheckpointIO
+from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
 from attnlab.callbacks.memory import Memory, MemoryMeter
 from attnlab.callbacks.progress import ValidationLog
 
@@ -75,3 +75,14 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) 
         io.save_checkpoint({"epoch": lambda: 2}, path)
     assert torch.load(path, weights_only=True) == {"epoch": 1}
     assert sorted(found.name for found in path.parent.iterdir()) == ["SHA256SUMS", "last.ckpt"]
+
+
+def test_of_equal_checkpoints_the_newest_are_kept(tmp_path: Path) -> None:
+    best = BestAndLast(tmp_path, filename="{step}", monitor="val_loss", mode="min", save_top_k=2)
+    trainer = Trainer(
+        accelerator="cpu", max_steps=8, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, default_root_dir=tmp_path, callbacks=[best], val_check_interval=2,
+    )  # fmt: skip
+    loader = DataLoader[Any](range(8), batch_size=1)  # type: ignore[arg-type]
+    trainer.fit(Constant(), loader, loader)
+    assert sorted(path.name for path in tmp_path.glob("step*.ckpt")) == ["step=6.ckpt", "step=8.ckpt"]

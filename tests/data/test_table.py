@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from attnlab.config.check import compose
 from attnlab.data import Table, TextFiles
 from attnlab.data.corpus import Segment
 from attnlab.errors import DataError
@@ -42,6 +43,19 @@ def test_three_files_with_named_columns(suffix: str, tmp_path: Path) -> None:
     first = reader.read(tmp_path, "test", "text", False)[0]
     assert (first.id, first.source) == ("k20", "text 20, long")
     assert reader.name == tmp_path.name
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "tsv"])
+def test_a_wrong_column_is_refused_before_torch_is_imported(suffix: str, tmp_path: Path) -> None:
+    write(tmp_path / f"train.{suffix}", pairs(3))
+    words = ("experiment=own/translation", f"data_root='{tmp_path}'", "task.data.reader.source=article")
+    said = rf"train.{suffix}: the column 'title' is missing \(found: article, headline, key\); task.data.reader.target"
+    with pytest.raises(DataError, match=said):
+        compose(*words, "task.data.reader.target=title")
+    cfg = compose(*words, "task.data.reader.target=headline")
+    assert cfg.task.data.reader.target == "headline"
+    (tmp_path / f"train.{suffix}").write_text("")  # the reader says what is wrong with it
+    compose(*words, "task.data.reader.target=title")
 
 
 @pytest.mark.parametrize("name", ["data", "train"])

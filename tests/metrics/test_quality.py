@@ -3,6 +3,7 @@
 import gzip
 import inspect
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -136,12 +137,14 @@ def test_word_errors_of_sclite(corpora: Path) -> None:
 # --- ROUGE ---------------------------------------------------------------------------------------------------------
 
 
-def test_rouge_of_known_overlaps() -> None:
+def test_rouge_of_known_overlaps(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     found = rouge(["testing one"], ["testing one two"])
     assert (found["rouge1"], found["rouge2"], found["rougeL"]) == (80.0, 66.67, 80.0)
     assert rouge(["Testing; one TWO"], ["testing one two"])["rougeL"] == 100
     assert rouge(["he walked"], ["he walks"])["rouge1"] == 100  # stems
     assert rouge(["", "a b"], ["a b", "a b"])["rouge2"] == 50
+    assert caplog.messages == []  # the library logs a line about its tokenizer unless it is given one
 
 
 def test_rouge_with_several_references_takes_the_best() -> None:

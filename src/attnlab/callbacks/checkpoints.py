@@ -9,6 +9,7 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor
 
 from attnlab.runs.checksums import forget, replacing_summed
 
@@ -43,6 +44,12 @@ class BestAndLast(ModelCheckpoint):
             scores = {moved[path]: score for path, score in state_dict["best_k_models"].items()}
             state_dict |= {"best_k_models": scores, "dirpath": self.dirpath}
         super().load_state_dict(state_dict)
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Whether a checkpoint is among the best: of equal ones the newest, which has trained for longer."""
+        worst = self.best_k_models.get(self.kth_best_model_path)
+        tied = current is not None and worst is not None and bool(current == worst) and self.save_top_k > 0
+        return tied or super().check_monitor_top_k(trainer, current)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)

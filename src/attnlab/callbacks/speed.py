@@ -9,7 +9,10 @@ import torch
 from lightning import LightningModule, Trainer
 
 from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback, Sections, over_processes
+from attnlab.runs.device import busy_cores
 from attnlab.runs.record import NOT_RUN
+
+WATCHED = 0.2  # seconds for which the machine is watched before the test set is scored
 
 
 class TrainingSpeed(Contributor):
@@ -37,7 +40,8 @@ class TrainingSpeed(Contributor):
 class ScoringSpeed(Contributor, ScoringCallback):
     """Seconds of the model alone while the test set is scored, and tokens (or images) per second.
 
-    Contributes to the section `inference`: `seconds`, `UNIT_per_second`, `batch` (the largest), and `about`.  Over
+    Contributes to the section `inference`: `seconds`, `UNIT_per_second`, `batch` (the largest), `about`, and
+    `busy_cores_before`, the cores that other processes kept busy just before.  Over
     several processes the units are summed and the seconds are those of the slowest; the protocol then notes it.
 
     Args:
@@ -52,6 +56,7 @@ class ScoringSpeed(Contributor, ScoringCallback):
 
     def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.seconds, self.units, self.batch = 0.0, 0, 0
+        self.busy = busy_cores(WATCHED, advise=False)
 
     def on_scored(self, scored: Scored, loader: int) -> None:
         self.seconds += scored.seconds
@@ -67,6 +72,7 @@ class ScoringSpeed(Contributor, ScoringCallback):
             f"{self.unit}_per_second": round(units / seconds, 1) if seconds else NOT_RUN,
             "batch": int(over_processes(trainer, self.batch, "max")),
             **self.about,
+            "busy_cores_before": self.busy,
             "protocol": self.protocol + shared,
         }
 

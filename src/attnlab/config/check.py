@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from attnlab.config import build as config
 from attnlab.config import stack
 from attnlab.config.batch import check_batch
+from attnlab.config.columns import check_columns
 from attnlab.config.compose import Composer, declared, one_line, require
 from attnlab.config.model import check_model
 from attnlab.config.nearest import nearest
@@ -182,6 +183,9 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     _check_knobs(cfg, composer)
     fixed = config.freeze(cfg, choices)
     check_fixed(fixed)
+    data = fixed.task.get("data") or {}
+    if fixed.data_root is not None and constant(f"attnlab.modes.{fixed.mode}.KEEPS") is not False and "reader" in data:
+        check_columns(data.reader, Path(fixed.data_root).expanduser())
     return fixed
 
 

@@ -17,12 +17,10 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, MinLen
 
+from attnlab.config.columns import SPELLINGS, TOGETHER, tables
 from attnlab.data.corpus import Kind, Reader, Segment, Utterance, read_records, read_text, refuse_empty, whole
 from attnlab.errors import DataError
 
-SPELLINGS = {"train": ("train", "training"), "dev": ("dev", "valid", "val", "validation"), "test": ("test",)}
-TOGETHER = ("data", "manifest", "metadata")
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
 AUDIO = (".wav", ".flac", ".ogg")
 Name = Annotated[str, MinLen(1)]
 
@@ -54,17 +52,6 @@ def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield table.line_num, row
     except csv.Error as error:
         raise DataError(f"{path} line {table.line_num}: not a table ({error})") from error
-
-
-def tables(root: Path, spellings: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """The files of `root` with one of these names; at most one is expected.
-
-    Args:
-        root: of the corpus.
-        spellings: names without suffix.
-        suffixes: of the kinds of tables.
-    """
-    return [path for name in spellings for suffix in suffixes if (path := root / f"{name}{suffix}").is_file()]
 
 
 class Table(Reader):

@@ -33,10 +33,15 @@ def scoring_dtype(precision: str) -> torch.dtype | None:
     return torch.bfloat16 if precision.startswith("bf16") else None
 
 
-def busy_cores() -> float:
-    """The number of cores that other processes keep busy; warns where that makes wall times unreliable."""
-    busy = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)
-    if busy > 0.25:
+def busy_cores(interval: float = 0.5, advise: bool = True) -> float:
+    """The number of cores that other processes keep busy; warns where that makes wall times unreliable.
+
+    Args:
+        interval: seconds for which the machine is watched, while this process waits.
+        advise: False: without the warning.
+    """
+    busy = psutil.cpu_percent(interval=interval) / 100 * (psutil.cpu_count() or 1)
+    if advise and busy > 0.25:
         log.warning(
             "other processes keep %.1f cores busy: trust ratios of cpu_seconds (in the record) more than wall times",
             busy,

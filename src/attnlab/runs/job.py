@@ -90,6 +90,8 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
             if first and directory:
                 OmegaConf.save(cfg, directory / "config.yaml")
             save()
+            if cfg.mode == "predict":
+                log.info("loading libraries and weights")  # nothing else is said for several seconds
             record["environment"] = records.environment(cfg.hardware.accelerator)
             importlib.import_module("attnlab.torchvision_schemas")  # before any mode imports lightning
             mode = importlib.import_module(f"attnlab.modes.{cfg.mode}")

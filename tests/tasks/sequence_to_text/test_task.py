@@ -184,6 +184,8 @@ def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:
     (tmp_path / "run").rename(tmp_path / "moved")
     model = attnlab.load(tmp_path / "moved", f"cache_dir='{tmp_path / 'empty'}'", "data_root=null")
     assert model.cfg.task.data.root is None and model.cfg.hardware.accelerator == "auto"
+    count = sum(parameter.numel() for parameter in model.module.model.parameters())
+    assert repr(model) == f"Trained(task={task}, attention={model.cfg.choices.attention}, parameters={count:,})"
     predictor = model.predictor()
     assert isinstance(predictor, TextPredictor)
     assert not predictor.search.unknown and predictor.search.beam == 2

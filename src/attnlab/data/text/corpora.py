@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge
 
+from attnlab.config.columns import SPELLINGS, SUFFIXES, TOGETHER, tables
 from attnlab.data.samples import markov
 from attnlab.data.samples.markov import Source
-from attnlab.data.table import SPELLINGS, SUFFIXES, TOGETHER, rows, tables
+from attnlab.data.table import rows
 from attnlab.data.text.lines import find, read_lines
 from attnlab.data.text.tokens import TokenFile, open_shard
 from attnlab.errors import DataError

@@ -12,13 +12,13 @@ from annotated_types import Ge
 from attnlab.callbacks.memory import MemoryMeter
 from attnlab.callbacks.predictions import write_predictions
 from attnlab.callbacks.quality import Quality
-from attnlab.callbacks.speed import now
+from attnlab.callbacks.speed import WATCHED, now
 from attnlab.config.bounds import bounded
 from attnlab.data.text.language_modelling import LanguageModellingData
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
 from attnlab.metrics import Perplexity
-from attnlab.runs.device import scoring_dtype
+from attnlab.runs.device import busy_cores, scoring_dtype
 from attnlab.tasks.language_modelling.module import LanguageModelling
 
 
@@ -117,6 +117,7 @@ class LanguageScore:
         }
         kv_cache["bytes_per_position"] = round(kv_cache["bytes_measured"] / len(starts) / capacity, 2)  # of these
         del caches
+        busy = busy_cores(WATCHED, advise=False)
         with MemoryMeter(device) as meter:
             began = now(device)
             found = sampling(model, prompts, num_ids=vocabulary.num_ids, dtype=low)
@@ -140,6 +141,7 @@ class LanguageScore:
                 "batch": len(starts),
                 "beam": 1,
                 "dtype": str(low or torch.float32).removeprefix("torch."),
+                "busy_cores_before": busy,
                 "protocol": f"{len(starts)} prompts of {size} tokens read at once, then {sampling.tokens} sampled "
                 f"tokens each; {meter.protocol}",
             },
