@@ -27,6 +27,16 @@ class Gt(NamedTuple):
     gt: float
 
 
+class Le(NamedTuple):
+    """An upper bound that is itself allowed.
+
+    Args:
+        le: the value must be at most this.
+    """
+
+    le: float
+
+
 class Lt(NamedTuple):
     """An upper bound that is not allowed itself.
 

@@ -1,17 +1,19 @@
 """Multi-head temporal latent attention: MLA whose latents are merged along time."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .base import Cache, length_mask
-from .bounds import PositiveFloat, PositiveInt, Rate
+from .bounds import Ge, Le, PositiveFloat, PositiveInt, Rate
 from .mla import MLA, LatentCache
 from .ops.partial_softmax import Past, expanded_attention
 from .ops.tables import kept
 from .positional import Angles
+
+Stride = Annotated[int, Ge(1), Le(1024)]  # the cost of a step grows with it, and no text of a paper is longer
 
 
 @kept(16)
@@ -120,7 +122,7 @@ class MTLA(MLA):
         rope_dim: PositiveInt | None = None,
         latent_dim: PositiveInt | None = None,
         gate_dim: PositiveInt | None = None,
-        stride: PositiveInt = 2,
+        stride: Stride = 2,
         *,
         dropout: Rate = 0.0,
         rope_theta: PositiveFloat = 10000.0,

@@ -7,7 +7,7 @@ source (`schema.py`), and the first problem is raised as a ConfigError of one li
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -181,6 +181,7 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     check_mode(cfg, choices.task)
     _check_task(cfg, composer)
     _check_knobs(cfg, composer)
+    _check_classes(cfg)
     fixed = config.freeze(cfg, choices)
     check_fixed(fixed)
     data = fixed.task.get("data") or {}
@@ -258,6 +259,21 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
         )
     if cfg.model is not None:
         check_model(cfg.model, cfg.task.model._target_)
+
+
+def _check_classes(cfg: DictConfig) -> None:
+    """Refuse a file of a group that names no class."""
+    plain: dict[str, Any] = {key: config.written(cfg._get_node(key)) for key in cfg if key != "hydra"}
+    choices = cfg.hydra.runtime.choices
+    nodes = {f"{group}.{name}": node for group in config.LISTS for name, node in plain[group].items()}
+    nodes |= {f"task.{name}": plain["task"].get(name, {}) for name in ("kind", "data", "model")}
+    if choices.attention is not None and "pattern" not in plain["attention"]:
+        nodes[f"attention={choices.attention}"] = plain["attention"]
+    if choices.compress != "none":
+        nodes[f"compress={choices.compress}"] = plain["compress"]
+    for key, node in nodes.items():
+        if not isinstance(node, dict) or "_target_" not in node:
+            raise ConfigError(f"{key}: expected a _target_, the class that is built; the file that sets it has none")
 
 
 def _check_knobs(cfg: DictConfig, composer: Composer) -> None:

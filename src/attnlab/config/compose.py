@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from hydra import compose
+from hydra import conf as hydra_files
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -26,6 +27,7 @@ from attnlab.config.schema import signature
 from attnlab.config.settings import ARGUMENTS, owner
 from attnlab.errors import ConfigError
 
+HYDRAS = Path(hydra_files.__file__).parent  # Hydra's own YAML files
 OVERLAYS = ("recipe", "experiment", "debug")  # groups whose files only change keys of other files
 EXAMPLES = {"trainer": "limit_train_batches=10"}  # of nodes that are empty unless the command line fills them
 
@@ -59,6 +61,8 @@ class Composer:
         if self.home is None:
             places = " or ".join(map(str, self.directories))
             raise ConfigError(f"--config-name={name}: no such file in {places}; --config-dir adds a directory")
+        for folder in self.directories[1:]:
+            _refuse_names_of_built_in_files(folder, self.home / f"{self.name}.yaml")
         others = [path for path in self.directories if path != self.home]
         self.search = [f"hydra.searchpath=['file://{path}']" for path in others]
         self.groups = sorted(
@@ -73,12 +77,25 @@ class Composer:
         }
         return sorted(name for name in names if not name.startswith("base/"))
 
-    def text(self, group: str, option: str) -> str:
-        """A group file as it is written, with the files of its group that it builds on."""
+    def text(self, group: str, option: str, seen: tuple[str, ...] = ()) -> str:
+        """A group file as it is written, with the files of its group that it builds on.
+
+        ConfigError: a file is no YAML of keys and values, or builds on itself by way of the files `seen`.
+        """
         files = [directory / group / f"{option}.yaml" for directory in self.directories]
-        text = next((file.read_text() for file in files if file.is_file()), "")
-        bases = [name for name in (yaml.safe_load(text) or {}).get("defaults", []) if name in self.options(group)]
-        return text + "".join(self.text(group, base) for base in bases)
+        file = next((file for file in files if file.is_file()), None)
+        if file is None:
+            return ""
+        if option in seen:
+            raise ConfigError(f"{file}: builds on itself ({' -> '.join([*seen, option])}); remove it from its defaults")
+        text, content = _read(file)
+        if not content and self.directories[0] not in file.parents:
+            raise ConfigError(f"{file}: an empty file; expected keys and values, as a file of conf/{group} has them")
+        listed = content.get("defaults") or []
+        if not isinstance(listed, list):
+            raise ConfigError(f"{file}: defaults: expected a list, found {type(listed).__name__}")
+        names = [name for entry in listed for name in _of_this_group(entry, group) if name in self.options(group)]
+        return text + "".join(self.text(group, base, (*seen, option)) for base in names)
 
     def scales(self, task: str) -> list[str]:
         """The scales for which a task has a recipe: its own, or that of the file that it builds on."""
@@ -130,6 +147,10 @@ class Composer:
         overrides, texts = [*map(self.parse, implied), *overrides], [*implied, *texts]
         for override in overrides:
             self.check_form(override)
+            if override.key_or_group in self.groups:
+                value = override.value()
+                for option in value if isinstance(value, list) else [value]:
+                    self.text(str(override.key_or_group), str(option))
         groups = [o for o in overrides if o.key_or_group in self.groups or "/" in o.key_or_group]
         values = [o for o in overrides if o not in groups]
         base = self.compose([str(o.input_line) for o in groups])
@@ -194,6 +215,45 @@ class Composer:
                     check_value(plain, key, value)
                 except ConfigError as error:
                     raise ConfigError(f"{names}: {error}") from error
+
+
+def _read(file: Path) -> tuple[str, dict[str, Any]]:
+    """A YAML file as text, and its keys and values. ConfigError: it has none, or is not UTF-8."""
+    try:
+        text = file.read_bytes().decode("utf-8")
+        content = yaml.safe_load(text) or {}
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        said = f"{file}: not YAML: {one_line(error)}"
+        raise ConfigError(said.replace('in "<unicode string>", ', "")) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: expected keys and values, found {type(content).__name__}")
+    return text, content
+
+
+def _of_this_group(entry: Any, group: str) -> Iterator[str]:
+    """The files of the same group that an entry of `defaults` names: `mtla`, or `{/attention: mtla}`."""
+    if isinstance(entry, str):
+        yield entry.removeprefix(f"/{group}/").partition("@")[0]
+    elif isinstance(entry, dict):
+        for key, value in entry.items():
+            if str(key).partition("@")[0].rpartition(" ")[2].strip("/") == group and isinstance(value, str):
+                yield value
+
+
+def _refuse_names_of_built_in_files(folder: Path, primary: Path) -> None:
+    """Refuse an own file that has the place of a built-in one, which Hydra would take instead, and a search path."""
+    for file in sorted(folder.rglob("*.yaml")):
+        place = file.relative_to(folder)
+        if any((home / place).is_file() for home in (config.CONF, HYDRAS)):
+            raise ConfigError(f"{file}: {place} is a built-in file, which would be taken instead; rename yours")
+    if folder in primary.parents:
+        hydra = _read(primary)[1].get("hydra")
+        if isinstance(hydra, dict) and hydra.get("searchpath"):
+            raise ConfigError(f"{primary}: hydra.searchpath: --config-dir=<directory> adds a directory of YAML files")
 
 
 @lru_cache(maxsize=1024)

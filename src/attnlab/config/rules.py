@@ -1,5 +1,6 @@
 """What signatures cannot say: bounds of other libraries' arguments, and how keys must relate to each other."""
 
+import re
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -21,6 +22,12 @@ FOREIGN = {
     "task.mixup.cutmix_alpha": "Annotated[float, Ge(0)]",
     "task.mixup.prob": "Annotated[float, Ge(0), Le(1)]",
     "task.mixup.switch_prob": "Annotated[float, Ge(0), Le(1)]",
+    "trainer.limit_train_batches": "Annotated[int, Ge(1)] | Annotated[float, Gt(0), Le(1)] | None",
+    "trainer.limit_val_batches": "Annotated[int, Ge(0)] | Annotated[float, Ge(0), Le(1)] | None",
+    "trainer.overfit_batches": "Annotated[int, Ge(0)] | Annotated[float, Ge(0), Le(1)]",
+    "trainer.deterministic": "bool | Literal['warn'] | None",
+    "trainer.num_sanity_val_steps": "Annotated[int, Ge(-1)] | None",
+    "trainer.max_time": "str | None",
     "callbacks.ema.decay": "Annotated[float, Ge(0), Lt(1)]",
     "callbacks.early_stopping.patience": "Annotated[int, Ge(1)]",
     "callbacks.early_stopping.min_delta": "Annotated[float, Ge(0)]",
@@ -63,6 +70,11 @@ TRAINER = {
     "use_distributed_sampler": None,
     "reload_dataloaders_every_n_epochs": None,
 }
+# timm's augmentations by the first part of `auto_augment`: the form of each further part.
+AUGMENTATION = {
+    "rand": r"(m|n|mmax)\d+|p\d+(\.\d+)?|mstd\d+(\.\d+)?|inc[01]|t\w*",
+    "augmix": r"(m|w|d)\d+|a\d+(\.\d+)?|mstd\d+(\.\d+)?|b[01]",
+} | dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), r"mstd\d+(\.\d+)?")
 SPEECH = ("attnlab.data.FilterBank",)  # `_target_` of features that are computed from recordings
 SYNTHESIZER = "espeakng_loader"  # the module of the extra `samples`
 EXTRAS = {"tensorboard": "log", "wandb": "log", "mlflow": "mlflow"}  # loggers: the package, and the extra that has it
@@ -114,6 +126,46 @@ def check_sample(cfg: DictConfig) -> None:
         )
 
 
+def check_augmentation(policy: str | None) -> None:
+    """Refuse what timm does not know as `auto_augment`.
+
+    Args:
+        policy: for instance rand-m9-mstd0.5-inc1; None: no augmentation.
+
+    Raises:
+        ConfigError: names the part that is wrong.
+    """
+    if policy is None:
+        return
+    kind, *parts = policy.split("-")
+    settings = AUGMENTATION.get(kind)
+    expected = "expected rand, augmix, original or v0 with settings, such as rand-m9-mstd0.5-inc1"
+    if settings is None:
+        raise ConfigError(f"task.data.auto_augment={policy}: {expected}")
+    for part in parts:
+        if re.fullmatch(settings, part) is None:
+            raise ConfigError(f"task.data.auto_augment={policy}: {kind} has no setting {part!r}; {expected}")
+
+
+def check_heads(node: Any, path: str) -> None:
+    """Refuse key-value heads that do not divide the heads.
+
+    Args:
+        node: of a mechanism, or of a hybrid stack.
+        path: of the node, dotted.
+
+    Raises:
+        ConfigError: names both keys.
+    """
+    if not isinstance(node, Mapping):
+        return
+    heads, groups = node.get("num_heads"), node.get("num_kv_heads")
+    if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
+        raise ConfigError(f"{path}.num_kv_heads={groups}: expected a divisor of {path}.num_heads={heads}")
+    for name, inner in (node.get("mechanisms") or {}).items():
+        check_heads(inner, f"{path}.mechanisms.{name}")
+
+
 def check_relations(cfg: DictConfig) -> None:
     """Check the keys that depend on each other.
 
@@ -136,6 +188,8 @@ def check_relations(cfg: DictConfig) -> None:
                 f"callbacks.{name}.monitor={node.monitor}: give which values are better too, "
                 f"+callbacks.{name}.mode=min or max"
             )
+    check_augmentation(get("task.data.auto_augment"))
+    check_heads(cfg.get("attention"), "attention")
     ema = [node for node in cfg.callbacks.values() if "EMAWeightAveraging" in str(node.get("_target_"))]
     if ema and get("hardware.strategy") == "fsdp":
         raise ConfigError("callbacks=ema: hardware=fsdp shards the weights, and no process has all of them to average")

@@ -139,7 +139,8 @@ def read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        what = "it is a directory; expected a file" if path.is_dir() else error.strerror
+        raise DataError(f"{path}: cannot be read ({what})") from error
     if (zero := data.find(b"\0")) >= 0:
         line = data.count(b"\n", 0, zero) + 1
         raise DataError(f"{path} line {line}: a zero byte; expected UTF-8 text, this is a binary file")
@@ -196,6 +197,8 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except json.JSONDecodeError as error:
             where = line + text.count("\n", at, error.pos)
             raise DataError(f"{path} line {where}: malformed JSON ({error.msg})") from error
+        except RecursionError as error:
+            raise DataError(f"{path} line {line}: JSON nested too deeply to be read; expected flat objects") from error
         if not isinstance(value, dict):
             raise DataError(f"{path} line {line}: expected a JSON object, found {type(value).__name__}")
         if "\\ud" in text[at:end].lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):

@@ -45,13 +45,13 @@ def stored(folder: Path, read: Callable[[Path], Content], write: Callable[[Path]
     """
     if folder.is_dir():
         try:
-            return read(folder)
+            return _opened(folder, read)
         except Damaged as error:
             log.warning("%s: damaged (%s); computing it again", folder, error)
     with _locked(folder):
         if folder.is_dir():  # another process may have been faster
             try:
-                return read(folder)
+                return _opened(folder, read)
             except Damaged:
                 pass
         try:
@@ -65,6 +65,14 @@ def stored(folder: Path, read: Callable[[Path], Content], write: Callable[[Path]
             return read(folder)
         except Damaged as error:
             raise DataError(f"{folder}: what was just written cannot be read ({error}); check the disk") from error
+
+
+def _opened(folder: Path, read: Callable[[Path], Content]) -> Content:
+    """`read(folder)`; what an index of other values than expected raises is damage as well."""
+    try:
+        return read(folder)
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise Damaged(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
 
 
 def stored_files(folder: Path, write: Callable[[Path], None]) -> Path:
@@ -108,7 +116,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
         check = index.pop("check")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"its index cannot be read: {error}") from error
     if check != digest(index):
         raise Damaged("its index does not fit")
@@ -128,7 +136,7 @@ def _check_manifest(folder: Path) -> Path:
     try:
         states = json.loads((folder / MANIFEST).read_bytes())
         wrong = next((name for name, state in states.items() if _state(folder / name) != state), None)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise Damaged(str(error)) from error
     if wrong is not None or not states:
         raise Damaged(f"{wrong or MANIFEST} is not what was written")

@@ -4,7 +4,9 @@ import logging
 
 import psutil
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.errors import ConfigError
 
 from attnlab.errors import ConfigError
 
@@ -26,6 +28,28 @@ def device_of(cfg: DictConfig) -> torch.device:
     if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def check_devices(cfg: DictConfig) -> None:
+    """Refuse an accelerator or a number of devices that this machine does not have.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: names the key, and what there is.
+    """
+    wanted, devices = cfg.hardware.accelerator, cfg.hardware.devices
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and torch.backends.mps.is_available()):
+        raise ConfigError(f"hardware.accelerator={wanted}: torch finds no GPU here; take hardware=cpu or hardware=auto")
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("hardware.accelerator=mps: torch finds no Apple GPU here; take hardware=cpu or hardware=auto")
+    if wanted not in ("gpu", "cuda") and not (wanted == "auto" and cuda):
+        return
+    most = max(devices) + 1 if OmegaConf.is_list(devices) else devices if isinstance(devices, int) else 0
+    if cuda and most > cuda:
+        raise ConfigError(f"hardware.devices={devices}: this machine has {cuda} GPU{'s' * (cuda > 1)}")
 
 
 def scoring_dtype(precision: str) -> torch.dtype | None:

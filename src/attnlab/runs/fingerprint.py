@@ -124,7 +124,7 @@ def _is_weights(file: Path) -> bool:
         manifest = json.loads(file.read_bytes())
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.keys() >= MANIFEST_KEYS
 
@@ -192,10 +192,13 @@ def _digest(plain: Any) -> str:
 def _read_memo(path: Path) -> dict[str, Any]:
     try:
         memo: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         log.warning("%s: unreadable (%s); everything is hashed again", path, error)
-        memo = {}
-    return memo
+        return {}
+    if not isinstance(memo, dict):
+        log.warning("%s: not a list of digests; everything is hashed again", path)
+        return {}
+    return {name: entry for name, entry in memo.items() if isinstance(entry, list) and len(entry) == 3}
 
 
 def _update_memo(path: Path, memo: dict[str, Any], fresh: dict[str, Any]) -> None:

@@ -94,6 +94,8 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
                 log.info("loading libraries and weights")  # nothing else is said for several seconds
             record["environment"] = records.environment(cfg.hardware.accelerator)
             importlib.import_module("attnlab.torchvision_schemas")  # before any mode imports lightning
+            if cfg.mode not in ("describe", "export"):
+                importlib.import_module("attnlab.runs.device").check_devices(cfg)  # it imports torch
             mode = importlib.import_module(f"attnlab.modes.{cfg.mode}")
             _quiet_libraries(first)
             with contextlib.redirect_stdout(sys.stderr) if cfg.mode == "describe" else contextlib.nullcontext():

@@ -147,11 +147,33 @@ def directory_of(key: str, value: str) -> Path | None:
         raise ConfigError(f"{key}={value}: no such file or directory")
     places = [path] if path.is_dir() else [path.parent, path.parent.parent]
     found = next((place for place in places if (place / CONFIG).is_file()), None)
+    if key == "resume" and (found is None or not path.is_dir()):
+        raise ConfigError(
+            f"resume={value}: {'a file' if path.is_file() else f'no run: it has no {CONFIG}'}; resume= takes the "
+            f"directory of a run, with {CONFIG} and checkpoints/last.ckpt"
+        )
+    if found is not None:
+        _check_kinds(found)
     if found is None and path.is_dir() and (path / "checkpoints").is_dir():
         raise ConfigError(f"{path / CONFIG}: no such file; a run directory has it: copy the whole directory")
     if found is None and key == "resume":
         raise ConfigError(f"resume={value}: not the directory of a run: there is no {CONFIG}")
     return found
+
+
+def _check_kinds(run: Path) -> None:
+    """Refuse a run whose record is no file with an object, or whose checkpoints are no directory."""
+    record, checkpoints = run / "record.json", run / "checkpoints"
+    if checkpoints.exists() and not checkpoints.is_dir():
+        raise ConfigError(f"{checkpoints}: a file; expected the directory of the run's checkpoints")
+    if record.exists() and not record.is_file():
+        raise ConfigError(f"{record}: a directory; expected the run's record, a file")
+    try:
+        found = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    except (OSError, ValueError, RecursionError):
+        return  # cut short: the run did not finish
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{record}: expected the record of a run, a JSON object; found {type(found).__name__}")
 
 
 class _Loading:

@@ -19,6 +19,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
+from PIL.Image import DecompressionBombError
 from timm.data import ImageDataset, create_loader, create_transform
 from timm.data.readers import create_reader
 from timm.data.readers.img_extensions import get_img_extensions
@@ -225,10 +226,14 @@ class Images(ImageDataset):
         np.random.seed(key)
         try:
             image, label = super().__getitem__(index)
-        except (OSError, RuntimeError, ValueError, SyntaxError) as error:
+        except DecompressionBombError as error:
             raise DataError(
-                f"{self.filename(index, absolute=True)}: cannot be decoded as an image; replace or remove it"
+                f"{self.filename(index, absolute=True)}: too large to be decoded ({error}); scale or remove it"
             ) from error
+        except (OSError, RuntimeError, ValueError, SyntaxError) as error:
+            name = self.filename(index, absolute=True)
+            what = "a directory" if Path(name).is_dir() else "cannot be decoded as an image"
+            raise DataError(f"{name}: {what}; replace or remove it") from error
         finally:
             torch.set_rng_state(state[0])
             random.setstate(state[1])

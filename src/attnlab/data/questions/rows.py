@@ -17,6 +17,8 @@ from attnlab.errors import DataError
 SUFFIXES = (".jsonl", ".json", ".parquet")
 SHARD = "-of-"  # in the names of files that together are one split
 
+_DEEP = "JSON nested too deeply to be read; expected flat objects"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -106,6 +108,8 @@ def _document(path: Path, text: str) -> list[Any] | None:
             else:
                 return None
         raise DataError(f"{path} line {error.lineno}: malformed JSON ({error.msg})") from error
+    except RecursionError as error:
+        raise DataError(f"{path}: {_DEEP}") from error
     if isinstance(content, dict):
         listed = content.get("examples", [content] if "examples" not in content else None)
     else:
@@ -128,6 +132,8 @@ def _lines(path: Path, text: str) -> Iterator[Row]:
             value = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(f"{path} line {number}: malformed JSON ({error.msg})") from error
+        except RecursionError as error:
+            raise DataError(f"{path} line {number}: {_DEEP}") from error
         yield _row(path, f"line {number}", value)
 
 

@@ -28,6 +28,7 @@ DEV = "ES2011a ES2011b ES2011c ES2011d IB4001 IB4002 IB4003 IB4004 IB4010 IB4011
 EVAL = "EN2002a EN2002b EN2002c EN2002d ES2004a ES2004b ES2004c ES2004d IS1009a IS1009b IS1009c IS1009d TS3003a TS3003b TS3003c TS3003d"  # noqa: E501
 
 BEYOND = 1.0  # seconds that a segment may end after its recording
+ROUNDED = 0.05  # the same in Kaldi's `segments`, whose times are written with two digits
 MAX_WORDS = 30  # longer segments are split at full stops, then at commas
 
 
@@ -219,11 +220,13 @@ class Kaldi(Reader):
             if parts[0] not in headers:
                 headers[parts[0]] = inspect_audio(wav, f"{folder / 'wav.scp'} line {audio[parts[0]][0]}")
             rate, length = headers[parts[0]]
-            first, last = round(numbers[0] * rate), min(round(numbers[1] * rate), length)
+            first, last = round(numbers[0] * rate), round(numbers[1] * rate)
+            if first >= length or last > length + ROUNDED * rate:
+                does = f"starts at {parts[1]}" if first >= length else f"ends at {parts[2]}"
+                raise DataError(f"{path} line {line}: it {does} s, but {wav.name} is {length / rate:.2f} s long")
+            last = min(last, length)
             if first >= last:
-                raise DataError(
-                    f"{path} line {line}: it starts at {parts[1]} s, but {wav.name} is {length / rate:.2f} s long"
-                )
+                raise DataError(f"{path} line {line}: it has no samples at {rate} Hz; lengthen it, or leave it out")
             yield spoken(id, text, wav, rate, first, last)
 
 

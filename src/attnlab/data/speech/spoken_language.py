@@ -151,6 +151,10 @@ class Picovoice(Reader):
             labels = json.loads(read_text(path))
         except json.JSONDecodeError as error:
             raise DataError(f"{path} line {error.lineno}: malformed JSON ({error.msg})") from error
+        except RecursionError as error:
+            raise DataError(f"{path}: JSON nested too deeply; expected the slots of each file") from error
+        if not isinstance(labels, dict):
+            raise DataError(f"{path}: expected a JSON object with the slots of each file")
         table = root / "selection.tsv"
         rows = list(csv.reader(read_lines(table), delimiter="\t"))
         wanted = "test" if split == "test" else "train"
@@ -164,7 +168,7 @@ class Picovoice(Reader):
                 continue
             try:
                 label = str(labels[row[0]]["slots"][self.slot])
-            except (KeyError, TypeError) as error:
+            except (LookupError, TypeError) as error:
                 raise DataError(f"{path}: {row[0]} has no slot {self.slot}; expected its class") from error
             if rows[0][1] == self.slot and row[1] != label:
                 raise DataError(f"{table} line {number}: {row[0]} is {row[1]!r}, but {label!r} in {path.name}")
@@ -197,5 +201,5 @@ def _speakers(path: Path) -> dict[str, str]:
         }
     except json.JSONDecodeError as error:
         raise DataError(f"{path} line {error.lineno}: malformed JSON ({error.msg})") from error
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: a prompt has no recordings or a recording no usrid; expected both") from error

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -103,13 +103,10 @@ def frames(path: Path, columns: int) -> int:
         DataError: the file is missing, unreadable, empty or of another width.
     """
     try:
-        if path.suffix == ".npy":
-            shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
-        else:
-            shape = _layout(path, columns)[0]
+        shape = _mapped(path).shape if path.suffix == ".npy" else _layout(path, columns)[0]
     except OSError as error:
         raise DataError(f"{path}: missing or unreadable features ({error.strerror or error})") from error
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise DataError(f"{path}: not a readable feature file ({error})") from error
     if len(shape) != 2 or shape[1] != columns:
         raise DataError(
@@ -129,10 +126,20 @@ def read_features(path: Path, columns: int) -> Array:
     """
     frames(path, columns)
     if path.suffix == ".npy":
-        return np.load(path, allow_pickle=False).astype(np.float32)
+        return _mapped(path).astype(np.float32)
     shape, kind, offset = _layout(path, columns)
     values: Array = np.fromfile(path, dtype=kind, offset=offset).reshape(shape).astype(np.float32)
     return values
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    """The array of a .npy file, not read yet. ValueError: it is none, or not of numbers."""
+    if path.stat().st_size == 0:
+        raise ValueError("an empty file")
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+        raise ValueError(f"expected an array of numbers, found {getattr(array, 'dtype', 'an archive')}")
+    return array
 
 
 def _layout(path: Path, columns: int) -> tuple[tuple[int, int], npt.DTypeLike, int]:

@@ -238,6 +238,9 @@ def read_parquet(path: Path) -> Iterator[str]:
         with parquet.ParquetFile(path) as file:
             if "text" not in file.schema_arrow.names:
                 raise DataError(f"{path}: no column `text`; it has {', '.join(file.schema_arrow.names)}")
+            kind = file.schema_arrow.field("text").type
+            if str(kind) not in ("string", "large_string", "string_view"):
+                raise DataError(f"{path}: the column `text` is of type {kind}; expected string")
             for batch in file.iter_batches(batch_size=256, columns=["text"]):
                 yield from (text for text in batch.column(0).to_pylist() if text)
     except (pyarrow.ArrowException, OSError) as error:

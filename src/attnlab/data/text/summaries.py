@@ -84,10 +84,14 @@ class XSum(Reader):
     def _original(self, root: Path, splits: Path, split: str, drop_empty: bool) -> list[Utterance]:
         try:
             ids = json.loads(read_text(splits))[split]
+            if not isinstance(ids, list) or not all(isinstance(id, str | int) for id in ids):
+                raise TypeError(f"{split} is no list of ids")
         except json.JSONDecodeError as error:
             raise DataError(f"{splits} line {error.lineno}: malformed JSON ({error.msg})") from error
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{splits}: no list of ids under {split!r}") from error
+        except (KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                f"{splits}: no list of ids under {split!r}; expected {{train: [id, ...], validation: ..., test: ...}}"
+            ) from error
         found = []
         for id in ids:
             path = root / "bbc-summary-data" / f"{id}.summary"

@@ -181,7 +181,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
         plain = json.loads(path.read_text(encoding="utf-8"))
         kind = plain.pop("kind")
         return {"words": WordVocabulary, "byte pairs": BytePairVocabulary}[kind](**plain)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: not a readable vocabulary of a language model ({error})") from error
 
 

@@ -1,0 +1,130 @@
+"""Values that used to be refused late or by a library's text, and own files that are no configuration."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnlab.config.check import check
+from attnlab.config.rules import check_augmentation, check_heads
+from attnlab.errors import ConfigError
+from attnlab.runs.loading import directory_of, load
+
+BAD = {
+    "stride=100000": "attention.stride=100000: expected int >= 1 and <= 1024",
+    "task.train.max_minutes=-1": "task.train.max_minutes=-1: expected float > 0 or null",
+    "task.train.validate_every=0": "expected int >= 1 or null",
+    "task.train.validate_every_epochs=-1": "expected int >= 1",
+    "task.train.log_every=0": "expected int >= 1",
+    "attention=mha attention.rope_theta=-5": "attention.rope_theta=-5: expected float > 0",
+    "task.model.decoder.ffn_dim=0": "expected int >= 1",
+    "task.model.decoder.projector_dim=0": "expected int >= 1",
+    "task.model.encoder.conv_channels=0": "expected int >= 1",
+    "attention.num_heads=0": "attention.num_heads=0: expected int >= 1",
+    "seed=9223372036854775809": "expected int >= 0 and <= 4294967295",
+    "+trainer.limit_train_batches=-1": "trainer.limit_train_batches=-1: expected int >= 1 or float > 0 and <= 1",
+    "+trainer.deterministic=foo": "trainer.deterministic=foo: expected bool or warn or null",
+    "resume=/etc/passwd": "resume=/etc/passwd: a file; resume= takes the directory of a run",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_a_bad_value_is_one_line(line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(shlex.split(line), load)
+    assert BAD[line] in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", ["foo", "rand-m9-foo1", "rand-m9.5", "augmix-x3", "v0-m9", "rand-m9-inc", "-"])
+def test_augmentations_that_timm_does_not_know(policy: str) -> None:
+    with pytest.raises(ConfigError, match="task.data.auto_augment="):
+        check_augmentation(policy)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [None, "rand-m9-mstd0.5-inc1", "rand-m9-n3-p0.5-mmax10-t0", "augmix-m5-w4-d2-b1", "v0", "original-mstd0.5"],
+)
+def test_augmentations_that_timm_knows(policy: str | None) -> None:
+    check_augmentation(policy)
+
+
+def test_heads_that_do_not_divide() -> None:
+    with pytest.raises(ConfigError, match=r"attention.num_kv_heads=3: expected a divisor of attention.num_heads=4"):
+        check_heads({"num_heads": 4, "num_kv_heads": 3}, "attention")
+    with pytest.raises(ConfigError, match=r"attention.mechanisms.gqa.num_kv_heads=3"):
+        check_heads({"mechanisms": {"gqa": {"num_heads": 4, "num_kv_heads": 3}}}, "attention")
+    check_heads({"num_heads": 4, "num_kv_heads": None}, "attention")
+    check_heads(None, "attention")
+
+
+def test_runs_of_the_wrong_kind(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("a: 1\n")
+    (tmp_path / "last.ckpt").write_text("")
+    with pytest.raises(ConfigError, match=r"last\.ckpt: a file; resume= takes the directory of a run"):
+        directory_of("resume", str(tmp_path / "last.ckpt"))
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(ConfigError, match="checkpoints: a file; expected the directory"):
+        directory_of("checkpoint", str(tmp_path))
+    (tmp_path / "checkpoints").unlink()
+    (tmp_path / "record.json").write_text("[1]")
+    with pytest.raises(ConfigError, match=r"record\.json: expected the record of a run, a JSON object; found list"):
+        directory_of("resume", str(tmp_path))
+    (tmp_path / "record.json").write_text("{cut sh")
+    assert directory_of("resume", str(tmp_path)) == tmp_path
+    (tmp_path / "record.json").unlink()
+    (tmp_path / "record.json").mkdir()
+    with pytest.raises(ConfigError, match=r"record\.json: a directory"):
+        directory_of("resume", str(tmp_path))
+
+
+FILES = {  # name: content, chosen by, what is said
+    "attention/mine.yaml": (b"", "attention=mine", "mine.yaml: an empty file; expected keys and values"),
+    "attention/list.yaml": (b"- 1\n", "attention=list", "list.yaml: expected keys and values, found list"),
+    "attention/latin.yaml": ("a: é\n".encode("latin-1"), "attention=latin", "latin.yaml: not UTF-8 at byte 3"),
+    "attention/self.yaml": (b"defaults: [self]\n", "attention=self", r"builds on itself \(self -> self\)"),
+    "attention/plain.yaml": (b"num_heads: 4\n", "attention=plain", "attention=plain: expected a _target_"),
+    "experiment/again.yaml": (
+        b"# @package _global_\ndefaults: [{/experiment: again}]\n",
+        "experiment=again",
+        "builds on itself",
+    ),
+    "experiment/map.yaml": (b"defaults: {a: 1}\n", "experiment=map", "defaults: expected a list, found dict"),
+    "attention/mha.yaml": (b"_target_: mine.MHA\n", "attention=mha", "attention/mha.yaml is a built-in file"),
+    "config.yaml": (b"seed: 3\n", "attention=mha", "config.yaml is a built-in file"),
+    "hydra/job_logging/default.yaml": (b"version: 1\n", "seed=2", "default.yaml is a built-in file"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_own_files_that_are_no_configuration(name: str, tmp_path: Path) -> None:
+    content, chosen, said = FILES[name]
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as caught:
+        check([f"--config-dir={tmp_path}", chosen])
+    assert "\n" not in str(caught.value)
+
+
+def test_types_in_an_own_file_are_those_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.write_text("# @package _global_\nstride: 100000\n")
+    with pytest.raises(ConfigError, match="attention.stride=100000: expected int >= 1 and <= 1024"):
+        check([f"--config-dir={tmp_path}", "experiment=mine"])
+
+
+def test_a_search_path_in_an_own_root_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [config, _self_]\nhydra: {searchpath: ['file:///evil']}\n")
+    with pytest.raises(ConfigError, match=r"hydra\.searchpath: --config-dir"):
+        check([f"--config-dir={tmp_path}", "--config-name=mine"])
+
+
+@pytest.mark.slow
+def test_a_device_that_is_not_there_is_refused_before_data(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "attnlab", "hardware.accelerator=mps", f"hydra.run.dir={tmp_path / 'run'}"]
+    done = subprocess.run([*command, f"cache_dir={tmp_path / 'cache'}"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2 and "hardware.accelerator=mps: torch finds no Apple GPU here" in done.stderr
+    assert not (tmp_path / "cache" / "samples").exists()

@@ -1,0 +1,128 @@
+"""Files of a corpus or of the cache that are not what they should be: one line that names the file."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+import soundfile
+from PIL import Image
+from pyarrow import parquet
+
+from attnlab.data.corpus import read_records, read_text
+from attnlab.data.images.folder import Images
+from attnlab.data.questions.rows import rows
+from attnlab.data.speech.ami import Kaldi
+from attnlab.data.speech.stored import frames, read_features
+from attnlab.data.text.corpora import read_parquet
+from attnlab.data.text.summaries import SPLIT_FILE, XSum
+from attnlab.errors import DataError
+from attnlab.runs.cache import INDEX, MANIFEST, read_index, stored, stored_files, write_index
+from attnlab.runs.fingerprint import file_digests
+
+DEEP = "[" * 100_000
+
+
+def refused(read: Callable[[], object], said: str) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        read()
+    assert "\n" not in str(caught.value)
+
+
+def test_features_that_are_no_array_of_numbers(tmp_path: Path) -> None:
+    empty, words, directory = (tmp_path / name for name in ("a.npy", "b.npy", "c.npy"))
+    empty.touch()
+    np.save(words, np.array([["a", "b"]]))
+    directory.mkdir()
+    refused(lambda: frames(empty, 2), r"a\.npy: not a readable feature file \(an empty file\)")
+    refused(lambda: read_features(words, 2), r"b\.npy: not a readable feature file \(expected an array of numbers")
+    refused(lambda: frames(directory, 2), r"c\.npy: ")
+    np.save(words, np.ones((3, 2), dtype=np.int16))
+    assert read_features(words, 2).dtype == np.float32
+
+
+def test_a_parquet_column_of_another_type(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": [1, 2]}), path)
+    refused(lambda: list(read_parquet(path)), r"a\.parquet: the column `text` is of type int64; expected string")
+    parquet.write_table(pyarrow.table({"text": ["one"]}), path)
+    assert list(read_parquet(path)) == ["one"]
+
+
+def test_json_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": ' + DEEP)
+    refused(lambda: list(read_records(path)), r"a\.jsonl line 1: JSON nested too deeply")
+    refused(lambda: list(rows(path, ["a"])), r"a\.jsonl line 1: JSON nested too deeply")
+    document = tmp_path / "a.json"
+    document.write_text(DEEP)
+    refused(lambda: list(rows(document, ["a"])), r"a\.json: JSON nested too deeply")
+
+
+@pytest.mark.parametrize("content", ['{"train": {"a": 1}}', '{"train": [[1]]}', "[1]", '{"train": "abc"}', DEEP])
+def test_split_lists_of_another_shape(tmp_path: Path, content: str) -> None:
+    (tmp_path / "bbc-summary-data").mkdir()
+    (tmp_path / SPLIT_FILE).write_text(content)
+    refused(lambda: XSum().read(tmp_path, "train", "text", False), "no list of ids under 'train'; expected {train")
+
+
+def test_a_directory_in_a_file_s_place(tmp_path: Path) -> None:
+    refused(lambda: read_text(tmp_path), "it is a directory; expected a file")
+
+
+def test_images_that_are_too_large_or_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cat").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "cat" / "a.png")
+    images = Images(tmp_path, 1)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    refused(lambda: images[0], r"a\.png: too large to be decoded")
+
+
+def test_a_segment_that_ends_after_its_recording(tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    soundfile.write(tmp_path / "a.wav", np.zeros(16000), 16000)
+    (folder / "text").write_text("u WORD\n")
+    (folder / "wav.scp").write_text("r a.wav\n")
+    for ends, said in (("1.50", r"segments line 1: it ends at 1.50 s, but a\.wav is 1\.00 s long"),):
+        (folder / "segments").write_text(f"u r 0.20 {ends}\n")
+        refused(lambda: Kaldi().read(tmp_path, "train", "audio", False), said)
+    (folder / "segments").write_text("u r 2.00 2.50\n")
+    refused(lambda: Kaldi().read(tmp_path, "train", "audio", False), r"it starts at 2\.00 s")
+    (folder / "segments").write_text("u r 0.20 1.02\n")  # rounded
+    (segment,) = Kaldi().read(tmp_path, "train", "audio", False)
+    assert (segment.start, segment.num_samples) == (3200, 12800)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wrong", ["[]", "3", "null", '"text"', '{"count": []}', '{"check": 1}', DEEP])
+def test_a_cache_heals(tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    folder = tmp_path / "a"
+
+    def open_index() -> int:
+        return stored(folder, lambda path: int(read_index(path)["count"]), lambda path: write_index(path, {"count": 3}))
+
+    assert open_index() == 3
+    (folder / INDEX).write_text(wrong)
+    assert open_index() == 3 and "computing it again" in caplog.text
+    write_index(folder, {"count": [1]})  # sound, and of another kind
+    assert open_index() == 3
+
+    files = tmp_path / "b"
+    stored_files(files, lambda path: void((path / "x").write_text("x")))
+    (files / MANIFEST).write_text(wrong)
+    assert (stored_files(files, lambda path: void((path / "x").write_text("x"))) / "x").read_text() == "x"
+    assert "x" in json.loads((files / MANIFEST).read_text())
+
+    memo = tmp_path / "digests.json"
+    first = file_digests([files / "x"], memo)
+    for content in (wrong, json.dumps({str(files / "x"): "no list"}), json.dumps({str(files / "x"): [1]})):
+        memo.write_text(content)
+        assert file_digests([files / "x"], memo) == first
+
+
+def void(_: object) -> None:
+    """A writer returns nothing."""
