@@ -8,8 +8,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.errors import ConfigError
 
-from attnlab.errors import ConfigError
-
 log = logging.getLogger(__name__)
 
 
