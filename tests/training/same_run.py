@@ -113,11 +113,14 @@ def train(name: str, corpora: Path, directory: Path, processes: int) -> dict[str
     data, module = task.prepare(record, None)
     task.before_fit(record, directory, data, module)
     items: list[int] = []
-    fit(cfg, directory, data, Watched.of(module, items), monitor=task.monitor, better=task.better, resume=None)
+    training = fit(
+        cfg, directory, data, Watched.of(module, items), monitor=task.monitor, better=task.better, resume=None
+    )
     found: dict[str, Any] = {"items": items}
     if int(os.environ.get("RANK", 0)) == 0:
         with open(directory / "curves" / "metrics.csv", encoding="utf-8", newline="") as file:
             found["loss"] = [float(row["loss"]) for row in csv.DictReader(file) if row["loss"]]
+        found["final_loss"] = training["final_loss"]
         weights = load_file(directory / "checkpoints" / "averaged.safetensors")
         found["weights"] = {key: float(value.double().abs().sum()) for key, value in weights.items()}
         found["batches"] = data.batches_per_update(processes)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from attnlab.errors import WriteError
+
+PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")  # the end of a name that `replacing` gives
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -105,6 +108,17 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what a killed process had not written to its end, in a folder and those below it.
+
+    Args:
+        folder: nobody else writes there: its lock is held.
+    """
+    for path in folder.rglob(".*.partial"):
+        if PARTIAL.search(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _make_folder(path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -17,11 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, LockedError, WriteError
+from attnlab.runs import ranks
 from attnlab.runs import record as records
 from attnlab.runs.description import show
-from attnlab.runs.files import write_bytes
+from attnlab.runs.files import remove_partial, write_bytes
 from attnlab.runs.identity import NOTHING_READ
-from attnlab.runs.lock import Lock, locked, refuse_live
+from attnlab.runs.lock import VANISHING, Lock, locked, refuse_live
 from attnlab.runs.loggers import close_loggers
 from attnlab.runs.parents import last_words, orphaned, parent
 from attnlab.runs.signals import Interrupted, interruptible
@@ -60,6 +62,7 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
                 lock = stack.enter_context(locked(directory))
                 if cfg.resume and not Path(cfg.resume).samefile(directory):
                     refuse_live(Path(cfg.resume))
+                remove_partial(directory)
             except (LockedError, WriteError) as error:  # nothing is written: the log there is that of another run
                 print(f"error: {one_line(error)}", file=sys.stderr)
                 return error.exit_code
@@ -82,10 +85,22 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
             lock.end()
         record.update(status="interrupted", error=f"interrupted by {name}{_why()}")
         save()
+        if directory and not first and orphaned():
+            _record_rank_zero(directory)
+
+    def save_lost(how: str) -> None:
+        if not received:
+            print(f"error: {how}", file=sys.stderr)
+            record.update(status="failed", error=_told(directory, how))
+            save()
 
     logging.raiseExceptions = False  # a log that cannot be written (full disk) must not hide the error
     previous = _PreviousFiles(directory) if first and directory else None
-    with last_words(lambda: save_interrupted("SIGTERM")), interruptible(save_interrupted) as received:
+    with (
+        interruptible(save_interrupted) as received,
+        last_words(lambda: save_interrupted("SIGTERM")),
+        ranks.losing(save_lost),
+    ):
         try:
             if first and directory:
                 OmegaConf.save(cfg, directory / "config.yaml")
@@ -110,6 +125,8 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
                 close_loggers(cfg, record, directory)
         except BaseException as error:
             code, message = _exit_code_and_message(error, received, directory, cfg.mode)
+            if first and not received and _lost_connection(error) and (how := ranks.failure(wait=5.0)):
+                message = _told(directory, how)
             if first or not received:
                 _print_error(message)
             if not received:
@@ -119,8 +136,10 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
                     previous.restore()
                 elif first or received:
                     save()
-                elif directory:
+                elif directory and not _lost_rank_zero(error):
                     _record_failure(directory, message)
+                elif directory:
+                    _record_rank_zero(directory)
             except OSError as cannot:
                 print(f"error: the record could not be written: {one_line(cannot)}", file=sys.stderr)
             return code
@@ -189,6 +208,39 @@ def _quiet_libraries(first: bool) -> None:
     for handler in logging.getLogger().handlers:
         if not first and not isinstance(handler, logging.FileHandler):
             handler.setLevel(logging.ERROR)
+
+
+def _lost_connection(error: BaseException) -> bool:
+    """Whether this is what a process notices when another one has ended."""
+    said = ("Connection closed", "Connection reset", "Broken pipe", "NCCL")
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+
+
+def _told(directory: Path | None, how: str) -> str:
+    """What a rank has written into the record before it ended; `how` it ended if it has not."""
+    try:
+        error = str(records.read(directory).get("error", "")) if directory else ""
+    except (OSError, ValueError):
+        error = ""
+    return error if error.startswith(f"{' '.join(how.split()[:2])}: ") else how
+
+
+def _lost_rank_zero(error: BaseException) -> bool:
+    """Whether this rank failed because rank zero had ended: the news may come a moment later than the error."""
+    deadline = time.monotonic() + 2.0
+    while _lost_connection(error) and not orphaned() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return orphaned()
+
+
+def _record_rank_zero(directory: Path) -> None:
+    """Record the end of rank zero, which could not do so itself, if nobody has taken the directory since."""
+    by, deadline = parent(), time.monotonic() + VANISHING
+    while by and by.alive() and time.monotonic() < deadline:  # its last thread lets go of the lock
+        time.sleep(0.05)
+    with contextlib.suppress(LockedError), locked(directory):
+        if dead := _dead(directory):
+            write_bytes(directory / "record.json", dead)
 
 
 def _why() -> str:

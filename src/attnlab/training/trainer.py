@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from torch import distributed, nn
@@ -40,6 +40,7 @@ from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.training.batch_norm import batch_norms
 from attnlab.training.checkpoints import average, load_into, write_weights
 from attnlab.training.gradient_checkpointing import checkpoint_layers
+from attnlab.training.launcher import Replicated, Sharded
 from attnlab.training.module import Module
 
 log = logging.getLogger(__name__)
@@ -259,11 +260,11 @@ def process_count(cfg: DictConfig) -> int:
 
 def _strategy(name: str, processes: int) -> Strategy | str:
     if name == "fsdp":
-        return ModelParallelStrategy(save_distributed_checkpoint=False)
+        return Sharded(save_distributed_checkpoint=False)
     if processes == 1 or name not in ("auto", "ddp", "ddp_find_unused_parameters_true"):
         return name
     # BatchNorm's running statistics are shared at the end of an update instead
-    return DDPStrategy(broadcast_buffers=False, find_unused_parameters=name == "ddp_find_unused_parameters_true")
+    return Replicated(broadcast_buffers=False, find_unused_parameters=name == "ddp_find_unused_parameters_true")
 
 
 def build_trainer(

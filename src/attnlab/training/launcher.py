@@ -1,0 +1,50 @@
+"""Strategies of several processes whose processes end together, and say which of them ended first.
+
+Lightning's own launcher looks every five seconds, and kills rank zero without a word when another rank has ended.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+from attnlab.runs import parents, ranks
+
+
+class Launcher(_SubprocessScriptLauncher):
+    """Starts the other ranks of this node as processes that end with this one, and watches them."""
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer | None = None, **kwargs: Any) -> Any:
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            os.environ[parents.PARENT] = str(os.getpid())
+            try:
+                self._call_children_scripts()
+            finally:
+                del os.environ[parents.PARENT]
+            ranks.watch(dict(enumerate(self.procs, 1)))
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        return function(*args, **kwargs)
+
+
+class Replicated(DDPStrategy):
+    """DDPStrategy with :class:`Launcher`."""
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
+
+
+class Sharded(ModelParallelStrategy):
+    """ModelParallelStrategy with :class:`Launcher`."""
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        if not self.cluster_environment.creates_processes_externally:
+            self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
