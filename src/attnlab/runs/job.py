@@ -83,13 +83,14 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
     def save_interrupted(name: str) -> None:
         if lock:
             lock.end()
-        record.update(status="interrupted", error=f"interrupted by {name}{_why()}")
-        save()
+        if record["status"] != "finished":  # it has everything: only the loggers are being closed
+            record.update(status="interrupted", error=f"interrupted by {name}{_why()}")
+            save()
         if directory and not first and orphaned():
             _record_rank_zero(directory)
 
     def save_lost(how: str) -> None:
-        if not received:
+        if not received and record["status"] == "running":
             print(f"error: {how}", file=sys.stderr)
             record.update(status="failed", error=_told(directory, how))
             save()
@@ -132,7 +133,7 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
             if not received:
                 record.update(status="failed", error=message)
             try:
-                if previous and previous.still_valid():
+                if previous and previous.still_valid() and record["status"] != "finished":
                     previous.restore()
                 elif first or received:
                     save()

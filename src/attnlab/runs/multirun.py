@@ -163,11 +163,12 @@ def best(record: Mapping[str, Any]) -> float:
 
 
 def _record_killed(directory: Path, name: str) -> None:
-    """Write "failed" into the record of a job that could not do so itself."""
+    """Write "failed" into the record of a job that could not do so itself; one that had finished stays finished."""
     message = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
     print(f"error: {directory}: {message}", file=sys.stderr)
-    if (directory / "record.json").is_file():
-        records.write(records.read(directory) | {"status": "failed", "error": message}, directory)
+    record = records.read(directory) if (directory / "record.json").is_file() else {}
+    if record.get("status") == "running":
+        records.write(record | {"status": "failed", "error": message}, directory)
 
 
 def summarize(directory: Path, jobs: int | None) -> int:
