@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 EXTRAS := dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check kill-test tables clean
+.PHONY: help install demo test check kill-test tables figures clean
 
 help:  ## show these lines
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ tables: $(STAMP)  ## every table under experiments/ again, from the records that
 
 table-%: $(STAMP)  ## one table, with the runs in outputs/ too: make table-mtla-1, make table-t6-10
 	$(BIN)/python -m attnlab.report experiments/$(firstword $(subst -, ,$*))/table$(lastword $(subst -, ,$*)).yaml
+
+figures: $(STAMP)  ## the figures of the papers, as far as committed records have them
+	$(BIN)/python -m attnlab.report --figures experiments
+
+figure-%: $(STAMP)  ## one figure, with the runs in outputs/ too: make figure-t6-2
+	$(BIN)/python -m attnlab.report experiments/$(firstword $(subst -, ,$*))/figure$(lastword $(subst -, ,$*)).yaml
 
 clean:  ## remove .venv, build products and tool caches; outputs/ stays
 	rm -rf .venv build dist attnlab.egg-info .pytest_cache .mypy_cache .ruff_cache

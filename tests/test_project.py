@@ -30,11 +30,16 @@ def make(*arguments: str) -> str:
 
 def test_make_help_lists_the_targets_and_their_commands() -> None:
     lines = make().splitlines()
-    targets = ["help", "install", "demo", "test", "check", "tables", "table-%", "clean"]
+    targets = ["help", "install", "demo", "test", "check", "tables", "table-%", "figures", "figure-%", "clean"]
     assert [line.split()[1] for line in lines] == targets
-    for target, path in {"table-irratt-1": "irratt/table1", "table-t6-10": "t6/table10"}.items():
+    for target, path in {
+        "table-irratt-1": "irratt/table1",
+        "table-t6-10": "t6/table10",
+        "figure-t6-2": "t6/figure2",
+    }.items():
         assert f"attnlab.report experiments/{path}.yaml" in make("-n", target)
     assert "attnlab.report --everything experiments" in make("-n", "tables")
+    assert "attnlab.report --figures experiments" in make("-n", "figures")
     assert ".venv/bin/python -m src.run task=mustc attention=mtla stride=2" in make("-n", "demo").splitlines()[-1]
     assert "make check" in (ROOT / ".ci" / "run").read_text()
 

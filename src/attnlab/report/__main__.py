@@ -2,6 +2,7 @@
 
 python -m attnlab.report experiments/mtla/table1.yaml [--records outputs]
 python -m attnlab.report --everything experiments
+python -m attnlab.report --figures experiments
 python -m attnlab.report --bench RUN/record.json ... [--out FOLDER]
 python -m attnlab.report --speed experiments --out experiments
 python -m attnlab.report --compressed RUN ... [--out FOLDER]
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--everything", type=Path, metavar="EXPERIMENTS", help="every table again, from the records committed there"
     )
+    parser.add_argument("--figures", type=Path, metavar="EXPERIMENTS", help="the same for every figure")
     parser.add_argument("--bench", nargs="+", type=Path, metavar="PLACE", help="records of mode=bench: table and plot")
     parser.add_argument(
         "--speed", nargs="+", type=Path, metavar="PLACE", help="records of mode=bench: SPEED.md, a line for each ratio"
@@ -60,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", nargs="+", type=Path, metavar="PLACE", help="a line for each record")
     options = parser.parse_args(arguments)
     folders = options.bench, options.speed, options.compressed
-    if sum(map(bool, (options.specs, *folders, options.runs, options.everything))) != 1:
-        parser.error("give one of: SPEC ..., --everything, --bench ..., --speed ..., --compressed ..., --runs ...")
+    if sum(map(bool, (options.specs, *folders, options.runs, options.everything, options.figures))) != 1:
+        parser.error("give one of: SPEC ..., --everything, --figures, --bench, --speed, --compressed, --runs")
     if options.records and not options.specs or options.out and not any(folders):
         parser.error("--records belongs to SPEC, --out to --bench, --speed and --compressed")
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
@@ -113,6 +115,8 @@ def written(options: argparse.Namespace) -> list[Path]:
 
     if options.everything:
         return everything.tables(options.everything)
+    if options.figures:
+        return everything.figures(options.figures)
     for places, report in ((options.bench, bench), (options.speed, speed), (options.compressed, compression)):
         if places:
             records = collect(places)

@@ -1,12 +1,14 @@
 """The curves of training runs, from their logged metrics: those of one run, or of several on one axis."""
 
 import csv
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnlab.report import figure
 from attnlab.report.grid import Grid
+from attnlab.report.spec import Panel
 from attnlab.runs.files import write_bytes
 
 if TYPE_CHECKING:
@@ -114,4 +116,50 @@ def draw_together(data: Grid) -> "Figure":
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return picture
+
+
+def several(title: str, runs: Sequence[tuple[str, int, Path]], panels: Sequence[Panel]) -> Grid:
+    """The data of :func:`several_plot`: a row for each point; none of runs that have no curves.
+
+    Args:
+        title: of the figure.
+        runs: label, seed and run directory of each.
+        panels: the metrics.
+    """
+    grid = Grid(title, ["panel", "run", "seed", "update", "value"])
+    for panel in panels:
+        for label, seed, directory in (run for run in runs if run[0].startswith(panel.rows)):
+            for update, value in read_curves(directory).get(panel.metric, []):
+                drawn = math.exp(value) if panel.exp else value
+                grid.rows.append([panel.label, label, str(seed), str(update), repr(drawn)])
+    return grid
+
+
+def several_plot(points: Grid) -> "Figure":
+    """A panel for each metric and a line for each run, of one colour for all its seeds; the names stand below.
+
+    Args:
+        points: as :func:`several` gives them.
+    """
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row[0] for row in points.rows))
+    runs = list(dict.fromkeys(row[1] for row in points.rows))
+    picture = Figure(figsize=(1 + 4.4 * len(names), 4.2), layout="constrained")
+    panels = picture.subplots(1, len(names), squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
+        for _, run, seed, update, value in (row for row in points.rows if row[0] == name):
+            lines.setdefault((run, seed), []).append((int(update), float(value)))
+        for (run, seed), line in lines.items():
+            first = seed == next(other for label, other in lines if label == run)
+            drawn = {"label": run} if first and name == names[0] else {}
+            axes.plot(*zip(*sorted(line), strict=True), color=f"C{runs.index(run)}", linewidth=1.1, **drawn)
+        axes.set(xlabel="update", ylabel=name)
+        axes.grid(alpha=0.3)
+    picture.suptitle(points.title, fontsize=10)
+    wide = 0.5 + 0.065 * max(map(len, runs))  # inches of one name at 8 points, with its line
+    ncols = max(1, min(len(runs), int(picture.get_figwidth() / wide)))
+    picture.legend(loc="outside lower center", ncols=ncols, frameon=False, fontsize=8)
     return picture

@@ -10,16 +10,16 @@ from attnlab.report.spec import read_spec
 from attnlab.runs.store import Found, collect
 
 Report = Callable[[Sequence[Found], Path], list[Path]]
-FIGURE = "figure"  # specifications whose name begins so draw curves
+FIGURE = "figure"  # how the names of the specifications of figures begin
 
 
 def specifications(root: Path) -> list[Path]:
-    """The specifications of tables.
+    """The specifications of tables and figures.
 
     Args:
         root: experiments/, with a folder for each paper.
     """
-    return sorted(path for path in root.glob("*/*.yaml") if not path.stem.startswith(FIGURE))
+    return sorted(root.glob("*/*.yaml"))
 
 
 def folders(root: Path) -> list[tuple[Path, Report]]:
@@ -58,13 +58,35 @@ def tables(root: Path) -> list[Path]:
         ConfigError: a specification is wrong.
         DataError: there is no such folder, or no specification in it.
     """
-    specs = {path: read_spec(path) for path in specifications(root)}
-    if not specs:
-        raise DataError(f"{root}: no specification of a table (*/*.yaml); give the folder experiments of a checkout")
     records = collect([root])
-    written: list[Path] = []
-    for path, spec in specs.items():
-        written += write_table(spec, below(path.parent, records), path.with_suffix(""))
+    written = _specified(root, records, figures=False)
     for folder, report in folders(root):
         written += report(below(folder, records), folder)
     return written + speed.render(records, root)
+
+
+def figures(root: Path) -> list[Path]:
+    """Write the files of every specification of a figure again.
+
+    Args:
+        root: as for :func:`tables`.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        ConfigError: a specification is wrong.
+        DataError: there is no such folder, or no specification in it.
+    """
+    return _specified(root, collect([root]), figures=True)
+
+
+def _specified(root: Path, records: Sequence[Found], figures: bool) -> list[Path]:
+    paths = [path for path in specifications(root) if path.stem.startswith(FIGURE) == figures]
+    if not paths:
+        raise DataError(f"{root}: no specification (*/*.yaml); give the folder experiments of a checkout")
+    specs = {path: read_spec(path) for path in paths}
+    written: list[Path] = []
+    for path, spec in specs.items():
+        written += write_table(spec, below(path.parent, records), path.with_suffix(""))
+    return written

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 
-from attnlab.report import figure
+from attnlab.report import compression, curves, figure
 from attnlab.report.grid import Grid
 from attnlab.report.match import choose, composed, counted, protocol, scored
 from attnlab.report.spec import Column, Plot, Row, Spec
@@ -26,7 +26,9 @@ SIDES = (  # of a point: offsets to the right and up, and the text's side that l
 
 
 def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
-    """Write the table as Markdown, LaTeX and CSV, and its plot if it has one and any point.
+    """Write the table as Markdown, LaTeX and CSV, and its plot and curves if it has such and any point.
+
+    With the files of :func:`pictures`.
 
     Args:
         spec: the table.
@@ -38,7 +40,41 @@ def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
     if spec.plot and points.rows:
         plot = spec.plot
         paths += figure.write(stem.with_name(f"{stem.name}_points"), points, lambda data: scatter(data, plot))
-    return paths
+    return paths + pictures(spec, records, stem)
+
+
+def pictures(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
+    """Write the figure of the rows' curves, or that of one row's ranks or fusion matrices, with its data as CSV.
+
+    Only runs of a row's own recipe are drawn. Where there is none, nothing is written.
+
+    Args:
+        spec: the table.
+        records: every record there is, the oldest first.
+        stem: the path of the table's files without suffix.
+
+    Returns:
+        The paths of the files.
+    """
+    if not spec.curves and not spec.picture:
+        return []
+    _, usable = scored(records, spec)
+    exact = [(row, found) for row in spec.rows for found, wrong in choose(row, usable, spec) if not wrong]
+    if spec.curves:
+        runs = [(row.label, int(found.record["seed"]), found.path.parent) for row, found in exact]
+        data, draw = curves.several(spec.title, runs, spec.curves), curves.several_plot
+        return figure.write(stem.with_name(f"{stem.name}_curves"), data, draw) if data.rows else []
+    if not exact:
+        return []
+    found, ranks = exact[0][1], spec.picture == "ranks"
+    folder = found.path.parent / compression.COMPRESSED
+    if ranks:
+        data, draw = compression.head_ranks(found), compression.ranks_plot
+    elif folder.is_dir():
+        data, draw = compression.fusions(found, folder), compression.fusion_plot
+    else:
+        return []
+    return figure.write(stem.with_name(f"{stem.name}_{spec.picture}"), data, draw) if data.rows else []
 
 
 def table(spec: Spec, records: Sequence[Found]) -> Grid:

@@ -112,6 +112,23 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """Curves of a logged metric over the updates, one for each row and seed.
+
+    Args:
+        metric: its name in the run's curves: loss, val_loss.
+        label: of the axis.
+        exp: whether exp of the metric is drawn: a perplexity of a loss in nats.
+        rows: how the labels of its rows begin; empty: all rows.
+    """
+
+    metric: str
+    label: str
+    exp: bool = False
+    rows: str = ""
+
+
+@dataclass(frozen=True)
 class Spec:
     """A table.
 
@@ -130,6 +147,8 @@ class Spec:
         notes: text by name, for columns and rows to refer to.
         modes: the modes whose records count.
         plot: a figure of the same rows.
+        curves: panels of a figure of the rows' curves.
+        picture: of the first row that has a run: "ranks" of heads, or "fusion" matrices.
     """
 
     title: str
@@ -145,6 +164,8 @@ class Spec:
     notes: Mapping[str, str] = field(default_factory=dict)
     modes: Sequence[str] = ("train", "test")
     plot: Plot | None = None
+    curves: Sequence[Panel] = ()
+    picture: str = ""
 
     def published(self, column: Column) -> bool:
         """Whether any row has a published number for a column; a comparison of our own has none."""
@@ -179,6 +200,7 @@ def read_spec(path: Path) -> Spec:
         plain = yaml.safe_load(path.read_text(encoding="utf-8"))
         parts = {"columns": [Column(**c) for c in plain["columns"]], "rows": [Row(**r) for r in plain["rows"]]}
         parts |= {"plot": Plot(**plain["plot"])} if "plot" in plain else {}
+        parts |= {"curves": [Panel(**panel) for panel in plain.get("curves", [])]}
         spec = Spec(**{**plain, **parts})
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
@@ -188,6 +210,8 @@ def read_spec(path: Path) -> Spec:
         raise ConfigError(f"{path}: measured columns need `corpus` and a column of quality")
     if any(c.counted for c in spec.columns) and not all(row.corpus and row.split and row.train for row in spec.rows):
         raise ConfigError(f"{path}: a counted column needs `corpus`, `split` and `train` in every row")
+    if spec.picture not in ("", "ranks", "fusion"):
+        raise ConfigError(f"{path}: picture {spec.picture!r}: expected ranks or fusion")
     if spec.baseline not in [row.label for row in spec.rows]:
         raise ConfigError(f"{path}: baseline {spec.baseline!r} is no row's label")
     if "{row}" not in spec.command:

@@ -1,0 +1,43 @@
+"""Curves of several runs on one axis: what is drawn, of which rows, and that no name lies on another."""
+
+from pathlib import Path
+
+from attnlab.report.curves import several, several_plot
+from attnlab.report.spec import Panel
+
+PANELS = [Panel("loss", "training loss"), Panel("val_loss", "perplexity, B", exp=True, rows="B")]
+
+
+def runs(tmp_path: Path, *names: str) -> list[tuple[str, int, Path]]:
+    found = []
+    for seed, name in enumerate(names):
+        folder = tmp_path / f"{seed}" / "curves"
+        folder.mkdir(parents=True)
+        (folder / "metrics.csv").write_text(f"step,epoch,loss,val_loss\n10,0,{3 + seed},\n20,0,2.5,\n20,0,,1.0\n")
+        found.append((name, seed, folder.parent))
+    return found
+
+
+def test_the_data_has_every_point_of_the_rows(tmp_path: Path) -> None:
+    grid = several("A and B", [*runs(tmp_path, "A", "B", "B"), ("C", 1, tmp_path / "none")], PANELS)
+    assert [row[1:] for row in grid.rows if row[0] == "training loss"] == [
+        [name, str(seed), str(update), repr(value)]
+        for seed, name in enumerate("ABB")
+        for update, value in ((10, 3.0 + seed), (20, 2.5))
+    ]
+    perplexities = [row[1:] for row in grid.rows if row[0] == "perplexity, B"]
+    assert perplexities == [["B", str(seed), "20", "2.718281828459045"] for seed in (1, 2)]
+
+
+def test_a_colour_for_each_run_and_names_that_lie_apart(tmp_path: Path) -> None:
+    names = [f"a mechanism of long name {i}" for i in range(9)]
+    picture = several_plot(several("nine", runs(tmp_path, *names, names[0]), PANELS[:1]))
+    (axes,) = picture.axes
+    assert len(axes.lines) == 10
+    assert axes.lines[0].get_color() == axes.lines[-1].get_color() != axes.lines[1].get_color()
+    (legend,) = picture.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    picture.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in legend.get_texts()]
+    assert not any(box.count_overlaps([*boxes[:i], axes.get_tightbbox()]) for i, box in enumerate(boxes))
+    assert all(picture.bbox.x0 <= box.x0 and box.x1 <= picture.bbox.x1 for box in boxes)
