@@ -41,3 +41,9 @@ def test_a_colour_for_each_run_and_names_that_lie_apart(tmp_path: Path) -> None:
     boxes = [text.get_window_extent() for text in legend.get_texts()]
     assert not any(box.count_overlaps([*boxes[:i], axes.get_tightbbox()]) for i, box in enumerate(boxes))
     assert all(picture.bbox.x0 <= box.x0 and box.x1 <= picture.bbox.x1 for box in boxes)
+
+
+def test_a_run_of_one_panel_alone_is_named(tmp_path: Path) -> None:
+    panels = [Panel("loss", "A's loss", rows="A"), Panel("loss", "B's loss", rows="B")]
+    (legend,) = several_plot(several("two", runs(tmp_path, "A", "B"), panels)).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["A", "B"]

@@ -148,14 +148,15 @@ def several_plot(points: Grid) -> "Figure":
     runs = list(dict.fromkeys(row[1] for row in points.rows))
     picture = Figure(figsize=(1 + 4.4 * len(names), 4.2), layout="constrained")
     panels = picture.subplots(1, len(names), squeeze=False)[0]
+    named: set[str] = set()
     for axes, name in zip(panels, names, strict=True):
         lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
         for _, run, seed, update, value in (row for row in points.rows if row[0] == name):
             lines.setdefault((run, seed), []).append((int(update), float(value)))
         for (run, seed), line in lines.items():
-            first = seed == next(other for label, other in lines if label == run)
-            drawn = {"label": run} if first and name == names[0] else {}
-            axes.plot(*zip(*sorted(line), strict=True), color=f"C{runs.index(run)}", linewidth=1.1, **drawn)
+            label = None if run in named else run  # once, in the first panel that has the run
+            named.add(run)
+            axes.plot(*zip(*sorted(line), strict=True), color=f"C{runs.index(run)}", linewidth=1.1, label=label)
         axes.set(xlabel="update", ylabel=name)
         axes.grid(alpha=0.3)
     picture.suptitle(points.title, fontsize=10)
