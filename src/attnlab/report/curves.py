@@ -153,7 +153,7 @@ def several_plot(points: Grid) -> "Figure":
         lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
         for _, run, seed, update, value in (row for row in points.rows if row[0] == name):
             lines.setdefault((run, seed), []).append((int(update), float(value)))
-        for (run, seed), line in lines.items():
+        for (run, _), line in lines.items():
             label = None if run in named else run  # once, in the first panel that has the run
             named.add(run)
             axes.plot(*zip(*sorted(line), strict=True), color=f"C{runs.index(run)}", linewidth=1.1, label=label)
