@@ -1,5 +1,7 @@
 """Errors that the user can correct: they are shown as one line, without a traceback."""
 
+import errno
+
 
 class AttnlabError(Exception):
     """Base of the errors that are shown as one line.
@@ -25,7 +27,8 @@ class WriteError(DataError, OSError):
     """A file or folder cannot be written. It has the `errno`, `strerror` and `filename` of an OSError."""
 
     def __str__(self) -> str:
-        return f"{self.filename}: cannot be written ({self.strerror})"
+        full = "; disk full" if self.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return f"{self.filename}: cannot be written ({self.strerror}){full}"
 
 
 class TrainingError(AttnlabError):

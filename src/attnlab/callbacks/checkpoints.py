@@ -1,5 +1,6 @@
 """Checkpoints that survive a crash, a full disk or an interruption."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from attnlab.runs.checksums import forget, replacing_summed
+from attnlab.errors import DataError, WriteError
+from attnlab.runs.checksums import forget, replacing_summed, verify
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -21,16 +23,44 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        with replacing_summed(Path(path)) as part:
-            torch.save(checkpoint, part)
+        path = Path(path)
+        with replacing_summed(path) as part:
+            try:
+                with part.open("wb") as file:  # an open file: torch's own writer hides why it cannot write
+                    torch.save(checkpoint, file)
+            except (OSError, RuntimeError) as error:
+                cause = _why(error)
+                if cause is None:
+                    raise
+                raise WriteError(cause.errno, cause.strerror or str(cause), str(path)) from error
 
     def remove_checkpoint(self, path: Any) -> None:
         super().remove_checkpoint(path)
         forget(Path(path))
 
 
+def _why(error: BaseException) -> OSError | None:
+    """The error of the file system behind an exception, such as a full disk; None: there is none."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, OSError):
+        seen = seen.__cause__ or seen.__context__
+    return seen
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a file fits its checksum, or has none."""
+    try:
+        verify(path)
+    except DataError:
+        return False
+    return True
+
+
 class BestAndLast(ModelCheckpoint):
     """Keeps the best checkpoints by `monitor`, and last.ckpt of every epoch and validation, whether best or not.
+
+    Where a full disk leaves no room for the first last.ckpt, the best checkpoint, which was written just before, gets
+    this name too, so that there is something to resume.
 
     Args: those of Lightning's `ModelCheckpoint`.
     """
@@ -61,5 +91,15 @@ class BestAndLast(ModelCheckpoint):
             self._keep_last(trainer)
 
     def _keep_last(self, trainer: Trainer) -> None:
-        if self.dirpath is not None:
-            trainer.save_checkpoint(Path(self.dirpath) / "last.ckpt")
+        if self.dirpath is None:
+            return
+        last = Path(self.dirpath) / "last.ckpt"
+        try:
+            trainer.save_checkpoint(last)
+        except OSError:
+            best = Path(self.best_model_path)
+            if trainer.is_global_zero and best.is_file() and not last.exists():
+                os.link(best, last)  # without a checksum, for which there may be no room either
+                if not _is_sound(last):
+                    last.unlink()  # a checksum of what could not be written is there
+            raise
