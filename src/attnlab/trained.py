@@ -66,8 +66,9 @@ class Trained:
             ConfigError: there is no such setting.
             DataError: an input is missing, empty or not of the kind that the model reads.
         """
-        several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes | Mapping)
-        given = list(inputs) if several else [inputs]  # type: ignore[arg-type]
+        given: Any = inputs
+        several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+        given = list(given) if several else [given]
         parts = [Inputs(each, self.task.input_kind) for each in given]
         items = [item for part in parts for item in part]
         found = [item.given | result for item, result in self.predictor(**settings).results(items)]

@@ -127,7 +127,12 @@ def test_each_pass_over_the_test_set_has_a_name() -> None:
 
 def test_one_point_of_a_curve_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures: list[Any] = []
-    monkeypatch.setattr(curves.figure, "png", lambda picture: pictures.append(picture) or b"")
+
+    def kept(picture: Any) -> bytes:
+        pictures.append(picture)
+        return b""
+
+    monkeypatch.setattr(curves.figure, "png", kept)
     (tmp_path / "curves").mkdir()
     rows = "".join(f"{i},0,3.0,{'0.5' if i == 9 else ''}\n" for i in range(20))
     (tmp_path / "curves" / "metrics.csv").write_text(f"step,epoch,loss,val_accuracy\n{rows}")

@@ -31,6 +31,7 @@ def speech() -> DictConfig:
 def changed(cfg: DictConfig, key: str, value: Any) -> DictConfig:
     """Like a run's config.yaml: plain values, one of them set."""
     own = OmegaConf.create(OmegaConf.to_container(cfg))
+    assert isinstance(own, DictConfig)
     OmegaConf.update(own, key, value, merge=False, force_add=True)
     return own
 

@@ -39,7 +39,8 @@ def test_a_colour_for_each_run_and_names_that_lie_apart(tmp_path: Path) -> None:
     assert [text.get_text() for text in legend.get_texts()] == names
     picture.draw_without_rendering()
     boxes = [text.get_window_extent() for text in legend.get_texts()]
-    assert not any(box.count_overlaps([*boxes[:i], axes.get_tightbbox()]) for i, box in enumerate(boxes))
+    panel = axes.get_tightbbox()
+    assert panel and not any(box.count_overlaps([*boxes[:i], panel]) for i, box in enumerate(boxes))
     assert all(picture.bbox.x0 <= box.x0 and box.x1 <= picture.bbox.x1 for box in boxes)
 
 

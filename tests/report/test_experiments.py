@@ -87,8 +87,8 @@ def test_row(path: Path, row: Row) -> None:
     found = Found(Path(), record)
     for column in read_spec(path).columns:
         if column.described:
-            value = found.number(column.described)
-            assert value is not None and row.computed[column.key] == round(value * column.factor, column.digits)
+            number = found.number(column.described)
+            assert number is not None and row.computed[column.key] == round(number * column.factor, column.digits)
     if "counted" in row.computed:  # Tensorized, table 4
         dense = 4 * record["d_model"] ** 2 * record["layers"]
         assert row.computed["counted"] == round(dense / record["parameters"]["attention"], 4)

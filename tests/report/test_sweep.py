@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attnlab.report import sweep
@@ -165,6 +166,6 @@ def test_losses_of_all_jobs_on_one_axis(job: Job, tmp_path: Path) -> None:
     ]
     figure = draw_together(together(sweep.labels(sweep.collect([tmp_path / "runs"]))))
     (training, validation) = figure.axes
-    assert [list(line.get_ydata()) for line in training.lines] == [[5.0, 4.0], [10.0, 8.0]]
+    assert [np.asarray(line.get_ydata()).tolist() for line in training.lines] == [[5.0, 4.0], [10.0, 8.0]]
     assert training.lines[1].get_color() == validation.lines[1].get_color() != training.lines[0].get_color()
     assert [text.get_text() for text in figure.legends[0].texts] == ["mha seed 1", "mha seed 2"]

@@ -42,7 +42,12 @@ def test_a_row_says_what_the_record_says(tmp_path: Path) -> None:
 def test_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     row = ledger._row
-    monkeypatch.setattr(ledger, "_row", lambda path: read.append(path.parent.name) or row(path))
+
+    def noted(path: Path) -> tuple[Any, ...]:
+        read.append(path.parent.name)
+        return row(path)
+
+    monkeypatch.setattr(ledger, "_row", noted)
     write(tmp_path / "a")
     write(tmp_path / "b", started="2025")
     assert list(runs(tmp_path)) == ["b", "a"]  # by time

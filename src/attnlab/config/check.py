@@ -14,7 +14,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config import build as config
 from attnlab.config import stack
@@ -184,9 +184,10 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     _check_classes(cfg)
     fixed = config.freeze(cfg, choices)
     check_fixed(fixed)
-    data = fixed.task.get("data") or {}
-    if fixed.data_root is not None and constant(f"attnlab.modes.{fixed.mode}.KEEPS") is not False and "reader" in data:
-        check_columns(data.reader, Path(fixed.data_root).expanduser())
+    reader = OmegaConf.select(fixed, "task.data.reader")
+    trains = constant(f"attnlab.modes.{fixed.mode}.KEEPS") is not False
+    if fixed.data_root is not None and reader is not None and trains:
+        check_columns(reader, Path(fixed.data_root).expanduser())
     return fixed
 
 
@@ -263,7 +264,7 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
 
 def _check_classes(cfg: DictConfig) -> None:
     """Refuse a file of a group that names no class."""
-    plain: dict[str, Any] = {key: config.written(cfg._get_node(key)) for key in cfg if key != "hydra"}
+    plain: dict[str, Any] = {str(key): config.written(cfg._get_node(key)) for key in cfg if key != "hydra"}
     choices = cfg.hydra.runtime.choices
     nodes = {f"{group}.{name}": node for group in config.LISTS for name, node in plain[group].items()}
     nodes |= {f"task.{name}": plain["task"].get(name, {}) for name in ("kind", "data", "model")}

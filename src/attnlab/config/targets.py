@@ -334,7 +334,8 @@ def check_hydra(cfg: DictConfig, given: Sequence[str], own: bool) -> None:
             "hydra.sweeper.custom_search_space: names a function; give the search space on the command line"
         )
     launcher = hydra.get("launcher")
-    for name in _COMMANDS if own and isinstance(launcher, Mapping) else ():
+    launcher = launcher if isinstance(launcher, Mapping) else {}
+    for name in _COMMANDS if own else ():
         if launcher.get(name) and not any(f"hydra.launcher.{name}".startswith(key) for key in given):
             raise ConfigError(
                 f"hydra.launcher.{name}: a file of --config-dir cannot bring commands; give it on the command line"

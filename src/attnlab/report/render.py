@@ -62,19 +62,19 @@ def pictures(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
     exact = [(row, found) for row in spec.rows for found, wrong in choose(row, usable, spec) if not wrong]
     if spec.curves:
         runs = [(row.label, int(found.record["seed"]), found.path.parent) for row, found in exact]
-        data, draw = curves.several(spec.title, runs, spec.curves), curves.several_plot
-        return figure.write(stem.with_name(f"{stem.name}_curves"), data, draw) if data.rows else []
+        data = curves.several(spec.title, runs, spec.curves)
+        return figure.write(stem.with_name(f"{stem.name}_curves"), data, curves.several_plot) if data.rows else []
     if not exact:
         return []
-    found, ranks = exact[0][1], spec.picture == "ranks"
+    found, place = exact[0][1], stem.with_name(f"{stem.name}_{spec.picture}")
     folder = found.path.parent / compression.COMPRESSED
-    if ranks:
-        data, draw = compression.head_ranks(found), compression.ranks_plot
-    elif folder.is_dir():
-        data, draw = compression.fusions(found, folder), compression.fusion_plot
-    else:
+    if spec.picture == "ranks":
+        data = compression.head_ranks(found)
+        return figure.write(place, data, compression.ranks_plot) if data.rows else []
+    if not folder.is_dir():
         return []
-    return figure.write(stem.with_name(f"{stem.name}_{spec.picture}"), data, draw) if data.rows else []
+    data = compression.fusions(found, folder)
+    return figure.write(place, data, compression.fusion_plot) if data.rows else []
 
 
 def table(spec: Spec, records: Sequence[Found]) -> Grid:
