@@ -82,7 +82,7 @@ def command() -> int:
 
             return runs.main(sys.argv[2:])
         if said := information(sys.argv[1:]):
-            print(said)
+            print(said, flush=True)
             return 0
         os.environ[STAMP] = stamp(sys.argv[1:])
         if not INFORMATION & set(sys.argv[1:]):
@@ -111,6 +111,8 @@ def command() -> int:
         code = 0
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except BrokenPipeError:  # of `attnlab list ... | head`: the reader has what it wanted
+        return 128 + signal.SIGPIPE
     except SystemExit as end:  # a single run ends like this, and a multirun that is interrupted
         code = end.code if isinstance(end.code, int) else 1
     except Exception as error:

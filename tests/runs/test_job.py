@@ -245,3 +245,25 @@ def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert line == "python -m attnlab seed=1 'data_root=/with space' 'task.optimizer.betas=[0.9,0.98]'"
     monkeypatch.setenv("DATA_ROOT", "/a b")
     assert jobs.command_line(["seed=1"]) == "DATA_ROOT='/a b' python -m attnlab seed=1"
+
+
+def test_the_directory_of_a_trained_run_is_left_as_it_is(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("checkpoints/averaged.safetensors", "config.yaml", "record.json"):
+        (tmp_path / name).write_text("trained")
+    assert run(lambda *given: pytest.fail("the mode was called")) == 2
+    assert "a trained run, whose config.yaml and record.json would be replaced" in capsys.readouterr().err
+    assert (tmp_path / "config.yaml").read_text() == (tmp_path / "record.json").read_text() == "trained"
+
+
+def test_a_reader_that_has_gone(
+    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def mode(*given: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode))
+    assert jobs.run(cfg, COMMAND, None) == 128 + signal.SIGPIPE
+    assert capsys.readouterr().err == "error: standard output was closed before everything was written\n"

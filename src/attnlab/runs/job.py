@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.compose import one_line
-from attnlab.errors import AttnlabError, LockedError, WriteError
+from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError
 from attnlab.runs import ranks
 from attnlab.runs import record as records
 from attnlab.runs.description import show
@@ -62,11 +62,25 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
                 lock = stack.enter_context(locked(directory))
                 if cfg.resume and not Path(cfg.resume).samefile(directory):
                     refuse_live(Path(cfg.resume))
+                if cfg.mode != "train":
+                    _refuse_trained(directory)
                 remove_partial(directory)
-            except (LockedError, WriteError) as error:  # nothing is written: the log there is that of another run
+            except (ConfigError, LockedError, WriteError) as error:  # nothing is written: the log is another run's
                 print(f"error: {one_line(error)}", file=sys.stderr)
                 return error.exit_code
         return _run(cfg, command, directory, lock)
+
+
+def _refuse_trained(directory: Path) -> None:
+    """A run that trains nothing must not replace the configuration and the record of one that has trained."""
+    kept = [
+        path for name in ("averaged.safetensors", "last.ckpt") if (path := directory / "checkpoints" / name).is_file()
+    ]
+    if kept:
+        raise ConfigError(
+            f"hydra.run.dir={directory}: a trained run, whose config.yaml and record.json would be replaced; take "
+            f"another directory (checkpoint={directory} uses the run)"
+        )
 
 
 def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | None) -> int:
@@ -266,6 +280,8 @@ def _exit_code_and_message(
         return 130, "interrupted"
     if isinstance(error, AttnlabError):
         return error.exit_code, one_line(error)
+    if isinstance(error, BrokenPipeError) and directory is None:  # of `attnlab mode=predict ... | head`
+        return 128 + signal.SIGPIPE, "standard output was closed before everything was written"
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code or 1, f"the mode ended the process with exit code {error.code}"
     causes = [error]
