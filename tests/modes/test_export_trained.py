@@ -237,7 +237,7 @@ def test_a_full_disk_leaves_the_earlier_folder(tmp_path: Path, monkeypatch: pyte
 def test_a_run_without_a_record_has_no_numbers(tmp_path: Path) -> None:
     run, _ = run_directory(tmp_path / "run", *LANGUAGE)
     (run / "record.json").unlink()
-    for content in (None, "[]", "{"):
+    for content in (None, "{"):
         if content:
             (run / "record.json").write_text(content)
         front, text = front_matter(exported(run, "format=safetensors"))

@@ -128,7 +128,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(
 
     monkeypatch.setattr(SequenceToText, "losses", broken)
     cfg, record = start()
-    with pytest.raises(TrainingError, match=r"the loss became nan at update \d+, epoch 1, batch 0 \(first: ted_"):
+    with pytest.raises(TrainingError, match=r"the loss became nan at update \d+, epoch 2, batch 1 \(first: ted_"):
         train.run(cfg, record, tmp_path)
     kept, _ = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
     assert all(torch.isfinite(value).all() for value in kept.values())

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from attnlab.config.build import CONF
 from attnlab.modes import evaluate
 from attnlab.report.render import table, write_table
@@ -21,6 +23,7 @@ def scores(**values: float) -> dict[str, object]:
     return {"tasks": {task: {metric: values.get(task, 0.5)} for task, metric in metrics.items()}}
 
 
+@pytest.mark.slow
 def test_a_row_takes_the_evaluation_with_as_many_shots(run: Run, tmp_path: Path) -> None:
     row = next(row for row in SPEC.rows if row.label == "TPA")
     settings = SPEC.overrides(row)
@@ -48,6 +51,7 @@ def test_an_evaluation_names_what_its_model_was_trained_on(run: Run) -> None:
     assert evaluate._trained_on(str(path.parent)) == evaluate._trained_on(None) == ""
 
 
+@pytest.mark.slow
 def test_a_figure_draws_the_runs_of_its_rows_alone(run: Run, tmp_path: Path) -> None:
     row = next(row for row in FIGURE.rows if row.label == "TPA")
     settings, made = (

@@ -50,7 +50,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(OSError) as caught:
         write_bytes(tmp_path / "file", b"new")
     assert caught.value.errno == errno.ENOSPC
-    assert str(caught.value) == f"{tmp_path}/file: cannot be written (No space left on device)"
+    assert str(caught.value) == f"{tmp_path}/file: cannot be written (No space left on device); disk full"
     with pytest.raises(WriteError), replacing_folder(tmp_path / "folder") as new:
         (new / "x").touch()
     assert os.listdir(tmp_path) == []

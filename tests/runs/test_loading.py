@@ -136,7 +136,7 @@ def test_a_finished_run_is_not_continued_below_what_it_has_trained(run: Path) ->
 def test_no_run_is_named(key: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{key}= is empty: name the directory of a run"):
         plan("mode=test", f"{key}=")
-    with pytest.raises(ConfigError, match=r"resume=.*: not the directory of a run: there is no config.yaml"):
+    with pytest.raises(ConfigError, match=r"resume=.*: no run: it has no config.yaml"):
         resume(tmp_path)
 
 

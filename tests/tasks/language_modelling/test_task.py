@@ -87,6 +87,7 @@ def trained(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 def pieces(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     directory = tmp_path_factory.mktemp("pieces")
     cfg, record = start("task=fineweb_edu", "attention=mtla", "task.data.vocab_size=300")
+    OmegaConf.save(cfg, directory / "config.yaml")
     train.run(cfg, record, directory)
     return directory, record
 
