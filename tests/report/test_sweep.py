@@ -30,6 +30,7 @@ def job(run: Run, tmp_path: Path) -> Job:
         record["stride"] = 2 if given["attention"] == "mtla" else None
         record["parameters"]["total"], record["kv_cache"]["elements_per_token_per_layer"] = 1000, 640
         record["training"]["tokens_per_second"], record["inference"]["tokens_per_second"] = 50.0, 300.0
+        record["training"]["steps"] = 10 * record["seed"]
         for key, value in values.items():
             section, _, last = key.rpartition("__")
             (record[section] if section else record)[last] = value
@@ -39,6 +40,11 @@ def job(run: Run, tmp_path: Path) -> Job:
         return directory / "record.json"
 
     return make
+
+
+def template_corpus(folder: Path) -> str:
+    record = json.loads((folder / "runs" / "1_mha" / "record.json").read_text())
+    return "embedded sample corpus" if record["corpus"] == "sample" else str(record["corpus"])
 
 
 def rows(directory: Path, name: str = "comparison") -> list[dict[str, str]]:
@@ -71,11 +77,11 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     ]
     jobs = ["1_mha", "2_mha", "11_mtla", "12_mtla", "13_mtla", "14_mtla", "mean ± sd", "mean ± sd"]
     assert [row["Job"] for row in table] == jobs  # by number, not by letter
-    assert list(table[0].values()) == ["1_mha", "mha", "1", "20", "1,000", "640", "50.0", "300.0", "finished"]
+    assert list(table[0].values()) == ["1_mha", "mha", "1", "20", "1000", "640", "50.0", "300.0", "finished"]
     assert table[4]["Ended"] == "failed: killed by SIGKILL (out of memory?)"
     assert table[4]["bleu"] == table[4]["Training, tokens/s"] == "not run"
     assert table[5]["Ended"].startswith("without a record")
-    mean = ["mean ± sd", "mtla s=2", "1, 2", "22.50 ± 2.12", "1,000", "144", "50.0 ± 0.0", "150.0 ± 70.7", "2 seeds"]
+    mean = ["mean ± sd", "mtla s=2", "1, 2", "22.50 ± 2.12", "1000", "144", "50.0 ± 0.0", "150.0 ± 70.7", "2 seeds"]
     assert list(table[7].values()) == mean
     assert rows(tmp_path / "runs", "comparison_points") == [
         {"row": "mha", "x": "640", "y": "21.5"},
@@ -85,7 +91,8 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     assert not printed.out
     assert "22.50 ± 2.12" in printed.err
     text = (tmp_path / "runs" / "comparison.md").read_text(encoding="utf-8")
-    assert "- not run in any job: peak memory while scoring." in text
+    assert "- not run in any job: peak memory while scoring." in text and "| 1,000 |" in text
+    assert f"- Corpus: {template_corpus(tmp_path)}. Updates: 10 to 30." in text
     assert "- Speed and memory of scoring: search, beam 50, float32, cpu." in text
 
 

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -62,7 +63,8 @@ def render(directory: Path) -> list[Path]:
     away = any(job.directory.parent != directory for job in jobs)
     grid = table(found, [job.name for job in jobs if job.directory not in known], names, directory if away else None)
     show(grid)
-    paths = grid.write(directory / STEM, "md", "csv")
+    plain = [[_unseparated(cell, name) for cell, name in zip(row, grid.headers, strict=True)] for row in grid.rows]
+    paths = [*grid.write(directory / STEM, "md"), *replace(grid, rows=plain).write(directory / STEM, "csv")]
     drawn = points(found)
     if len(drawn.rows) > 1:
         plot = Plot("", "", "cached numbers per token and layer", drawn.title)
@@ -129,6 +131,8 @@ def table(
         if len(same) > 1:
             means = _means(same, varied, present)
             grid.rows.append([*means[:-1], *[""] * len(place), means[-1]])
+    if said := _trained_on(found):
+        grid.notes.append(said)
     absent = [name.partition(",")[0].lower() for name in NUMBERS if name not in present and "images" not in name]
     if absent:
         grid.notes.append(f"{NOT_RUN} in any job: {', '.join(absent)}.")
@@ -270,6 +274,22 @@ def _cell(value: float | None, column: str) -> str:
     if value == 0 and column == SIZES[1]:
         return "of fixed size"
     return NOT_RUN if value is None else format(value, NUMBERS[column][1])
+
+
+def _unseparated(cell: str, column: str) -> str:
+    """A number as programs read it, without separators of thousands."""
+    return cell.replace(",", "") if column in NUMBERS else cell
+
+
+def _trained_on(found: Sequence[Found]) -> str:
+    """The corpus and the updates of finished trainings; empty where there are none."""
+    trained = [one for one in found if one.number("training.steps") is not None]
+    corpora = sorted({str(one.record["corpus"]) for one in trained})
+    steps = sorted({int(one.number("training.steps") or 0) for one in trained})
+    if not trained:
+        return ""
+    corpus = "embedded sample corpus" if corpora == ["sample"] else "; ".join(corpora)
+    return f"Corpus: {corpus}. Updates: {' to '.join(str(n) for n in dict.fromkeys((steps[0], steps[-1])))}."
 
 
 def _given(one: Found) -> dict[str, str]:
