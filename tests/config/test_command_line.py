@@ -278,6 +278,7 @@ def test_no_key_takes_just_anything(task: str) -> None:
             assert declared(node, parent, name), path
 
 
+@pytest.mark.slow
 def test_values_in_the_files_are_of_the_types_their_classes_declare() -> None:
     """Every parameter set in a composed configuration is annotated, so that a wrong value can be refused."""
 
