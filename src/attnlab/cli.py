@@ -34,7 +34,7 @@ from attnlab.config.spelling import spelled
 from attnlab.errors import AttnlabError, ConfigError, TrainingError
 from attnlab.runs import job, multirun
 from attnlab.runs.loading import load
-from attnlab.runs.parents import end_with_parent, obey
+from attnlab.runs.parents import end_with_parent, watch_given_parent
 from attnlab.runs.record import first_process
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
@@ -69,7 +69,7 @@ def leave(code: int) -> NoReturn:
 
 def command() -> int:
     """Run the command line in `sys.argv`; the exit code."""
-    obey()
+    watch_given_parent()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without some letter must not end a run

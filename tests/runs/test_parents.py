@@ -17,11 +17,11 @@ if kind == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if kind == "late":
     time.sleep(1)
-parents.obey()
+parents.watch_given_parent()
 assert parents.PARENT not in os.environ
 def say():
     print("last words", flush=True)
-with parents.last_words(say):
+with parents.on_parent_end(say):
     print(os.getpid(), flush=True)
     time.sleep(60)
 """

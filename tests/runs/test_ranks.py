@@ -55,7 +55,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from attnlab.config.check import compose
 from attnlab.runs import job, parents, ranks
-parents.obey()
+parents.watch_given_parent()
 ranks.PATIENCE = 0.3
 def mode(cfg, record, directory):
     if "LOCAL_RANK" not in os.environ:

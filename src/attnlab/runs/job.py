@@ -25,7 +25,7 @@ from attnlab.runs.files import remove_partial, write_bytes
 from attnlab.runs.identity import NOTHING_READ
 from attnlab.runs.lock import VANISHING, Lock, locked, refuse_live
 from attnlab.runs.loggers import close_loggers
-from attnlab.runs.parents import last_words, orphaned, parent
+from attnlab.runs.parents import on_parent_end, orphaned, parent
 from attnlab.runs.signals import Interrupted, interruptible
 
 log = logging.getLogger("attnlab.run")
@@ -113,7 +113,7 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
     previous = _PreviousFiles(directory) if first and directory else None
     with (
         interruptible(save_interrupted) as received,
-        last_words(lambda: save_interrupted("SIGTERM")),
+        on_parent_end(lambda: save_interrupted("SIGTERM")),
         ranks.losing(save_lost),
     ):
         try:

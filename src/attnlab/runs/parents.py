@@ -47,11 +47,11 @@ class Process:
 
 
 def environment() -> dict[str, str]:
-    """The environment for a process that shall end with this one; it calls :func:`obey` first."""
+    """The environment for a process that shall end with this one; it calls :func:`watch_given_parent` first."""
     return os.environ | {PARENT: str(os.getpid())}
 
 
-def obey() -> None:
+def watch_given_parent() -> None:
     """End this process with the one that started it, if that gave it :func:`environment`."""
     number = os.environ.pop(PARENT, None)  # what this process starts for itself is no job
     if number is not None:
@@ -62,7 +62,7 @@ def end_with_parent(number: int) -> None:
     """End this process with SIGTERM as soon as its parent has ended, whatever ended it.
 
     On Linux the system sends the signal. A thread looks, too, for other systems and for a main thread that does not
-    come to handle it: after 15 s the process writes its record (see :func:`last_words`) and ends.
+    come to handle it: after 15 s the process writes its record (see :func:`on_parent_end`) and ends.
 
     Args:
         number: the process id of the parent.
@@ -92,7 +92,7 @@ def orphaned() -> bool:
 
 
 @contextlib.contextmanager
-def last_words(say: Callable[[], None]) -> Iterator[None]:
+def on_parent_end(say: Callable[[], None]) -> Iterator[None]:
     """Inside the block, call `say` before an orphaned process is ended that did not end by itself.
 
     Args:
