@@ -43,6 +43,7 @@ def status(directory: Path) -> str | None:
     return json.loads(path.read_text())["status"] if path.is_file() else None
 
 
+@pytest.mark.slow
 def test_a_failed_job_and_a_killed_one_take_no_other_with_them(tmp_path: Path) -> None:
     """The mechanism is one of the user's own, from a directory that the jobs must be told of."""
     (tmp_path / "mine" / "attention").mkdir(parents=True)

@@ -49,8 +49,13 @@ def test_two_processes_train_and_give_one_record(root: Path, tmp_path: Path) -> 
     assert len(list(tmp_path.rglob("record.json"))) == 1
     assert len(list(tmp_path.rglob("predictions.tsv"))) == 1
     assert "shared by 2 processes" in found["inference"]["protocol"]
-    again = command(root, tmp_path / "alone", "hardware=cpu", "task.train.max_epochs=2")
-    assert_scored_alike(tmp_path / "run", again, tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_one_process_scores_what_two_trained_as_they_did(root: Path, tmp_path: Path) -> None:
+    words = ("hardware.accelerator=cpu", "task.train.max_epochs=2")
+    assert run(root, tmp_path / "run", "hardware=ddp", *words).returncode == 0
+    assert_scored_alike(tmp_path / "run", command(root, tmp_path / "alone", "hardware=cpu", *words), tmp_path / "alone")
 
 
 def assert_scored_alike(run: Path, arguments: list[str], again: Path) -> None:
