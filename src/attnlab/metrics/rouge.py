@@ -43,10 +43,20 @@ class ROUGE(TextMetric):
 
     def compute(self) -> dict[str, Any]:
         """`rouge1`, `rouge2` and `rougeL` in percent, rounded to two digits, and a `signature`."""
-        from rouge_score.rouge_scorer import RougeScorer
-        from rouge_score.tokenizers import DefaultTokenizer
-
-        scorer = RougeScorer(NAMES, tokenizer=DefaultTokenizer(use_stemmer=True))  # without one it logs a line
-        found = [scorer.score_multi(references, hypothesis) for hypothesis, *references in self.texts()]
-        means = {name: round(100 * sum(s[name].fmeasure for s in found) / max(1, len(found)), 2) for name in NAMES}
+        found = text_scores(self.texts())
+        means = {name: round(100 * sum(one[name] for one in found) / max(1, len(found)), 2) for name in NAMES}
         return means | {"signature": f"rouge-score {version('rouge-score')}, Porter stems, mean F, best reference"}
+
+
+def text_scores(rows: Sequence[Sequence[str]]) -> list[dict[str, float]]:
+    """F of ROUGE-1, 2 and L of each text, between 0 and 1.
+
+    Args:
+        rows: a hypothesis and its references each.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    scorer = RougeScorer(NAMES, tokenizer=DefaultTokenizer(use_stemmer=True))  # without one it logs a line
+    found = [scorer.score_multi(references, hypothesis) for hypothesis, *references in rows]
+    return [{name: one[name].fmeasure for name in NAMES} for one in found]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnlab.errors import DataError
 from attnlab.report import figure
 from attnlab.report.grid import Grid
+from attnlab.report.significance import standard_error
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
 
@@ -75,6 +76,10 @@ def sweep_table(found: Sequence[Found]) -> Grid:
             f"git {record['environment']['git']}"
         )
     grid.notes.insert(0, "Columns of a layer: query-key columns of all heads together, mean over the layers.")
+    errors = [error for one in found if (error := standard_error(one, "quality.top1")) is not None]
+    if errors:
+        span = " to ".join(dict.fromkeys(f"{error:.1f}" for error in (min(errors), max(errors))))
+        grid.notes.insert(1, f"Standard error of a top-1 after fine-tuning, over the images: {span} points.")
     grid.notes.insert(1, "Relative error: of the query-key weights, Frobenius norm, mean over the layers.")
     return grid
 

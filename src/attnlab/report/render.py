@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from attnlab.report import compression, curves, figure
 from attnlab.report.grid import Grid
 from attnlab.report.match import choose, composed, counted, protocol, scored
+from attnlab.report.significance import has_predictions, standard_error, sure
 from attnlab.report.spec import Column, Plot, Row, Spec
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
@@ -115,6 +116,11 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
                 cells.append(_ours(column, row, spec, mine, baseline, names) if row.command else "–")
         grid.rows.append(cells)
     grid.notes += [_describe(names[f.path], row, f, wrong) for row, fs in chosen.items() for f, wrong in fs]
+    if any(" ± " in cell for row in grid.rows for cell in row[1:]):
+        grid.notes.append("±: standard error over the items of the test set, of one seed.")
+    for label, pairs in chosen.items():
+        if label != spec.baseline:
+            grid.notes += _surely(baseline, [found for found, _ in pairs], names)
     grid.notes += _left_out(every, usable, spec) if spec.corpus else []
     measured = any(column.measured for column in spec.columns)
     missing = [row for row in spec.rows if measured and row.command and not chosen[row.label]]
@@ -229,7 +235,10 @@ def _ours(
     if not values:
         return NOT_RUN
     middle, least, most = (f"{value:.{column.digits}f}" for value in (mean(values), min(values), max(values)))
-    return middle if len(values) == 1 else f"{middle} ({least}–{most}, {len(values)} seeds)"
+    if len(values) > 1:
+        return f"{middle} ({least}–{most}, {len(values)} seeds)"
+    error = _error(column, mine)
+    return middle if error is None else f"{middle} ± {error:.{column.digits}f}"
 
 
 def _value(column: Column, found: Found) -> float | None:
@@ -239,6 +248,24 @@ def _value(column: Column, found: Found) -> float | None:
     if len(known) < len(values):
         return None
     return (exp(mean(known)) if column.exp else mean(known)) * column.factor
+
+
+def _error(column: Column, mine: Sequence[Found]) -> float | None:
+    """The standard error over the items of the test set, of a share of one record."""
+    errors = [standard_error(found, column.value) for found in mine if column.value and not column.exp]
+    known = [error * column.factor for error in errors if error is not None]
+    return known[0] if len(known) == 1 else None
+
+
+def _surely(baseline: Sequence[Found], mine: Sequence[Found], names: Mapping[Path, str]) -> list[str]:
+    """How sure the differences of a row to the baseline are, of those seeds of which both have predictions."""
+    pairs = [
+        (one, two)
+        for one in baseline
+        for two in mine
+        if one.record["seed"] == two.record["seed"] and has_predictions(one) and has_predictions(two)
+    ]
+    return [f"{names[two.path]} against {names[one.path]}: {said}" for one, two in pairs for said in sure(one, two)]
 
 
 def _setting(key: str, row: Row, spec: Spec) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from attnlab.config.build import leaves
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError, DataError
+from attnlab.report.significance import has_predictions, standard_error, sure
 from attnlab.runs import lock
 from attnlab.runs.ledger import BROKEN, OUTPUTS, RECORD, Ledger, Run
 from attnlab.runs.record import NOT_RUN
@@ -23,7 +24,8 @@ from attnlab.runs.store import Found, collect
 
 HELP = """\
 attnlab runs [KEY=VALUE ...] [FOLDER]                 list the runs in FOLDER (default: outputs), the oldest first
-attnlab runs compare RUN RUN [RUN ...]                settings in which runs differ, and their numbers
+attnlab runs compare RUN RUN [RUN ...]                settings in which runs differ, their numbers, and how sure
+                                                      their differences are (predictions of one test set)
 attnlab runs missing SPEC [SPEC ...] [FOLDER]         the commands of a table's rows that are still to be run
 attnlab runs prune WHAT [KEY=VALUE ...] [FOLDER]      show what would be removed; with --yes, remove it
     WHAT: failed, interrupted, broken (a record that cannot be read), unrecorded (a folder without a record)
@@ -160,7 +162,7 @@ def lines(found: Sequence[Run]) -> list[str]:
 
 
 def compare(words: Request) -> None:
-    """Print in what runs differ, and their numbers side by side.
+    """Print in what runs differ, their numbers side by side, and how sure the differences to the first run are.
 
     Args:
         words: two or more run directories or records.
@@ -188,6 +190,10 @@ def compare(words: Request) -> None:
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    if any(map(has_predictions, runs)):
+        print(f"SIGNIFICANCE, against {words.names[0]}")
+        for name, run in zip(words.names[1:], runs[1:], strict=True):
+            print("\n".join(f"{name}: {line}" for line in sure(runs[0], run)))
 
 
 def missing(words: Request) -> None:
@@ -302,19 +308,22 @@ def _local(started: str) -> str:
 
 
 def _rows(runs: Sequence[Found], keys: Iterable[str], always: bool = False) -> list[list[str]]:
-    """A row for each dotted key of records: `always`, as it is, else numbers with their ratio to the first run's."""
+    """A row for each dotted key of records: `always`, as it is, else numbers, with their ratio to the first run's
+    and the standard error of an accuracy."""
     rows = []
     for key in keys:
         numbers = [run.number(key) for run in runs]
         if always:
             rows.append([key, *(str(dict(leaves(run.record)).get(key, NOT_RUN)) for run in runs)])
         elif any(number is not None for number in numbers):
-            rows.append([key, *(_number(number, numbers[0]) for number in numbers)])
+            errors = [standard_error(run, key) for run in runs]
+            cells = [_number(number, numbers[0], error) for number, error in zip(numbers, errors, strict=True)]
+            rows.append([key, *cells])
     return rows
 
 
-def _number(value: float | None, first: float | None) -> str:
+def _number(value: float | None, first: float | None, error: float | None) -> str:
     if value is None:
         return NOT_RUN
     ratio = f" ({value / first:.3g}x)" if first and value != first else ""
-    return f"{value:.6g}{ratio}"
+    return f"{value:.6g}" + ("" if error is None else f" ± {error:.2g}") + ratio

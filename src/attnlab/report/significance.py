@@ -1,0 +1,276 @@
+"""How sure a difference is: paired bootstrap over the predictions of two records, standard errors of accuracies.
+
+The bootstrap is sacrebleu's (Koehn 2004, as Moses computes it): both systems are scored on the same test sets, drawn
+with replacement from the sentences. p is the share of these on which the size of the difference exceeds its mean by
+more than the difference that was found. Statistics are those of single sentences: n-gram counts for BLEU, word errors
+and words for WER, F for ROUGE, right or wrong for accuracies.
+"""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+from attnlab.errors import DataError
+from attnlab.runs.record import NOT_RUN
+from attnlab.runs.store import Found
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Statistics = np.ndarray[Any, np.dtype[np.float64]]
+
+RESAMPLES = 1000  # sacrebleu's own
+SEED = 12345  # sacrebleu's own
+PREDICTIONS = "predictions.tsv"
+HEADINGS = {"reference", "hypothesis"}
+OFF = 0.006  # a record's score is rounded to two digits
+COUNTED = {  # shares in percent, by their name in `quality`, and what they are shares of
+    "top1": "images", "top5": "images",
+    "accuracy": ("questions", "sentences"), "accuracy_constrained": "sentences",
+}  # fmt: skip
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two records in one metric.
+
+    Args:
+        metric: its name in the records' `quality`.
+        first: the score of the first record.
+        second: that of the second one.
+        p: how probable a difference of this size is if there is none; 1 where no item's statistics differ.
+        low: lower end of the 95 % interval of second - first, over the resamples.
+        high: the upper end.
+        items: sentences, questions or images of the test set.
+        resamples: how often it was drawn anew.
+        seed: of the draws.
+    """
+
+    metric: str
+    first: float
+    second: float
+    p: float
+    low: float
+    high: float
+    items: int
+    resamples: int
+    seed: int
+
+    def __str__(self) -> str:
+        p = f"{self.p:.3f}" if self.p >= 0.01 else f"{self.p:.4f}"
+        interval = f"95 % interval {self.low:+.2f} to {self.high:+.2f}"
+        return (
+            f"{self.metric} {self.second - self.first:+.2f}, {interval}, p = {p} "
+            f"(paired bootstrap of {self.items} items, {self.resamples} resamples, seed {self.seed})"
+        )
+
+
+def has_predictions(found: Found) -> bool:
+    """Whether a record has a file of predictions beside it.
+
+    Args:
+        found: the record.
+    """
+    return _file(found).is_file()
+
+
+def differences(first: Found, second: Found, resamples: int = RESAMPLES, seed: int = SEED) -> list[Difference]:
+    """How sure the differences between two records are, in each metric that their predictions give.
+
+    Beside record.json the predictions are in predictions.tsv, beside NAME.json in NAME.predictions.tsv.
+
+    Args:
+        first: a finished record of a test set.
+        second: another one of the same test set, scored by the same metric.
+        resamples: how often the test set is drawn anew.
+        seed: of the draws.
+
+    Raises:
+        DataError: predictions are missing or damaged, are not of the same items, or do not give the record's score; or
+            the records are not scored by one metric.
+    """
+    metrics = [name for name in _metrics(first) if name in _metrics(second)]
+    if not metrics:
+        mine, theirs = (", ".join(_metrics(one)) or NOT_RUN for one in (first, second))
+        raise DataError(f"{second.name}: scored by {theirs}, and {first.name} by {mine}: no test has both")
+    rows = [_rows(one) for one in (first, second)]
+    _same_items(first, second, *rows)
+    found = []
+    for name in metrics:
+        score = _bleu if name == "bleu" else _share
+        own, other = (
+            _statistics(name, each, _punctuation(one)) for each, one in zip(rows, (first, second), strict=True)
+        )
+        for one, statistics in ((first, own), (second, other)):
+            value, said = score(statistics.sum(0)), one.number(f"quality.{name}")
+            if said is None or abs(value - said) > OFF:
+                raise DataError(
+                    f"{_file(one)}: its rows give {name} {value:.2f}, and the record says {said}: they are of another "
+                    "scoring, or the record's counts further references of each text"
+                )
+        found.append(Difference(name, *bootstrap(own, other, score, resamples, seed), len(own), resamples, seed))
+    return found
+
+
+def sure(first: Found, second: Found) -> list[str]:
+    """A line for each metric in which two records differ, or one that says why there is none.
+
+    Args:
+        first: the record to which the other is compared.
+        second: the other.
+    """
+    try:
+        return [str(one) for one in differences(first, second)]
+    except DataError as error:
+        return [f"{NOT_RUN}: {error}"]
+
+
+def bootstrap(
+    first: "Statistics", second: "Statistics", score: "Callable[[Statistics], float]", resamples: int, seed: int
+) -> tuple[float, float, float, float, float]:
+    """Both scores, p, and the 95 % interval of their difference, by paired bootstrap.
+
+    The draws are those of sacrebleu's `PairedTest(test_type="bs")` with this seed, and so is p, except where no
+    statistics differ (there sacrebleu gives 1 / (resamples + 1)).
+
+    Args:
+        first: (items, statistics) of one system.
+        second: those of another, in the same order.
+        score: the score of summed statistics.
+        resamples: how often the items are drawn anew.
+        seed: of the draws.
+    """
+    import numpy as np
+
+    items = len(first)
+    random = np.random.default_rng(seed)
+    drawn = np.empty((resamples, 2))
+    for draw in drawn:  # one by one: 1,000 draws of 50,000 images at once are half a gigabyte
+        often = np.bincount(random.choice(items, size=items, replace=True), minlength=items).astype(float)
+        draw[:] = score(often @ first), score(often @ second)
+    one, other = score(first.sum(0)), score(second.sum(0))
+    change = np.sort(drawn[:, 1] - drawn[:, 0])
+    size = np.abs(change)
+    p = (int((size - size.mean() > abs(other - one)).sum()) + 1) / (resamples + 1)
+    tail = resamples // 40  # as sacrebleu: 2.5 % on each side
+    low, high = float(change[tail]), float(change[resamples - tail - 1])
+    return one, other, 1.0 if np.array_equal(first, second) else p, low, high
+
+
+def standard_error(found: Found, key: str) -> float | None:
+    """The standard error over the items of the test set, in the unit of the number; None: it has none.
+
+    lm-evaluation-harness' and the questions' own are in the record (`KEY_stderr`). The share p of n images or sentences
+    has sqrt(p (1 - p) / n).
+
+    Args:
+        found: the record.
+        key: the dotted key of the number.
+    """
+    own = found.number(f"{key}_stderr")
+    section, _, name = key.rpartition(".")
+    value = found.number(key)
+    if own is not None or value is None or section != "quality" or name not in COUNTED:
+        return own
+    units = COUNTED[name]
+    counts = [found.number(f"quality.{unit}") for unit in ([units] if isinstance(units, str) else units)]
+    count = next((count for count in counts if count), None)
+    return None if count is None else 100 * sqrt(value / 100 * (1 - value / 100) / count)
+
+
+def _file(found: Found) -> Any:
+    """The predictions of a record."""
+    own = found.path.name == "record.json"
+    return found.path.parent / PREDICTIONS if own else found.path.with_suffix(f".{PREDICTIONS}")
+
+
+def _metrics(found: Found) -> list[str]:
+    """Those of a record's metrics that its predictions can give."""
+    known = ("bleu", "wer", "rouge1", "rouge2", "rougeL", "accuracy", "top1")
+    names = [name for name in known if found.number(f"quality.{name}") is not None]
+    # beside an accuracy the words after the class are counted, which the rows do not tell from the class
+    return ["accuracy"] if "accuracy" in names else names
+
+
+def _rows(found: Found) -> list[Row]:
+    path = _file(found)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
+            rows = list(reader)
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); a run that scores leaves it beside its record"
+        ) from error
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{path}: not a file of predictions: {' '.join(str(error).split())}") from error
+    if not set(reader.fieldnames or ()) >= HEADINGS or not rows:
+        raise DataError(f"{path}: not a file of predictions: expected rows with {' and '.join(sorted(HEADINGS))}")
+    for line, row in enumerate(rows, 2):
+        if None in row.values() or None in row:
+            raise DataError(f"{path}, line {line}: expected {len(reader.fieldnames or ())} cells")
+    return rows
+
+
+def _same_items(first: Found, second: Found, own: Sequence[Row], other: Sequence[Row]) -> None:
+    if len(own) != len(other):
+        raise DataError(
+            f"{_file(second)}: {len(other)} predictions, and {_file(first)} has {len(own)}: not of one test set"
+        )
+    for line, (mine, theirs) in enumerate(zip(own, other, strict=True), 2):
+        for key in ("id", "reference"):
+            if mine.get(key) != theirs.get(key):
+                raise DataError(
+                    f"{_file(second)}, line {line}: {key} {theirs.get(key)!r}, and {_file(first)} has "
+                    f"{mine.get(key)!r}: not of one test set"
+                )
+
+
+def _punctuation(found: Found) -> bool:
+    """Whether words are what stands between spaces."""
+    return "words as written" in str(found.record["quality"].get("signature"))
+
+
+def _statistics(name: str, rows: Sequence[Row], punctuation: bool) -> "Statistics":
+    """(items, statistics) of a metric: what :func:`_bleu` or :func:`_share` takes, summed over the items."""
+    import numpy as np
+
+    pairs = [(row["hypothesis"], row["reference"]) for row in rows]
+    if name == "bleu":
+        from sacrebleu.metrics import BLEU
+
+        scorer = BLEU()
+        found = [scorer.corpus_score([hypothesis], [[reference]]) for hypothesis, reference in pairs]
+        values: list[Any] = [[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in found]
+    elif name == "wer":
+        from attnlab.metrics.wer import word_errors
+
+        each = [word_errors([hypothesis], [reference], punctuation) for hypothesis, reference in pairs]
+        values = [[one["insertions"] + one["deletions"] + one["substitutions"], one["words"]] for one in each]
+    elif name.startswith("rouge"):
+        from attnlab.metrics.rouge import text_scores
+
+        values = [[one[name], 1] for one in text_scores([(hypothesis, reference) for hypothesis, reference in pairs])]
+    elif "right" in rows[0]:
+        values = [[int(row["right"]), 1] for row in rows]
+    elif name == "top1":
+        values = [[hypothesis == reference, 1] for hypothesis, reference in pairs]
+    else:  # the class is the first word
+        values = [[hypothesis.split()[:1] == reference.split()[:1], 1] for hypothesis, reference in pairs]
+    return np.array(values, dtype=np.float64)
+
+
+def _bleu(sums: "Statistics") -> float:
+    """Corpus BLEU of summed counts, totals and lengths."""
+    from sacrebleu.metrics import BLEU
+
+    counts = [int(value) for value in sums]
+    return float(BLEU.compute_bleu(counts[:4], counts[4:8], counts[8], counts[9], smooth_method="exp").score)
+
+
+def _share(sums: "Statistics") -> float:
+    """The first of two sums in percent of the second."""
+    return 100 * float(sums[0]) / max(1.0, float(sums[1]))

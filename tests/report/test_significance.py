@@ -1,0 +1,205 @@
+"""Paired bootstrap and standard errors."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
+
+from attnlab.config.check import compose
+from attnlab.errors import DataError
+from attnlab.metrics.rouge import text_scores
+from attnlab.metrics.wer import word_errors
+from attnlab.report import significance
+from attnlab.report.render import table
+from attnlab.report.runs import main
+from attnlab.report.spec import read_spec
+from attnlab.runs import record as records
+from attnlab.runs.store import Found, collect
+from tests.report.conftest import Run
+
+Scored = Callable[..., Found]
+WORDS = ["der", "die", "das", "Haus", "Hund", "sieht", "vier", "kleine", "rote", "Blumen", "nicht", ",", "."]
+
+
+def texts(seed: int, count: int = 40, right: float = 1.0) -> list[str]:
+    """Sentences that depend on their number; words are replaced with probability 1 - right."""
+    sentences = np.random.default_rng(7).choice(WORDS, size=(count, 9))
+    random = np.random.default_rng(seed)
+    wrong = random.random(sentences.shape) > right
+    return [" ".join(row) for row in np.where(wrong, random.choice(WORDS, size=sentences.shape), sentences)]
+
+
+REFERENCES = texts(0)
+GOOD, BAD = texts(1, right=0.9), texts(2, right=0.7)
+
+
+CLOSE = [*BAD[:3], *REFERENCES[3:6], *GOOD[6:]]  # than GOOD
+
+
+@pytest.fixture(scope="module")
+def template() -> dict[str, Any]:
+    cfg = compose("task=mustc")
+    record = records.new(cfg, "task=mustc") | {"status": "finished", "corpus": "MuST-C"}
+    records.identify(record, "the corpus")
+    return record
+
+
+@pytest.fixture
+def scored(template: dict[str, Any], tmp_path: Path) -> Scored:
+    """A record of these hypotheses, with its predictions; `quality`: what the record says. None: no predictions."""
+
+    def make(
+        name: str, hypotheses: Sequence[str] | None, quality: dict[str, Any], references: Sequence[str] = REFERENCES
+    ) -> Found:
+        path = tmp_path / "runs" / name / "record.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(template | {"quality": quality}))
+        if hypotheses is not None:
+            write_rows(path.parent / "predictions.tsv", hypotheses, references)
+        return collect([path])[0]
+
+    return make
+
+
+def write_rows(path: Path, hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    lines = [f"{i}\t\t{r}\t{h}\n" for i, (r, h) in enumerate(zip(references, hypotheses, strict=True))]
+    path.write_text("id\tsource\treference\thypothesis\n" + "".join(lines))
+
+
+def bleu(hypotheses: Sequence[str]) -> dict[str, Any]:
+    return {"bleu": round(BLEU().corpus_score(list(hypotheses), [REFERENCES]).score, 2)}
+
+
+@pytest.mark.parametrize("seed", [12345, 3])
+def test_bleu_is_tested_as_by_sacrebleu(scored: Scored, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", str(seed))
+    test = PairedTest([("a", GOOD), ("b", CLOSE)], {"BLEU": BLEU()}, [REFERENCES], test_type="bs", n_samples=300)
+    first, second = test()[1]["BLEU"]
+    (found,) = significance.differences(scored("a", GOOD, bleu(GOOD)), scored("b", CLOSE, bleu(CLOSE)), 300, seed)
+    assert not isinstance(first, str) and not isinstance(second, str) and second.p_value
+    assert (found.first, found.second) == pytest.approx((first.score, second.score), abs=1e-9)
+    assert found.p == pytest.approx(second.p_value, abs=1e-12) and 0.02 < found.p < 0.9
+    assert (found.items, found.resamples, found.seed) == (40, 300, seed)
+    assert found.low < found.second - found.first < found.high
+
+
+@pytest.mark.parametrize("metric", ["wer", "rouge2"])
+def test_other_metrics_are_scored_on_the_same_draws(scored: Scored, metric: str) -> None:
+    """The reference scores whole lists of drawn texts."""
+
+    def score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+        if metric == "wer":
+            found = word_errors(hypotheses, references)
+            return 100 * (found["insertions"] + found["deletions"] + found["substitutions"]) / found["words"]
+        return 100 * float(
+            np.mean([one[metric] for one in text_scores(list(zip(hypotheses, references, strict=True)))])
+        )
+
+    good, bad = GOOD[:8], BAD[:8]
+    drawn = np.random.default_rng(5).choice(8, size=(20, 8), replace=True)
+    each = [[score([h[i] for i in places], [REFERENCES[i] for i in places]) for h in (good, bad)] for places in drawn]
+    size = np.abs(np.diff(each)[:, 0])
+    whole = [score(h, REFERENCES[:8]) for h in (good, bad)]
+    expected = ((size - size.mean() > abs(whole[1] - whole[0])).sum() + 1) / 21
+    found = [
+        scored(name, texts, {metric: round(right, 2)}, REFERENCES[:8])
+        for name, texts, right in zip("ab", (good, bad), whole, strict=True)
+    ]
+    (found,) = significance.differences(*found, 20, 5)
+    assert found.p == expected and [found.first, found.second] == pytest.approx(whole)
+    change = np.sort(np.diff(each)[:, 0])
+    assert (found.low, found.high) == pytest.approx((change[0], change[-1]))
+
+
+def test_a_run_does_not_differ_from_itself(scored: Scored) -> None:
+    (found,) = significance.differences(scored("a", GOOD, bleu(GOOD)), scored("b", GOOD, bleu(GOOD)), 20)
+    assert (found.p, found.low, found.high) == (1.0, 0.0, 0.0)
+
+
+def test_accuracies(scored: Scored) -> None:
+    """Classes are whole texts of an image, first words of an utterance, and marked of a question."""
+    classes = ["cat one"] * 30 + ["dog two"] * 10
+    first, second = ["cat one"] * 40, ["cat two"] * 29 + ["dog one"] * 11
+    for key, rights in (("top1", (75.0, 0.0)), ("accuracy", (75.0, 97.5))):
+        records = [
+            scored(f"{key}{n}", h, {key: right, "images": 40}, classes)
+            for n, (h, right) in enumerate(zip((first, second), rights, strict=True))
+        ]
+        (found,) = significance.differences(*records, 50)
+        assert (found.metric, found.first, found.second) == (key, *rights)
+
+
+def test_what_is_refused(scored: Scored) -> None:
+    one = scored("a", GOOD, bleu(GOOD))
+    cases = {
+        "of one test set": scored("short", GOOD[:-1], {"bleu": 9.0}, REFERENCES[:-1]),
+        "line 3: reference 'another'": scored(
+            "other", GOOD, {"bleu": 9.0}, [REFERENCES[0], "another", *REFERENCES[2:]]
+        ),
+        "the record says 12.0": scored("score", GOOD, {"bleu": 12.0}),
+        "no test has both": scored("metric", GOOD, {"wer": 12.0}),
+        "none/predictions.tsv: cannot be read": scored("none", None, bleu(GOOD)),
+    }
+    cut = scored("cut", GOOD, bleu(GOOD))
+    path = cut.path.parent / "predictions.tsv"
+    path.write_text(path.read_text().rpartition("\t")[0] + "\n")
+    cases["line 41: expected 4 cells"] = cut
+    (one.path.parent / "b.json").write_bytes(one.path.read_bytes())
+    cases["a/b.predictions.tsv: cannot be read"] = collect([one.path.parent / "b.json"])[0]
+    for message, two in cases.items():
+        with pytest.raises(DataError, match=re.escape(message)) as raised:
+            significance.differences(one, two)
+        assert "\n" not in str(raised.value)
+
+
+def test_standard_errors(scored: Scored) -> None:
+    quality = {"top1": 80.0, "images": 400, "loss": 2.0, "loss_stderr": 0.25, "accuracy": 50.0, "sentences": 100}
+    quality |= {"tasks": {"piqa": {"acc": 0.5, "acc_stderr": 0.01}}}
+    one = scored("a", None, quality)
+    errors = {key: significance.standard_error(one, f"quality.{key}") for key in ("top1", "accuracy", "loss")}
+    assert errors == {"top1": pytest.approx(2.0), "accuracy": pytest.approx(5.0), "loss": 0.25}
+    assert significance.standard_error(one, "quality.tasks.piqa.acc") == 0.01
+    assert significance.standard_error(one, "quality.images") is significance.standard_error(one, "seed") is None
+
+
+def test_the_command_that_compares_runs(scored: Scored, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scored("a", GOOD, bleu(GOOD))
+    scored("b", BAD, bleu(BAD))
+    scored("c", BAD[:-1], {"bleu": 1.0}, REFERENCES[:-1])
+    scored("d", None, {"bleu": 1.0})
+    main(["compare", *(str(tmp_path / "runs" / name) for name in "abcd")])
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index(f"SIGNIFICANCE, against {tmp_path}/runs/a")
+    assert re.fullmatch(
+        rf"{tmp_path}/runs/b: bleu -\d+\.\d\d, 95 % interval -\S+ to -\S+, p = 0.0010 "
+        r"\(paired bootstrap of 40 items, 1000 resamples, seed 12345\)",
+        lines[at + 1],
+    )
+    assert lines[at + 2].startswith(f"{tmp_path}/runs/c: not run: ") and "39 predictions" in lines[at + 2]
+    assert lines[at + 3].startswith(f"{tmp_path}/runs/d: not run: {tmp_path}/runs/d/predictions.tsv: cannot be read")
+
+
+@pytest.mark.slow
+def test_a_table_says_how_sure_its_differences_are(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "table.yaml").write_text(
+        "title: t\nsource: s\nbaseline: MHA\ncorpus: {name: MuST-C, train: [1, 300000]}\n"
+        "command: python -m attnlab {row} task.encoder_checkpoint=ASR\n"
+        "columns: [{key: bleu, label: BLEU, value: quality.bleu}]\n"
+        "rows: [{label: MHA, command: task=mustc attention=mha, published: {}},\n"
+        "       {label: MLA, command: task=mustc attention=mla, published: {}}]\n"
+    )
+    for name, hypotheses in (("mha", GOOD), ("mla", BAD)):
+        quality = bleu(hypotheses) | {"bleu_stderr": 2.0}
+        path = run(name, f"task=mustc attention={name}", quality=quality)
+        write_rows(path.parent / "predictions.tsv", hypotheses, REFERENCES)
+    grid = table(read_spec(tmp_path / "table.yaml"), collect([tmp_path / "runs"]))
+    assert [row[-1] for row in grid.rows] == [f"{bleu(texts)['bleu']:.2f} ± 2.00" for texts in (GOOD, BAD)]
+    (note,) = [note for note in grid.notes if "bootstrap" in note]
+    assert note.startswith("R2 against R1: bleu -") and note.endswith("1000 resamples, seed 12345)")
+    assert any(note.startswith("±: standard error") for note in grid.notes)
