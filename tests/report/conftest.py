@@ -6,13 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.check import compose
 from attnlab.runs import record as records
 
 MUSTC = "MuST-C en-de at /some/where: train 229703, dev 1423, tst-COMMON 2641 segments"
 Run = Callable[..., Path]
+
+
+def finished(cfg: DictConfig, arguments: list[str]) -> dict[str, Any]:
+    record = copy.deepcopy(records.new(cfg, " ".join(arguments)))
+    record |= {"status": "finished", "corpus": MUSTC, "quality": {"bleu": 20.0}}
+    record["environment"] |= {"device": "cpu", "threads": 2, "git": "abc"}
+    records.identify(record, "the corpus")
+    record["inference"] |= {"batch": 8, "beam": 50, "dtype": "float32", "protocol": "search", "seconds": 100.0}
+    return record
+
+
+@pytest.fixture(scope="session")
+def template() -> dict[str, Any]:
+    """A finished record of task=mustc attention=mha, for tests that copy it: composing takes half a second."""
+    arguments = ["task=mustc", "attention=mha"]
+    return finished(compose(*arguments), arguments)
 
 
 @pytest.fixture
@@ -26,12 +42,7 @@ def run(tmp_path: Path) -> Run:
         pretrained = ["task.encoder_checkpoint=asr"] if "mustc" in row else []
         arguments = [*shlex.split(row), *pretrained, *overrides]
         cfg = compose(*arguments)
-        record = copy.deepcopy(records.new(cfg, " ".join(arguments)))
-        record |= {"status": "finished", "corpus": MUSTC}
-        record["environment"] |= {"device": "cpu", "threads": 2, "git": "abc"}
-        records.identify(record, "the corpus")
-        record["inference"] |= {"batch": 8, "beam": 50, "dtype": "float32", "protocol": "search", "seconds": 100.0}
-        record["quality"] = {"bleu": 20.0}
+        record = finished(cfg, arguments)
         for key, value in values.items():
             section, _, last = key.rpartition("__")
             (record[section] if section else record)[last] = value

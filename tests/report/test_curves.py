@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from attnlab.report.curves import several, several_plot
+from attnlab.report.curves import draw_together, together
 from attnlab.report.spec import Panel
 
 PANELS = [Panel("loss", "training loss"), Panel("val_loss", "perplexity, B", exp=True, rows="B")]
@@ -19,7 +19,7 @@ def runs(tmp_path: Path, *names: str) -> list[tuple[str, int, Path]]:
 
 
 def test_the_data_has_every_point_of_the_rows(tmp_path: Path) -> None:
-    grid = several("A and B", [*runs(tmp_path, "A", "B", "B"), ("C", 1, tmp_path / "none")], PANELS)
+    grid = together("A and B", [*runs(tmp_path, "A", "B", "B"), ("C", 1, tmp_path / "none")], PANELS)
     assert [row[1:] for row in grid.rows if row[0] == "training loss"] == [
         [name, str(seed), str(update), repr(value)]
         for seed, name in enumerate("ABB")
@@ -31,7 +31,7 @@ def test_the_data_has_every_point_of_the_rows(tmp_path: Path) -> None:
 
 def test_a_colour_for_each_run_and_names_that_lie_apart(tmp_path: Path) -> None:
     names = [f"a mechanism of long name {i}" for i in range(9)]
-    picture = several_plot(several("nine", runs(tmp_path, *names, names[0]), PANELS[:1]))
+    picture = draw_together(together("nine", runs(tmp_path, *names, names[0]), PANELS[:1]))
     (axes,) = picture.axes
     assert len(axes.lines) == 10
     assert axes.lines[0].get_color() == axes.lines[-1].get_color() != axes.lines[1].get_color()
@@ -46,5 +46,5 @@ def test_a_colour_for_each_run_and_names_that_lie_apart(tmp_path: Path) -> None:
 
 def test_a_run_of_one_panel_alone_is_named(tmp_path: Path) -> None:
     panels = [Panel("loss", "A's loss", rows="A"), Panel("loss", "B's loss", rows="B")]
-    (legend,) = several_plot(several("two", runs(tmp_path, "A", "B"), panels)).legends
+    (legend,) = draw_together(together("two", runs(tmp_path, "A", "B"), panels)).legends
     assert [text.get_text() for text in legend.get_texts()] == ["A", "B"]

@@ -10,8 +10,8 @@ import pytest
 from attnlab.config.build import CONF
 from attnlab.report.__main__ import main
 from attnlab.report.grid import Grid
-from attnlab.report.render import scatter, table
-from attnlab.report.spec import Plot, read_spec
+from attnlab.report.render import table
+from attnlab.report.spec import read_spec
 from attnlab.runs.store import collect
 from tests.report.conftest import MUSTC, Run
 
@@ -218,20 +218,3 @@ def test_nothing_there(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys:
     assert "no such file or folder" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([])
-
-
-@pytest.mark.parametrize("log_x", [False, True])
-def test_labels_of_a_plot_cover_neither_points_nor_each_other(log_x: bool) -> None:
-    points = [("MHA", 6144, 61.5), ("GQA", 2048, 62.9), ("MLA", 2304, 63.7), ("TPA", 2752, 66.9), ("far", 150, 81.4)]
-    points += [("MTLA, s = 2", 1152, 67.2), ("at the right", 6000, 66.0)]
-    grid = Grid("a title", ["row", "x", "y"], [[label, str(x), str(y)] for label, x, y in points])
-    figure = scatter(grid, Plot("a.b", "c.d", "bytes", "perplexity", log_x=log_x))
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert [text.get_text() for text in axes.texts] == [label for label, _, _ in points]
-    assert axes.get_title() == "a title" and axes.get_xscale() == ("log" if log_x else "linear")
-    assert not [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])]
-    centres = axes.transData.transform([(x, y) for _, x, y in points])
-    assert not any(box.contains(x, y) for box in boxes for x, y in centres)
-    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in boxes)

@@ -11,7 +11,6 @@ import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
-from attnlab.config.check import compose
 from attnlab.errors import DataError
 from attnlab.metrics.rouge import text_scores
 from attnlab.metrics.wer import word_errors
@@ -19,7 +18,6 @@ from attnlab.report import significance
 from attnlab.report.render import table
 from attnlab.report.runs import main
 from attnlab.report.spec import read_spec
-from attnlab.runs import record as records
 from attnlab.runs.store import Found, collect
 from tests.report.conftest import Run
 
@@ -40,14 +38,6 @@ GOOD, BAD = texts(1, right=0.9), texts(2, right=0.7)
 
 
 CLOSE = [*BAD[:3], *REFERENCES[3:6], *GOOD[6:]]  # than GOOD
-
-
-@pytest.fixture(scope="module")
-def template() -> dict[str, Any]:
-    cfg = compose("task=mustc")
-    record = records.new(cfg, "task=mustc") | {"status": "finished", "corpus": "MuST-C"}
-    records.identify(record, "the corpus")
-    return record
 
 
 @pytest.fixture

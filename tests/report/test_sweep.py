@@ -13,15 +13,13 @@ import pytest
 from attnlab.report import sweep
 from attnlab.report.curves import draw_together, together
 from attnlab.runs.store import collect
-from tests.report.conftest import Run
 
 Job = Callable[..., Path]
 
 
 @pytest.fixture
-def job(run: Run, tmp_path: Path) -> Job:
+def job(template: dict[str, Any], tmp_path: Path) -> Job:
     """Writes a job's directory below tmp_path/runs: the record of one run, with other settings and numbers."""
-    template = json.loads(run("../template", "task=mustc attention=mha").read_text())
 
     def make(name: str, setting: str, **values: Any) -> Path:
         record = copy.deepcopy(template) | {"command": f"python -m attnlab task=mustc {setting}"}
@@ -68,31 +66,41 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     job("13_mtla", "attention=mtla seed=3", training__tokens_per_second="not run", **failed)
     (tmp_path / "runs" / "14_mtla").mkdir()
     paths = sweep.render(tmp_path / "runs")
-    names = ["comparison.md", "comparison.csv", "comparison_points.csv", "comparison_points.png"]
+    names = ["comparison.md", "comparison.csv", "comparison_unfinished.csv"]
+    names += [f"comparison_{name}.{kind}" for name in ("points", "speed") for kind in ("csv", "png")]
     assert [path.name for path in paths] == names
     table = rows(tmp_path / "runs")
     assert list(table[0]) == [
         *("Job", "Mechanism", "Seed", "bleu", "Parameters", "Cache per token and layer, numbers"),
-        *("Training, tokens/s", "Decoding, tokens/s", "Ended"),
+        *("Training, tokens/s", "Decoding, tokens/s"),
     ]
-    jobs = ["1_mha", "2_mha", "11_mtla", "12_mtla", "13_mtla", "14_mtla", "mean ± sd", "mean ± sd"]
+    jobs = ["1_mha", "2_mha", "11_mtla", "12_mtla", "mean ± sd", "mean ± sd"]
     assert [row["Job"] for row in table] == jobs  # by number, not by letter
-    assert list(table[0].values()) == ["1_mha", "mha", "1", "20", "1000", "640", "50.0", "300.0", "finished"]
-    assert table[4]["Ended"] == "failed: killed by SIGKILL (out of memory?)"
-    assert table[4]["bleu"] == table[4]["Training, tokens/s"] == "not run"
-    assert table[5]["Ended"].startswith("without a record")
-    mean = ["mean ± sd", "mtla s=2", "1, 2", "22.50 ± 2.12", "1000", "144", "50.0 ± 0.0", "150.0 ± 70.7", "2 seeds"]
-    assert list(table[7].values()) == mean
-    assert rows(tmp_path / "runs", "comparison_points") == [
-        {"row": "mha", "x": "640", "y": "21.5"},
-        {"row": "mtla s=2", "x": "144.0", "y": "22.5"},
+    assert list(table[0].values()) == ["1_mha", "mha", "1", "20", "1000", "640", "50.0", "300.0"]
+    mean = ["mean ± sd", "mtla s=2", "1, 2", "22.50 ± 2.12", "1000", "144", "50.0 ± 0.0", "150.0 ± 70.7"]
+    assert list(table[5].values()) == mean
+    apart = [
+        {"Job": "13_mtla", "Mechanism": "mtla s=2", "Seed": "3", "Status": "failed", "Error": failed["error"]},
+        dict.fromkeys(("Mechanism", "Seed"), "") | {"Job": "14_mtla", "Status": "without a record"},
     ]
+    apart[0]["Error"], apart[1]["Error"] = (
+        "killed by SIGKILL (out of memory?)",
+        "it was ended before it could write one",
+    )
+    assert rows(tmp_path / "runs", "comparison_unfinished") == apart
+    bleus = [("mha", "1", 20.0), ("mha", "2", 23.0), ("mtla s=2", "1", 21.0), ("mtla s=2", "2", 24.0)]
+    for name, sizes in (("points", ("640", "640", "144.0", "144.0")), ("speed", ("300.0", "300.0", "100.0", "200.0"))):
+        assert rows(tmp_path / "runs", f"comparison_{name}") == [
+            {"row": label, "seed": seed, "x": size, "y": str(bleu)}
+            for (label, seed, bleu), size in zip(bleus, sizes, strict=True)
+        ]
     printed = capsys.readouterr()
     assert not printed.out
-    assert "22.50 ± 2.12" in printed.err
+    assert "22.50 ± 2.12" in printed.err and "killed by SIGKILL (out of memory?)" in printed.err
     text = (tmp_path / "runs" / "comparison.md").read_text(encoding="utf-8")
     assert "- not run in any job: peak memory while scoring." in text and "| 1,000 |" in text
-    assert f"- Corpus: {template_corpus(tmp_path)}. Updates: 10 to 30." in text
+    assert f"- Corpus: {template_corpus(tmp_path)}. Updates: 10 to 20." in text
+    assert "# Not finished" in text.partition("Updates")[2]
     assert "- Speed and memory of scoring: search, beam 50, float32, cpu." in text
 
 
@@ -117,15 +125,17 @@ def test_several_metrics_are_named_in_each_row_and_not_drawn(job: Job, tmp_path:
     grid = sweep.table(found)
     assert [row[grid.headers.index("Quality")] for row in grid.rows] == ["20 bleu", "31.5 wer", "0 wer"]
     assert grid.rows[2][grid.headers.index("Cache per token and layer, numbers")] == "of fixed size"
-    assert not sweep.points(found).rows
+    assert not sweep.over_each(found, "cache").rows
 
 
 def test_a_damaged_record_is_a_job_without_one(job: Job, tmp_path: Path) -> None:
     job("0_a", "attention=mha")
     path = job("1_a", "attention=mla")
     path.write_text(json.dumps({"status": "finished"}))
-    assert [path.name for path in sweep.render(tmp_path / "runs")] == ["comparison.md", "comparison.csv"]
-    assert [row["Job"] for row in rows(tmp_path / "runs")] == ["0_a", "1_a"]
+    names = ["comparison.md", "comparison.csv", "comparison_unfinished.csv"]
+    assert [path.name for path in sweep.render(tmp_path / "runs")] == names
+    tables = [rows(tmp_path / "runs", name.removesuffix(".csv")) for name in names[1:]]
+    assert [[row["Job"] for row in table] for table in tables] == [["0_a"], ["1_a"]]
     assert sweep.render(tmp_path / "nothing") == []
 
 
@@ -143,9 +153,9 @@ def test_jobs_that_live_elsewhere(job: Job, tmp_path: Path) -> None:
     assert [(row["Job"], row["Directory"], row["task.dropout"]) for row in table] == [
         ("0_mha", "../old/4_mha", "0"),
         ("1_mha", "1_mha", "1"),
-        ("2_mha", "", ""),
     ]
-    assert [row["Ended"].partition(":")[0] for row in table] == ["finished", "finished", "without a record"]
+    (missing,) = rows(tmp_path / "runs" / "new", "comparison_unfinished")
+    assert (missing["Job"], missing["Directory"], missing["Status"]) == ("2_mha", "", "without a record")
 
 
 def test_losses_of_all_jobs_on_one_axis(job: Job, tmp_path: Path) -> None:
@@ -160,19 +170,47 @@ def test_losses_of_all_jobs_on_one_axis(job: Job, tmp_path: Path) -> None:
     assert names[-2:] == ["comparison_curves.csv", "comparison_curves.png"]
     lines = [tuple(row.values()) for row in rows(tmp_path / "runs", "comparison_curves")]
     assert lines == [
-        *(
-            ("mha seed 1", "loss", "1", "5.0"),
-            ("mha seed 1", "loss", "2", "4.0"),
-            ("mha seed 1", "val_loss", "2", "6.0"),
-        ),
-        *(
-            ("mha seed 2", "loss", "1", "10.0"),
-            ("mha seed 2", "loss", "2", "8.0"),
-            ("mha seed 2", "val_loss", "2", "12.0"),
-        ),
+        ("training loss", "mha", "1", "1", "5.0"),
+        ("training loss", "mha", "1", "2", "4.0"),
+        ("training loss", "mha", "2", "1", "10.0"),
+        ("training loss", "mha", "2", "2", "8.0"),
+        ("validation loss", "mha", "1", "2", "6.0"),
+        ("validation loss", "mha", "2", "2", "12.0"),
     ]
-    figure = draw_together(together(sweep.labels(sweep.collect([tmp_path / "runs"]))))
+    figure = draw_together(together("", sweep.labels(sweep.collect([tmp_path / "runs"]))))
     (training, validation) = figure.axes
     assert [np.asarray(line.get_ydata()).tolist() for line in training.lines] == [[5.0, 4.0], [10.0, 8.0]]
-    assert training.lines[1].get_color() == validation.lines[1].get_color() != training.lines[0].get_color()
-    assert [text.get_text() for text in figure.legends[0].texts] == ["mha seed 1", "mha seed 2"]
+    assert training.lines[1].get_color() == validation.lines[1].get_color() == training.lines[0].get_color()
+    assert [text.get_text() for text in figure.legends[0].texts] == ["mha"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["compress=irratt rank=4", "compress=irratt rank=8"], ("rank", [("mha irratt", 4.0), ("mha irratt", 8.0)])),
+        (
+            ["compress=irratt rank=4", "compress=truncatt rank=2"],
+            ("multiply-adds", [("mha irratt", 40.0), ("mha truncatt", 20.0)]),
+        ),
+        (["compress=laser compress.keep=0.5", "compress=laser compress.keep=0.2"],
+         ("rate", [("mha laser", 2.0), ("mha laser", 5.0)])),
+        (["task.dropout=0.1", "task.dropout=0.2"], ("bytes", [("mha 0.1", 64.0), ("mha 0.2", 64.0)])),
+    ],
+)  # fmt: skip
+def test_a_picture_is_over_what_the_sweep_varies(
+    settings: list[str], expected: tuple[str, list[tuple[str, float]]], job: Job, tmp_path: Path
+) -> None:
+    for number, words in enumerate(settings):
+        given = dict(word.split("=") for word in words.split())
+        rank = int(given["rank"]) if "rank" in given else None
+        more: dict[str, Any] = {"rank": rank, "kv_cache__bytes_per_position": 64.0}
+        if "compress" in given:
+            more["compress"] = given["compress"]
+            keep = given.get("compress.keep")
+            rate = {"rate": {"rate": 1 / float(keep)}} if keep else {}
+            more["compression"] = rate or {"remaining": {"multiply_adds_percent": 10.0 * (rank or 0)}}
+        job(f"{number}_a", f"attention=mha seed=1 {words}", **more)
+    found = collect([tmp_path / "runs"])
+    over, lines = sweep.drawn_over(found)
+    drawn = [(row[0], float(row[2])) for row in sweep.over_each(found, over, lines).rows]
+    assert (over, sorted(drawn)) == expected and lines == (over != "bytes")

@@ -63,13 +63,13 @@ def test_a_failed_job_and_a_killed_one_take_no_other_with_them(tmp_path: Path) -
     assert record["command"] == f"python -m attnlab --config-dir={tmp_path}/mine {words}"
     assert "head_dim must be even" in json.loads((failed / "record.json").read_text())["error"]
     assert "\n1 of 3 jobs finished: sweep\n" in errors
-    assert errors.splitlines()[-2:] == ["sweep/comparison.md", "sweep/comparison.csv"]
-    with (tmp_path / "sweep" / "comparison.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["Job"], row["attention.head_dim"], row["Ended"]) for row in rows] == [
-        ("0_mustc_own", "36", "finished"),
-        ("1_mustc_own", "35", "failed: attention: head_dim must be even for rotary pairs, not 35"),
-        ("2_mustc_own", "38", "failed: killed by SIGKILL (out of memory?)"),
+    files = [f"comparison{name}" for name in (".md", ".csv", "_unfinished.csv")]
+    assert errors.splitlines()[-3:] == [f"sweep/{name}" for name in files]
+    tables = [list(csv.DictReader((tmp_path / "sweep" / name).read_text().splitlines())) for name in files[1:]]
+    assert [(row["Job"], row["attention.head_dim"]) for row in tables[0]] == [("0_mustc_own", "36")]
+    assert [(row["Job"], row["attention.head_dim"], row["Status"], row["Error"]) for row in tables[1]] == [
+        ("1_mustc_own", "35", "failed", "attention: head_dim must be even for rotary pairs, not 35"),
+        ("2_mustc_own", "38", "failed", "killed by SIGKILL (out of memory?)"),
     ]
 
 

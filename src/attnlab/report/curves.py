@@ -2,12 +2,13 @@
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnlab.report import figure
 from attnlab.report.grid import Grid
+from attnlab.report.points import STYLES, name_below
 from attnlab.report.spec import Panel
 from attnlab.runs.files import write_bytes
 
@@ -77,50 +78,11 @@ def plot_curves(directory: Path) -> Path | None:
     return path
 
 
-COMPARED = {"loss": "training loss", "val_loss": "validation loss"}
+LOSSES = (Panel("loss", "training loss"), Panel("val_loss", "validation loss"))
 
 
-def together(runs: Mapping[str, Path]) -> Grid:
-    """The losses of several runs, as the data of :func:`draw_together`.
-
-    Args:
-        runs: run directories by the labels of their lines; those that logged no loss are left out.
-    """
-    grid = Grid("", ["run", "metric", "update", "value"])
-    for label, directory in runs.items():
-        curves = read_curves(directory)
-        for name in COMPARED:
-            grid.rows += [[label, name, str(step), repr(value)] for step, value in curves.get(name, [])]
-    return grid
-
-
-def draw_together(data: Grid) -> "Figure":
-    """A panel for each loss, with a line for each run in the same colour in all panels, and one legend.
-
-    Args:
-        data: see :func:`together`.
-    """
-    from matplotlib.figure import Figure
-
-    names = [name for name in COMPARED if any(row[1] == name for row in data.rows)]
-    labels = list(dict.fromkeys(row[0] for row in data.rows))
-    rows = -(-len(labels) // 2)  # of the legend, below the panels
-    picture = Figure(figsize=(5.5 * len(names), 3.6 + 0.22 * rows), layout="constrained")
-    axes = picture.subplots(1, len(names), squeeze=False)[0]
-    for axis, name in zip(axes, names, strict=True):
-        for number, label in enumerate(labels):
-            points = [(int(row[2]), float(row[3])) for row in data.rows if row[:2] == [label, name]]
-            style = ("-", "--", ":", "-.")[number // 10 % 4]  # there are ten colours
-            axis.plot(*zip(*points, strict=True) if points else ([], []), style, color=f"C{number % 10}", label=label)
-        axis.set(xlabel="update", ylabel=COMPARED[name])
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    return picture
-
-
-def several(title: str, runs: Sequence[tuple[str, int, Path]], panels: Sequence[Panel]) -> Grid:
-    """The data of :func:`several_plot`: a row for each point; none of runs that have no curves.
+def together(title: str, runs: Sequence[tuple[str, int, Path]], panels: Sequence[Panel] = LOSSES) -> Grid:
+    """The data of :func:`draw_together`: a row for each point; none of runs that have no curves.
 
     Args:
         title: of the figure.
@@ -128,39 +90,40 @@ def several(title: str, runs: Sequence[tuple[str, int, Path]], panels: Sequence[
         panels: the metrics.
     """
     grid = Grid(title, ["panel", "run", "seed", "update", "value"])
+    logged = {directory: read_curves(directory) for _, _, directory in runs}
     for panel in panels:
         for label, seed, directory in (run for run in runs if run[0].startswith(panel.rows)):
-            for update, value in read_curves(directory).get(panel.metric, []):
+            for update, value in logged[directory].get(panel.metric, []):
                 drawn = math.exp(value) if panel.exp else value
                 grid.rows.append([panel.label, label, str(seed), str(update), repr(drawn)])
     return grid
 
 
-def several_plot(points: Grid) -> "Figure":
+def draw_together(data: Grid) -> "Figure":
     """A panel for each metric and a line for each run, of one colour for all its seeds; the names stand below.
 
     Args:
-        points: as :func:`several` gives them.
+        data: as :func:`together` gives them.
     """
     from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys(row[0] for row in points.rows))
-    runs = list(dict.fromkeys(row[1] for row in points.rows))
-    picture = Figure(figsize=(1 + 4.4 * len(names), 4.2), layout="constrained")
+    names = list(dict.fromkeys(row[0] for row in data.rows))
+    runs = list(dict.fromkeys(row[1] for row in data.rows))
+    picture = Figure(figsize=(1 + 4.4 * len(names), 4), layout="constrained")
     panels = picture.subplots(1, len(names), squeeze=False)[0]
-    named: set[str] = set()
     for axes, name in zip(panels, names, strict=True):
         lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
-        for _, run, seed, update, value in (row for row in points.rows if row[0] == name):
+        for _, run, seed, update, value in (row for row in data.rows if row[0] == name):
             lines.setdefault((run, seed), []).append((int(update), float(value)))
         for (run, _), line in lines.items():
-            label = None if run in named else run  # once, in the first panel that has the run
-            named.add(run)
-            axes.plot(*zip(*sorted(line), strict=True), color=f"C{runs.index(run)}", linewidth=1.1, label=label)
+            number = runs.index(run)
+            style = STYLES[number // 10 % len(STYLES)]
+            axes.plot(*zip(*sorted(line), strict=True), style, color=f"C{number % 10}", linewidth=1.1, label=run,
+                      marker="." if len(line) < FEW else None)  # fmt: skip
         axes.set(xlabel="update", ylabel=name)
         axes.grid(alpha=0.3)
-    picture.suptitle(points.title, fontsize=10)
-    wide = 0.5 + 0.065 * max(map(len, runs))  # inches of one name at 8 points, with its line
-    ncols = max(1, min(len(runs), int(picture.get_figwidth() / wide)))
-    picture.legend(loc="outside lower center", ncols=ncols, frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    if data.title:
+        picture.suptitle(data.title, fontsize=10)
+    name_below(picture, runs)
     return picture

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import exp
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 
-from attnlab.report import compression, curves, figure
+from attnlab.report import compression, curves, figure, points
 from attnlab.report.grid import Grid
 from attnlab.report.match import choose, composed, counted, protocol, scored
 from attnlab.report.significance import has_predictions, standard_error, sure
@@ -17,17 +17,9 @@ from attnlab.report.spec import Column, Plot, Row, Spec
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SIDES = (  # of a point: offsets to the right and up, and the text's side that lies there; the last if none is free
-    (8, 0, "left", "center"), (-8, 0, "right", "center"), (0, 8, "center", "bottom"), (0, -8, "center", "top"),
-    (7, 7, "left", "bottom"), (7, -7, "left", "top"), (-7, 7, "right", "bottom"), (-7, -7, "right", "top"),
-)  # fmt: skip
-
 
 def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
-    """Write the table as Markdown, LaTeX and CSV, and its plot and curves if it has such and any point.
+    """Write the table as Markdown, LaTeX and CSV, and its plots and curves if it has such and any point.
 
     With the files of :func:`pictures`.
 
@@ -37,10 +29,10 @@ def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
         stem: the path of the files without suffix.
     """
     paths = table(spec, records).write(stem, "md", "tex", "csv")
-    points = plot_points(spec, records)
-    if spec.plot and points.rows:
-        plot = spec.plot
-        paths += figure.write(stem.with_name(f"{stem.name}_points"), points, lambda data: scatter(data, plot))
+    for plot in spec.plots:
+        drawn = plot_points(spec, plot, records)
+        if drawn.rows:
+            paths += figure.write(stem.with_name(f"{stem.name}_{plot.name}"), drawn, partial(points.scatter, plot=plot))
     return paths + pictures(spec, records, stem)
 
 
@@ -63,8 +55,8 @@ def pictures(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
     exact = [(row, found) for row in spec.rows for found, wrong in choose(row, usable, spec) if not wrong]
     if spec.curves:
         runs = [(row.label, int(found.record["seed"]), found.path.parent) for row, found in exact]
-        data = curves.several(spec.title, runs, spec.curves)
-        return figure.write(stem.with_name(f"{stem.name}_curves"), data, curves.several_plot) if data.rows else []
+        data = curves.together(spec.title, runs, spec.curves)
+        return figure.write(stem.with_name(f"{stem.name}_curves"), data, curves.draw_together) if data.rows else []
     if not exact:
         return []
     found, place = exact[0][1], stem.with_name(f"{stem.name}_{spec.picture}")
@@ -136,79 +128,22 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
     return grid
 
 
-def plot_points(spec: Spec, records: Sequence[Found]) -> Grid:
-    """The data of the specification's plot: the mean of each row's seeds.
+def plot_points(spec: Spec, plot: Plot, records: Sequence[Found]) -> Grid:
+    """The data of a plot: a point for each row and seed that has both numbers.
 
     Args:
-        spec: the table; without a `plot` there are no points.
+        spec: the table.
+        plot: one of its plots.
         records: every record there is, the oldest first.
     """
-    grid = Grid(spec.title, ["row", "x", "y"])
-    if spec.plot is None:
-        return grid
+    grid = Grid(spec.title, points.HEADERS)
     _, usable = scored(records, spec)
     for row in spec.rows:
-        mine = [found for found, _ in choose(row, usable, spec)]
-        pairs = [(found.number(spec.plot.x), found.number(spec.plot.y)) for found in mine]
-        known = [(x, y) for x, y in pairs if x is not None and y is not None]
-        if known:
-            grid.rows.append([row.label, repr(mean(x for x, _ in known)), repr(mean(y for _, y in known))])
+        for found, _ in choose(row, usable, spec):
+            x, y = found.number(plot.x), found.number(plot.y)
+            if x is not None and y is not None:
+                grid.rows.append([row.label, str(found.record["seed"]), repr(x), repr(y)])
     return grid
-
-
-def scatter(points: Grid, plot: Plot) -> "Figure":
-    """The figure of :func:`plot_points`, each point with its row's label beside it.
-
-    Args:
-        points: rows of a label and two numbers.
-        plot: the labels of the axes.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
-
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.subplots()
-    axes.set(xlabel=plot.x_label, ylabel=plot.y_label)
-    axes.set_title(points.title, fontsize=10)
-    axes.margins(0.12)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    for _, x, y in points.rows:
-        axes.plot(float(x), float(y), "o", markersize=7)
-    if plot.log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-    else:
-        axes.set_xlim(0, None)  # after the points: from here on the limits stay as they are
-    place_labels(figure, [(label, float(x), float(y)) for label, x, y in points.rows])
-    return figure
-
-
-def place_labels(figure: "Figure", points: Sequence[tuple[str, float, float]]) -> None:
-    """Write a label beside each point, on the first side on which it covers no point and no other label.
-
-    Args:
-        figure: of one panel, whose points are drawn and whose scales are set.
-        points: label, x and y.
-    """
-    from matplotlib.transforms import Bbox
-
-    (axes,) = figure.axes
-    figure.draw_without_rendering()  # the layout decides where the points are
-    dot = 6 * figure.dpi / 72  # half the side of the square around a point, with room for the line of its circle
-    centres = axes.transData.transform([(x, y) for _, x, y in points])
-    taken = [Bbox.from_bounds(x - dot, y - dot, 2 * dot, 2 * dot) for x, y in centres]
-    for label, x, y in points:
-        for right, up, horizontal, vertical in SIDES:
-            text = axes.annotate(
-                label, (x, y), textcoords="offset points", xytext=(right, up), fontsize=9, ha=horizontal, va=vertical
-            )
-            box = text.get_window_extent()
-            inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
-            if (inside and not box.count_overlaps(taken)) or (right, up, horizontal, vertical) == SIDES[-1]:
-                taken.append(box)
-                break
-            text.remove()
 
 
 def _ours(

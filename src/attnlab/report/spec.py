@@ -94,7 +94,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plot:
-    """A point for each row.
+    """A point for each row and seed.
 
     Args:
         x: a dotted key of the records.
@@ -102,6 +102,7 @@ class Plot:
         x_label: what x is, with its unit.
         y_label: the same of y.
         log_x: whether equal factors of x are equally far apart.
+        name: how the names of its files end.
     """
 
     x: str
@@ -109,6 +110,7 @@ class Plot:
     x_label: str
     y_label: str
     log_x: bool = False
+    name: str = "points"
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Spec:
         facts: headings of columns that say what a row is, by the key in its `facts`.
         notes: text by name, for columns and rows to refer to.
         modes: the modes whose records count.
-        plot: a figure of the same rows.
+        plots: figures of the same rows.
         curves: panels of a figure of the rows' curves.
         picture: of the first row that has a run: "ranks" of heads, or "fusion" matrices.
     """
@@ -163,7 +165,7 @@ class Spec:
     facts: Mapping[str, str] = field(default_factory=lambda: dict(SIZES))
     notes: Mapping[str, str] = field(default_factory=dict)
     modes: Sequence[str] = ("train", "test")
-    plot: Plot | None = None
+    plots: Sequence[Plot] = ()
     curves: Sequence[Panel] = ()
     picture: str = ""
 
@@ -199,7 +201,7 @@ def read_spec(path: Path) -> Spec:
     try:
         plain = yaml.safe_load(path.read_text(encoding="utf-8"))
         parts = {"columns": [Column(**c) for c in plain["columns"]], "rows": [Row(**r) for r in plain["rows"]]}
-        parts |= {"plot": Plot(**plain["plot"])} if "plot" in plain else {}
+        parts |= {"plots": [Plot(**plot) for plot in plain.get("plots", [])]}
         parts |= {"curves": [Panel(**panel) for panel in plain.get("curves", [])]}
         spec = Spec(**{**plain, **parts})
     except OSError as error:

@@ -1,10 +1,11 @@
-"""The comparison at the end of a multirun: a row for each job, and for settings with several seeds their mean."""
+"""The comparison at the end of a multirun: a row for each finished job and the means of seeds, the other jobs apart."""
 
 import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -12,16 +13,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attnlab.report import curves, figure
+from attnlab.report import curves, figure, points
 from attnlab.report.grid import Grid
-from attnlab.report.render import scatter
 from attnlab.report.spec import Plot
 from attnlab.runs import multirun
+from attnlab.runs.files import write_text
 from attnlab.runs.multirun import Job
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found, collect
 
 STEM = "comparison"
+UNFINISHED = "unfinished"
+FINISHED = "finished"
 MEAN = "mean ± sd"
 WIDTH = 160  # columns where the output is not a terminal
 IN_THE_MECHANISM = {"attention", "compress", "stride"}  # settings that :func:`mechanism` names
@@ -35,15 +38,25 @@ NUMBERS = {  # column: where the record has it, and the format
     "Peak memory while scoring, MiB": ("inference.peak_memory_mib", ",.1f"),
 }
 SIZES = tuple(NUMBERS)[:2]  # the same for every seed
+KEPT = "compress.keep"
+SPEED = "Decoding, tokens/s"
+OVER = {  # what the picture's x can be: where the record has it, and the label of the axis
+    "rank": ("rank", "rank"),
+    "rate": ("compression.rate.rate", "compression rate of the replaced matrices"),
+    "multiply-adds": ("compression.remaining.multiply_adds_percent", "multiply-adds, % of the dense model's"),
+    "bytes": ("kv_cache.bytes_per_position", "cache in bytes per token, all layers"),
+    "cache": ("kv_cache.elements_per_token_per_layer", "cached numbers per token and layer"),
+}
 
 
 def render(directory: Path) -> list[Path]:
-    """Compare the jobs of a multirun: comparison.md, comparison.csv, and a picture where there is something to draw.
+    """Compare the jobs of a multirun: comparison.md, comparison.csv, and pictures where there is something to draw.
 
-    The picture, comparison_points.png, has the quality over the cached numbers per token and layer, with its data as
-    CSV beside it; it needs two mechanisms or settings that have both. comparison_curves.png has the losses of all jobs
-    on one axis, if two of them have curves. The table is also printed to stderr: standard
-    output is for the jobs' results.
+    Jobs that have not finished stand in a table of their own, with their errors: below the other one, and in
+    comparison_unfinished.csv. The pictures, each with its data as CSV: comparison_points has the quality over what the
+    sweep varies (:func:`drawn_over`), comparison_speed the quality over the speed of decoding, if all jobs were
+    measured alike, comparison_curves the losses of all jobs on one axis. A picture needs two points, or two runs with
+    curves. The tables are also printed to stderr: standard output is for the jobs' results.
 
     Args:
         directory: the multirun's, with one run directory for each job.
@@ -60,18 +73,30 @@ def render(directory: Path) -> list[Path]:
     found = records(jobs)
     known = {one.path.parent for one in found}
     names = {job.directory: job.name for job in jobs}
-    away = any(job.directory.parent != directory for job in jobs)
-    grid = table(found, [job.name for job in jobs if job.directory not in known], names, directory if away else None)
-    show(grid)
+    home = directory if any(job.directory.parent != directory for job in jobs) else None
+    grid = table(found, names, home)
+    failed = unfinished(found, [job.name for job in jobs if job.directory not in known], names, home)
+    tables = [grid, *([failed] if failed.rows else [])]
+    for one in tables:
+        show(one)
     plain = [[_unseparated(cell, name) for cell, name in zip(row, grid.headers, strict=True)] for row in grid.rows]
-    paths = [*grid.write(directory / STEM, "md"), *replace(grid, rows=plain).write(directory / STEM, "csv")]
-    drawn = points(found)
-    if len(drawn.rows) > 1:
-        plot = Plot("", "", "cached numbers per token and layer", drawn.title)
-        paths += figure.write(directory / f"{STEM}_points", drawn, lambda data: scatter(data, plot))
-    lines = curves.together(labels(found))
-    if len({row[0] for row in lines.rows}) > 1:
-        paths += figure.write(directory / f"{STEM}_curves", lines, curves.draw_together)
+    write_text(directory / f"{STEM}.md", "\n".join(one.markdown() for one in tables))
+    paths = [directory / f"{STEM}.md", *replace(grid, rows=plain).write(directory / STEM, "csv")]
+    if failed.rows:
+        paths += failed.write(directory / f"{STEM}_{UNFINISHED}", "csv")
+    over, lines = drawn_over(found)
+    for name, x, draw in (
+        ("points", over, points.lines if lines else points.scatter),
+        ("speed", SPEED, points.scatter),
+    ):
+        data = over_each(found, x, lines and name == "points")
+        if len({tuple(row[::2]) for row in data.rows}) > 1:
+            label = OVER[x][1] if x in OVER else "decoded tokens per second"
+            plot = Plot("", "", label, data.title, name=name)
+            paths += figure.write(directory / f"{STEM}_{name}", data, partial(draw, plot=plot))
+    losses = curves.together("", labels(found))
+    if len({tuple(row[1:3]) for row in losses.rows}) > 1:
+        paths += figure.write(directory / f"{STEM}_curves", losses, curves.draw_together)
     return paths
 
 
@@ -91,17 +116,11 @@ def records(jobs: Sequence[Job]) -> list[Found]:
     return found
 
 
-def table(
-    found: Sequence[Found],
-    without: Sequence[str] = (),
-    names: Mapping[Path, str] | None = None,
-    home: Path | None = None,
-) -> Grid:
-    """A row for each job, then one for each mechanism with its settings that has more than one finished seed.
+def table(found: Sequence[Found], names: Mapping[Path, str] | None = None, home: Path | None = None) -> Grid:
+    """A row for each finished job, then one for each mechanism with its settings that has more than one seed.
 
     Args:
         found: the jobs' records, in the order of the rows.
-        without: names of jobs that have no record that can be read.
         names: of the jobs by their run directories; None: the directories' own names.
         home: the multirun's directory where some of its jobs lie elsewhere: a column then has their directories.
 
@@ -110,90 +129,136 @@ def table(
         speed of decoding was measured, or that it was not measured alike.
     """
     varied = settings(found)
-    metrics = {name for one in found if (name := metric(one))}
+    done = [one for one in found if one.record["status"] == FINISHED]
+    metrics = {name for one in done if (name := metric(one))}
     quality = metrics.pop() if len(metrics) == 1 else "Quality"
-    present = [name for name in NUMBERS if any(_number(one, name) is not None for one in found)]
+    present = [name for name in NUMBERS if any(_number(one, name) is not None for one in done)]
     place = ["Directory"] if home else []
-    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality, *present, *place, "Ended"])
-    for one in found:
-        record = one.record
+    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality, *present, *place])
+    for one in done:
         score = _score(one)
-        folder = one.path.parent
-        cells = [(names or {}).get(folder, folder.name), mechanism(one), *_settings(one, varied), str(record["seed"])]
+        cells = _named(one, varied, names)
         cells += [NOT_RUN if score is None else f"{score:g}" + f" {metric(one)}" * (quality == "Quality")]
         cells += [_cell(_number(one, name), name) for name in present]
-        cells += [Path(os.path.relpath(folder, home)).as_posix()] if home else []
-        error = record.get("error")
-        grid.rows.append([*cells, record["status"] + (f": {' '.join(str(error).split())}" if error else "")])
-    blank = [""] * (len(grid.headers) - 2)
-    grid.rows += [[name, *blank, "without a record: it was ended before it could write one"] for name in without]
+        grid.rows.append([*cells, *([_place(one, home)] if home else [])])
     for same in groups(found):
         if len(same) > 1:
-            means = _means(same, varied, present)
-            grid.rows.append([*means[:-1], *[""] * len(place), means[-1]])
-    if said := _trained_on(found):
+            grid.rows.append([*_means(same, varied, present), *[""] * len(place)])
+    if said := _corpus_and_updates(done):
         grid.notes.append(said)
     absent = [name.partition(",")[0].lower() for name in NUMBERS if name not in present and "images" not in name]
-    if absent:
+    if absent and done:
         grid.notes.append(f"{NOT_RUN} in any job: {', '.join(absent)}.")
-    if any(one.number("inference.seconds") is not None for one in found):
-        ways = {_protocol(one) for one in found if one.number("inference.seconds") is not None}
+    ways = _protocols(done)
+    if ways:
         said = f"{ways.pop()}." if len(ways) == 1 else "not alike in all jobs, see `inference` in their records."
         grid.notes.append(f"Speed and memory of scoring: {said}")
     return grid
 
 
-def points(found: Sequence[Found]) -> Grid:
-    """The data of the picture: for each mechanism with its settings the cache and the mean quality of its seeds.
+def unfinished(
+    found: Sequence[Found],
+    without: Sequence[str] = (),
+    names: Mapping[Path, str] | None = None,
+    home: Path | None = None,
+) -> Grid:
+    """A row for each job that has not finished: how it ended, and its error.
 
     Args:
-        found: the jobs' records; those without one of the two numbers are left out, and all if they have several
-            metrics.
+        found: the jobs' records; finished ones are left out.
+        without: names of jobs that have no record that can be read.
+        names: as for :func:`table`.
+        home: the same.
     """
-    metrics = {name for one in found if (name := metric(one))}
-    grid = Grid(metrics.pop() if len(metrics) == 1 else "", ["row", "x", "y"])
     varied = settings(found)
-    for same in groups(found) if grid.title else []:
-        cache = _number(same[0], SIZES[1])
-        if cache is not None:
-            label = " ".join([mechanism(same[0]), *filter(None, _settings(same[0], varied))])
-            scores = [value for one in same if (value := _score(one)) is not None]
-            grid.rows.append([label, repr(cache), repr(mean(scores))])
+    place = ["Directory"] if home else []
+    grid = Grid("Not finished", ["Job", "Mechanism", *varied, "Seed", *place, "Status", "Error"])
+    for one in found:
+        status, error = one.record["status"], one.record.get("error")
+        if status != FINISHED:
+            cells = [*_named(one, varied, names), *([_place(one, home)] if home else [])]
+            grid.rows.append([*cells, status, " ".join(str(error or "").split())])
+    blank = [""] * (len(grid.headers) - 3)
+    grid.rows += [[name, *blank, "without a record", "it was ended before it could write one"] for name in without]
     return grid
 
 
-def labels(found: Sequence[Found]) -> dict[str, Path]:
-    """The run directories of jobs by mechanism, settings in which the jobs differ, and seed if there are several.
+def drawn_over(found: Sequence[Found]) -> tuple[str, bool]:
+    """What the quality is drawn over, a key of OVER, and whether as lines.
+
+    Ranks or compression rates where the jobs differ in them: the rank of one method; of several methods, whose ranks
+    are not comparable, or where other settings of the compression differ, the compression rate or the remaining
+    multiply-adds. Otherwise the cache, in bytes where all jobs have them.
 
     Args:
         found: the jobs' records.
     """
-    varied, several = settings(found), len({one.record["seed"] for one in found}) > 1
-    named: dict[str, Path] = {}
+    done = [one for same in groups(found) for one in same]
+    varied = settings(found)
+    methods = {mechanism(one) for one in done}
+    if any("compression" in one.record for one in done):
+        ranks = "rank" in varied and len(methods) == 1
+        known = [
+            name for name in ("rate", "multiply-adds") if all(one.number(OVER[name][0]) is not None for one in done)
+        ]
+        return ("rank" if ranks or not known else known[0]), True
+    if "rank" in varied and len({one.number("rank") for one in done} - {None}) > 1:
+        return "rank", True
+    sized = done and all(one.number(OVER["bytes"][0]) is not None for one in done)
+    return ("bytes" if sized else "cache"), False
+
+
+def over_each(found: Sequence[Found], x: str, lines: bool = False) -> Grid:
+    """The data of a picture: a row for each finished job with both numbers; none if jobs have several metrics.
+
+    Args:
+        found: the jobs' records.
+        x: a key of OVER, or SPEED; of the speed no rows unless all jobs were measured alike.
+        lines: whether jobs that differ in ranks or in KEPT alone are of one row.
+    """
+    metrics = {name for one in found if (name := metric(one))}
+    grid = Grid(metrics.pop() if len(metrics) == 1 else "", points.HEADERS)
+    done = [one for same in groups(found) for one in same] if grid.title else []
+    if x == SPEED and len(_protocols(done)) > 1:
+        return grid
+    key = OVER[x][0] if x in OVER else NUMBERS[x][0]
+    varied = [name for name in settings(found) if not (lines and (name == KEPT or "rank" in name))]
+    for one in done:
+        size, score = one.number(key), _score(one)
+        if size is not None and score is not None:
+            label = " ".join([mechanism(one), *filter(None, _settings(one, varied))])
+            grid.rows.append([label, str(one.record["seed"]), repr(size), repr(score)])
+    return grid
+
+
+def labels(found: Sequence[Found]) -> list[tuple[str, int, Path]]:
+    """Name, seed and run directory of each job; the name: the mechanism and the settings in which the jobs differ.
+
+    Args:
+        found: the jobs' records.
+    """
+    varied = settings(found)
+    named: dict[tuple[str, int], Path] = {}
     for one in found:
-        given = _given(one)
-        words = [f"{key.rpartition('.')[2]}={given[key]}" for key in varied if key in given]
-        words += [f"seed {one.record['seed']}"] * several
-        label = " ".join([mechanism(one), *words])
-        named[label if label not in named else f"{label} ({one.path.parent.name})"] = one.path.parent
-    return named
+        given, seed, folder = _given(one), int(one.record["seed"]), one.path.parent
+        label = " ".join([mechanism(one), *(f"{k.rpartition('.')[2]}={given[k]}" for k in varied if k in given)])
+        named[(label if (label, seed) not in named else f"{label} ({folder.name})"), seed] = folder
+    return [(label, seed, folder) for (label, seed), folder in named.items()]
 
 
 def show(grid: Grid) -> None:
-    """Print a table and its notes to stderr, without the last column where every job has finished.
+    """Print a table and its notes to stderr.
 
     Args:
-        grid: as :func:`table` gives it.
+        grid: as :func:`table` or :func:`unfinished` gives it.
     """
     console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH, highlight=False)
     shown = Table(title=grid.title, title_justify="left", box=None, pad_edge=False)
-    finished = all(row[-1] == "finished" or row[0] == MEAN for row in grid.rows)
-    width = len(grid.headers) - finished
-    for name in grid.headers[:width]:
+    for name in grid.headers:
         right = name in NUMBERS or name == "Seed"
         shown.add_column(escape(name), justify="right" if right else "left", overflow="fold")
     for row in grid.rows:
-        shown.add_row(*map(escape, row[:width]))
+        shown.add_row(*map(escape, row))
     console.print(shown)
     for note in grid.notes:
         console.print(note, markup=False)
@@ -220,7 +285,7 @@ def groups(found: Sequence[Found]) -> list[list[Found]]:
     varied = settings(found)
     same: dict[tuple[str, ...], list[Found]] = {}
     for one in found:
-        if one.record["status"] == "finished" and _score(one) is not None:
+        if one.record["status"] == FINISHED and _score(one) is not None:
             same.setdefault((mechanism(one), *_settings(one, varied)), []).append(one)
     return list(same.values())
 
@@ -254,7 +319,22 @@ def _means(same: Sequence[Found], varied: Sequence[str], present: Sequence[str])
         form = NUMBERS[name][1]
         alike = name in SIZES and len(set(values)) == 1
         cells.append(_cell(values[0], name) if alike or len(values) == 1 else _spread(values, form))
-    return [*cells, f"{len(same)} seeds"]
+    return cells
+
+
+def _named(one: Found, varied: Sequence[str], names: Mapping[Path, str] | None) -> list[str]:
+    """The first cells of a job's row."""
+    folder = one.path.parent
+    return [(names or {}).get(folder, folder.name), mechanism(one), *_settings(one, varied), str(one.record["seed"])]
+
+
+def _place(one: Found, home: Path) -> str:
+    return Path(os.path.relpath(one.path.parent, home)).as_posix()
+
+
+def _protocols(found: Sequence[Found]) -> set[str]:
+    """How the jobs were measured while they were scored."""
+    return {_protocol(one) for one in found if one.number("inference.seconds") is not None}
 
 
 def _spread(values: Sequence[float], form: str) -> str:
@@ -281,7 +361,7 @@ def _unseparated(cell: str, column: str) -> str:
     return cell.replace(",", "") if column in NUMBERS else cell
 
 
-def _trained_on(found: Sequence[Found]) -> str:
+def _corpus_and_updates(found: Sequence[Found]) -> str:
     """The corpus and the updates of finished trainings; empty where there are none."""
     trained = [one for one in found if one.number("training.steps") is not None]
     corpora = sorted({str(one.record["corpus"]) for one in trained})
