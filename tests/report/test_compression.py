@@ -2,8 +2,10 @@
 
 import csv
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -59,6 +61,25 @@ def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path, run: Run) -
     one = collect([run("a", "task=imagenet scale=paper", compression=about([4, 4], 1.0, 2.0, 3.0))])[0]
     rows = compression.fusions(one, tmp_path).rows
     assert [row[3] for row in rows if row[0] == "1"] == ["1", "0.5", "0.25", "2"]
+
+
+def test_the_density_of_ranks() -> None:
+    """Of [2, 4, 9]: three kernels of Scott's width; of equal ranks the narrowest one."""
+    at = np.linspace(-30, 40, 7001)
+    found = compression.density([2, 4, 9], at)
+    width = np.std([2, 4, 9], ddof=1) * 3**-0.2
+    expected = sum(NormalDist(rank, width).pdf(at[3321]) for rank in (2, 4, 9)) / 3
+    assert found[3321] == pytest.approx(expected) and found.sum() * 0.01 == pytest.approx(1)
+    assert compression.density([5, 5, 5], at).max() == pytest.approx(NormalDist(5, 0.5).pdf(5))
+
+
+def test_a_fusion_matrix_in_blocks() -> None:
+    weights = np.array([[0.1, 0.0, 4.0, 0.0], [2.0, 0.5, 1.0, 0.0], [0.2, 0.1, 0.4, 0.0], [0.0, 0.4, 0.4, 0.0]])
+    order, blocks = compression.reordered(weights)
+    assert order == [0, 1, 2, 3]  # heads 0 and 1 own two columns each: the third one, and the last, of zeros
+    assert blocks.tolist() == [[1.0, 0.0, 0.05, 0.0], [0.25, 0.0, 1.0, 1.0], [0.1, 0.0, 0.1, 0.2], [0.1, 0.0, 0.0, 0.8]]
+    order, blocks = compression.reordered(weights[[2, 1, 0, 3]][:, :3])
+    assert order == [1, 2, 0, 3] and blocks.argmax(0).tolist() == [0, 0, 1]
 
 
 def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:

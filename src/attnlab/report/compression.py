@@ -13,7 +13,10 @@ from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
+
+    Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 HEADERS = ["Record", "Method", "Rank", "Seed", "Columns of a layer", "Relative error", "Attention multiply-adds, %"]
 HEADERS += ["Multiply-adds, %", "Parameters, %", "Top-1 dense", "compressed", "fine-tuned"]
@@ -143,23 +146,55 @@ def head_ranks(one: Found) -> Grid:
 
 
 def ranks_plot(ranks: Grid) -> "Figure":
-    """IrrAtt, figure 2: the ranks of each layer's heads.
+    """IrrAtt, figure 2: the ranks of each layer's heads, and over the layers the density of each head's rank.
+
+    As in the paper the heads of a layer are sorted by rank; the density is that of the smallest rank of each layer, of
+    the second smallest, and so on.
 
     Args:
         ranks: as :func:`head_ranks` gives them.
     """
+    import numpy as np
     from matplotlib.figure import Figure
 
     numbers = [[int(cell) for cell in row] for row in ranks.rows]
     layers, heads = 1 + max(row[0] for row in numbers), 1 + max(row[1] for row in numbers)
-    page = Figure(figsize=(1.2 + 0.9 * layers, 3.4), layout="constrained")
-    axes = page.subplots()
+    left = 1.2 + 0.9 * layers
+    page = Figure(figsize=(left + 4.6, 3.6), layout="constrained")
+    axes, densities = page.subplots(1, 2, width_ratios=[left, 4.6])
     for layer, head, rank in numbers:
         axes.bar(layer + (head - (heads - 1) / 2) * 0.8 / heads, rank, 0.7 / heads, color=f"C{head}")
     axes.set_xticks(range(layers), [str(layer) for layer in range(layers)])
-    axes.set(title=ranks.title, xlabel="layer; its heads by rank", ylabel="rank of the head")
+    axes.set(xlabel="layer; its heads by rank", ylabel="rank of the head")
     axes.grid(alpha=0.3, axis="y")
+    at = np.linspace(0, 1.2 * max(row[2] for row in numbers) + 1, 300)
+    for head in reversed(range(heads)):
+        mine = [rank for _, other, rank in numbers if other == head]
+        densities.plot(at, density(mine, at), color=f"C{head}", label=str(heads - head))
+        densities.plot(mine, [0.0] * len(mine), "|", color=f"C{head}", clip_on=False)
+    densities.set(xlabel="rank of the head", ylabel="density over the layers", ylim=(0, None))
+    densities.legend(title="head, the smallest first", fontsize=8, title_fontsize=8, ncols=2, frameon=False)
+    page.suptitle(ranks.title, fontsize=10)
     return page
+
+
+def density(ranks: Sequence[int], at: "Vector") -> "Vector":
+    """A Gaussian kernel density of integers, with Scott's width and at least that of the integers, 0.5.
+
+    Args:
+        ranks: one for each layer.
+        at: (n,) where.
+
+    Returns:
+        (n,) the density.
+    """
+    import numpy as np
+
+    values = np.asarray(ranks, dtype=float)
+    spread = values.std(ddof=1) if len(values) > 1 else 0.0
+    width = max(0.5, float(spread) * len(values) ** -0.2)
+    kernels = np.exp(-0.5 * ((at[:, None] - values) / width) ** 2) / (width * np.sqrt(2 * np.pi))
+    return kernels.mean(-1)
 
 
 def fusions(one: Found, folder: Path) -> Grid:
@@ -186,6 +221,8 @@ def fusions(one: Found, folder: Path) -> Grid:
 def fusion_plot(fusion: Grid) -> "Figure":
     """IrrAtt, figure 3: the weight of each term (columns) in each head's logits (rows), absolute values.
 
+    Above as fine-tuned (a), below with columns rescaled and both reordered (b).
+
     Args:
         fusion: as :func:`fusions` gives it.
     """
@@ -196,18 +233,46 @@ def fusion_plot(fusion: Grid) -> "Figure":
     layers: dict[str, dict[tuple[int, int], float]] = {}
     for layer, head, term, weight in fusion.rows:
         layers.setdefault(layer, {})[int(head), int(term)] = abs(float(weight))
-    page = Figure(figsize=(0.8 + 2.2 * len(layers), 2.9), layout="constrained")
-    panels = page.subplots(1, len(layers), squeeze=False)[0]
-    for axes, (layer, weights) in zip(panels, layers.items(), strict=True):
+    page = Figure(figsize=(1.4 + 2.2 * len(layers), 5.2), layout="constrained")
+    panels = page.subplots(2, len(layers), squeeze=False)
+    norm = LogNorm(1e-4, 1)
+    for (above, below), (layer, weights) in zip(panels.T, layers.items(), strict=True):
         shown = np.zeros([1 + max(place[k] for place in weights) for k in (0, 1)])
         for place, value in weights.items():
-            shown[place] = value / max(weights.values())
-        image = axes.imshow(shown.clip(1e-4), norm=LogNorm(1e-4, 1), aspect="auto", interpolation="nearest")
-        axes.set(title=f"layer {layer}", xlabel="term")
-    panels[0].set(ylabel="head")
-    page.colorbar(image, ax=list(panels), label="of the largest")
+            shown[place] = value
+        order, blocks = reordered(shown)
+        largest = shown.max() or 1.0
+        above.imshow((shown / largest).clip(1e-4), norm=norm, aspect="auto", interpolation="nearest")
+        image = below.imshow(blocks.clip(1e-4), norm=norm, aspect="auto", interpolation="nearest")
+        above.set(title=f"layer {layer}", xlabel="term")
+        below.set(xlabel="term, by its head")
+        below.set_yticks(range(len(order)), [str(head) for head in order], fontsize=7)
+    panels[0, 0].set(ylabel="head (a)")
+    panels[1, 0].set(ylabel="head (b)")
+    page.colorbar(image, ax=panels.ravel().tolist(), label="of the largest; in (b) of its column")
     page.suptitle(fusion.title, fontsize=9)
     return page
+
+
+def reordered(weights: "Vector") -> "tuple[list[int], Vector]":
+    """A fusion matrix with its columns scaled to a largest absolute value of 1, and rows and columns in blocks.
+
+    A column belongs to the head with its largest weight (IrrAtt, section 3.1). Heads with more columns come first.
+
+    Args:
+        weights: (heads, terms) absolute values.
+
+    Returns:
+        The heads in their new order, and the (heads, terms) matrix in the order of the blocks.
+    """
+    import numpy as np
+
+    scaled = weights / np.where(weights.max(0) > 0, weights.max(0), 1)
+    owner = weights.argmax(0)
+    sizes = np.bincount(owner, minlength=len(weights))
+    order = np.argsort(-sizes, kind="stable")
+    place = np.argsort(order)
+    return order.tolist(), scaled[order][:, np.argsort(place[owner], kind="stable")]
 
 
 def _layers(one: Found) -> list[dict[str, Any]]:

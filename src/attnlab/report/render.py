@@ -9,7 +9,7 @@ from statistics import mean
 
 from omegaconf import OmegaConf
 
-from attnlab.report import compression, curves, figure, points
+from attnlab.report import compression, context, curves, figure, points
 from attnlab.report.grid import Grid
 from attnlab.report.match import choose, composed, counted, protocol, scored
 from attnlab.report.significance import has_predictions, standard_error, sure
@@ -28,6 +28,11 @@ def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
         records: every record there is, the oldest first.
         stem: the path of the files without suffix.
     """
+    if spec.picture == "context":
+        paths = context.table(spec, records).write(stem, "md", "tex", "csv")
+        data = context.data(spec, records)
+        known = any(row[2] != NOT_RUN for row in data.rows)
+        return paths + (figure.write(stem.with_name(f"{stem.name}_points"), data, context.draw) if known else [])
     paths = table(spec, records).write(stem, "md", "tex", "csv")
     for plot in spec.plots:
         drawn = plot_points(spec, plot, records)

@@ -150,7 +150,8 @@ class Spec:
         modes: the modes whose records count.
         plots: figures of the same rows.
         curves: panels of a figure of the rows' curves.
-        picture: of the first row that has a run: "ranks" of heads, or "fusion" matrices.
+        picture: of the first row that has a run: "ranks" of heads, or "fusion" matrices; "context": decoding over the
+            context from records of mode=bench, where each row's fact "variant" is the name of its mechanism there.
     """
 
     title: str
@@ -212,8 +213,10 @@ def read_spec(path: Path) -> Spec:
         raise ConfigError(f"{path}: measured columns need `corpus` and a column of quality")
     if any(c.counted for c in spec.columns) and not all(row.corpus and row.split and row.train for row in spec.rows):
         raise ConfigError(f"{path}: a counted column needs `corpus`, `split` and `train` in every row")
-    if spec.picture not in ("", "ranks", "fusion"):
-        raise ConfigError(f"{path}: picture {spec.picture!r}: expected ranks or fusion")
+    if spec.picture not in ("", "ranks", "fusion", "context"):
+        raise ConfigError(f"{path}: picture {spec.picture!r}: expected ranks, fusion or context")
+    if spec.picture == "context" and not all("variant" in row.facts for row in spec.rows):
+        raise ConfigError(f"{path}: picture context: every row needs `facts` with `variant`, the mechanism's name")
     if spec.baseline not in [row.label for row in spec.rows]:
         raise ConfigError(f"{path}: baseline {spec.baseline!r} is no row's label")
     if "{row}" not in spec.command:
