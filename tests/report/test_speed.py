@@ -1,12 +1,16 @@
 """All ratios of benchmarks in one page."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from attnlab.config.build import CONF
 from attnlab.report.__main__ import main
 from tests.report.conftest import Run
 from tests.report.test_bench import DECODING, bench, measured, training
+
+EXPERIMENTS = CONF.parent / "experiments"
 
 
 def cells(page: str, words: str) -> list[list[str]]:
@@ -45,3 +49,21 @@ def test_the_peak_of_almost_nothing_is_not_divided(tmp_path: Path, run: Run) -> 
 def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--speed", str(bench(run, "a", [DECODING]))]) == 1
     assert "no finished record of mode=bench with a ratio" in capsys.readouterr().err
+
+
+SPREAD = r"[\d.]+ \([\d.]+ to [\d.]+\)"
+
+
+@pytest.mark.parametrize("path", [CONF.parent / "README.md", *sorted(EXPERIMENTS.glob("*/README.md"))], ids=str)
+def test_the_ratios_in_a_readme_are_those_of_the_records(path: Path) -> None:
+    """Each row's, next to each other as in a row of SPEED.md, with the factor of memory that follows there."""
+    rows = [re.sub(r" *\| *", "|", line) for line in (EXPERIMENTS / "SPEED.md").read_text().splitlines()]
+    for line in path.read_text().splitlines():
+        if line.startswith("|") and (found := re.search(rf"{SPREAD}( \| {SPREAD})*( \| [\d.]+)?", line)):
+            ratios = re.sub(r" *\| *", "|", found[0])
+            assert any(f"|{ratios}|" in row for row in rows), line
+
+
+def test_there_are_ratios_in_the_readmes() -> None:
+    texts = [path.read_text() for path in (CONF.parent / "README.md", *EXPERIMENTS.glob("*/README.md"))]
+    assert sum(len(re.findall(SPREAD, text)) for text in texts) > 60
