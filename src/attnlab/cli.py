@@ -75,8 +75,12 @@ def command() -> int:
             stream.reconfigure(errors="replace")  # a terminal without some letter must not end a run
     full = os.environ.get("HYDRA_FULL_ERROR")
     plan: Plan | None = None
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda text: "=" in text and text[0] != "-")  # -m may stand anywhere
     try:
+        if sys.argv[1:2] == ["report"]:
+            from attnlab.report.page import command as page
+
+            return page.main(sys.argv[2:])
+        sys.argv[1:] = sorted(sys.argv[1:], key=lambda text: "=" in text and text[0] != "-")  # -m may stand anywhere
         if sys.argv[1:2] == ["runs"]:
             from attnlab.report import runs
 

@@ -44,7 +44,7 @@ def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
     for name, value in lines_of(record):
         table.add_row(name, escape(value))
     console.print(table)
-    for row in _spread(directory / "predictions.tsv", samples):
+    for row in spread(directory / "predictions.tsv", samples):
         texts = (textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in ("source", "reference", "hypothesis"))
         sample = Table.grid(padding=(0, 1))
         for label, style, text in zip(("src", "ref", "hyp"), ("dim", "green", "cyan"), texts, strict=True):
@@ -68,8 +68,8 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if quality and not compression:
         headline, *others = quality
         signature = f"   ({quality['signature']})" if "signature" in quality else ""
-        yield _label(headline), f"{quality[headline]}{signature}"
-        yield from ((_label(key), str(quality[key])) for key in others if isinstance(quality[key], float))
+        yield label(headline), f"{quality[headline]}{signature}"
+        yield from ((label(key), str(quality[key])) for key in others if isinstance(quality[key], float))
     total, attention = (record["parameters"][key] for key in ("total", "attention"))
     yield "parameters", f"{total:,}   (attention {attention:,})"
     if rate := compression.get("rate"):
@@ -117,7 +117,12 @@ def _cache(elements: float, record: dict[str, Any]) -> str:
     return f"at most {counted(window, 'token')} are kept" if window else "of fixed size, whatever the length"
 
 
-def _label(metric: str) -> str:
+def label(metric: str) -> str:
+    """A metric's name for people.
+
+    Args:
+        metric: as in the record.
+    """
     return LABELS.get(metric, metric.replace("_", " "))
 
 
@@ -148,8 +153,13 @@ def _speeds(name: str, section: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, ", ".join([*found, *beam, *seconds])
 
 
-def _spread(path: Path, count: int) -> list[dict[str, str]]:
-    """`count` rows of predictions.tsv, evenly spread."""
+def spread(path: Path, count: int) -> list[dict[str, str]]:
+    """Some rows of predictions.tsv, evenly spread.
+
+    Args:
+        path: the file; none is read if there is no such file.
+        count: how many rows.
+    """
     if not path.is_file():
         return []
     with open(path, encoding="utf-8", newline="") as file:

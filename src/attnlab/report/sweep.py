@@ -139,7 +139,7 @@ def table(found: Sequence[Found], names: Mapping[Path, str] | None = None, home:
         score = _score(one)
         cells = _named(one, varied, names)
         cells += [NOT_RUN if score is None else f"{score:g}" + f" {metric(one)}" * (quality == "Quality")]
-        cells += [_cell(_number(one, name), name) for name in present]
+        cells += [cell(_number(one, name), name) for name in present]
         grid.rows.append([*cells, *([_place(one, home)] if home else [])])
     for same in groups(found):
         if len(same) > 1:
@@ -318,7 +318,7 @@ def _means(same: Sequence[Found], varied: Sequence[str], present: Sequence[str])
         values = [value for one in same if (value := _number(one, name)) is not None]
         form = NUMBERS[name][1]
         alike = name in SIZES and len(set(values)) == 1
-        cells.append(_cell(values[0], name) if alike or len(values) == 1 else _spread(values, form))
+        cells.append(cell(values[0], name) if alike or len(values) == 1 else _spread(values, form))
     return cells
 
 
@@ -350,7 +350,13 @@ def _number(one: Found, column: str) -> float | None:
     return one.number(NUMBERS[column][0])
 
 
-def _cell(value: float | None, column: str) -> str:
+def cell(value: float | None, column: str) -> str:
+    """A number as the table shows it.
+
+    Args:
+        value: None: it was not measured.
+        column: one of NUMBERS.
+    """
     if value == 0 and column == SIZES[1]:
         return "of fixed size"
     return NOT_RUN if value is None else format(value, NUMBERS[column][1])

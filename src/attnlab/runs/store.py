@@ -79,19 +79,34 @@ def collect(places: Iterable[Path]) -> list[Found]:
     return sorted(read, key=lambda found: found.record["started"])
 
 
-def _read(path: Path, expected: bool) -> Found | None:
-    """The record in a file; None if it is damaged, or not a record. `expected`: a file that is none is named."""
+def read(path: Path) -> Found | None:
+    """The record in a file, of the present schema; None of a JSON file that is something else.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: it is not JSON, or it is a record of another schema or a damaged one.
+    """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        log.warning("%s: skipped, not readable as JSON: %s", path, " ".join(str(error).split()))
-        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: skipped, not readable as JSON: {' '.join(str(error).split())}") from error
     if not isinstance(record, dict) or not record.keys() >= RECORD:
-        if expected:
-            log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(RECORD)))
         return None
     record = upgraded(record, path.parent)
     if wrong := problems(record):
-        log.warning("%s: skipped, not a record of schema %d: %s", path, SCHEMA, wrong[0])
-        return None
+        raise DataError(f"{path}: skipped, not a record of schema {SCHEMA}: {wrong[0]}")
     return Found(path, record)
+
+
+def _read(path: Path, expected: bool) -> Found | None:
+    """The record in a file; None if it is damaged, or not a record. `expected`: a file that is none is named."""
+    try:
+        found = read(path)
+    except DataError as error:
+        log.warning("%s", error)
+        return None
+    if found is None and expected:
+        log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(RECORD)))
+    return found

@@ -1,0 +1,214 @@
+"""What the page shows of each run, read from its record, curves and predictions."""
+
+import csv
+import logging
+import math
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+from attnlab.callbacks.summary import LONGEST, spread
+from attnlab.config.build import leaves
+from attnlab.errors import DataError
+from attnlab.report import sweep
+from attnlab.report.curves import read_curves
+from attnlab.runs import lock
+from attnlab.runs.ledger import BROKEN, RECORD
+from attnlab.runs.record import SECTIONS
+from attnlab.runs.store import Found, read
+
+log = logging.getLogger(__name__)
+
+SAMPLES = 4  # predictions of a run
+POINTS = 100  # of a curve
+LOSSES = ("loss", "val_loss")
+MEASURED = ("quality", "parameters", "kv_cache", "inference", "training")
+TEXTS = ("source", "reference", "hypothesis")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One line of predictions.tsv, shortened.
+
+    Args:
+        source, reference: texts.
+        hypothesis: parts of the text, each with whether it differs from the reference.
+    """
+
+    source: str
+    reference: str
+    hypothesis: list[tuple[str, bool]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run on the page.
+
+    Args:
+        name: its directory; of a record that lies elsewhere its file.
+        record: of the present schema; empty where it is broken.
+        status: as in the record; "interrupted" where the run's process is gone; "broken" where the file is no record.
+        error: why the run failed or was interrupted, or what is wrong with the file; empty: nothing.
+        mechanism: for people.
+        metric: the name of the first number of the quality; empty: nothing was scored.
+        quality: that number.
+        numbers: of :data:`attnlab.report.sweep.NUMBERS`; those that were not measured are left out.
+        curves: (update, value) pairs of the training and the validation loss, at most POINTS each.
+        samples: predictions, evenly spread over the test set.
+        notes: which files of the run could not be read, and why.
+    """
+
+    name: str
+    record: Mapping[str, Any]
+    status: str
+    error: str = ""
+    mechanism: str = ""
+    metric: str = ""
+    quality: float | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def corpus(self) -> str:
+        """What was read, without its place."""
+        corpus = str(self.record.get("corpus", "")).split(" at ")[0]
+        return "sample corpus" if corpus == "sample" else corpus
+
+    @property
+    def started(self) -> str:
+        """When, to the minute, in UTC where the record says so."""
+        text = str(self.record.get("started", ""))
+        try:
+            return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M")
+        except ValueError:
+            return text
+
+    @property
+    def measured(self) -> list[tuple[str, str]]:
+        """Name and value of each number of the record."""
+        values = [pair for name in MEASURED for pair in leaves(self.record.get(name, {}), name)]
+        return [(name.replace("_", " "), f"{value:,.12g}") for name, value in values if _is_number(value)]
+
+    @property
+    def environment(self) -> str:
+        """A line for each fact of the machine and the software."""
+        known = self.record.get("environment", {})
+        return "\n".join(f"{name}: {known[name]}" for name in SECTIONS["environment"].split() if name in known)
+
+
+def gather(places: Iterable[Path]) -> list[Shown]:
+    """Every run in these folders and files, the newest first.
+
+    What lies below a folder with a record.json belongs to its run; elsewhere every JSON file that is a record counts,
+    as in experiments/.
+
+    Args:
+        places: folders and files.
+
+    Raises:
+        DataError: a place does not exist.
+    """
+    runs: list[Shown] = []
+    for file in dict.fromkeys(file for place in places for file in _files(place)):
+        expected = file.name == RECORD
+        name = str(file.parent if expected else file)
+        try:
+            found = read(file)
+        except DataError as error:
+            if expected:
+                runs.append(Shown(name, {}, BROKEN, str(error).removeprefix(f"{file}: skipped, ")))
+            else:
+                log.warning("%s", error)
+            continue
+        if found is not None:
+            runs.append(_shown(found, name, expected))
+        elif expected:
+            runs.append(Shown(name, {}, BROKEN, "not a record"))
+    return sorted(runs, key=lambda run: str(run.record.get("started", "")), reverse=True)
+
+
+def differing(hypothesis: str, reference: str) -> list[tuple[str, bool]]:
+    """The words of a hypothesis in parts, each with whether it differs from the reference.
+
+    Args:
+        hypothesis: a text.
+        reference: a text.
+    """
+    words, wanted = hypothesis.split(), reference.split()
+    steps = SequenceMatcher(None, wanted, words, autojunk=False).get_opcodes()
+    return [(" ".join(words[a:b]), kind != "equal") for kind, _, _, a, b in steps if b > a]
+
+
+def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most POINTS of a curve's points, evenly spread, the first and the last among them.
+
+    Args:
+        points: of the whole curve.
+    """
+    last = len(points) - 1
+    if last < POINTS:
+        return list(points)
+    return [points[round(i * last / (POINTS - 1))] for i in range(POINTS)]
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """The files that may be records, in the order of their names."""
+    if not place.exists():
+        raise DataError(f"{place}: no such file or folder; expected a folder with runs, such as outputs")
+    if place.is_file():
+        yield place
+        return
+    for folder, inner, names in os.walk(place):
+        if RECORD in names or RECORD in inner:
+            inner.clear()
+            yield Path(folder, RECORD)
+            continue
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names) if name.endswith(".json"))
+
+
+def _shown(found: Found, name: str, whole: bool) -> Shown:
+    """`whole`: the record lies in its run directory, with curves and predictions beside it."""
+    record, directory = found.record, found.path.parent
+    status, error = record["status"], " ".join(str(record.get("error") or "").split())
+    if status == "running" and not lock.alive(record, directory):
+        status, error = "interrupted", "its process is gone"
+    metric = sweep.metric(found) or ""
+    numbers = {column: value for column, (key, _) in sweep.NUMBERS.items() if (value := found.number(key)) is not None}
+    run = Shown(
+        name,
+        record,
+        status,
+        error,
+        sweep.mechanism(found),
+        metric,
+        found.number(f"quality.{metric}") if metric else None,
+        numbers,
+    )
+    if whole:
+        try:
+            logged = read_curves(directory)
+            run.curves.update({key: thinned(logged[key]) for key in LOSSES if key in logged})
+        except (OSError, ValueError, LookupError, TypeError, csv.Error) as problem:
+            run.notes.append(f"the curves cannot be read: {type(problem).__name__}: {problem}")
+        try:
+            run.samples.extend(map(_sample, spread(directory / "predictions.tsv", SAMPLES)))
+        except (OSError, ValueError, LookupError, AttributeError, csv.Error) as problem:
+            run.notes.append(f"predictions.tsv cannot be read: {type(problem).__name__}: {problem}")
+    return run
+
+
+def _sample(row: Mapping[str, str]) -> Sample:
+    source, reference, hypothesis = (textwrap.shorten(row[name], LONGEST, placeholder=" …") for name in TEXTS)
+    return Sample(source, reference, differing(hypothesis, reference))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
