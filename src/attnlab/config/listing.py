@@ -77,7 +77,8 @@ def help_text(program: str) -> str:
     lines += [f"  {program} {command}  # {about}" for about, command in EXAMPLES]
     lines += [
         "",
-        f"All values of a command, without a run: {program} ... --cfg job --resolve. Results: {program} runs [--help].",
+        f"All values of a command, without a run: {program} ... --cfg job --resolve.",
+        f"Results: {program} runs [--help]; as one HTML page: {program} report outputs -o report.html",
         'Completion in bash: eval "$(attnlab -sc install=bash)"; fish and zsh too. Hydra\'s help: --hydra-help.',
     ]
     return "\n".join(lines)

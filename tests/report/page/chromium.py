@@ -108,6 +108,45 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self._call("Input.dispatchKeyEvent", type=kind, key="v", code="KeyV", modifiers=2, commands=["paste"])
 
+    def point(self, plot: str, number: int) -> tuple[float, float]:
+        """Where a plot of Bokeh has drawn a run, after the plot was scrolled into the window."""
+        self.place(f"#{plot}")
+        x, y = self.get(
+            f"""(() => {{
+                const view = [...Bokeh.index].find((one) => document.getElementById("{plot}").contains(one.el));
+                const marks = view.model.document.get_model_by_name("marks"), data = marks.data_source;
+                const i = [...data.get("number")].indexOf({number}), box = view.el.getBoundingClientRect();
+                return [box.x + view.frame.x_scale.compute(data.get(marks.glyph.x.field)[i]),
+                        box.y + view.frame.y_scale.compute(data.get("quality")[i])];
+            }})()"""
+        )
+        return x, y
+
+    def drawn(self, plot: str) -> list[int]:
+        """The numbers of the runs that a plot of Bokeh shows."""
+        return self.get(
+            f"""(() => {{
+                const view = [...Bokeh.index].find((one) => document.getElementById("{plot}").contains(one.el));
+                const part = (name) => view.model.document.get_model_by_name(name);
+                return part("shown").indices.map((i) => part("marks").data_source.get("number")[i]);
+            }})()"""
+        )
+
+    def tooltip(self) -> str:
+        """The text that is shown beside the mouse; empty: there is none."""
+        return self.get(
+            """(() => {
+                const found = [];
+                const walk = (node) => {
+                    if (node.classList?.contains("bk-Tooltip") && node.getBoundingClientRect().width)
+                        found.push(...[...node.shadowRoot.children].filter((one) => one.tagName !== "STYLE"));
+                    for (const one of [...(node.shadowRoot?.children ?? []), ...(node.children ?? [])]) walk(one);
+                };
+                walk(document.documentElement);
+                return found.map((one) => one.textContent).join(" ");
+            })()"""
+        )
+
     def picture(self, file: Path, whole: bool = True) -> None:
         """Write a PNG of the page, or of the window."""
         data = self._call("Page.captureScreenshot", captureBeyondViewport=whole, format="png")["data"]
@@ -125,7 +164,9 @@ class Page:
             raise RuntimeError("Chromium did not start")
         browser = await websocket_connect(line.split()[-1])
         self._socket: WebSocketClientConnection = browser
-        (target,) = [one for one in (await self._answer("Target.getTargets", {}))["targetInfos"] if one["type"] == "page"]
+        (target,) = [
+            one for one in (await self._answer("Target.getTargets", {}))["targetInfos"] if one["type"] == "page"
+        ]
         self._socket = await websocket_connect(f"{found[0]}/devtools/page/{target['targetId']}", max_message_size=2**30)
 
     async def _answer(self, method: str, values: dict[str, Any]) -> dict[str, Any]:

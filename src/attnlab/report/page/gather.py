@@ -2,8 +2,8 @@
 
 import csv
 import logging
-import math
 import os
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,6 +82,12 @@ class Shown:
         return "sample corpus" if corpus == "sample" else corpus
 
     @property
+    def tags(self) -> str:
+        """The user's words."""
+        tags = self.record.get("tags")
+        return ", ".join(map(str, tags)) if isinstance(tags, list) else ""
+
+    @property
     def started(self) -> str:
         """When, to the minute, in UTC where the record says so."""
         text = str(self.record.get("started", ""))
@@ -128,7 +134,10 @@ def gather(places: Iterable[Path]) -> list[Shown]:
                 log.warning("%s", error)
             continue
         if found is not None:
-            runs.append(_shown(found, name, expected))
+            try:
+                runs.append(_shown(found, name, expected))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:  # of a kind that nothing checks
+                runs.append(Shown(name, {}, BROKEN, f"a damaged record: {type(error).__name__}: {error}"))
         elif expected:
             runs.append(Shown(name, {}, BROKEN, "not a record"))
     return sorted(runs, key=lambda run: str(run.record.get("started", "")), reverse=True)
@@ -181,7 +190,8 @@ def _shown(found: Found, name: str, whole: bool) -> Shown:
     if status == "running" and not lock.alive(record, directory):
         status, error = "interrupted", "its process is gone"
     metric = sweep.metric(found) or ""
-    numbers = {column: value for column, (key, _) in sweep.NUMBERS.items() if (value := found.number(key)) is not None}
+    numbers = {column: found.number(key) for column, (key, _) in sweep.NUMBERS.items()}
+    quality = found.number(f"quality.{metric}") if metric else None
     run = Shown(
         name,
         record,
@@ -189,8 +199,8 @@ def _shown(found: Found, name: str, whole: bool) -> Shown:
         error,
         sweep.mechanism(found),
         metric,
-        found.number(f"quality.{metric}") if metric else None,
-        numbers,
+        quality if _is_number(quality) else None,
+        {column: value for column, value in numbers.items() if value is not None and _is_number(value)},
     )
     if whole:
         try:
@@ -211,4 +221,5 @@ def _sample(row: Mapping[str, str]) -> Sample:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """One that can be drawn; an int of JSON may be larger than every float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < sys.float_info.max

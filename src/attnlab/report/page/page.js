@@ -30,29 +30,36 @@ for (const item of figures) {
 const numbers = (which) => table.rows({ search: "applied", ...which }).nodes().toArray().map((tr) => +tr.dataset.run);
 
 const drawn = {};
-function draw(id, runs) {
-  const plot = plots[id];
-  const all = [...plot.get_model_by_name("marks").data_source.get("number")];
+function draw(id, runs, column) {
+  const marks = plots[id].get_model_by_name("marks");
+  const all = [...marks.data_source.get("number")];
   const indices = all.flatMap((run, i) => (runs.has(run) ? [i] : []));
-  plot.get_model_by_name("shown").indices = indices;
   drawn[id] = new Set(indices.map((i) => all[i]));
   document.getElementById(id).classList.toggle("empty", !indices.length);
+  marks.visible = indices.length > 0;
+  if (!marks.visible) return;  // Bokeh complains on the console of a plot without a range
+  if (column) marks.glyph.x = { field: column };
+  plots[id].get_model_by_name("shown").indices = indices;
 }
 
 function update() {
   const page = new Set(numbers({ page: "current" }));
   const passed = numbers({});
-  const group = groups[document.getElementById("group")?.value];
+  const choice = document.getElementById("group");
+  if (choice && passed.length && !groups[choice.value].runs.some((run) => passed.includes(run))) {
+    const other = groups.findIndex((group) => group.runs.some((run) => passed.includes(run)));
+    if (other >= 0) {
+      choice.value = other;
+      return choose();
+    }
+  }
+  const group = groups[choice?.value];
   for (const select of document.querySelectorAll("select[data-plot]")) {
     const plot = plots[select.dataset.plot];
-    const [axis] = plot.roots()[0].below;
-    const marks = plot.get_model_by_name("marks");
-    const values = marks.data_source.get(select.value);
+    const values = plot.get_model_by_name("marks").data_source.get(select.value);
     const runs = new Set(passed.filter((run) => group.runs.includes(run) && Number.isFinite(values[run])));
-    marks.glyph.x = { field: select.value };
-    axis.axis_label = select.value;
     plot.roots()[0].left[0].axis_label = group.metric;
-    draw(select.dataset.plot, runs);
+    draw(select.dataset.plot, runs, select.value);
   }
   for (const loss of document.querySelectorAll("[data-loss]")) draw(loss.id, page);
   for (const legend of document.querySelectorAll(".names")) {

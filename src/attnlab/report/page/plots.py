@@ -4,6 +4,7 @@ Each has the data of every run; a filter named "shown" says which are drawn, and
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from bokeh.models import CDSView, ColumnDataSource, HoverTool, IndexFilter, Nume
 from bokeh.palettes import Category10, Dark2
 from bokeh.plotting import figure
 
+from attnlab.callbacks.summary import label
 from attnlab.report import sweep
 from attnlab.report.page.gather import LOSSES, Shown
 
@@ -33,18 +35,20 @@ def colours(runs: Sequence[Shown]) -> dict[str, str]:
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 
 
-def points(runs: Sequence[Shown], target: str) -> dict[str, Any]:
+def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
     """The quality of the runs over one of their other numbers; which one, the page's script sets.
 
     Args:
         runs: of the page.
+        first: the number at the beginning, which some run has.
         target: the element that the plot stands in.
     """
     columns: dict[str, Any] = _about(runs)
+    columns["score"] = ["" if run.quality is None else f"{run.quality:g} {label(run.metric)}" for run in runs]
+    columns |= {f"{name} as text": [sweep.cell(run.numbers.get(name), name) for run in runs] for name in sweep.NUMBERS}
     columns["quality"] = np.array([np.nan if run.quality is None else run.quality for run in runs])
     for name in sweep.NUMBERS:
         columns[name] = np.array([run.numbers.get(name, np.nan) for run in runs])
-    first = next(iter(sweep.NUMBERS))
     plot = _figure()
     plot.scatter(
         first,
@@ -57,8 +61,8 @@ def points(runs: Sequence[Shown], target: str) -> dict[str, Any]:
         alpha=0.8,
         line_color="white",
     )
-    measured = [(name, f"@{{{name}}}{{0,0.[00]}}") for name in sweep.NUMBERS]
-    plot.add_tools(HoverTool(tooltips=[*ABOUT, ("@metric", "@quality{0,0.[0000]}"), *measured]))
+    measured = [(name, f"@{{{name} as text}}") for name in sweep.NUMBERS]
+    plot.add_tools(HoverTool(tooltips=[*ABOUT, ("quality", "@score"), *measured]))
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     return _item(plot, target)
 
@@ -77,7 +81,9 @@ def curves(runs: Sequence[Shown], loss: str, target: str) -> dict[str, Any]:
     columns |= {"xs": [line[:, 0] for line in lines], "ys": [line[:, 1] for line in lines]}
     plot = _figure()
     source = ColumnDataSource(columns)
-    plot.multi_line("xs", "ys", source=source, view=_view(len(numbers)), name="marks", color="colour", line_width=2, alpha=0.85)
+    plot.multi_line(
+        "xs", "ys", source=source, view=_view(len(numbers)), name="marks", color="colour", line_width=2, alpha=0.85
+    )
     measured = [("update", "$snap_x{0,0}"), (LOSS_TITLES[loss], "$snap_y{0.[0000]}")]
     plot.add_tools(HoverTool(tooltips=[*ABOUT, *measured], line_policy="nearest"))
     plot.xaxis.axis_label, plot.yaxis.axis_label = "update", LOSS_TITLES[loss]
@@ -91,10 +97,9 @@ def _about(runs: Sequence[Shown]) -> dict[str, list[Any]]:
         "mechanism": [run.mechanism for run in runs],
         "task": [_text(run, "task") for run in runs],
         "corpus": [run.corpus for run in runs],
-        "metric": [run.metric for run in runs],
         "rank": [_text(run, "rank") for run in runs],
         "seed": [_text(run, "seed") for run in runs],
-        "name": [run.name for run in runs],
+        "name": [Path(run.name).name for run in runs],
         "colour": [colour.get(run.mechanism, GRAY) for run in runs],
     }
 

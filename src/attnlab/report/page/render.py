@@ -1,8 +1,8 @@
 """The page: a table of runs, plots, predictions and commands in one HTML file that needs no network.
 
-The table is DataTables (of the package itables), the plots are Bokeh's; their scripts stand in the file. Everything that
-comes from records and predictions is escaped by Jinja, and the page's policy (Content-Security-Policy) lets a browser
-run no other script and load nothing.
+The table is DataTables (of the package itables), the plots are Bokeh's; their scripts stand in the file. Everything
+that comes from records and predictions is escaped by Jinja, and the page's policy (Content-Security-Policy) lets a
+browser run no other script and load nothing.
 """
 
 import base64
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bokeh.resources import Resources
 from itables.utils import read_package_file
@@ -51,11 +51,11 @@ class Cell:
 
     Args:
         text: as shown.
-        order: what the column is sorted by; None: the text.
+        order: what a column of numbers is sorted by, empty where there is no number; None: a column of texts.
     """
 
     text: str
-    order: float | None = None
+    order: float | Literal[""] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
     template = environment.from_string(_text("page.html"))
     if not runs:
         return template.render(runs=[], places=shown_places, css=_text("page.css"), allowed="'none'")
-    comparable = groups(runs)
+    comparable = [group for group in groups(runs) if group.measures]
     measures = [name for name in sweep.NUMBERS if any(name in run.numbers for run in runs)]
     losses = [name for name in LOSSES if any(run.curves.get(name) for run in runs)]
-    figures = [plots.points(runs, name) for name in FIRST] if comparable else []
+    figures = [plots.points(runs, comparable[0].measures[0], name) for name in FIRST] if comparable else []
     figures += [plots.curves(runs, name, name) for name in losses]
     colours = plots.colours(runs)
     head, rows = table(runs, measures)
@@ -117,7 +117,7 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         datatables=_inside(read_package_file("html", "dt_bundle.js")),
         library_css=_inside(read_package_file("html", "dt_bundle.css")),
         css=_text("page.css"),
-        allowed=" ".join(map(_digest, texts.values())),
+        allowed=" ".join(["blob:", *map(_digest, texts.values())]),  # DataTables is a module of its own
         **texts,
     )
 
@@ -152,9 +152,7 @@ def table(runs: Sequence[Shown], measures: Sequence[str]) -> tuple[list[Column],
         measures: columns of numbers, of :data:`attnlab.report.sweep.NUMBERS`.
     """
     columns = [Column("Mechanism"), Column("Task"), Column("Quality", "search", "number"), Column("Metric")]
-    columns += [
-        Column(name, "search", "number" if name in FIRST.values() else "number extra") for name in measures
-    ]
+    columns += [Column(name, "search", "number" if name in FIRST.values() else "number extra") for name in measures]
     columns += [Column("Rank", "list", "number extra"), Column("Seed", "list", "number extra")]
     columns += [Column(name, "list", "text extra") for name in ("Corpus", "Scale", "Mode", "Tags")]
     columns += [Column("Status"), Column("Started (UTC)", "search", "text extra")]
@@ -187,13 +185,12 @@ def _row(run: Shown, measures: Sequence[str]) -> list[Cell]:
 
     def whole(key: str) -> Cell:
         value = record.get(key)
-        return Cell("" if value is None else str(value), value if isinstance(value, int) else None)
+        return Cell("" if value is None else str(value), value if isinstance(value, int) else "")
 
-    quality = Cell(NOT_RUN) if run.quality is None else Cell(f"{run.quality:g}", run.quality)
-    numbers = [Cell(sweep.cell(run.numbers.get(name), name), run.numbers.get(name)) for name in measures]
-    tags = Cell(", ".join(map(str, record.get("tags") or [])))
+    quality = Cell(NOT_RUN, "") if run.quality is None else Cell(f"{run.quality:g}", run.quality)
+    numbers = [Cell(sweep.cell(run.numbers.get(name), name), run.numbers.get(name, "")) for name in measures]
     start = [Cell(run.mechanism or run.name), text("task"), quality, Cell(label(run.metric))]
-    rest = [Cell(run.corpus), text("scale"), text("mode"), tags, Cell(run.status), Cell(run.started)]
+    rest = [Cell(run.corpus), text("scale"), text("mode"), Cell(run.tags), Cell(run.status), Cell(run.started)]
     return [*start, *numbers, whole("rank"), whole("seed"), *rest]
 
 

@@ -1,0 +1,191 @@
+"""`attnlab report` without a browser: what is gathered, and that everything is text."""
+
+import base64
+import hashlib
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from attnlab.errors import ConfigError, DataError
+from attnlab.report import sweep
+from attnlab.report.page import command
+from attnlab.report.page.gather import POINTS, differing, gather, thinned
+from tests.report.page.conftest import RECORD, ROOT, Write
+
+pytest.importorskip("bokeh")
+pytest.importorskip("itables")
+
+from attnlab.report.page.render import groups, render, samples
+
+HOSTILE = "<script>alert(1)</script>"
+IMAGE = '"><img src=x onerror=alert(1)>'
+
+
+class Elements(HTMLParser):
+    """The tags of a page, and the texts of its scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.scripts += [""] * (tag == "script")
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+def test_runs_of_every_kind(write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = tmp_path / "outputs"
+    good = write(place / "a" / "good", [(50, 4.0), (100, 2.0)], [("eins", "one", "one")] * 9, started="2026-03")
+    (good / "exported").mkdir()
+    (good / "exported" / "record.json").write_text("{}")  # below a run
+    write(place / "dead", started="2026-02", status="running")
+    write(place / "failed", started="2026-01", status="failed", error="disk\nfull", quality={})
+    write(place / "newer", schema=3)
+    write(place / "cut")
+    (place / "cut" / "record.json").write_text('{"schema": 2,')
+    write(place / "other")
+    (place / "other" / "record.json").write_text("[]")
+    (place / "folder" / "record.json").mkdir(parents=True)
+    damaged = write(place / "damaged", [(1, 1.0)], [("a", "b", "c")], started="2025")
+    (damaged / "predictions.tsv").write_bytes(b"id\tsource\treference\thypothesis\nx\t\xff\ty\tz\n")
+    (damaged / "curves" / "metrics.csv").write_text("step,loss\nx,1.0\n")
+    short = write(place / "short", predictions=[("a", "b", "c")], started="2024")
+    (short / "predictions.tsv").write_text("id\tsource\n1\ta\n")
+    (place / "tokenizer.json").write_text('{"version": 1}')
+    (place / "cut.json").write_text("{")
+
+    runs = {Path(run.name).name: run for run in gather([place])}
+    assert list(runs)[:5] == ["good", "dead", "failed", "damaged", "short"]  # the newest first
+    assert {name: run.status for name, run in runs.items()} == {
+        "good": "finished", "dead": "interrupted", "failed": "failed", "damaged": "finished", "short": "finished",
+        "newer": "broken", "cut": "broken", "other": "broken", "folder": "broken",
+    }  # fmt: skip
+    assert runs["good"].curves == {"loss": [(50, 4.0), (100, 2.0)], "val_loss": [(50, 2.0), (100, 1.0)]}
+    assert len(runs["good"].samples) == 4 and (runs["good"].metric, runs["good"].quality) == ("bleu", 95.33)
+    assert runs["dead"].error == "its process is gone" and runs["failed"].error == "disk full"
+    assert runs["failed"].quality is None
+    assert "schema 3" in runs["newer"].error and "JSON" in runs["cut"].error and "not a record" in runs["other"].error
+    assert [note.partition(":")[0] for note in runs["damaged"].notes] == [
+        "the curves cannot be read",
+        "predictions.tsv cannot be read",
+    ]
+    assert [note.partition(":")[0] for note in runs["short"].notes] == ["predictions.tsv cannot be read"]
+    assert [record.args and Path(str(record.args[0])).name[:8] for record in caplog.records] == ["cut.json"]
+    page = Elements(render(list(runs.values()), [place])).text
+    assert "4 broken" in page and "its process is gone" in page and "schema 3" in page
+
+
+def test_a_damaged_value_anywhere_does_not_break_the_page(write: Write, tmp_path: Path) -> None:
+    keys = [*RECORD, *(f"{name}__{key}" for name in ("quality", "kv_cache", "config") for key in RECORD[name])]
+    wrong = (None, 5, 10**400, float("nan"), "words", [1], {"a": {"b": 1}})
+    for i, key in enumerate(keys):
+        for j, value in enumerate(wrong):
+            write(tmp_path / f"{i}_{j}", **{key: value})
+    runs = gather([tmp_path])
+    assert len(runs) == len(keys) * len(wrong)
+    assert 0 < sum(run.status == "broken" for run in runs) < len(runs)
+    assert len(render(runs, [tmp_path])) > 1_000_000
+
+
+def test_the_committed_records_make_a_page() -> None:
+    """They lie under other names than record.json, without curves and predictions."""
+    runs = gather([ROOT / "experiments"])
+    assert len(runs) > 60 and not any(run.curves or run.samples or run.status == "broken" for run in runs)
+    first = groups(runs)[0]
+    assert first.name == "wikitext2 · perplexity · WikiText-2 (6)" and sweep.SIZES[1] in first.measures
+    page = render(runs, [ROOT / "experiments"])
+    assert 1_500_000 < len(page.encode()) < 2_600_000
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", re.sub(r"(?s)<script.*?</script>", "", page))
+
+
+def test_everything_is_text(write: Write, tmp_path: Path) -> None:
+    texts = dict.fromkeys(("attention", "task", "corpus", "command", "scale", "experiment"), HOSTILE)
+    write(
+        tmp_path / f"{IMAGE.replace('/', '')}",
+        [(1, 2.0)],
+        [(HOSTILE, IMAGE, f"{HOSTILE} {IMAGE}")],
+        **texts,
+        tags=[HOSTILE, IMAGE],
+        quality={HOSTILE: 1.0},
+        environment__device=HOSTILE,
+        environment__git=IMAGE,
+        training__left_out={HOSTILE: 3},
+    )
+    write(tmp_path / "failed", status="failed", error=HOSTILE, attention=IMAGE)
+    runs = gather([tmp_path])
+    page = render(runs, [tmp_path])
+    found = Elements(page)
+    kinds = [attributes.get("type") for tag, attributes in found.tags if tag == "script"]
+    assert kinds == ["application/json", "text/plain", None, "module"]
+    assert not any(tag == "img" or "onerror" in attributes for tag, attributes in found.tags)
+    assert found.text.count(HOSTILE) >= 12 and IMAGE in found.text
+    assert "<" not in found.scripts[0]  # nothing in the data can end its element
+    data = json.loads(found.scripts[0])
+    assert any(group["name"].startswith(HOSTILE) for group in data["groups"])
+    (policy,) = [one["content"] for _, one in found.tags if one.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    named = re.findall(r"'sha256-(.*?)'", policy)
+    assert named == [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in found.scripts[2:]]
+    assert "default-src 'none'" in policy and "unsafe-eval" not in policy
+
+
+def test_samples_of_the_same_reference_stand_together(write: Write, tmp_path: Path) -> None:
+    rows = [(f"satz {i}", f"sentence {i}", f"sentence {i}") for i in range(8)]
+    write(tmp_path / "a", predictions=rows, started="2026-02")
+    write(tmp_path / "b", predictions=[(*row[:2], "nothing") for row in rows], started="2026-01")
+    write(tmp_path / "c", predictions=rows, task="other", started="2025")
+    found = samples(gather([tmp_path]))
+    assert [sample.source for sample, _ in found] == ["satz 0", "satz 2", "satz 4", "satz 6"] * 2
+    assert found[1][1] == [(0, [("sentence 2", False)]), (1, [("nothing", True)])]
+    assert [number for number, _ in found[-1][1]] == [2]
+
+
+def test_differing_words_and_thinned_curves() -> None:
+    assert differing("er hat zwei Bücher", "er hat drei Bücher") == [
+        ("er hat", False),
+        ("zwei", True),
+        ("Bücher", False),
+    ]
+    assert differing("", "word") == []
+    curve = [(step, 1 / step) for step in range(1, 1001)]
+    assert thinned(curve[:POINTS]) == curve[:POINTS]
+    thin = thinned(curve)
+    assert len(thin) == POINTS and (thin[0], thin[-1]) == (curve[0], curve[-1]) and set(thin) < set(curve)
+
+
+def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").mkdir()
+    assert command.main([]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("report.html\n", "no runs in outputs: the page says so\n")
+    page = Elements((tmp_path / "report.html").read_text(encoding="utf-8"))
+    lines = [line for line in page.text.splitlines() if line.startswith("No runs")]
+    assert lines == ["No runs in outputs: a run leaves its record.json in its directory, below outputs/."]
+    assert "script" not in dict(page.tags)
+
+
+def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="^outputs: no such file or folder; expected a folder with runs"):
+        command.main([])
+    with pytest.raises(ConfigError, match="^report: unrecognized arguments: --output; see attnlab report --help$"):
+        command.main([".", "--output"])
+    with pytest.raises(ConfigError, match=r"^report: -o \. is a folder; give a file, such as report.html$"):
+        command.main([".", "-o", "."])
+    monkeypatch.setitem(sys.modules, "attnlab.report.page.render", None)
+    with pytest.raises(ConfigError, match=r"needs Bokeh and itables: pip install 'attnlab\[report\]'"):
+        command.main(["."])
