@@ -77,8 +77,7 @@ def help_text(program: str) -> str:
     lines += [f"  {program} {command}  # {about}" for about, command in EXAMPLES]
     lines += [
         "",
-        f"All values of a command, without a run: {program} ... --cfg job --resolve.",
-        f"Results: {program} runs [--help]; as one HTML page: {program} report outputs -o report.html",
+        f"All values of a command: {program} ... --cfg job --resolve. Results: {program} runs; as a page: report.",
         'Completion in bash: eval "$(attnlab -sc install=bash)"; fish and zsh too. Hydra\'s help: --hydra-help.',
     ]
     return "\n".join(lines)

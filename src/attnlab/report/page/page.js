@@ -15,7 +15,7 @@ const filters = [...document.querySelectorAll("#runs th")].map((th, i) => ({
 const table = $("#runs").DataTable({
   autoWidth: false,
   columnDefs: filters,
-  language: { search: "", searchPlaceholder: "Search all columns", info: "_START_ to _END_ of _TOTAL_ runs" },
+  language: { search: "", searchPlaceholder: "Search all columns", info: "_START_ to _END_ of _TOTAL_ runs", infoEmpty: "no runs", infoFiltered: "(_MAX_ in all)" },
   layout: { topStart: "search", topEnd: "pageLength", bottomStart: "info", bottomEnd: "paging" },
   order: [],
   pageLength: 10,
