@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bokeh.core.types import ID
 from bokeh.embed import json_item
 from bokeh.models import CDSView, ColumnDataSource, HoverTool, IndexFilter, NumeralTickFormatter
 from bokeh.palettes import Category10, Dark2
@@ -130,4 +131,4 @@ def _figure() -> figure:
 
 
 def _item(plot: figure, target: str) -> dict[str, Any]:
-    return dict(json_item(plot, target))
+    return dict(json_item(plot, ID(target)))
