@@ -26,7 +26,7 @@ from attnlab.report.page import plots
 from attnlab.report.page.gather import LOSSES, POINTS, SAMPLES, Sample, Shown
 from attnlab.runs.record import NOT_RUN, commit
 
-FIRST = {"plot-cache": sweep.SIZES[1], "plot-speed": "Decoding, tokens/s"}  # plot: what it shows where runs have it
+FIRST = {"plot-cache": sweep.SIZES[1], "plot-speed": sweep.SPEED}  # plot: what it shows where runs have it
 Lines = list[tuple[int, list[tuple[str, bool]]]]
 
 
