@@ -2,7 +2,7 @@
 
 import csv
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
@@ -67,8 +67,8 @@ def test_the_density_of_ranks() -> None:
     """Of [2, 4, 9]: three kernels of Scott's width; of equal ranks the narrowest one."""
     at = np.linspace(-30, 40, 7001)
     found = compression.density([2, 4, 9], at)
-    width = np.std([2, 4, 9], ddof=1) * 3**-0.2
-    expected = sum(NormalDist(rank, width).pdf(at[3321]) for rank in (2, 4, 9)) / 3
+    width = float(np.std([2, 4, 9], ddof=1)) * 3**-0.2
+    expected = fmean(NormalDist(rank, width).pdf(float(at[3321])) for rank in (2, 4, 9))
     assert found[3321] == pytest.approx(expected) and found.sum() * 0.01 == pytest.approx(1)
     assert compression.density([5, 5, 5], at).max() == pytest.approx(NormalDist(5, 0.5).pdf(5))
 

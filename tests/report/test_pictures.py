@@ -65,11 +65,10 @@ CASES = [pytest.param(kind, marks=pytest.mark.slow) for kind in (*DRAW, "curves"
 def shown(page: Figure) -> Iterator[Text]:
     """Every text that can be seen."""
     yield from page.texts  # the title of the page is among them
-    for legend in page.legends:
-        yield from legend.get_texts()
+    for legend in (*page.legends, *(axes.get_legend() for axes in page.axes)):
+        yield from (legend.get_texts() if legend else [])
     for axes in page.axes:
         yield from (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
-        yield from (legend.get_texts() if (legend := axes.get_legend()) else [])
         for axis in (axes.xaxis, axes.yaxis):
             yield from ticks(axis)
 

@@ -97,11 +97,11 @@ def test_other_metrics_are_scored_on_the_same_draws(scored: Scored, metric: str)
     size = np.abs(np.diff(each)[:, 0])
     whole = [score(h, REFERENCES[:8]) for h in (good, bad)]
     expected = ((size - size.mean() > abs(whole[1] - whole[0])).sum() + 1) / 21
-    found = [
+    one, two = (
         scored(name, texts, {metric: round(right, 2)}, REFERENCES[:8])
         for name, texts, right in zip("ab", (good, bad), whole, strict=True)
-    ]
-    (found,) = significance.differences(*found, 20, 5)
+    )
+    (found,) = significance.differences(one, two, 20, 5)
     assert found.p == expected and [found.first, found.second] == pytest.approx(whole)
     change = np.sort(np.diff(each)[:, 0])
     assert (found.low, found.high) == pytest.approx((change[0], change[-1]))
@@ -117,12 +117,18 @@ def test_accuracies(scored: Scored) -> None:
     classes = ["cat one"] * 30 + ["dog two"] * 10
     first, second = ["cat one"] * 40, ["cat two"] * 29 + ["dog one"] * 11
     for key, rights in (("top1", (75.0, 0.0)), ("accuracy", (75.0, 97.5))):
-        records = [
+        one, two = (
             scored(f"{key}{n}", h, {key: right, "images": 40}, classes)
             for n, (h, right) in enumerate(zip((first, second), rights, strict=True))
-        ]
-        (found,) = significance.differences(*records, 50)
+        )
+        (found,) = significance.differences(one, two, 50)
         assert (found.metric, found.first, found.second) == (key, *rights)
+    for record, right in ((one, "1"), (two, "0")):  # of a question the file says whether the answer is right
+        rows = ["source\treference\thypothesis\tright\tloss", *[f"who?\tshe\the\t{right}\t0.5"] * 4]
+        (record.path.parent / "predictions.tsv").write_text("\n".join(rows) + "\n")
+        record.record["quality"] = {"accuracy": 100.0 * int(right), "questions": 4}
+    (found,) = significance.differences(one, two, 50)
+    assert (found.first, found.second, found.items) == (100.0, 0.0, 4)
 
 
 def test_what_is_refused(scored: Scored) -> None:
@@ -149,8 +155,15 @@ def test_what_is_refused(scored: Scored) -> None:
 
 
 def test_standard_errors(scored: Scored) -> None:
-    quality = {"top1": 80.0, "images": 400, "loss": 2.0, "loss_stderr": 0.25, "accuracy": 50.0, "sentences": 100}
-    quality |= {"tasks": {"piqa": {"acc": 0.5, "acc_stderr": 0.01}}}
+    quality: dict[str, Any] = {
+        "top1": 80.0,
+        "images": 400,
+        "loss": 2.0,
+        "loss_stderr": 0.25,
+        "accuracy": 50.0,
+        "sentences": 100,
+    }
+    quality |= {"loss": 2.0, "loss_stderr": 0.25, "tasks": {"piqa": {"acc": 0.5, "acc_stderr": 0.01}}}
     one = scored("a", None, quality)
     errors = {key: significance.standard_error(one, f"quality.{key}") for key in ("top1", "accuracy", "loss")}
     assert errors == {"top1": pytest.approx(2.0), "accuracy": pytest.approx(5.0), "loss": 0.25}

@@ -8,6 +8,7 @@ from attnlab.report.grid import Grid
 from attnlab.report.spec import Plot
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -79,10 +80,10 @@ def name_below(page: "Figure", names: Sequence[str]) -> None:
     wide = 0.6 + 0.065 * max(map(len, names))  # inches of one name at 8 points, with its line
     columns = max(1, min(len(names), int(page.get_figwidth() / wide)))
     page.set_figheight(page.get_figheight() + 0.2 * -(-len(names) // columns))
-    handles = {}
+    handles: dict[str, Artist] = {}
     for axes in page.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+            handles.setdefault(str(label), handle)
     page.legend(
         list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
     )
