@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # of `typing`, which would be imported before the command line can be interrupted in silence
 if TYPE_CHECKING:
     from pathlib import Path
 

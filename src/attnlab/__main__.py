@@ -1,8 +1,25 @@
-"""`python -m attnlab ...`: the same as `attnlab ...`."""
+"""`python -m attnlab ...`, and the command `attnlab`."""
 
+import os
 import sys
 
-from attnlab.cli import main
+
+def main() -> int:
+    """Run the command line in `sys.argv`; the exit code.
+
+    Importing the libraries takes seconds. Until a run begins (:mod:`attnlab.runs.signals`), SIGINT ends the process at
+    once with 130: there is nothing to save, and an exception inside an import would be printed, or turned into another.
+    """
+    try:
+        import signal
+
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # not ignored, as by nohup
+            signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
+        from attnlab.cli import main as command
+    except KeyboardInterrupt:  # while `signal` itself was imported
+        return 130
+    return command()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -96,6 +96,8 @@ def command() -> int:
             sys.argv[1:] = plan.arguments
             if plan.multirun:
                 multirun.begin(plan.sweep_directory)
+                if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+                    signal.signal(signal.SIGINT, signal.default_int_handler)  # a launcher may have jobs to end
             if not plan.keeps:
                 log_to_the_console()
                 return job.run(plan.jobs[0], job.command_line(given), None)

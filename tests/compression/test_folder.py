@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_the_earlier_model(tmp_path: Path, monkeypatch: pytes
         ({"weights": 5}, "weights: expected str, got 5"),
         ({"weights": None}, "weights: expected str, got None"),
         ({"sha256": 7}, "sha256: expected str, got 7"),
-        ({"family": []}, "do not make a model"),
+        ({"family": []}, r"family: expected one of .*, got \[\]"),
         (
             {"options": {**OPTIONS, "checkpoint_path": "x.pth"}},
             "the option 'checkpoint_path' of manifest.json is unknown; expected only",
@@ -107,6 +107,81 @@ def test_a_wrong_manifest_is_one_line(change: dict[str, Any], message: str, tmp_
     with pytest.raises(DataError, match=message) as caught:
         load(tmp_path)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+ATTN = "blocks.0.attn"
+HUGE = 10**12
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "a function as a module": (
+        {"modules": {ATTN: {"kind": "os.system", "command": "touch /tmp/x"}}},
+        "kind 'os.system'",
+    ),
+    "a class of torch as a module": (
+        {"modules": {ATTN: {"kind": "torch.nn.Linear"}}},
+        "kind 'torch.nn.Linear': expected",
+    ),
+    "a module without a kind": ({"modules": {ATTN: {}}}, "do not make a model: 'kind'"),
+    "a kind that is no name": ({"modules": {ATTN: {"kind": ["os"]}}}, "do not make a model"),
+    "a module that is a text": (
+        {"modules": {ATTN: "os.system"}},
+        "modules.blocks.0.attn: expected dict, got 'os.system'",
+    ),
+    "an argument that no module has": (
+        {"modules": {ATTN: {"kind": "factored", "hook": "os.system"}}},
+        "unexpected keyword argument",
+    ),
+    "an absolute path": ({"weights": "/etc/passwd"}, "weights: expected a file of this folder, got '/etc/passwd'"),
+    "a path upwards": ({"weights": "../other/weights.safetensors"}, "weights: expected a file of this folder"),
+    "the folder above": ({"weights": ".."}, "weights: expected a file of this folder"),
+    "a link out": ({"weights": "link.safetensors"}, "weights: expected a file of this folder, got 'link.safetensors'"),
+    "a dtype that is a function": ({"dtype": "load"}, "dtype: expected one of float64, float32, .*, got 'load'"),
+    "a dtype that is a path": ({"dtype": "os.system"}, "dtype: expected one of float64, float32, .*, got 'os.system'"),
+    "integers": ({"dtype": "int8"}, "dtype: expected one of"),
+    "a model of 10^12 classes": ({"options": {**OPTIONS, "num_classes": HUGE}}, "head.weight has shape"),
+    "a model of 10^9 layers": ({"options": {**OPTIONS, "depth": 10**9}}, "options.depth: 1000000000 layers, but"),
+    "an image of 10^7 pixels": ({"options": {**OPTIONS, "img_size": 8 * 10**6}}, "pos_embed has shape"),
+    "other heads": ({"options": {**OPTIONS, "embed_dim": 48}}, "has shape .* makes it"),
+    "a model of the hub": ({"model": "hf-hub:somebody/model"}, "timm has no such model"),
+    "a folder's model": ({"model": "local-dir:/tmp"}, "timm has no such model"),
+    "another family": ({"family": "torch.hub"}, "family: expected one of"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_manifest_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "compressed"
+    saved(folder, METHODS["truncatt"])
+    (tmp_path / "outside.safetensors").write_bytes(next(folder.glob("weights-*")).read_bytes())
+    (folder / "link.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    change, message = HOSTILE[name]
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    def nothing_is_made(*_: Any) -> None:
+        raise AssertionError("memory was allocated")
+
+    monkeypatch.setattr(nn.Module, "to_empty", nothing_is_made)
+    with pytest.raises(DataError, match=message) as caught:
+        load(folder)
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_hostile_module_asks_for_no_memory(tmp_path: Path) -> None:
+    saved(tmp_path, METHODS["truncatt"])
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    layout = manifest["modules"][ATTN]
+    number = next(key for key, value in layout.items() if isinstance(value, int) and not isinstance(value, bool))
+    for size, message in (
+        (HUGE, f"modules.{ATTN}: a size of {HUGE}, but the weights have"),
+        (48, "has shape|not make"),
+    ):
+        path.write_text(json.dumps(manifest | {"modules": manifest["modules"] | {ATTN: layout | {number: size}}}))
+        with pytest.raises(DataError, match=message):
+            load(tmp_path)
+    path.write_text("[" * 100000)
+    with pytest.raises(DataError, match="not a manifest"):
+        load(tmp_path)
 
 
 def test_damage_and_absence_are_one_line(tmp_path: Path) -> None:

@@ -3,23 +3,27 @@
 The manifest names the family of the model and, for each module that compression has put in place, its kind and sizes.
 Reading a folder builds classes of these two lists and no others, and runs no code from it. Weights are named by their
 content and written first, the manifest last: a folder is always complete.
+
+A folder may come from somebody else. So nothing is allocated before the sizes in its manifest are those of the tensors
+in its weights, and no file outside it is read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from attnlab.compression.modules.base import build, describe
+from attnlab.compression.modules.base import Replacement, build, describe, kinds
 from attnlab.compression.transform import densify, install, replacements
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import Family, families, family_of
@@ -30,6 +34,11 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 COMPRESSED = "compressed"  # the folder of a run with its compressed model
 KINDS = {"model": str, "options": dict, "dtype": str, "modules": dict, "weights": str, "sha256": str}  # in a manifest
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LAYERS = ("depth", "num_hidden_layers", "n_layer")  # options that say how many layers a model has
+COMPUTED = 2**28  # numbers that a model may compute beside its weights: masks, rotary tables
+
+Sizes = Mapping[str, tuple[int, ...]]  # of tensors, by name
 
 
 def save(
@@ -97,17 +106,66 @@ def load(folder: str | Path) -> nn.Module:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    path = folder / manifest["weights"]
+    path = _weights(folder, manifest)
     try:
         if _digest(path) != manifest["sha256"]:
             raise DataError(f"{path}: damaged: its content is not what {MANIFEST} says; save or copy the folder again")
+        _check_sizes(path, manifest)
         model = _fill(_empty(manifest), load_file(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except (SafetensorError, ConfigError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except BROKEN as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{folder}: manifest and weights do not make a model: {reason}") from error
     return model.eval()
+
+
+BROKEN = (SafetensorError, ConfigError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError)
+
+
+def _weights(folder: Path, manifest: dict[str, Any]) -> Path:
+    """The file of weights. DataError: it lies outside the folder."""
+    path = folder / manifest["weights"]
+    if Path(manifest["weights"]).name != manifest["weights"] or path.resolve().parent != folder.resolve():
+        raise DataError(f"{folder / MANIFEST}: weights: expected a file of this folder, got {manifest['weights']!r}")
+    return path
+
+
+def _check_sizes(path: Path, manifest: dict[str, Any]) -> None:
+    """Compare what a manifest asks for with the header of its weights, which says how large each tensor is.
+
+    Raises:
+        DataError: names what differs.
+    """
+    with safe_open(path, "pt") as file:
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    place, most = path.parent / MANIFEST, sum(map(math.prod, found.values()))
+    for key in LAYERS:
+        if isinstance(count := manifest["options"].get(key), int) and count > len(found):
+            raise DataError(f"{place}: options.{key}: {count} layers, but the weights have {len(found)} tensors")
+    for name, layout in manifest["modules"].items():
+        if isinstance(kind := layout.get("kind"), str) and kind not in kinds():
+            raise DataError(f"{place}: modules.{name}: kind {kind!r}: expected one of {', '.join(sorted(kinds()))}")
+        if (size := _largest(layout)) > most:
+            raise DataError(f"{place}: modules.{name}: a size of {size}, but the weights have {most} numbers in all")
+    model = shape(manifest)
+    lacking = 0
+    for name, value in {**model.state_dict(), **dict(model.named_buffers())}.items():
+        if name not in found:  # tied to another, or computed
+            lacking += value.numel()
+        elif found[name] != tuple(value.shape):
+            raise DataError(f"{path}: {name} has shape {found[name]}, but {MANIFEST} makes it {tuple(value.shape)}")
+        if lacking > most + COMPUTED:
+            raise DataError(f"{place}: a model with {lacking} numbers that the weights lack, {name} among them")
+
+
+def _largest(layout: Any) -> int:
+    """The largest integer in nested mappings and lists; 0 if there is none."""
+    if isinstance(layout, dict):
+        layout = [*layout.values()]
+    if isinstance(layout, list):
+        return max(map(_largest, layout), default=0)
+    return layout if isinstance(layout, int) else 0
 
 
 def shape(manifest: dict[str, Any]) -> nn.Module:
@@ -122,12 +180,19 @@ def shape(manifest: dict[str, Any]) -> nn.Module:
     family = _family(manifest)
     with torch.device("meta"):
         model = family.create(manifest["model"], manifest["options"])
-        install(model, {path: build(layout) for path, layout in manifest["modules"].items()})
+        install(model, _modules(manifest))
     return model
 
 
+def _modules(manifest: dict[str, Any]) -> dict[str, Replacement]:
+    return {path: build(layout) for path, layout in manifest["modules"].items()}
+
+
 def _family(manifest: dict[str, Any]) -> Family:
-    family = families()[manifest.get("family", "timm")]
+    known, name = families(), manifest.get("family", "timm")
+    if not isinstance(name, str) or name not in known:
+        raise ConfigError(f"family: expected one of {', '.join(known)}, got {name!r}")
+    family = known[name]
     if unknown := sorted(manifest["options"].keys() - family.options):
         known = ", ".join(sorted(family.options))
         raise ConfigError(f"the option {unknown[0]!r} of {MANIFEST} is unknown; expected only {known}")
@@ -154,7 +219,7 @@ def _empty(manifest: dict[str, Any]) -> nn.Module:
     """The model of a manifest on the CPU, in its type; buffers that are not saved have their values."""
     with _dtype(manifest):
         model = _family(manifest).empty(manifest["model"], manifest["options"])
-        install(model, {path: build(layout) for path, layout in manifest["modules"].items()})
+        install(model, _modules(manifest))
     return model
 
 
@@ -162,7 +227,7 @@ def _empty(manifest: dict[str, Any]) -> nn.Module:
 def _dtype(manifest: dict[str, Any]) -> Iterator[None]:
     """The type of new parameters: a model that is cast afterwards has rounded buffers (rotary frequencies)."""
     dtype = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, manifest["dtype"]))
+    torch.set_default_dtype(DTYPES[manifest["dtype"]])
     try:
         yield
     finally:
@@ -207,7 +272,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         missing = {"format", *KINDS} - manifest.keys()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); a compressed model's folder has it") from error
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: not a manifest ({' '.join(str(error).split())})") from error
     if missing or manifest["format"] != FORMAT:
         what = f"lacks {sorted(missing)[0]}" if missing else f"format {manifest['format']}, expected {FORMAT}"
@@ -215,6 +280,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     for key, kind in KINDS.items():
         if not isinstance(value := manifest[key], kind):
             raise DataError(f"{path}: {key}: expected {kind.__name__}, got {value!r}; save or copy the folder again")
+    if manifest["dtype"] not in DTYPES:
+        raise DataError(f"{path}: dtype: expected one of {', '.join(DTYPES)}, got {manifest['dtype']!r}")
+    for name, layout in manifest["modules"].items():
+        if not isinstance(layout, dict):
+            raise DataError(f"{path}: modules.{name}: expected dict, got {layout!r}")
     return manifest
 
 

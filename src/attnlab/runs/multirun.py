@@ -25,7 +25,7 @@ from attnlab.runs import record as records
 from attnlab.runs.decision import decide, settings
 from attnlab.runs.files import write_text
 from attnlab.runs.parents import environment
-from attnlab.runs.signals import handling
+from attnlab.runs.signals import handling, starting
 
 JOBS = "jobs"  # the folder in a multirun's directory with a note for each job
 
@@ -133,7 +133,8 @@ def _run(arguments: Sequence[str], directory: Path) -> None:
         process.send_signal(number)
 
     # in a session of its own: Ctrl-C arrives once, through `forward`
-    process = subprocess.Popen(command, env=environment(), start_new_session=True)
+    with starting():
+        process = subprocess.Popen(command, env=environment(), start_new_session=True)
     with handling(forward):
         code = process.wait()
     if code < 0:

@@ -55,6 +55,7 @@ def watch_given_parent() -> None:
     """End this process with the one that started it, if that gave it :func:`environment`."""
     number = os.environ.pop(PARENT, None)  # what this process starts for itself is no job
     if number is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see attnlab.runs.signals.starting
         end_with_parent(int(number))
 
 

@@ -37,6 +37,20 @@ def handling(handler: Handler) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Inside the block, a process of this package can be started: SIGINT waits until that process is ready for it.
+
+    Python prints a traceback if SIGINT arrives while it starts. What is blocked here is inherited, and unblocked by
+    :func:`attnlab.runs.parents.watch_given_parent`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def interruptible(save: Callable[[str], None]) -> Iterator[list[int]]:
     """Raise Interrupted at the first signal inside the block; a second signal ends the process at once.
 

@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from attnlab.runs import parents, ranks
+from attnlab.runs.signals import starting
 
 
 class Launcher(_SubprocessScriptLauncher):
@@ -25,7 +26,8 @@ class Launcher(_SubprocessScriptLauncher):
         if not self.cluster_environment.creates_processes_externally:
             os.environ[parents.PARENT] = str(os.getpid())
             try:
-                self._call_children_scripts()
+                with starting():
+                    self._call_children_scripts()
             finally:
                 del os.environ[parents.PARENT]
             ranks.watch(dict(enumerate(self.procs, 1)))
