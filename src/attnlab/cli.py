@@ -39,7 +39,8 @@ from attnlab.runs.record import first_process
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
 HELP = {"--help", "-h"}
-INFORMATION = {"--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc"}
+INFORMATION = {"--hydra-help", "--version", "--shell-completion", "-sc"}  # Hydra answers without a configuration
+INFO = {"--info", "-i"}  # Hydra shows how the configuration is composed
 TEXTS = ("prompt", "input", "output")  # keys whose values are quoted, so that a person need not
 
 
@@ -89,16 +90,19 @@ def command() -> int:
             print(said, flush=True)
             return 0
         os.environ[STAMP] = stamp(sys.argv[1:])
-        if not INFORMATION & set(sys.argv[1:]):
+        flags = {text.partition("=")[0] for text in sys.argv[1:]}
+        if not INFORMATION & flags:
             several = {"-m", "--multirun"} & set(sys.argv[1:])
             given = [text if several else quoted(text) for text in spelled(stack.plain(sys.argv[1:]))]
             plan = check(given, load)
             sys.argv[1:] = plan.arguments
-            if plan.multirun:
+            if INFO & flags:
+                plan = None  # nothing runs
+            elif plan.multirun:
                 multirun.begin(plan.sweep_directory)
                 if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
                     signal.signal(signal.SIGINT, signal.default_int_handler)  # a launcher may have jobs to end
-            if not plan.keeps:
+            if plan and not plan.keeps:
                 log_to_the_console()
                 return job.run(plan.jobs[0], job.command_line(given), None)
 

@@ -1,6 +1,7 @@
 """A compressed model on disk, and back to a dense one."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -147,10 +148,19 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_manifest_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "compressed"
+@pytest.fixture(scope="module")
+def truncated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("truncated")
     saved(folder, METHODS["truncatt"])
+    return folder
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_manifest_is_one_line(
+    name: str, truncated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "compressed"
+    shutil.copytree(truncated, folder)
     (tmp_path / "outside.safetensors").write_bytes(next(folder.glob("weights-*")).read_bytes())
     (folder / "link.safetensors").symlink_to(tmp_path / "outside.safetensors")
     change, message = HOSTILE[name]

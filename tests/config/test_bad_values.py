@@ -6,11 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import save_file
 
+from attnlab.cli import command
 from attnlab.config.check import check
+from attnlab.config.model import check_weights
 from attnlab.config.rules import check_augmentation, check_heads
 from attnlab.errors import ConfigError
 from attnlab.runs.loading import directory_of, load
+from attnlab.tasks.base import task_of
 
 BAD = {
     "stride=100000": "attention.stride=100000: expected int >= 1 and <= 1024",
@@ -22,19 +28,78 @@ BAD = {
     "task.model.decoder.ffn_dim=0": "expected int >= 1",
     "task.model.decoder.projector_dim=0": "expected int >= 1",
     "task.model.encoder.conv_channels=0": "expected int >= 1",
+    "task.model.encoder.num_layers=0": "task.model.encoder.num_layers=0: expected int >= 1",
+    "task.model.encoder.conv_kernels=[]": "expected a list, each int >= 1, not empty or null",
+    "checkpoint=/etc/passwd mode=test": "checkpoint=/etc/passwd: holds no weights, or is damaged; expected a .safeten",
+    "cache_dir=/etc/passwd": "cache_dir=/etc/passwd: a file; expected a directory",
     "attention.num_heads=0": "attention.num_heads=0: expected int >= 1",
     "seed=9223372036854775809": "expected int >= 0 and <= 4294967295",
     "+trainer.limit_train_batches=-1": "trainer.limit_train_batches=-1: expected int >= 1 or float > 0 and <= 1",
     "+trainer.deterministic=foo": "trainer.deterministic=foo: expected bool or warn or null",
     "resume=/etc/passwd": "resume=/etc/passwd: a file; resume= takes the directory of a run",
 }
+MORE_BAD = {
+    "task=imagenet task.model.depth=0": "task.model.depth=0: expected int >= 1 or null",
+    "checkpoint=/dev/null mode=test": "checkpoint=/dev/null: not a file; expected a .safetensors file",
+    "checkpoint=/etc mode=predict input=x": "checkpoint=/etc: not the directory of a run: there is no config.yaml",
+    "task=imagenet model=/etc/passwd": "model=/etc/passwd: holds no weights, or is damaged",
+    "task.encoder_checkpoint=/etc/passwd": "task.encoder_checkpoint=/etc/passwd: holds no weights, or is damaged",
+}
 
 
-@pytest.mark.parametrize("line", BAD)
+@pytest.mark.parametrize("line", [*BAD, *(pytest.param(line, marks=pytest.mark.slow) for line in MORE_BAD)])
 def test_a_bad_value_is_one_line(line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(shlex.split(line), load)
-    assert BAD[line] in str(caught.value) and "\n" not in str(caught.value)
+    assert (BAD | MORE_BAD)[line] in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_how_files_of_weights_begin(tmp_path: Path) -> None:
+    tensor = {"x": torch.zeros(2)}
+    save_file(tensor, tmp_path / "a.safetensors")
+    torch.save(tensor, tmp_path / "b.ckpt")
+    torch.save(tensor, tmp_path / "c.pth", _use_new_zipfile_serialization=False)
+    for path in sorted(tmp_path.iterdir()):
+        check_weights("checkpoint", str(path))
+    whole = (tmp_path / "a.safetensors").read_bytes()
+    for content in (b"", whole[:40], b"{}" * 9, b"\x00" * 9):
+        (tmp_path / "a.safetensors").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"a\.safetensors: holds no weights, or is damaged"):
+            check_weights("checkpoint", str(tmp_path / "a.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("task", "monitor", "known"),
+    [
+        ("wikitext2", "val_accuracy", "val_loss or loss"),
+        pytest.param("mustc", "val_bleu", "val_loss or val_accuracy or loss", marks=pytest.mark.slow),
+        pytest.param("slurp", "x", "val_loss or val_accuracy or val_intent_accuracy or loss", marks=pytest.mark.slow),
+        pytest.param("imagenet", "accuracy", "val_loss or val_accuracy or loss", marks=pytest.mark.slow),
+    ],
+)
+def test_a_callback_that_watches_what_no_validation_gives(task: str, monitor: str, known: str) -> None:
+    stopping = ["callbacks=early_stopping", "+callbacks.early_stopping.mode=min"]
+    cfg = check([f"task={task}", *stopping, "+callbacks.early_stopping.monitor=val_loss"]).jobs[0].copy()
+    task_of(cfg).check_monitors()
+    OmegaConf.set_readonly(cfg, False)
+    cfg.callbacks.early_stopping.monitor = monitor
+    with pytest.raises(ConfigError, match=rf"callbacks\.early_stopping\.monitor={monitor}: expected {known}$"):
+        task_of(cfg).check_monitors()
+
+
+@pytest.mark.parametrize("flag", ["--info", pytest.param("--info=all", marks=pytest.mark.slow)])
+def test_what_is_shown_is_checked_first(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra builds its callbacks even where it only shows how a configuration is composed."""
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [config, _self_]\n"
+        f"hydra: {{callbacks: {{mine: {{_target_: os.mkdir, path: {tmp_path / 'touched'}}}}}}}\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["attnlab", flag, f"--config-dir={tmp_path}", "--config-name=mine"])
+    assert command() == 2
+    assert "hydra.callbacks.mine._target_=os.mkdir" in capsys.readouterr().err
+    assert not (tmp_path / "touched").exists()
 
 
 @pytest.mark.parametrize("policy", ["foo", "rand-m9-foo1", "rand-m9.5", "augmix-x3", "v0-m9", "rand-m9-inc", "-"])

@@ -100,7 +100,7 @@ IMPORTS = {  # imported module, after which the signal is sent: how often, and w
     "attnlab.cli": (1, ""),
     "torch": (1, "error: interrupted by SIGINT"),
     "lightning": (1, "error: interrupted by SIGINT"),
-    "attnlab.modes.train": (1, "error: interrupted by SIGINT"),
+    "attnlab.report.curves": (1, "error: interrupted by SIGINT"),
 }
 CHILD = {"signal": (2, ""), "omegaconf": (2, ""), "torch": (1, "error: interrupted by SIGINT")}  # of the job's process
 

@@ -258,6 +258,18 @@ def test_the_directory_of_a_trained_run_is_left_as_it_is(
     assert (tmp_path / "config.yaml").read_text() == (tmp_path / "record.json").read_text() == "trained"
 
 
+def test_a_finished_run_is_left_as_it_is(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that has compressed or measured has no weights that would tell."""
+    (tmp_path / "record.json").write_text('{"status": "finished"}')
+    assert run(lambda *given: pytest.fail("the mode was called")) == 2
+    assert f"hydra.run.dir={tmp_path}: a finished run, whose config.yaml and record.json" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+    for content in ('{"status": "failed"}', "[]", "{"):
+        (tmp_path / "record.json").write_text(content)
+        assert run(lambda *given: None) == 0
+        (tmp_path / "record.json").unlink()
+
+
 def test_a_reader_that_has_gone(
     cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

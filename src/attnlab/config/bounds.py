@@ -12,7 +12,6 @@ from attnlab.config.schema import signature
 Class = TypeVar("Class", bound=type)
 
 PositiveInt = Annotated[int, Ge(1)]
-NonNegativeInt = Annotated[int, Ge(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout
 
 

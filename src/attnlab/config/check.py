@@ -21,7 +21,7 @@ from attnlab.config import stack
 from attnlab.config.batch import check_batch
 from attnlab.config.columns import check_columns
 from attnlab.config.compose import Composer, declared, one_line, require
-from attnlab.config.model import check_model
+from attnlab.config.model import check_model, check_weights
 from attnlab.config.nearest import nearest
 from attnlab.config.rules import check_relations
 from attnlab.config.schema import constant, siblings, signature
@@ -117,8 +117,10 @@ def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
         sweep = Path(composed[0].hydra.sweep.dir)
     if multirun and any(job.resume is not None for job in fixed):
         raise ConfigError("resume= continues one run: leave -m out")
-    if options.cfg and loaded[0]:
-        raise ConfigError("--cfg shows what is composed; a run that is loaded has its own config.yaml")
+    if (options.cfg or options.info) and loaded[0]:
+        raise ConfigError(
+            f"{'--cfg' if options.cfg else '--info'} shows what is composed; a run that is loaded has its config.yaml"
+        )
     keeps = bool(multirun or options.cfg or "hydra.run.dir" in keys)
     keeps = keeps or constant(f"attnlab.modes.{fixed[0].mode}.KEEPS") is not False
     first = loaded[0]
@@ -223,6 +225,10 @@ def check_mode(cfg: DictConfig, task: str) -> None:
             raise ConfigError(f"{key}= is read by mode={' and mode='.join(reading.modes)}, not by mode={cfg.mode}")
         if value is not None and key not in NOT_FILES and not Path(value).expanduser().exists():
             raise ConfigError(f"{key}={value}: no such file or directory")
+    if cfg.checkpoint is not None:
+        _check_checkpoint(str(cfg.checkpoint))
+    if Path(cfg.cache_dir).expanduser().is_file():
+        raise ConfigError(f"cache_dir={cfg.cache_dir}: a file; expected a directory, which is made if it is missing")
     if cfg.mode == "predict" and cfg.input is None:
         raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
     reading = readers["checkpoint"]
@@ -237,6 +243,15 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         raise ConfigError("mode=export needs checkpoint=<a trained run> or model=<a run of mode=compress>")
     if cfg.data_root == "":
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
+
+
+def _check_checkpoint(value: str) -> None:
+    """Refuse a directory that is no run's, and a file that holds no weights."""
+    path = Path(value).expanduser()
+    if not path.is_dir():
+        check_weights("checkpoint", value)
+    elif not any((path / name).exists() for name in ("config.yaml", "checkpoints", "record.json")):
+        raise ConfigError(f"checkpoint={value}: not the directory of a run: there is no config.yaml")
 
 
 def _check_task(cfg: DictConfig, composer: Composer) -> None:
@@ -260,6 +275,9 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
         )
     if cfg.model is not None:
         check_model(cfg.model, cfg.task.model._target_)
+    encoder = cfg.task.get("encoder_checkpoint")
+    if encoder is not None and not Path(encoder).expanduser().is_dir():
+        check_weights("task.encoder_checkpoint", str(encoder))
 
 
 def _check_classes(cfg: DictConfig) -> None:

@@ -1,4 +1,4 @@
-"""What `model=` names, checked without importing torch, timm or transformers.
+"""What `model=` and `checkpoint=` name, checked without importing torch, timm or transformers.
 
 A name of the Hugging Face hub cannot be checked here: whether it is there is known when the hub is asked.
 """
@@ -12,6 +12,7 @@ from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
 
 TIMM = "attnlab.pretrained.timm.VisionTransformer"  # the `_target_` whose weights are files, runs or names of timm
+SAVED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, today and before version 1.6
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")  # endings of weight files
 
 
@@ -28,6 +29,8 @@ def check_model(source: str, target: str) -> None:
     path = Path(source).expanduser()
     if target == TIMM:
         if path.exists():
+            if not path.is_dir():
+                check_weights("model", source)
             return
         if path.suffix in FILES or _only_a_path(source):
             raise ConfigError(
@@ -39,6 +42,31 @@ def check_model(source: str, target: str) -> None:
         raise ConfigError(f"model={source}: a file; give its folder, with config.json, tokenizer and *.safetensors")
     elif not path.exists() and (_only_a_path(source) or source.count("/") > 1 or source.endswith("/")):
         raise ConfigError(f"model={source}: no such folder; give a Hugging Face model's folder, or a name of the hub")
+
+
+def check_weights(key: str, source: str) -> None:
+    """Refuse what is no file of weights, by its first bytes: reading it takes the import of torch.
+
+    Args:
+        key: of the configuration, for the error.
+        source: its value, a path that is no directory.
+
+    Raises:
+        ConfigError: there is no such file, or it is of another kind.
+    """
+    path = Path(source).expanduser()
+    expected = "expected a .safetensors file, or a .ckpt or .pth file of torch.save"
+    if not path.is_file():
+        raise ConfigError(f"{key}={source}: {'not a file' if path.exists() else 'no such file'}; {expected}")
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+        size = path.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"{key}={source}: cannot be read ({error.strerror})") from error
+    tensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
+    if not tensors and not head.startswith(SAVED):
+        raise ConfigError(f"{key}={source}: holds no weights, or is damaged; {expected}")
 
 
 def _only_a_path(source: str) -> bool:

@@ -1,13 +1,15 @@
 """Speech encoder: convolutional subsampling, then a pre-norm Transformer."""
 
 import math
+from typing import Annotated
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention.base import length_mask
-from attnlab.config.bounds import NonNegativeInt, PositiveInt, Rate
+from attnlab.config.bounds import PositiveInt, Rate
 
 
 def sinusoidal_positions(length: int, width: int, like: Tensor) -> Tensor:
@@ -77,11 +79,11 @@ class SpeechEncoder(nn.Module):
         self,
         d_model: PositiveInt,
         num_mels: PositiveInt = 80,
-        num_layers: NonNegativeInt = 12,
+        num_layers: PositiveInt = 12,
         num_heads: PositiveInt = 8,
         ffn_dim: PositiveInt = 2048,
         conv_channels: PositiveInt = 1024,
-        conv_kernels: list[PositiveInt] | None = None,
+        conv_kernels: Annotated[list[PositiveInt], MinLen(1)] | None = None,
         dropout: Rate = 0.0,
         attention_dropout: Rate | None = None,
         activation_dropout: Rate | None = None,

@@ -33,6 +33,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     task = task_of(cfg)
     resume = last_checkpoint(cfg, directory)
     task.check(directory)
+    task.check_monitors()
     check_batch(cfg, process_count(cfg))
     open_loggers(cfg, directory)  # before the data: a service may refuse
     L.seed_everything(cfg.seed, workers=True, verbose=False)

@@ -13,6 +13,7 @@ from timm.layers import Mlp
 from timm.layers.attention import Attention
 from torch import nn
 
+from attnlab.config.bounds import PositiveInt, Rate
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub
@@ -103,13 +104,13 @@ class VisionTransformer:
 
     name: str
     weights: str | None = None
-    img_size: int | None = None
-    patch_size: int | None = None
-    embed_dim: int | None = None
-    depth: int | None = None
-    num_heads: int | None = None
-    num_classes: int | None = None
-    drop_path_rate: float = 0.0
+    img_size: PositiveInt | None = None
+    patch_size: PositiveInt | None = None
+    embed_dim: PositiveInt | None = None
+    depth: PositiveInt | None = None
+    num_heads: PositiveInt | None = None
+    num_classes: PositiveInt | None = None
+    drop_path_rate: Rate = 0.0
 
     def options(self, num_classes: int | None = None) -> dict[str, Any]:
         """The keyword arguments of timm.create_model; `num_classes`: what the data has."""

@@ -62,8 +62,8 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
                 lock = stack.enter_context(locked(directory))
                 if cfg.resume and not Path(cfg.resume).samefile(directory):
                     refuse_live(Path(cfg.resume))
-                if cfg.mode != "train":
-                    _refuse_trained(directory)
+                if not cfg.resume:
+                    _refuse_done(directory)
                 remove_partial(directory)
             except (ConfigError, LockedError, WriteError) as error:  # nothing is written: the log is another run's
                 print(f"error: {one_line(error)}", file=sys.stderr)
@@ -71,15 +71,18 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
         return _run(cfg, command, directory, lock)
 
 
-def _refuse_trained(directory: Path) -> None:
-    """A run that trains nothing must not replace the configuration and the record of one that has trained."""
-    kept = [
-        path for name in ("averaged.safetensors", "last.ckpt") if (path := directory / "checkpoints" / name).is_file()
-    ]
-    if kept:
+def _refuse_done(directory: Path) -> None:
+    """Refuse a directory whose run has finished, or has weights: its configuration and its record would be replaced."""
+    kept = any((directory / "checkpoints" / name).is_file() for name in ("averaged.safetensors", "last.ckpt"))
+    try:
+        finished = records.read(directory)["status"] == "finished"
+    except (OSError, ValueError, LookupError, TypeError):
+        finished = False
+    if kept or finished:
+        what = "a trained" if kept else "a finished"
         raise ConfigError(
-            f"hydra.run.dir={directory}: a trained run, whose config.yaml and record.json would be replaced; take "
-            f"another directory (checkpoint={directory} uses the run)"
+            f"hydra.run.dir={directory}: {what} run, whose config.yaml and record.json would be replaced; take another "
+            f"directory, or remove this one (checkpoint={directory} uses the run, resume={directory} continues it)"
         )
 
 

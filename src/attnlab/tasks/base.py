@@ -74,6 +74,22 @@ class Task(ABC):
     def check(self, directory: Path) -> None:  # noqa: B027
         """Raise ConfigError or DataError for settings that would otherwise fail after the data is read."""
 
+    def monitors(self) -> dict[str, bool]:
+        """The metrics of a validation, and whether higher values are better."""
+        return {"val_loss": False, "val_accuracy": True, self.monitor: self.better == "max"}
+
+    def check_monitors(self) -> None:
+        """Refuse a callback that watches a metric which no validation gives.
+
+        Raises:
+            ConfigError: names the callback's key and the metrics.
+        """
+        known = [*self.monitors(), "loss"]
+        for name, node in self.cfg.callbacks.items():
+            watched = node.get("monitor")
+            if watched is not None and watched not in known:
+                raise ConfigError(f"callbacks.{name}.monitor={watched}: expected {' or '.join(known)}")
+
     def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[Any, Any]:
         """The data, read and ready, and the module that trains on it.
 

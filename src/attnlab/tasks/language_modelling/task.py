@@ -51,6 +51,9 @@ class LanguageModellingTask(TextTask):
         decoder: LanguageModel = model
         return decoder
 
+    def monitors(self) -> dict[str, bool]:
+        return {"val_loss": False}
+
     def check(self, directory: Path) -> None:
         with without_memory():
             self._check_lengths(self.build())

@@ -47,10 +47,9 @@ class SequenceToTextTask(TextTask):
         super().__init__(cfg)
         if cfg.task.train.monitor is not None:
             self.monitor = cfg.task.train.monitor
-            self.better = "max" if self._monitors().get(self.monitor, True) else "min"
+            self.better = "max" if self.monitors().get(self.monitor, True) else "min"
 
-    def _monitors(self) -> dict[str, bool]:
-        """The metrics of a validation, and whether higher values are better."""
+    def monitors(self) -> dict[str, bool]:
         found = {"val_loss": False, "val_accuracy": True, type(self).monitor: True}
         if self.cfg.task.train.validate_decode:
             found |= {f"val_{name}": higher for name, higher in self._metric().logged.items()}
@@ -106,11 +105,11 @@ class SequenceToTextTask(TextTask):
             raise ConfigError(
                 f"task.train.ctc_weight={task.train.ctc_weight} needs CTC labels: set task.data.ctc_vocab_size"
             )
-        if self.monitor not in self._monitors():
+        if self.monitor not in self.monitors():
             missing = (
                 "" if task.train.validate_decode else "; task.train.validate_decode=N adds the scores of N sentences"
             )
-            raise ConfigError(f"task.train.monitor={self.monitor}: expected {' or '.join(self._monitors())}{missing}")
+            raise ConfigError(f"task.train.monitor={self.monitor}: expected {' or '.join(self.monitors())}{missing}")
         if task.train.validate_decode and self.cfg.hardware.strategy == "fsdp":
             raise ConfigError(
                 f"task.train.validate_decode={task.train.validate_decode}: with hardware=fsdp no process has the whole "
