@@ -98,10 +98,8 @@ def command() -> int:
             sys.argv[1:] = plan.arguments
             if INFO & flags:
                 plan = None  # nothing runs
-            elif plan.multirun:
-                multirun.begin(plan.sweep_directory)
-                if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-                    signal.signal(signal.SIGINT, signal.default_int_handler)  # a launcher may have jobs to end
+            elif plan.multirun and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # a launcher may have jobs to end
             if plan and not plan.keeps:
                 log_to_the_console()
                 return job.run(plan.jobs[0], job.command_line(given), None)
@@ -117,7 +115,9 @@ def command() -> int:
             return run(plan, given)
 
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+        alone = multirun.begun(plan.sweep_directory) if plan and plan.multirun else contextlib.nullcontext()
+        with alone:
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
         code = 0
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

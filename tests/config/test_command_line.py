@@ -209,7 +209,6 @@ RIGHT: dict[str, dict[str, Any]] = {
     "task.model.encoder.conv_kernels.0=7": {"task.model.encoder.conv_kernels.0": 7},
     "task.train.validate_every=10": {"task.train.validate_every": 10},
     "hydra.run.dir=x seed=3": {"seed": 3},
-    "mode=test checkpoint=/": {"checkpoint": "/"},
 }
 
 

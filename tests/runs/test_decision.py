@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.check import compose
 from attnlab.runs import decision
 from attnlab.runs import record as records
-from attnlab.runs.decision import decide, free, settings
+from attnlab.runs.decision import claimed, decide, free, settings
 from attnlab.runs.identity import NOTHING_READ
 from attnlab.runs.lock import locked
 
@@ -95,6 +95,24 @@ def test_a_live_run_is_left_alone(cfg: DictConfig) -> None:
         found = decide(cfg, OWN, SWEEP)
     assert (found.what, found.directory) == ("leave", live)
     assert found.said.startswith("in progress elsewhere (process ")
+
+
+def test_a_job_that_is_taken_is_skipped_once_it_has_finished(
+    cfg: DictConfig, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(decision.log, "warning", lambda text, *about: warnings.append(text % about))
+    with claimed(cfg, SWEEP) as nobody, claimed(cfg, SWEEP) as other, claimed(changed(cfg, seed=2), SWEEP) as seed:
+        assert nobody is None and seed is None and other is not None
+        with claimed(changed(cfg, rerun=True), SWEEP) as again:
+            assert again is None
+        assert decide(cfg, OWN, SWEEP, other).what == "leave"
+        ran(cfg, "done")
+        assert decide(cfg, OWN, SWEEP, other).what == "skip"
+    (here / "outputs" / ".jobs").rmdir()
+    (here / "outputs" / ".jobs").touch()
+    with claimed(cfg, SWEEP) as nobody:
+        assert nobody is None and "no job can be taken there" in warnings[0]
 
 
 def test_a_failed_job_is_tried_again_unless_retry_is_false(cfg: DictConfig) -> None:

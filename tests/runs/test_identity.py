@@ -44,12 +44,12 @@ def mtla() -> DictConfig:
 
 def test_two_pretrained_models_are_two_recipes(tmp_path: Path) -> None:
     first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    first.write_bytes(b"one")
-    second.write_bytes(b"two")
+    first.write_bytes(b"PK\x03\x04one")
+    second.write_bytes(b"PK\x03\x04two")
     settings = (*IMAGES, f"cache_dir={tmp_path / 'cache'}")
     a, b = (recipe(compose(*settings, f"model={path}")) for path in (first, second))
     assert a != b
-    second.write_bytes(b"one")
+    second.write_bytes(b"PK\x03\x04one")
     assert recipe(compose(*settings, f"model={second}")) == a  # the content counts, not the path
     hub = compose(*settings, "model=deit_small_patch16_224.fb_in1k")
     assert canonical(hub)["task"]["model"]["weights"] == "deit_small_patch16_224.fb_in1k"  # as written, not fetched
@@ -60,7 +60,7 @@ def test_the_encoder_that_training_starts_from_counts(tmp_path: Path) -> None:
     run_directory = tmp_path / "asr"
     (run_directory / "checkpoints").mkdir(parents=True)
     weights = run_directory / "checkpoints" / "averaged.safetensors"
-    weights.write_bytes(b"encoder")
+    weights.write_bytes(b"PK\x03\x04encoder")
     (run_directory / "run.log").write_text("x")
     settings = f"cache_dir={tmp_path / 'cache'}"
     started = recipe(compose(settings, f"task.encoder_checkpoint={run_directory}"))
@@ -98,9 +98,9 @@ def test_two_corpora_are_two_runs_of_one_recipe(tmp_path: Path) -> None:
 
 def test_training_and_testing_one_model(tmp_path: Path, mtla: DictConfig) -> None:
     weights = tmp_path / "averaged.safetensors"
-    weights.write_bytes(b"w")
+    weights.write_bytes(b"PK\x03\x04w")
     other = tmp_path / "other.safetensors"
-    other.write_bytes(b"o")
+    other.write_bytes(b"PK\x03\x04o")
     cache = f"cache_dir={tmp_path / 'cache'}"
     test, again = (compose("attention=mtla", "mode=test", f"checkpoint={path}", cache) for path in (weights, other))
     assert recipe(test) == recipe(mtla) == recipe(again)
@@ -145,7 +145,7 @@ def test_numbers_are_compared_as_numbers(mtla: DictConfig) -> None:
 
 def test_a_record_has_the_identity_of_its_configuration(mtla: DictConfig, tmp_path: Path) -> None:
     weights = tmp_path / "x.safetensors"
-    weights.write_bytes(b"w")
+    weights.write_bytes(b"PK\x03\x04w")
     cfg = compose(*IMAGES, f"model={weights}", f"cache_dir={tmp_path / 'cache'}")
     stored = json.loads(json.dumps(OmegaConf.to_container(cfg)))
     contents = identity.contents(cfg)
@@ -376,7 +376,7 @@ def test_a_file_that_is_overwritten_in_place_changes_the_corpus(
 
 def test_what_is_unchanged_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tmp_path / "w.safetensors"
-    weights.write_bytes(b"w")
+    weights.write_bytes(b"PK\x03\x04w")
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "text.txt").write_text("a")
     first = fingerprint.weights(str(weights), tmp_path / "cache"), fingerprint.corpus(tmp_path / "corpus", tmp_path)

@@ -1,6 +1,8 @@
 """The index of an outputs folder."""
 
+import errno
 import json
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from attnlab.runs import ledger
+from attnlab.runs import record as records
 from attnlab.runs.ledger import FILE, Ledger, Run
 from attnlab.runs.lock import locked
 
@@ -82,6 +85,84 @@ def test_the_index_can_be_deleted_damaged_and_made_by_other_code(
     assert runs(tmp_path) == before
     assert "cannot be used" in warnings[0]
     assert Ledger(tmp_path / "nowhere").runs() == []
+
+
+def test_what_only_one_question_reads_is_damaged(tmp_path: Path) -> None:
+    """Of an index whose first pages are whole."""
+    write(tmp_path / "a")
+    asked = ("", "train", 1, "mustc")
+    assert [run.directory.name for run in Ledger(tmp_path).alike(*asked)] == ["a"]
+    for statement in ("DROP TABLE runs", "ALTER TABLE runs DROP COLUMN key"):
+        with sqlite3.connect(tmp_path / FILE) as index:
+            index.execute("DROP INDEX jobs")
+            index.execute(statement)
+        assert [run.directory.name for run in Ledger(tmp_path).alike(*asked)] == ["a"]
+        assert sqlite3.connect(tmp_path / FILE).execute("SELECT path, key FROM runs").fetchall() == [("a", "")]
+    with sqlite3.connect(tmp_path / FILE) as index:
+        root = index.execute("SELECT rootpage FROM sqlite_master WHERE name = 'jobs'").fetchone()[0]
+        size = index.execute("PRAGMA page_size").fetchone()[0]
+    with (tmp_path / FILE).open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\xff" * size)
+    assert [run.directory.name for run in Ledger(tmp_path).alike(*asked)] == ["a"]
+    assert len(Ledger(tmp_path).runs()) == 1
+
+
+def test_a_damaged_index_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that is read-only."""
+    write(tmp_path / "a")
+    (tmp_path / FILE).write_bytes(b"no database at all" * 100)
+
+    def refused(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert list(runs(tmp_path)) == ["a"]
+
+
+def test_code_that_changes_beside_a_multirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are those of the code that was read; another version's process makes the index again at any moment."""
+    write(tmp_path / "a")
+    runs(tmp_path)
+    refresh = Ledger._refresh
+
+    def and_another(self: Ledger, index: sqlite3.Connection) -> None:
+        refresh(self, index)
+        if index.execute("PRAGMA database_list").fetchone()[2]:
+            with sqlite3.connect(tmp_path / FILE) as other:
+                other.execute("DELETE FROM runs")
+                other.execute("PRAGMA user_version = 5")
+
+    monkeypatch.setattr(Ledger, "_refresh", and_another)
+    assert list(runs(tmp_path)) == ["a"]
+
+
+def test_records_that_no_database_holds(tmp_path: Path) -> None:
+    strange = "a\udcff"  # of a file's name that is not UTF-8
+    write(tmp_path / "text", error=strange, tags=[strange, 5], task="a")
+    write(tmp_path / "numbers", seed=2**70, stride=True, quality={"ppl": 10**400, "bleu": float("nan")}, task="b")
+    write(tmp_path / "tags", tags=5, quality=[1], identity=None, task="c")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "record.json").write_text("[" * 100_000)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "record.json")
+    (tmp_path / "folder" / "record.json").mkdir(parents=True)
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / "record.json").symlink_to("nowhere")
+    (tmp_path / "itself").symlink_to("itself")
+    write(Path(f"{tmp_path}/{strange}"))
+    found = runs(tmp_path)
+    assert {name: run.status for name, run in found.items()} == {
+        **dict.fromkeys(("text", "numbers", "tags"), "finished"),
+        **dict.fromkeys(("deep", "pipe", "folder"), "broken"),
+    }
+    assert (found["text"].error, found["text"].tags) == ("a?", (strange, "5"))
+    assert (found["numbers"].seed, found["numbers"].metric, found["tags"].tags) == (None, "bleu", ())
+
+
+def test_a_record_with_a_name_that_is_no_text(tmp_path: Path) -> None:
+    records.write({"status": "failed", "error": "a\udcff: not found"}, tmp_path)
+    assert records.read(tmp_path)["error"] == "a\udcff: not found"
 
 
 def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:

@@ -67,8 +67,12 @@ def test_a_directory_belongs_to_its_process_until_that_ends(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_of_many_that_come_at_the_same_moment(tmp_path: Path) -> None:
-    code = """
+@pytest.mark.parametrize("flock", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_one_of_many_that_come_at_the_same_moment(flock: bool, tmp_path: Path) -> None:
+    without = "from attnlab.runs import lock; lock._flock = lambda *_: None\n"
+    code = (
+        f"{'' if flock else without}"
+        + """
 import sys
 from pathlib import Path
 from attnlab.errors import LockedError
@@ -82,6 +86,7 @@ try:
 except LockedError:
     print("refused", flush=True)
 """
+    )
     command = [sys.executable, "-c", code, str(tmp_path)]
     pipe = subprocess.PIPE
     started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(5)]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,10 +17,10 @@ import pytest
 
 from attnlab.config.build import CONF
 from attnlab.config.check import compose
-from attnlab.errors import DataError
+from attnlab.errors import DataError, LockedError, WriteError
 from attnlab.runs import decision, multirun
 from attnlab.runs import record as records
-from attnlab.runs.multirun import begin, listed, run_job, summarize
+from attnlab.runs.multirun import begun, listed, run_job, summarize
 from attnlab.runs.record import write
 
 
@@ -160,8 +161,37 @@ def test_the_list_of_jobs(tmp_path: Path) -> None:
     (tmp_path / "jobs" / "0.json").write_text("{")
     with pytest.raises(DataError, match="jobs/0.json: not the note of a job"):
         listed(tmp_path)
-    begin(tmp_path)
-    assert [job.name for job in listed(tmp_path)] == ["2_a", "10_b", "other"]
+    with begun(tmp_path):
+        assert [job.name for job in listed(tmp_path)] == ["2_a", "10_b", "other"]
+        with pytest.raises(LockedError, match="a run is in progress there"), begun(tmp_path):
+            pass
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError), begun(tmp_path / "file"):
+        pass
+
+
+def test_a_job_that_another_multirun_has_taken_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both decide before the first of them has a record."""
+    monkeypatch.chdir(tmp_path)
+    cfg = compose("task=wikitext2", "attention=mha", "hardware=cpu")
+    first, second = Path("outputs/multirun/first"), Path("outputs/multirun/second")
+    commands = []
+
+    def child(arguments: list[str], directory: Path) -> None:
+        commands.append(directory)
+        assert math.isnan(run_job(cfg, 0, [], second / "0_a", second))
+
+    monkeypatch.setattr(multirun, "_run", child)
+    for sweep in (first, second):
+        (sweep / "0_a").mkdir(parents=True)
+    run_job(cfg, 0, [], first / "0_a", first)
+    assert commands == [first / "0_a"]
+    assert f"taken by another multirun (process {os.getpid()} on " in capsys.readouterr().err
+    assert summarize(second, 1) == 1
+    run_job(cfg, 0, [], second / "0_a", second)  # it is free again
+    assert commands == [first / "0_a", second / "0_a"] and not list(Path("outputs/.jobs").iterdir())
 
 
 def test_the_exit_code_of_a_multirun(tmp_path: Path) -> None:
@@ -170,3 +200,6 @@ def test_the_exit_code_of_a_multirun(tmp_path: Path) -> None:
         write({"status": ended}, tmp_path / name)
     assert summarize(tmp_path, 2) == 0
     assert summarize(tmp_path, 3) == 1  # a job without a record has not finished
+    for content in ("{", "[]", "{}", "\\xff"):
+        (tmp_path / "1_b" / "record.json").write_text(content)
+        assert summarize(tmp_path, 2) == 1

@@ -225,8 +225,6 @@ def check_mode(cfg: DictConfig, task: str) -> None:
             raise ConfigError(f"{key}= is read by mode={' and mode='.join(reading.modes)}, not by mode={cfg.mode}")
         if value is not None and key not in NOT_FILES and not Path(value).expanduser().exists():
             raise ConfigError(f"{key}={value}: no such file or directory")
-    if cfg.checkpoint is not None:
-        _check_checkpoint(str(cfg.checkpoint))
     if Path(cfg.cache_dir).expanduser().is_file():
         raise ConfigError(f"cache_dir={cfg.cache_dir}: a file; expected a directory, which is made if it is missing")
     if cfg.mode == "predict" and cfg.input is None:
@@ -243,6 +241,8 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         raise ConfigError("mode=export needs checkpoint=<a trained run> or model=<a run of mode=compress>")
     if cfg.data_root == "":
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
+    if cfg.checkpoint is not None:
+        _check_checkpoint(str(cfg.checkpoint))
 
 
 def _check_checkpoint(value: str) -> None:
@@ -276,7 +276,7 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
     if cfg.model is not None:
         check_model(cfg.model, cfg.task.model._target_)
     encoder = cfg.task.get("encoder_checkpoint")
-    if encoder is not None and not Path(encoder).expanduser().is_dir():
+    if encoder is not None and Path(encoder).expanduser().is_file():
         check_weights("task.encoder_checkpoint", str(encoder))
 
 

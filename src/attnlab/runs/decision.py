@@ -6,30 +6,36 @@ the fingerprint of one, the corpus that the job would read is digested too (text
 again), so that one that changed at its place is another. The embedded sample corpora follow from the configuration.
 """
 
+import contextlib
 import functools
+import hashlib
 import json
+import logging
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.errors import AttnlabError
+from attnlab.errors import AttnlabError, LockedError, WriteError
 from attnlab.runs import fingerprint, identity
 from attnlab.runs import record as records
 from attnlab.runs.ledger import OUTPUTS, RECORD, Ledger, Run, key_of
 from attnlab.runs.loading import ELSEWHERE, FREE
-from attnlab.runs.lock import ENDING, Holder, held
+from attnlab.runs.lock import ENDING, Holder, held, locked
 
 SAMPLE = "sample"  # the name that a record gives to an embedded corpus
 GIVING = ("predict", "generate", "export")  # modes whose result is not their record: they are always done
 LAST = Path("checkpoints") / "last.ckpt"
 NOT_RESUMED = ("mode", "resume", "retry", "rerun")  # settings of a job that `resume=` gives by itself
 SHORT = 10  # characters of a commit
+CLAIMS = ".jobs"  # the folder in outputs/ with a lock for each job that a multirun has taken
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,44 @@ class Decision:
     said: str
 
 
-def decide(cfg: DictConfig, own: Path, sweep: Path) -> Decision:
+@contextlib.contextmanager
+def claimed(cfg: DictConfig, sweep: Path) -> Iterator[Holder | None]:
+    """Take a job inside the block: a run needs seconds before it has a record by which other multiruns can see it.
+
+    Args:
+        cfg: the job's fixed configuration.
+        sweep: the multirun's directory.
+
+    Yields:
+        Who else has taken the job; None: this process has it.
+    """
+    if cfg.mode in GIVING or cfg.get("rerun"):
+        yield None
+        return
+    outside = len(places(sweep)) > 1 and not OUTPUTS.is_dir()
+    base = (sweep if outside else OUTPUTS) / CLAIMS
+    about = json.dumps([_key(cfg), cfg.mode, cfg.seed, cfg.task.name])
+    name = hashlib.sha256(about.encode()).hexdigest()[:32]
+    other = None
+    with contextlib.ExitStack() as stack:
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(base, name=name))
+        except LockedError:
+            other = held(base, name)
+        except (OSError, WriteError) as error:
+            log.warning("%s: no job can be taken there (%s); another multirun may start the same one", base, error)
+        yield other
+
+
+def decide(cfg: DictConfig, own: Path, sweep: Path, other: Holder | None = None) -> Decision:
     """Decide what a job of a multirun does.
 
     Args:
         cfg: the job's fixed configuration; `retry` and `rerun` count.
         own: the directory that the job would have, which may hold an earlier run.
         sweep: the multirun's directory.
+        other: who else has taken the job, see :func:`claimed`; None: nobody.
 
     Raises:
         ConfigError, DataError: the job has no identity (see :mod:`attnlab.runs.identity`).
@@ -75,6 +112,8 @@ def decide(cfg: DictConfig, own: Path, sweep: Path) -> Decision:
             return Decision(
                 "leave", run.directory, f"in progress elsewhere ({holder}), left to it: {_near(run.directory)}"
             )
+    if other:
+        return Decision("leave", fresh, f"taken by another multirun ({other}), left to it")
     failed = [run for run in found if run.status == "failed"]
     if failed and not cfg.get("retry", True):
         why = f"failed before ({_short(failed[-1].error)}), left (retry=false)"
@@ -108,10 +147,14 @@ def earlier(cfg: DictConfig, folders: Sequence[Path]) -> list[Run]:
         cfg: the job's fixed configuration.
         folders: where to look.
     """
-    device, threads = _machine(cfg.hardware.accelerator) if cfg.mode == "bench" else (None, None)
-    key = key_of(cfg, None, device, threads)
+    key = _key(cfg)
     found = [run for folder in folders for run in Ledger(folder).alike(key, cfg.mode, cfg.seed, cfg.task.name)]
     return sorted((run for run in found if _same_corpus(cfg, run)), key=lambda run: run.started)
+
+
+def _key(cfg: DictConfig) -> str:
+    device, threads = _machine(cfg.hardware.accelerator) if cfg.mode == "bench" else (None, None)
+    return key_of(cfg, None, device, threads)
 
 
 def free(own: Path) -> Path:

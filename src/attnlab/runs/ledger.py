@@ -5,6 +5,8 @@ again: each call walks the folder and reads the records whose size or time of ch
 can be written is indexed in memory.
 """
 
+import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -114,8 +116,7 @@ class Ledger:
 
         `unrecorded` then has the folders that a run has begun and that have no record.
         """
-        with closing(self._refreshed()) as index:
-            rows = index.execute(f"SELECT path, {SELECTED} FROM runs ORDER BY started, path").fetchall()
+        rows = self._ask(f"SELECT path, {SELECTED} FROM runs ORDER BY started, path", ())
         return [self._run(row) for row in rows]
 
     def alike(self, key: str, mode: str, seed: int, task: str) -> list[Run]:
@@ -127,16 +128,10 @@ class Ledger:
             seed: the job's.
             task: the job's.
         """
-        with closing(self._refreshed()) as index:
-            where = "mode = ? AND seed = ? AND task = ?"
-            rows = index.execute(
-                f"SELECT key, path, {SELECTED} FROM runs WHERE {where} ORDER BY started, path",
-                (mode, seed, task),
-            ).fetchall()
-            fresh = {row[1]: self._key(row[1]) for row in rows if row[0] is None}
-            if fresh:
-                _write(index, "UPDATE runs SET key = ? WHERE path = ?", [(k, path) for path, k in fresh.items()])
-        return [self._run(row[1:]) for row in rows if (row[0] or fresh.get(row[1])) == key]
+        where = "mode = ? AND seed = ? AND task = ?"
+        statement = f"SELECT key, path, {SELECTED} FROM runs WHERE {where} ORDER BY started, path"
+        rows = self._ask(statement, (mode, seed, task))
+        return [self._run(row[1:]) for row in rows if row[0] == key]
 
     def _run(self, row: tuple[Any, ...]) -> Run:
         values = dict(zip(NAMES, row[1:], strict=True))
@@ -156,27 +151,43 @@ class Ledger:
             log.debug("%s: no key: %s", self.root / path, error)
             return ""
 
-    def _refreshed(self) -> sqlite3.Connection:
-        """The index, up to date: in its file, or in memory where there can be none."""
+    def _ask(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """The rows of a query, of an index that is up to date: in its file, or in memory where there can be none.
+
+        Rows that have a column `key` come first with it, computed where nobody has asked for it before.
+        """
         if not self.root.is_dir():
-            return _opened(":memory:")
+            return []
+        why = "damaged again while it was made"
         for _ in range(2):
             try:
-                index = _opened(str(self.file))
-                try:
-                    self._refresh(index)
-                except BaseException:
-                    index.close()
-                    raise
-                return index
-            except sqlite3.OperationalError as error:  # read-only, full, or a file system without locks
-                log.warning("%s: cannot be used (%s); every record is read", self.file, error)
-                break
-            except sqlite3.DatabaseError:  # damaged, or not an index
-                self.file.unlink(missing_ok=True)
-        index = _opened(":memory:")
+                with closing(_opened(str(self.file))) as index:
+                    return self._answer(index, statement, values)
+            except sqlite3.Error as error:
+                if not _is_damaged(error):  # read-only, full, in use, or a file system without locks
+                    why = str(error)
+                    break
+                self._remove()
+        _warn(f"{self.file}: cannot be used ({why}); every record is read")
+        with closing(_opened(":memory:")) as index:
+            return self._answer(index, statement, values)
+
+    def _answer(self, index: sqlite3.Connection, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         self._refresh(index)
-        return index
+        asked = index.execute(statement, values)
+        keyed = asked.description[0][0] == "key"
+        rows: list[tuple[Any, ...]] = asked.fetchall()
+        fresh = {row[1]: self._key(row[1]) for row in rows if keyed and row[0] is None}
+        _write(index, "UPDATE runs SET key = ? WHERE path = ?", [(key, path) for path, key in fresh.items()])
+        if index.execute("PRAGMA user_version").fetchone()[0] != _version():
+            raise sqlite3.OperationalError("another version of the code has made it again meanwhile")
+        return [(fresh.get(row[1], row[0]), *row[1:]) for row in rows] if keyed else rows
+
+    def _remove(self) -> None:
+        """Delete the index, and its journal: that of another file would be played back into the next one."""
+        for end in ("", "-journal", "-wal", "-shm"):
+            with contextlib.suppress(OSError):  # the next attempt says what is wrong
+                Path(f"{self.file}{end}").unlink()
 
     def _refresh(self, index: sqlite3.Connection) -> None:
         known = {path: (mtime, size) for path, mtime, size in index.execute("SELECT path, mtime, size FROM runs")}
@@ -208,10 +219,11 @@ class Ledger:
                 with os.scandir(self.root / folder) as entries:
                     for entry in entries:
                         names.add(entry.name)
-                        if entry.name == RECORD:
-                            state = entry.stat()
-                        elif not entry.name.startswith(".") and entry.is_dir():
-                            inner.append(entry)
+                        with contextlib.suppress(OSError):  # a link to itself or to nothing
+                            if entry.name == RECORD:
+                                state = entry.stat()
+                            elif not entry.name.startswith(".") and entry.is_dir() and _is_text(entry.path):
+                                inner.append(entry)
             except FileNotFoundError:  # removed in the meantime
                 continue
             except OSError as error:
@@ -265,11 +277,40 @@ def _opened(file: str) -> sqlite3.Connection:
     return index
 
 
-def _version() -> int:
-    """Changes with the code that makes the rows and the keys."""
+def _sources() -> int:
     sources = (Path(__file__), Path(identity.__file__), Path(identity.__file__).parents[1] / "config" / "renames.py")
     text = b"".join(path.read_bytes() for path in sources)
-    return FORMAT + int(hashlib.sha256(text).hexdigest()[:7], 16)
+    return int(hashlib.sha256(text).hexdigest()[:7], 16)
+
+
+SOURCES = _sources()  # read with the code itself: files may change while a multirun is in progress
+
+
+def _version() -> int:
+    """Changes with the code that makes the rows and the keys."""
+    return FORMAT + SOURCES
+
+
+def _is_damaged(error: sqlite3.Error) -> bool:
+    """Whether the file is no index, rather than one that cannot be read or written now."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Once in a process: each job of a multirun asks."""
+    log.warning("%s", text)
+
+
+def _is_text(path: str) -> bool:
+    """Whether the name of a folder is UTF-8, as all that attnlab makes are."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        _warn(f"{path!r}: not UTF-8; what it holds is left out")
+        return False
+    return True
 
 
 def _write(index: sqlite3.Connection, statement: str, rows: list[tuple[Any, ...]]) -> None:
@@ -282,15 +323,23 @@ def _row(path: Path) -> tuple[Any, ...]:
     """The values of NAMES, of a record."""
     blank: dict[str, Any] = dict.fromkeys(NAMES, "") | dict.fromkeys((*NUMBERS, "quality", "cache")) | {"tags": "[]"}
     try:
+        if not path.is_file():
+            raise ValueError("not a record: no file")
         record = json.loads(path.read_bytes())
         if not isinstance(record, dict) or record.get("status") not in records.STATUSES:
             raise ValueError("not a record: no status")
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        return tuple((blank | {"status": BROKEN, "error": reason}).values())
+        values = _values(record, blank)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        values = blank | {"status": BROKEN, "error": " ".join(str(error).split())}
+    row = (values[name] for name in NAMES)
+    return tuple(value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in row)
+
+
+def _values(record: Mapping[str, Any], blank: Mapping[str, Any]) -> dict[str, Any]:
     values = blank | {name: value for name in TEXTS if isinstance(value := record.get(name), str)}
-    values |= {name: value for name in NUMBERS if isinstance(value := record.get(name), int)}
-    values["tags"] = json.dumps([str(tag) for tag in record.get("tags") or []])
+    values |= {name: int(value) for name in NUMBERS if isinstance(value := record.get(name), int) and _fits(value)}
+    tags = record.get("tags")
+    values["tags"] = json.dumps([str(tag) for tag in tags] if isinstance(tags, list) else [])
     about, where = _mapping(record, "identity"), _mapping(record, "environment")
     values |= {name: str(about.get(name, NOT_RUN)) for name in ("recipe", "run")}
     values |= {"content": str(about.get("corpus", NOT_RUN)), "commit": str(where.get("git", NOT_RUN))}
@@ -299,7 +348,7 @@ def _row(path: Path) -> tuple[Any, ...]:
     values["quality"] = scores.get(values["metric"])
     cache = _mapping(record, "kv_cache").get("elements_per_token_per_layer")
     values["cache"] = cache if _is_number(cache) else None
-    return tuple(values[name] for name in NAMES)
+    return values
 
 
 def _mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -308,4 +357,9 @@ def _mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and _fits(value))
+
+
+def _fits(value: int) -> bool:
+    """Whether SQLite can hold an integer."""
+    return -(2**63) <= value < 2**63

@@ -30,6 +30,7 @@ EVERY = 60.0  # seconds between two signs of life
 SILENT = 300.0  # seconds after which a holder on another host counts as dead
 VANISHING = 10.0  # seconds that a process which is gone may take to let go of its files
 ENDING = 60.0  # seconds that an interrupted run may take to end
+SETTLING = 0.5  # seconds in which others that came at the same moment have written their names
 UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 _descriptors: set[int] = set()  # of the locks that this process holds
@@ -92,15 +93,16 @@ class Lock:
             self.write()
 
 
-def held(directory: Path) -> Holder | None:
+def held(directory: Path, name: str = NAME) -> Holder | None:
     """The live process that holds a run directory; None: nobody does.
 
     Args:
         directory: of a run.
+        name: of the lock file.
     """
     for attempt in range(10):
         try:
-            descriptor = os.open(directory / NAME, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
@@ -130,26 +132,29 @@ def alive(record: Mapping[str, Any], directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, wait: float = ENDING) -> Iterator[Lock]:
+def locked(directory: Path, wait: float = ENDING, name: str = NAME) -> Iterator[Lock]:
     """Hold a run directory inside the block.
 
     Args:
         directory: an existing folder.
         wait: how many seconds to wait for a holder that is about to end.
+        name: of the lock file.
 
     Raises:
         LockedError: another process holds it.
         WriteError: the lock file cannot be written.
     """
-    path = directory / NAME
+    path = directory / name
     try:
-        descriptor, supported = _acquire(directory, wait)
+        descriptor, supported = _acquire(path, wait)
         _descriptors.add(descriptor)
         here = psutil.Process()
         now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         inode = os.fstat(descriptor).st_ino
         holder = Holder(here.pid, here.create_time(), socket.gethostname(), now, inode, supported, parent())
         lock = Lock(descriptor, holder)
+        if not supported:
+            _settle(directory, descriptor, holder)
     except OSError as error:
         if isinstance(error, WriteError):
             raise
@@ -181,9 +186,9 @@ def refuse_live(directory: Path) -> None:
         raise _refusal(directory, holder)
 
 
-def _acquire(directory: Path, wait: float) -> tuple[int, bool]:
+def _acquire(path: Path, wait: float) -> tuple[int, bool]:
     """The open lock file, held by this process, and whether the file system has locks of its own."""
-    path, began, said = directory / NAME, time.monotonic(), False
+    directory, began, said = path.parent, time.monotonic(), False
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         free = _flock(descriptor, fcntl.LOCK_EX)
@@ -202,6 +207,16 @@ def _acquire(directory: Path, wait: float) -> tuple[int, bool]:
             print(f"{directory}: waiting for the end of {holder}", file=sys.stderr)
             said = True
         time.sleep(0.1)
+
+
+def _settle(directory: Path, descriptor: int, holder: Holder) -> None:
+    """Of several that came at the same moment, where no system decides, the last to write its name has the lock."""
+    time.sleep(SETTLING)
+    found = _read(descriptor)
+    if found != holder:
+        _descriptors.discard(descriptor)
+        os.close(descriptor)
+        raise _refusal(directory, found)
 
 
 def _refusal(directory: Path, holder: Holder | None) -> LockedError:

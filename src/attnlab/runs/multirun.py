@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,10 +20,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from attnlab.errors import DataError
+from attnlab.errors import DataError, WriteError
 from attnlab.runs import record as records
-from attnlab.runs.decision import decide, settings
+from attnlab.runs.decision import Decision, claimed, decide, settings
 from attnlab.runs.files import write_text
+from attnlab.runs.lock import locked
 from attnlab.runs.parents import environment
 from attnlab.runs.signals import handling, starting
 
@@ -49,14 +50,25 @@ class Job:
     settings: tuple[str, ...] = ()
 
 
-def begin(sweep: Path) -> None:
-    """Forget the jobs of an earlier multirun in the same directory. Its runs stay.
+@contextlib.contextmanager
+def begun(sweep: Path) -> Iterator[None]:
+    """Hold a multirun's directory inside the block. The jobs of an earlier multirun in it are forgotten, its runs stay.
 
     Args:
         sweep: the multirun's directory.
+
+    Raises:
+        LockedError: another multirun is in progress there.
+        WriteError: nothing can be written there.
     """
-    for path in (sweep / JOBS).glob("*.json"):
-        path.unlink(missing_ok=True)
+    try:
+        sweep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(sweep)) from error
+    with locked(sweep):
+        for path in (sweep / JOBS).glob("*.json"):
+            path.unlink(missing_ok=True)
+        yield
 
 
 def listed(sweep: Path) -> list[Job]:
@@ -104,7 +116,13 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], own: Path, s
     Raises:
         SystemExit: a signal arrived. The job has received it too; the jobs after it are not started.
     """
-    decision = decide(cfg, own, sweep)
+    with claimed(cfg, sweep) as other:
+        return _run_job(decide(cfg, own, sweep, other), cfg, number, arguments, own, sweep)
+
+
+def _run_job(
+    decision: Decision, cfg: DictConfig, number: int, arguments: Sequence[str], own: Path, sweep: Path
+) -> float:
     print(f"job {number}: {decision.said}", file=sys.stderr, flush=True)
     directory, shown = decision.directory, [text for text in arguments if "=" in text and text[0] != "-"]
     note = {"name": own.name, "directory": os.path.relpath(directory, sweep), "what": decision.what, "settings": shown}
@@ -183,11 +201,19 @@ def summarize(directory: Path, jobs: int | None) -> int:
         The exit code: 0 if all have finished, else 1.
     """
     places = [job.directory for job in listed(directory)]
-    found = [records.read(place) for place in places if (place / "record.json").is_file()]
+    found = [_status(place) for place in places if (place / "record.json").is_file()]
     jobs = len(found) if jobs is None else jobs
-    finished = [record for record in found if record["status"] == "finished"]
+    finished = [status for status in found if status == "finished"]
     print(f"{len(finished)} of {jobs} jobs finished: {directory}", file=sys.stderr)
     return int(len(finished) < jobs)
+
+
+def _status(run: Path) -> str:
+    """As the record has it; "broken" where that cannot be read."""
+    try:
+        return str(records.read(run)["status"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return "broken"
 
 
 def _number(path: Path) -> int:

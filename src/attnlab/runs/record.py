@@ -194,7 +194,9 @@ def write(record: Mapping[str, Any], directory: Path) -> None:
         WriteError: it cannot be written.
     """
     path = directory / "record.json"
-    data = (dumps(record) + "\n").encode()
+    data = (dumps(record) + "\n").encode(
+        "utf-8", "backslashreplace"
+    )  # a file's name may be no text: \\udcff, as in JSON
     try:
         write_bytes(path, data)
     except OSError as error:

@@ -258,9 +258,9 @@ def test_checkpoints_that_do_not_fit(start: Start, tmp_path: Path) -> None:
     assert "head.bias has shape (5,), this VisionTransformer's is (12,)" in error(
         "c.safetensors", weights | {"head.bias": torch.ones(5)}
     )
-    assert "not a readable checkpoint" in error("d.safetensors", b"nothing")
+    assert "not a readable checkpoint" in error("d.pth", b"PK\x03\x04nothing")
     assert "more than tensors" in error("e.pth", {"model": Path()})
-    assert "not a readable checkpoint" in error("f.pth", b"abc")
+    assert "not a readable checkpoint" in error("f.pth", b"\x80\x02abc")
     broken = weights | {"blocks.0.attn.qkv.weight": torch.full_like(weights["blocks.0.attn.qkv.weight"], torch.nan)}
     assert "blocks.0.attn.qkv.weight has values that are not numbers" in error("g.pth", broken)
     missing = refused(start, tmp_path, "model=nowhere/x.pth", kind=DataError)
