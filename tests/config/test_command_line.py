@@ -143,7 +143,7 @@ WRONG = {
     "attention.gate_dim=0": "attention.gate_dim=0: expected int >= 1 or null",
     "attention.dropout=1": "attention.dropout=1: expected float >= 0 and < 1",
     "task.model.d_model=0": "task.model.d_model=0: expected int >= 1",
-    "task.model.encoder.num_layers=-1": "expected int >= 0",
+    "task.model.encoder.num_layers=-1": "expected int >= 1",
     "task.model.encoder.conv_kernels=[0]": "a list, each int >= 1",
     "task.model.decoder.num_layers=0": "task.model.decoder.num_layers=0: expected int >= 1",
     "task.model.decoder.ffn_dim=-4": "expected int >= 1",

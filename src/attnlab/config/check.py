@@ -32,6 +32,8 @@ from attnlab.errors import ConfigError
 
 SWEEPER = "hydra/sweeper"
 NOT_FILES = ("prompt", "format", "input", "output")  # of the keys that only some modes read: they need not exist
+# What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
+USABLE = ("config.yaml", "record.json", "checkpoints", "compressed", "manifest.json", "config.json")
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ def _check_checkpoint(value: str) -> None:
     path = Path(value).expanduser()
     if not path.is_dir():
         check_weights("checkpoint", value)
-    elif not any((path / name).exists() for name in ("config.yaml", "checkpoints", "record.json")):
+    elif not any((path / name).exists() for name in USABLE):
         raise ConfigError(f"checkpoint={value}: not the directory of a run: there is no config.yaml")
 
 

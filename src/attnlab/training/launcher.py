@@ -1,6 +1,8 @@
 """Strategies of several processes whose processes end together, and say which of them ended first.
 
 Lightning's own launcher looks every five seconds, and kills rank zero without a word when another rank has ended.
+Lightning 2.6 has no public place for another one: a strategy makes its launcher in `_configure_launcher`, and a public
+ClusterEnvironment could only start the processes itself, without what Lightning does for those of its launcher.
 """
 
 import os

@@ -265,6 +265,8 @@ def test_a_full_disk(what: str, folder: Folder, run: Run, tmp_path: Path, monkey
     """The line names what cannot be written, and the compressed folder of an earlier run in the directory stays."""
     assert run(folder("llama"), *TENSORLLM) == (0, "")
     before = content(tmp_path / "run" / "compressed")
+    path = tmp_path / "run" / "record.json"  # a finished run's directory would be refused
+    path.write_text(path.read_text().replace('"status": "finished"', '"status": "failed"'))
     reason = "No space left on device"
 
     def units(file: Path, *arguments: Any) -> None:
