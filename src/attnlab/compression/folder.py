@@ -189,10 +189,10 @@ def _modules(manifest: dict[str, Any]) -> dict[str, Replacement]:
 
 
 def _family(manifest: dict[str, Any]) -> Family:
-    known, name = families(), manifest.get("family", "timm")
-    if not isinstance(name, str) or name not in known:
-        raise ConfigError(f"family: expected one of {', '.join(known)}, got {name!r}")
-    family = known[name]
+    by_name, name = families(), manifest.get("family", "timm")
+    if not isinstance(name, str) or name not in by_name:
+        raise ConfigError(f"family: expected one of {', '.join(by_name)}, got {name!r}")
+    family = by_name[name]
     if unknown := sorted(manifest["options"].keys() - family.options):
         known = ", ".join(sorted(family.options))
         raise ConfigError(f"the option {unknown[0]!r} of {MANIFEST} is unknown; expected only {known}")

@@ -335,7 +335,7 @@ def _row(path: Path) -> tuple[Any, ...]:
     return tuple(value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in row)
 
 
-def _values(record: Mapping[str, Any], blank: Mapping[str, Any]) -> dict[str, Any]:
+def _values(record: Mapping[str, Any], blank: dict[str, Any]) -> dict[str, Any]:
     values = blank | {name: value for name in TEXTS if isinstance(value := record.get(name), str)}
     values |= {name: int(value) for name in NUMBERS if isinstance(value := record.get(name), int) and _fits(value)}
     tags = record.get("tags")
