@@ -34,6 +34,8 @@ def file(write: Write, tmp_path_factory: pytest.TempPathFactory) -> Path:
             [(f"satz {HOSTILE}", f"a reference {j}", f"a {mechanism} {j}") for j in range(8)],
             attention=mechanism,
             stride=None,
+            rank=5,
+            inference__tokens_per_second="not run" if i == 9 else 100.0 + i,
             task=HOSTILE if i == 1 else "mustc",
             corpus="sample",
             tags=[HOSTILE, IMAGE] if i == 1 else [],
@@ -104,7 +106,7 @@ def test_hover_and_copy(page: Page) -> None:
     page.move(x - 5, y)
     page.move(x, y)
     said = _until(page, "run09")
-    assert "mla" in said and "18 BLEU" in said and "576" in said and "not run" in said
+    assert "mla, rank 5, seed 1" in said and "18 BLEU" in said and "576" in said and "not run" in said
     page.click("tr[data-run='9'] button")
     assert page.get("document.querySelector('tr[data-run=\"9\"] button').ariaExpanded") == "true"
     page.click(".details .copied button")

@@ -76,6 +76,12 @@ class Shown:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def title(self) -> str:
+        """Mechanism, rank and seed."""
+        given = [f"{key} {value}" for key in ("rank", "seed") if (value := self.record.get(key)) is not None]
+        return ", ".join([self.mechanism, *given])
+
+    @property
     def corpus(self) -> str:
         """What was read, without its place."""
         corpus = str(self.record.get("corpus", "")).split(" at ")[0]

@@ -23,16 +23,20 @@ GRAY = "#808690"  # of texts and lines: legible on white and on black
 PALETTE = (*Category10[10], *Dark2[8])
 TOOLS = "box_zoom,wheel_zoom,reset,save"
 LOSS_TITLES = dict(zip(LOSSES, ("training loss", "validation loss"), strict=True))
-ABOUT = [("run", "@mechanism"), ("task", "@task, @corpus"), ("rank", "@rank"), ("seed", "@seed"), ("in", "@name")]
+ABOUT = [("run", "@run"), ("task", "@task, @corpus"), ("in", "@name")]
+NEAR = (*sweep.SIZES, sweep.SPEED)  # what is said beside the mouse; the table has all
 
 
 def colours(runs: Sequence[Shown]) -> dict[str, str]:
-    """A colour for each mechanism; above eighteen mechanisms colours are used again.
+    """A colour for each mechanism, the clearest for those that the plots show first; above eighteen they repeat.
 
     Args:
         runs: of the page.
     """
-    names = sorted({run.mechanism for run in runs if run.mechanism})
+    cache = [run for run in runs if run.quality is not None and sweep.SIZES[1] in run.numbers]
+    scored = [run for run in runs if run.quality is not None]
+    names = dict.fromkeys(name for some in (cache, scored, runs) for name in sorted({run.mechanism for run in some}))
+    names.pop("", None)  # of a broken record
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 
 
@@ -46,7 +50,7 @@ def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
     """
     columns: dict[str, Any] = _about(runs)
     columns["score"] = ["" if run.quality is None else f"{run.quality:g} {label(run.metric)}" for run in runs]
-    columns |= {f"{name} as text": [sweep.cell(run.numbers.get(name), name) for run in runs] for name in sweep.NUMBERS}
+    columns |= {f"{name} as text": [sweep.cell(run.numbers.get(name), name) for run in runs] for name in NEAR}
     columns["quality"] = np.array([np.nan if run.quality is None else run.quality for run in runs])
     for name in sweep.NUMBERS:
         columns[name] = np.array([run.numbers.get(name, np.nan) for run in runs])
@@ -62,7 +66,7 @@ def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
         alpha=0.8,
         line_color="white",
     )
-    measured = [(name, f"@{{{name} as text}}") for name in sweep.NUMBERS]
+    measured = [(name, f"@{{{name} as text}}") for name in NEAR]
     plot.add_tools(HoverTool(tooltips=[*ABOUT, ("quality", "@score"), *measured]))
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     return _item(plot, target)
@@ -95,19 +99,12 @@ def _about(runs: Sequence[Shown]) -> dict[str, list[Any]]:
     colour = colours(runs)
     return {
         "number": list(range(len(runs))),
-        "mechanism": [run.mechanism for run in runs],
-        "task": [_text(run, "task") for run in runs],
+        "run": [run.title for run in runs],
+        "task": [str(run.record.get("task", "")) for run in runs],
         "corpus": [run.corpus for run in runs],
-        "rank": [_text(run, "rank") for run in runs],
-        "seed": [_text(run, "seed") for run in runs],
         "name": [Path(run.name).name for run in runs],
         "colour": [colour.get(run.mechanism, GRAY) for run in runs],
     }
-
-
-def _text(run: Shown, key: str) -> str:
-    value = run.record.get(key)
-    return "" if value is None else str(value)
 
 
 def _view(count: int) -> CDSView:
