@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shlex
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -169,9 +170,10 @@ def test_differing_words_and_thinned_curves() -> None:
 def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").mkdir()
-    assert command.main([]) == 0
+    written = re.findall(r"`attnlab report (outputs [^`]+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert written and command.main(shlex.split(written[0])) == command.main([]) == 0
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("report.html\n", "no runs in outputs: the page says so\n")
+    assert (printed.out, printed.err) == (2 * "report.html\n", 2 * "no runs in outputs: the page says so\n")
     page = Elements((tmp_path / "report.html").read_text(encoding="utf-8"))
     lines = [line for line in page.text.splitlines() if line.startswith("No runs")]
     assert lines == ["No runs in outputs: a run leaves its record.json in its directory, below outputs/."]
