@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from attnlab import cli
 from attnlab.errors import ConfigError, DataError
 from attnlab.report import sweep
 from attnlab.report.page import command
@@ -178,6 +179,19 @@ def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     lines = [line for line in page.text.splitlines() if line.startswith("No runs")]
     assert lines == ["No runs in outputs: a run leaves its record.json in its directory, below outputs/."]
     assert "script" not in dict(page.tags)
+
+
+def test_the_command_line_takes_the_words_in_their_order(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names with an equals sign are files here, not settings."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "lr=1" / "run")
+    monkeypatch.setattr(sys, "argv", ["attnlab", "report", "lr=1", "-o", "page"])
+    assert cli.command() == 0 and (tmp_path / "page").stat().st_size > 1_000_000
+    monkeypatch.setattr(sys, "argv", ["attnlab", "report", "nowhere", "-o", "page"])
+    assert cli.command() == 1
+    assert capsys.readouterr().err.startswith("error: nowhere: no such file or folder; expected a folder with runs")
 
 
 def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
