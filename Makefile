@@ -41,8 +41,8 @@ table-%: $(STAMP)  ## one table, with the runs in outputs/ too: make table-mtla-
 figures: $(STAMP)  ## the figures of the papers, as far as committed records have them
 	$(BIN)/python -m attnlab.report --figures experiments
 
-figure-%: $(STAMP)  ## one figure, with the runs in outputs/ too: make figure-t6-2
-	$(BIN)/python -m attnlab.report experiments/$(firstword $(subst -, ,$*))/figure$(lastword $(subst -, ,$*)).yaml
+figure-%: $(STAMP)  ## one figure, with the runs in outputs/ too: make figure-t6-2, make figure-t6-context
+	$(BIN)/python -m attnlab.report $(or $(wildcard experiments/$(subst -,/figure_,$*).yaml),experiments/$(subst -,/figure,$*).yaml)
 
 clean:  ## remove .venv, build products and tool caches; outputs/ stays
 	rm -rf .venv build dist attnlab.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -48,6 +48,7 @@ def test_make_help_lists_the_targets_and_their_commands() -> None:
         "table-irratt-1": "irratt/table1",
         "table-t6-10": "t6/table10",
         "figure-t6-2": "t6/figure2",
+        "figure-t6-context": "t6/figure_context",
     }.items():
         assert f"attnlab.report experiments/{path}.yaml" in make("-n", target)
     assert "attnlab.report --everything experiments" in make("-n", "tables")

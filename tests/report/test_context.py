@@ -10,6 +10,7 @@ import pytest
 from attnlab.config.build import CONF
 from attnlab.report import context
 from attnlab.report.render import write_table
+from attnlab.report.runs import main
 from attnlab.report.spec import read_spec
 from attnlab.runs import record as records
 from attnlab.runs.store import Found, collect
@@ -71,6 +72,17 @@ def test_what_was_measured_and_what_was_not(template: dict[str, Any], tmp_path: 
     assert [axes.get_ylabel() for axes in page.axes] == list(context.PANELS.values())
     assert [text.get_text() for text in page.legends[0].texts] == ["MHA", "MQA"]
     assert [len(axes.containers) for axes in page.axes] == [2, 2, 2]
+
+
+def test_the_commands_that_are_missing(
+    template: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = CONF.parent / "experiments" / "t6" / "figure_context.yaml"
+    kept(template, tmp_path / "run")
+    assert main(["missing", str(place), str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{COMMAND}\n"
+    assert printed.err.endswith("figure_context.yaml: 8 of 10 rows are still to be run\n")
 
 
 def test_records_of_another_shape_do_not_count(template: dict[str, Any], tmp_path: Path) -> None:

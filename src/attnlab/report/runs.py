@@ -202,7 +202,8 @@ def missing(words: Request) -> None:
     Args:
         words: specifications of tables, and perhaps a folder.
     """
-    from attnlab.report.match import choose, scored
+    from attnlab.report.context import newest
+    from attnlab.report.match import choose, composed, scored
     from attnlab.report.spec import read_spec
 
     specs = {name: read_spec(Path(name)) for name in words.names if not Path(name).is_dir()}
@@ -212,9 +213,13 @@ def missing(words: Request) -> None:
     chosen = [run for run in _chosen(ledger, words.filters) if run.status == "finished"]
     for name, spec in specs.items():
         files = [run.directory / RECORD for run in chosen if run.mode in spec.modes]
-        records = scored(collect(files), spec)[1] if files else []
+        records = collect(files) if files else []
         rows = [row for row in spec.rows if row.command]
-        lacking = [row for row in rows if not any(not wrong for _, wrong in choose(row, records, spec))]
+        if spec.picture == "context":
+            lacking = [row for row in rows if newest(composed(*spec.overrides(row)), row, records) is None]
+        else:
+            usable = scored(records, spec)[1]
+            lacking = [row for row in rows if not any(not wrong for _, wrong in choose(row, usable, spec))]
         commands = list(
             dict.fromkeys([spec.before] * bool(spec.before and lacking) + [spec.row_command(r) for r in lacking])
         )
