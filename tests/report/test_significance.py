@@ -110,6 +110,10 @@ def test_other_metrics_are_scored_on_the_same_draws(scored: Scored, metric: str)
 def test_a_run_does_not_differ_from_itself(scored: Scored) -> None:
     (found,) = significance.differences(scored("a", GOOD, bleu(GOOD)), scored("b", GOOD, bleu(GOOD)), 20)
     assert (found.p, found.low, found.high) == (1.0, 0.0, 0.0)
+    short = [["Haus"] * 40, ["Hund die"] * 40]  # without a pair of words in common BLEU is 0, and all draws are alike
+    one, two = (scored(f"zero{n}", texts, {"bleu": 0.0}, ["rote"] * 40) for n, texts in enumerate(short))
+    (found,) = significance.differences(one, two, 20)
+    assert (found.first, found.second, found.p) == (0.0, 0.0, 1.0)
 
 
 def test_accuracies(scored: Scored) -> None:
@@ -139,7 +143,7 @@ def test_what_is_refused(scored: Scored) -> None:
             "other", GOOD, {"bleu": 9.0}, [REFERENCES[0], "another", *REFERENCES[2:]]
         ),
         "the record says 12.0": scored("score", GOOD, {"bleu": 12.0}),
-        "no test has both": scored("metric", GOOD, {"wer": 12.0}),
+        "has wer, and ": scored("metric", GOOD, {"wer": 12.0}),
         "none/predictions.tsv: cannot be read": scored("none", None, bleu(GOOD)),
     }
     cut = scored("cut", GOOD, bleu(GOOD))

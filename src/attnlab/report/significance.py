@@ -41,7 +41,7 @@ class Difference:
         metric: its name in the records' `quality`.
         first: the score of the first record.
         second: that of the second one.
-        p: how probable a difference of this size is if there is none; 1 where no item's statistics differ.
+        p: how probable a difference of this size is if there is none; 1 where the scores are equal.
         low: lower end of the 95 % interval of second - first, over the resamples.
         high: the upper end.
         items: sentences, questions or images of the test set.
@@ -94,8 +94,11 @@ def differences(first: Found, second: Found, resamples: int = RESAMPLES, seed: i
     """
     metrics = [name for name in _metrics(first) if name in _metrics(second)]
     if not metrics:
-        mine, theirs = (", ".join(_metrics(one)) or NOT_RUN for one in (first, second))
-        raise DataError(f"{second.name}: scored by {theirs}, and {first.name} by {mine}: no test has both")
+        scores = [", ".join(one.record["quality"]) or "nothing" for one in (first, second)]
+        raise DataError(
+            f"{second.name} has {scores[1]}, and {first.name} has {scores[0]}: a paired test needs BLEU, ROUGE, WER "
+            "or an accuracy of both"
+        )
     rows = [_rows(one) for one in (first, second)]
     _same_items(first, second, *rows)
     found = []
@@ -133,8 +136,8 @@ def bootstrap(
 ) -> tuple[float, float, float, float, float]:
     """Both scores, p, and the 95 % interval of their difference, by paired bootstrap.
 
-    The draws are those of sacrebleu's `PairedTest(test_type="bs")` with this seed, and so is p, except where no
-    statistics differ (there sacrebleu gives 1 / (resamples + 1)).
+    The draws are those of sacrebleu's `PairedTest(test_type="bs")` with this seed, and so is p, except where the
+    scores are equal: p is 1 there, and sacrebleu's counts draws that lie beyond a mean, none of them if all are equal.
 
     Args:
         first: (items, statistics) of one system.
@@ -157,7 +160,7 @@ def bootstrap(
     p = (int((size - size.mean() > abs(other - one)).sum()) + 1) / (resamples + 1)
     tail = resamples // 40  # as sacrebleu: 2.5 % on each side
     low, high = float(change[tail]), float(change[resamples - tail - 1])
-    return one, other, 1.0 if np.array_equal(first, second) else p, low, high
+    return one, other, 1.0 if one == other else p, low, high
 
 
 def standard_error(found: Found, key: str) -> float | None:
