@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from attnlab.callbacks.contribution import over_processes
 from attnlab.errors import TrainingError
 from attnlab.training.batch_norm import RunningStatistics, statistics_kept
 
@@ -244,14 +245,23 @@ class Module(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self._tallies[False] = {}
+        self._repeats = 0
+        if isinstance(self.model, FSDPModule):
+            own = sum(self.trainer.num_val_batches)
+            self._repeats = int(over_processes(self.trainer, own, "max") - own)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._last_batch = batch
         _, plain, right, count = self.losses(batch)
         self.tally("val_loss", plain, count)
         if self.counts_right:
             self.tally("val_accuracy", right, count)
 
     def on_validation_epoch_end(self) -> None:
-        for name, pair in self._tallies[False].items():
+        tallies, self._tallies[False] = self._tallies[False], {}
+        for _ in range(self._repeats):  # a process with more batches needs the parts of the model that this one has
+            self.losses(self._last_batch)
+        for name, pair in tallies.items():
             total, count = self.trainer.strategy.reduce(pair, reduce_op="sum")
             self.log(name, total / count, prog_bar=True, sync_dist=True)
+        self._last_batch = None
