@@ -111,7 +111,7 @@ def test_a_job_is_noted_run_and_then_skipped(
     cfg = compose("task=wikitext2", "attention=mha", "hardware=cpu")
     commands = []
 
-    def child(arguments: list[str], directory: Path) -> None:
+    def child(arguments: list[str], directory: Path, note: Path | None) -> None:
         """Interrupted at first, then finished."""
         commands.append((arguments, directory))
         record = records.new(cfg, "command")

@@ -63,7 +63,12 @@ class BestAndLast(ModelCheckpoint):
     this name too, so that there is something to resume.
 
     Args: those of Lightning's `ModelCheckpoint`.
+
+    Attributes:
+        kept: the number of updates in the last.ckpt that this process has written last; None: it has written none.
     """
+
+    kept: int | None = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the best checkpoints from this run's directory, wherever it lay when they were saved."""
@@ -83,14 +88,19 @@ class BestAndLast(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
-        self._keep_last(trainer)
+        self.keep_last(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
         if trainer.check_val_every_n_epoch is None:  # validation inside an epoch
-            self._keep_last(trainer)
+            self.keep_last(trainer)
 
-    def _keep_last(self, trainer: Trainer) -> None:
+    def keep_last(self, trainer: Trainer) -> None:
+        """Write last.ckpt.
+
+        Args:
+            trainer: whose state is saved; all processes of the run do this together.
+        """
         if self.dirpath is None:
             return
         last = Path(self.dirpath) / "last.ckpt"
@@ -103,3 +113,4 @@ class BestAndLast(ModelCheckpoint):
                 if not _is_sound(last):
                     last.unlink()  # a checksum of what could not be written is there
             raise
+        self.kept = trainer.global_step

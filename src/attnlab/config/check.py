@@ -4,8 +4,11 @@ A typo must cost seconds. So nothing here imports torch: the configuration is co
 source (`schema.py`), and the first problem is raised as a ConfigError of one line with the nearest valid names.
 """
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +34,7 @@ from attnlab.config.targets import check_hydra, check_targets
 from attnlab.errors import ConfigError
 
 SWEEPER = "hydra/sweeper"
+SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 NOT_FILES = ("prompt", "format", "input", "output")  # of the keys that only some modes read: they need not exist
 # What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
 USABLE = ("config.yaml", "record.json", "checkpoints", "compressed", "manifest.json", "config.json")
@@ -113,6 +117,7 @@ def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
         composed = [composer.compose(of_hydra) if own else composer.compose_checked(job) for own, job in pairs]
         keys = [str(override.key_or_group) for override in overrides]
         whole = [composer.compose([text for text in options.overrides if text not in every])] if swept else []
+        _check_cluster(composed, multirun)
         for cfg in [*composed, *whole]:  # Hydra composes the latter for a sweep as a whole
             check_hydra(cfg, keys, options.config_dir is not None)
         fixed = [own.cfg if own else _fix(cfg, composer) for own, cfg in zip(loaded, composed, strict=True)]
@@ -155,6 +160,30 @@ def _jobs(overrides: list[Override], swept: list[Override]) -> list[list[str]]:
     return [
         [*(str(one.input_line) for one in fixed), *(f"{key}={value}" for key, value in line.items())] for line in lines
     ]
+
+
+def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
+    """Refuse SLURM's launcher where it could not submit the jobs. Inside a job, which it has started, all is well."""
+    hydra, inside = jobs[0].hydra, "SUBMITIT_EXECUTOR" in os.environ
+    if hydra.launcher._target_ != SLURM or inside:
+        return
+    choices = hydra.runtime.choices
+    key = "hardware=slurm" if choices.hardware == "slurm" else f"hydra/launcher={choices['hydra/launcher']}"
+    if not multirun:
+        raise ConfigError(f"{key}: jobs are submitted by -m, a single one too; a run on this machine: hardware=gpu")
+    plugins = find_spec("hydra_plugins")  # a namespace that the first plugin makes
+    if plugins is None or find_spec("hydra_plugins.hydra_submitit_launcher") is None:
+        raise ConfigError(f"{key}: needs hydra-submitit-launcher; pip install 'attnlab[launch]'")
+    if shutil.which("sbatch") is None:
+        raise ConfigError(
+            f"{key}: this machine has no sbatch; start the command on a login node of the cluster, or take hardware=gpu"
+        )
+    for name in ("devices", "num_nodes"):
+        if len(values := {str(job.hardware[name]): None for job in jobs}) > 1:
+            said = " and ".join(values)
+            raise ConfigError(f"hardware.{name}={said}: the jobs of one array have the same; start a multirun for each")
+    if not isinstance(hydra.launcher.gpus_per_node, int | None):
+        raise ConfigError(f"hardware.devices={jobs[0].hardware.devices}: SLURM is told a number, that of a node's GPUs")
 
 
 def _ends(override: Override) -> list[str]:

@@ -21,7 +21,7 @@ from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError
 from attnlab.runs import ranks
 from attnlab.runs import record as records
 from attnlab.runs.description import show
-from attnlab.runs.files import remove_partial, write_bytes
+from attnlab.runs.files import remove_partial, write_bytes, write_text
 from attnlab.runs.identity import NOTHING_READ
 from attnlab.runs.lock import VANISHING, Lock, locked, refuse_live
 from attnlab.runs.loggers import close_loggers
@@ -121,7 +121,7 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
     ):
         try:
             if first and directory:
-                OmegaConf.save(cfg, directory / "config.yaml")
+                write_text(directory / "config.yaml", OmegaConf.to_yaml(cfg))  # other nodes may be reading it
             save()
             if cfg.mode == "predict":
                 log.info("loading libraries and weights")  # nothing else is said for several seconds

@@ -12,15 +12,17 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from omegaconf import DictConfig
 
-from attnlab.errors import DataError, WriteError
+from attnlab.errors import AttnlabError, DataError, WriteError
+from attnlab.runs import cluster
 from attnlab.runs import record as records
 from attnlab.runs.decision import Decision, claimed, decide, settings
 from attnlab.runs.files import write_text
@@ -28,6 +30,8 @@ from attnlab.runs.lock import locked
 from attnlab.runs.parents import environment
 from attnlab.runs.signals import handling, starting
 
+WAIT = 1.0  # seconds between two looks for the decision of the first node
+LATER = 30.0  # seconds between two looks whether the run of the first node has ended
 JOBS = "jobs"  # the folder in a multirun's directory with a note for each job
 
 
@@ -54,6 +58,8 @@ class Job:
 def begun(sweep: Path) -> Iterator[None]:
     """Hold a multirun's directory inside the block. The jobs of an earlier multirun in it are forgotten, its runs stay.
 
+    Also ask SLURM, where there is one, to end all nodes of a job when the task of one has failed.
+
     Args:
         sweep: the multirun's directory.
 
@@ -65,6 +71,7 @@ def begun(sweep: Path) -> Iterator[None]:
         sweep.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WriteError(error.errno, error.strerror or str(error), str(sweep)) from error
+    os.environ.setdefault("SLURM_KILL_BAD_EXIT", "1")  # jobs inherit it
     with locked(sweep):
         for path in (sweep / JOBS).glob("*.json"):
             path.unlink(missing_ok=True)
@@ -101,7 +108,8 @@ def listed(sweep: Path) -> list[Job]:
 def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], own: Path, sweep: Path) -> float:
     """Skip a job, or run it in a new process, so that its memory is released and its end takes no other job with it.
 
-    What is done and why is printed to stderr in one line.
+    What is done and why is printed to stderr in one line. Of a job on several nodes the first one decides, and the
+    others take part in its run.
 
     Args:
         cfg: the job's fixed configuration.
@@ -114,25 +122,41 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], own: Path, s
         The best value of the validation metric that the task monitors; NaN if the job did not finish or has none.
 
     Raises:
-        SystemExit: a signal arrived. The job has received it too; the jobs after it are not started.
+        SystemExit: a signal arrived. The job has received it too; the jobs after it are not started. On another node
+            than the first also: the processes of this node have failed.
     """
+    path = sweep / JOBS / f"{number}.json"
+    if not cluster.first_node():
+        return _run_job(_decided(path), cfg, arguments, own, path)
+    shown = [text for text in arguments if "=" in text and text[0] != "-"]
+    others = cluster.nodes() > 1  # they wait for the note
     with claimed(cfg, sweep) as other:
-        return _run_job(decide(cfg, own, sweep, other), cfg, number, arguments, own, sweep)
+        try:
+            decision = decide(cfg, own, sweep, other)
+        except AttnlabError:
+            if others:
+                _note(path, own, Decision("leave", own, ""), shown)
+            raise
+        print(f"job {number}: {decision.said}", file=sys.stderr, flush=True)
+        _note(path, own, decision, shown)
+        try:
+            return _run_job(decision, cfg, arguments, own)
+        finally:
+            if others:
+                _note(path, own, replace(decision, what="ended"), shown)
 
 
 def _run_job(
-    decision: Decision, cfg: DictConfig, number: int, arguments: Sequence[str], own: Path, sweep: Path
+    decision: Decision, cfg: DictConfig, arguments: Sequence[str], own: Path, note: Path | None = None
 ) -> float:
-    print(f"job {number}: {decision.said}", file=sys.stderr, flush=True)
-    directory, shown = decision.directory, [text for text in arguments if "=" in text and text[0] != "-"]
-    note = {"name": own.name, "directory": os.path.relpath(directory, sweep), "what": decision.what, "settings": shown}
-    write_text(sweep / JOBS / f"{number}.json", json.dumps(note, ensure_ascii=False) + "\n")
+    """Do what is decided; `note`: on another node than the first one, the job's."""
+    directory = decision.directory
     if directory != own:
         with contextlib.suppress(OSError):  # there may be something in it
             own.rmdir()
     if decision.what in ("start", "continue"):
         resumed = [*settings(cfg, arguments), f"resume={quoted(directory)}"]
-        _run(resumed if decision.what == "continue" else arguments, directory)
+        _run(resumed if decision.what == "continue" else arguments, directory, note)
     if not (directory / "record.json").is_file():
         return math.nan
     record = records.read(directory)
@@ -141,8 +165,32 @@ def _run_job(
     return best(record)
 
 
-def _run(arguments: Sequence[str], directory: Path) -> None:
-    """Run a command in a new process, and wait for its end."""
+def _note(path: Path, own: Path, decision: Decision, shown: Sequence[str]) -> None:
+    """Write down what a job does."""
+    where = os.path.relpath(decision.directory, path.parents[1])
+    note = {"name": own.name, "directory": where, "what": decision.what, "settings": shown}
+    note |= {"start": cluster.start_number()} if cluster.inside() else {}
+    write_text(path, json.dumps(note, ensure_ascii=False) + "\n")
+
+
+def _decided(path: Path) -> Decision:
+    """What the first node of this job has decided, as soon as it has."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            note = json.loads(path.read_bytes())
+            if note.get("start") == cluster.start_number():
+                return Decision(note["what"], Path(os.path.normpath(path.parents[1] / note["directory"])), "")
+        time.sleep(WAIT)
+
+
+def _run(arguments: Sequence[str], directory: Path, note: Path | None = None) -> None:
+    """Run a command in a new process, and wait for its end.
+
+    Args:
+        arguments: the command line.
+        directory: the run's.
+        note: on another node than the first one: the job's. The process is killed when the first node's has ended.
+    """
     command = [sys.executable, "-m", "attnlab", *arguments, f"hydra.run.dir={quoted(directory)}"]
     received: list[int] = []
 
@@ -152,13 +200,25 @@ def _run(arguments: Sequence[str], directory: Path) -> None:
 
     # in a session of its own: Ctrl-C arrives once, through `forward`
     with starting():
-        process = subprocess.Popen(command, env=environment(), start_new_session=True)
+        process = subprocess.Popen(command, env=environment() | cluster.rendezvous(), start_new_session=True)
     with handling(forward):
-        code = process.wait()
+        while True:
+            try:
+                code = process.wait(LATER if note else None)
+                break
+            except subprocess.TimeoutExpired:
+                if note and _decided(note).what == "ended":
+                    process.kill()
+                    process.wait()
+                    return
     if code < 0:
         _record_killed(directory, signal.Signals(-code).name)
-    if received:
+    if signal.SIGUSR2 in received and code:
+        cluster.queue_again()
+    elif received and received[0] != signal.SIGUSR2:
         raise SystemExit(128 + received[0])
+    elif code and note:
+        raise SystemExit(1)
 
 
 def quoted(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What SIGINT, SIGTERM and SIGHUP do while a run or a multirun is in progress."""
+"""What SIGINT, SIGTERM, SIGHUP and SIGUSR2 do while a run or a multirun is in progress."""
 
 import contextlib
 import os
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# SIGUSR2: a cluster's, some minutes before the time limit
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -54,6 +55,8 @@ def starting() -> Iterator[None]:
 def interruptible(save: Callable[[str], None]) -> Iterator[list[int]]:
     """Raise Interrupted at the first signal inside the block; a second signal ends the process at once.
 
+    Not a second SIGUSR2: a cluster may send it to every process of a job, which then also gets it from its parent.
+
     Args:
         save: called with the first signal's name, in the signal handler and before the exception is raised: the
             process may be killed before anything else runs. Further signals are ignored until it returns.
@@ -62,12 +65,14 @@ def interruptible(save: Callable[[str], None]) -> Iterator[list[int]]:
         A list that receives the number of the first signal. Libraries may catch the exception, so look here too.
     """
     received: list[int] = []
-    saved = False
+    saved, here = False, os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal saved
+        if number == signal.SIGUSR2 and os.getpid() != here:  # a forked process, which reads data
+            return
         if received:
-            if saved:
+            if saved and number != signal.SIGUSR2:
                 os._exit(128 + number)
             return
         received.append(number)

@@ -11,12 +11,18 @@ from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
+from lightning.fabric.plugins.environments import (
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from attnlab.runs import parents, ranks
+from attnlab.runs.cluster import inside
 from attnlab.runs.signals import starting
 
 
@@ -32,9 +38,26 @@ class Launcher(_SubprocessScriptLauncher):
                     self._call_children_scripts()
             finally:
                 del os.environ[parents.PARENT]
-            ranks.watch(dict(enumerate(self.procs, 1)))
+            first = self.cluster_environment.node_rank() * self.num_processes
+            ranks.watch(dict(enumerate(self.procs, first + 1)))
         _set_num_threads_if_needed(num_processes=self.num_processes)
         return function(*args, **kwargs)
+
+
+def cluster_environment() -> list[Any]:
+    """How the processes of a run on a cluster find each other, where Lightning's own choice is not what is meant.
+
+    In a task of submitit this process starts the others of its node. Where SLURM itself started all processes, nothing
+    queues the job again: Lightning's way of doing so would know neither the record nor the checkpoints of the run.
+
+    Returns:
+        A ClusterEnvironment, which is a plugin of Lightning's Trainer, or nothing.
+    """
+    if inside():
+        return [LightningEnvironment()]
+    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
+        return [SLURMEnvironment(auto_requeue=False)]
+    return []
 
 
 class Replicated(DDPStrategy):

@@ -27,7 +27,7 @@ from attnlab.callbacks.contribution import contributions
 from attnlab.callbacks.memory import Memory
 from attnlab.callbacks.progress import bar, progress
 from attnlab.callbacks.resume import Resume
-from attnlab.callbacks.signals import KeepSignals
+from attnlab.callbacks.signals import EndAfterUpdate, KeepSignals
 from attnlab.callbacks.speed import TrainingSpeed
 from attnlab.config.batch import configured_processes, counted
 from attnlab.config.build import instantiate
@@ -40,7 +40,7 @@ from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.training.batch_norm import batch_norms
 from attnlab.training.checkpoints import average, load_into, write_weights
 from attnlab.training.gradient_checkpointing import checkpoint_layers
-from attnlab.training.launcher import Replicated, Sharded
+from attnlab.training.launcher import Replicated, Sharded, cluster_environment
 from attnlab.training.module import Module
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def fit(
             "that holds a whole update"
         )
     own = configured_callbacks(cfg, monitor, better)
-    callbacks = [best, Resume(data), Memory(), TrainingSpeed(), *own, *progress()]
+    callbacks = [best, Resume(data), Memory(), TrainingSpeed(), *own, *progress(), EndAfterUpdate(best)]
     if not any(isinstance(one, LearningRateMonitor) for one in own):
         callbacks.append(LearningRateMonitor())
     trainer = build_trainer(cfg, directory, callbacks, processes, accumulate, loggers=open_loggers(cfg, directory))
@@ -223,6 +223,7 @@ def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback])
         num_nodes=1 if alone else hardware.num_nodes,
         strategy="auto" if alone else _strategy(hardware.strategy, process_count(cfg)),
         precision="bf16-mixed" if scoring_dtype(hardware.precision) else "32-true",
+        plugins=cluster_environment(),
         use_distributed_sampler=False,
         logger=False,
         callbacks=[KeepSignals(), *callbacks, *bar()],
@@ -309,7 +310,7 @@ def build_trainer(
         "num_sanity_val_steps": 0,
         "reload_dataloaders_every_n_epochs": 1,
         "use_distributed_sampler": False,
-        "plugins": [AtomicCheckpointIO()],
+        "plugins": [AtomicCheckpointIO(), *cluster_environment()],
         "default_root_dir": directory,
         "logger": [curves, *loggers],
         "callbacks": [KeepSignals(), *callbacks],

@@ -1,0 +1,145 @@
+"""SIGUSR2 during training: what is saved continues exactly, wherever the signal came."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import pytest
+import torch
+from lightning import LightningDataModule, LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from attnlab.callbacks import signals
+from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
+from attnlab.callbacks.resume import Resume
+from attnlab.callbacks.signals import EndAfterUpdate
+from attnlab.runs.signals import interruptible
+
+BATCHES, PER_UPDATE, EPOCHS, VALIDATE = 14, 2, 2, 3  # 7 updates in an epoch, a validation after every third
+
+
+class Numbers(LightningDataModule):
+    """Numbers in order, from the batch at which a resumed run continues."""
+
+    resume_at = (0, 0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        assert self.trainer is not None
+        epoch, batch = self.resume_at
+        first = batch if epoch == self.trainer.current_epoch else 0
+        return iter([[number] for number in range(first, BATCHES)])
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(range(BATCHES), batch_sampler=self)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> Any:
+        return DataLoader([0])  # type: ignore[arg-type]
+
+
+class Walk(LightningModule):
+    """Weights that depend on every batch and on the order, and a learning rate that depends on the update.
+
+    `at`: the batch at which the process gets the signal, counted from the beginning of the training.
+    """
+
+    def __init__(self, at: int | None = None, in_validation: bool = False) -> None:
+        super().__init__()
+        self.weight, self.at, self.in_validation = torch.nn.Parameter(torch.ones(())), at, in_validation
+        self.seen: list[tuple[int, int]] = []
+        self.validated: dict[int, float] = {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.seen.append((self.current_epoch, int(batch)))
+        if self.current_epoch * BATCHES + batch_idx == self.at and not self.in_validation:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            os.kill(os.getpid(), signal.SIGUSR2)  # a cluster may send it twice
+        return (self.weight * (1 + batch) / 10).sin().sum()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self.in_validation:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        self.validated[self.global_step] = self.weight.item()
+        self.log("val_loss", self.weight.detach())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), 0.1)
+        decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
+
+
+def train(directory: Path, module: Walk, resume: bool = False) -> tuple[Walk, BestAndLast, int]:
+    """Train until the end, or until a signal ends the process."""
+    data = Numbers()
+    best = BestAndLast(directory, monitor="val_loss", save_top_k=2, filename="{step}", auto_insert_metric_name=False)
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=EPOCHS, accumulate_grad_batches=PER_UPDATE,  logger=False,
+        val_check_interval=VALIDATE * PER_UPDATE, check_val_every_n_epoch=None, reload_dataloaders_every_n_epochs=1,
+        num_sanity_val_steps=0, use_distributed_sampler=False, enable_progress_bar=False, enable_model_summary=False,
+        plugins=[AtomicCheckpointIO()], callbacks=[best, Resume(data), EndAfterUpdate(best)],  # type: ignore[arg-type]
+        default_root_dir=directory,
+    )  # fmt: skip
+    said: list[str] = []
+    code = 0
+    with interruptible(said.append):
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=directory / "last.ckpt" if resume else None)
+        except SystemExit:  # what Lightning makes of KeyboardInterrupt
+            code = 1
+    assert said == ["SIGUSR2"] * code
+    return module, best, code
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Walk, BestAndLast]:
+    module, best, code = train(tmp_path_factory.mktemp("alone"), Walk())
+    assert code == 0
+    return module, best
+
+
+@pytest.mark.parametrize(
+    ("at", "in_validation"), [(0, False), (5, False), (6, False), (13, False), (19, False), (0, True)]
+)
+def test_the_run_continues_exactly(
+    at: int, in_validation: bool, alone: tuple[Walk, BestAndLast], tmp_path: Path
+) -> None:
+    expected, best = alone
+    first, _, code = train(tmp_path, Walk(at, in_validation))
+    updates = VALIDATE if in_validation else at // PER_UPDATE + 1
+    assert code == 1
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == updates
+    assert len(first.seen) == updates * PER_UPDATE  # it ended there
+    second, again, code = train(tmp_path, Walk(), resume=True)
+    assert code == 0
+    assert first.seen + second.seen == expected.seen
+    assert torch.equal(second.weight, expected.weight)
+    assert first.validated | second.validated == expected.validated
+    assert not set(first.validated) & set(second.validated) and len(again.best_k_models) == 2
+    assert sorted(map(float, again.best_k_models.values())) == sorted(map(float, best.best_k_models.values()))
+
+
+def test_an_update_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "PATIENCE", 0.2)
+
+    class Slow(Walk):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if batch_idx == 8:
+                os.kill(os.getpid(), signal.SIGUSR2)
+                signal.pause()  # until the second one
+                pytest.fail("the run goes on")
+            return super().training_step(batch, batch_idx)
+
+    assert train(tmp_path, Slow())[2] == 1
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == VALIDATE
+
+
+def test_the_handler_is_as_before(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    train(tmp_path, Walk())
+    assert signal.getsignal(signal.SIGUSR2) == before
