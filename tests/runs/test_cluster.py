@@ -247,7 +247,7 @@ def saved(run: Path) -> list[str]:
 
 CASES = {  # nodes, seeds, the strategy, and whether SLURM signals all processes of a job instead of its tasks
     "one process": (1, "1,2", "devices=1", True),
-    "two processes on one node": (1, "1", "strategy=ddp hardware.devices=2", True),
+    "two processes on one node": (1, "1", "strategy=ddp hardware.devices=2", False),
     "two nodes": (2, "1,2", "strategy=ddp", False),
     "two nodes, sharded": (2, "1", "strategy=fsdp", False),
 }
