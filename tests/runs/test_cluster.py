@@ -114,6 +114,7 @@ def test_another_node_takes_the_decision_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not that of an earlier start of the job; and it neither looks runs up nor prints."""
+    monkeypatch.chdir(tmp_path)
     own, before = (tmp_path / "sweep" / name for name in ("0_wmt16_mha", "before"))
     ran: list[tuple[list[str], Path]] = []
     monkeypatch.setattr(multirun, "_run", lambda arguments, directory, note: ran.append((arguments, directory)))
@@ -146,6 +147,7 @@ def test_other_nodes_do_not_wait_for_a_decision_that_failed(tmp_path: Path, monk
     def fail(*_: Any) -> Decision:
         raise DataError("no corpus")
 
+    monkeypatch.chdir(tmp_path)
     enter(monkeypatch, SECOND | {"SLURM_NODEID": "0"})
     monkeypatch.setattr(multirun, "decide", fail)
     cfg, own = compose(*LINES, "hardware=cpu"), tmp_path / "sweep" / "0_wmt16_mha"
