@@ -15,7 +15,9 @@ from pyarrow import parquet
 from attnlab.data.corpus import read_records, read_text
 from attnlab.data.images.folder import Images
 from attnlab.data.questions.rows import rows
-from attnlab.data.speech.ami import Kaldi
+from attnlab.data.speech.ami import AMI, Kaldi
+from attnlab.data.speech.an4 import AN4
+from attnlab.data.speech.spoken_language import Picovoice
 from attnlab.data.speech.stored import frames, read_features
 from attnlab.data.text.corpora import read_parquet
 from attnlab.data.text.summaries import SPLIT_FILE, XSum
@@ -67,6 +69,37 @@ def test_split_lists_of_another_shape(tmp_path: Path, content: str) -> None:
     (tmp_path / "bbc-summary-data").mkdir()
     (tmp_path / SPLIT_FILE).write_text(content)
     refused(lambda: XSum().read(tmp_path, "train", "text", False), "no list of ids under 'train'; expected {train")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", r"selection\.tsv line 1: expected the names of three columns, file, coffeeDrink and split"),
+        ("file\n", r"selection\.tsv line 1: expected the names of three columns"),
+        ("file\tcoffeeDrink\tsplit\na.wav\ttrain\n", r"selection\.tsv line 2: expected file, class and split"),
+        ("file\tcoffeeDrink\tsplit\na.wav\tlatte\tdev\n", r"selection\.tsv line 2: split 'dev'; expected train"),
+        ("file\tcoffeeDrink\tsplit\n" + "x" * 200_000, r"selection\.tsv: not a table of file, class and split"),
+    ],
+)
+def test_a_table_of_splits_of_another_shape(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "label.json").write_text("{}")
+    (tmp_path / "selection.tsv").write_text(content)
+    refused(lambda: Picovoice().read(tmp_path, "train", "audio", False), said)
+
+
+def test_lists_of_a_split_without_a_line(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    for name in ("an4_train.fileids", "an4_train.transcription"):
+        (tmp_path / "etc" / name).touch()
+    refused(lambda: AN4().read(tmp_path, "train", "audio", False), r"an4_train\.fileids: no utterances; expected")
+    ami = tmp_path / "ami"
+    for folder in ("words", "segments", "corpusResources", "splits"):
+        (ami / folder).mkdir(parents=True)
+    (ami / "corpusResources" / "meetings.xml").write_text("<meetings/>")
+    (ami / "splits" / "split_train.orig").touch()
+    refused(lambda: AMI().read(ami, "train", "audio", False), "train has no words")
+    (ami / "splits" / "split_train.orig").write_text('["ES2002a"]\n')
+    refused(lambda: AMI().read(ami, "train", "audio", False), r"no meeting \[\"ES2002a\"\], which train needs")
 
 
 def test_a_directory_in_a_file_s_place(tmp_path: Path) -> None:

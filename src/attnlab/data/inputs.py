@@ -140,7 +140,7 @@ class Inputs:
     def _object(self, line: str, where: str) -> Item:
         try:
             given = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON ({error}); expected one object in every line") from error
         if not isinstance(given, dict):
             raise DataError(f"{where}: expected a JSON object, got {str(given)[:40]!r}")

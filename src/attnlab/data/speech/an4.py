@@ -52,6 +52,8 @@ class AN4(Reader):
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         ids_path, text_path = self.files(root, split)
         ids, lines = read_lines(ids_path), read_lines(text_path)
+        if not ids:
+            raise DataError(f"{ids_path}: no utterances; expected the path of a recording in each line")
         if len(ids) != len(lines):
             raise DataError(
                 f"{text_path} has {len(lines)} lines, {ids_path.name} {len(ids)}; expected one line per utterance"

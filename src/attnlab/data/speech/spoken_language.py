@@ -156,7 +156,12 @@ class Picovoice(Reader):
         if not isinstance(labels, dict):
             raise DataError(f"{path}: expected a JSON object with the slots of each file")
         table = root / "selection.tsv"
-        rows = list(csv.reader(read_lines(table), delimiter="\t"))
+        try:
+            rows = list(csv.reader(read_lines(table), delimiter="\t"))
+        except csv.Error as error:
+            raise DataError(f"{table}: not a table of file, class and split, separated by tabs ({error})") from error
+        if not rows or len(rows[0]) != 3:
+            raise DataError(f"{table} line 1: expected the names of three columns, file, {self.slot} and split")
         wanted = "test" if split == "test" else "train"
         found: list[Utterance] = []
         for number, row in enumerate(rows[1:], 2):
