@@ -88,8 +88,12 @@ def parent() -> Process | None:
 
 
 def orphaned() -> bool:
-    """Whether the process with which this one ends has ended."""
-    return _parent is not None and os.getppid() != _parent.pid
+    """Whether the process with which this one ends has ended.
+
+    A killed process stays this one's parent until its last thread is gone, while the system's signal comes when the
+    thread that started this process is.
+    """
+    return _parent is not None and (os.getppid() != _parent.pid or not _parent.alive())
 
 
 @contextlib.contextmanager
