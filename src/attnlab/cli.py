@@ -148,7 +148,7 @@ def end_of_multirun(plan: Plan, code: int) -> int:
 
     code = max(code, multirun.summarize(plan.sweep_directory, None if plan.searches else len(plan.jobs)))
     try:
-        for path in sweep.render(plan.sweep_directory):
+        for path in sweep.render(plan.sweep_directory, [] if plan.searches else plan.jobs, plan.swept):
             print(path, file=sys.stderr)
     except AttnlabError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)

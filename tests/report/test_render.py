@@ -208,7 +208,32 @@ def test_broken_records_are_named_and_skipped(
     assert len(messages) == 5 and all("skipped" in message and "\n" not in message for message in messages)
     assert main(["--runs", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
-    assert "bleu 20.0" in shown and "finished" in shown and len(shown.strip().splitlines()) == 2
+    assert "BLEU 20.0" in shown and "finished" in shown and len(shown.strip().splitlines()) == 2
+
+
+def test_runs_of_other_data_do_not_change_a_table(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paper").mkdir()
+    spec = tmp_path / "paper" / "table1.yaml"
+    spec.write_bytes(SPEC.read_bytes())
+    path = run("a", "task=mustc scale=paper attention=mha")
+    path.rename(spec.with_name("a.json"))
+
+    def made() -> list[bytes]:
+        assert main([str(spec)]) == 0
+        return [spec.with_suffix(ending).read_bytes() for ending in (".md", ".tex", ".csv")]
+
+    before = made()
+    run("b", "task=mustc attention=mha", corpus="sample")
+    run("c", "task=mustc attention=mha", corpus="another at /some/where: train 5 segments")
+    (tmp_path / "runs").rename(tmp_path / "outputs")
+    assert made() == before
+    assert main([str(spec), "--records", "paper", "outputs"]) == 0  # these were asked for
+    assert "Left out: 1 scored record(s) of the embedded sample corpus" in spec.with_suffix(".md").read_text()
+    (tmp_path / "outputs").rename(tmp_path / "runs")
+    run("d", "task=mustc scale=paper attention=mla")
+    (tmp_path / "runs").rename(tmp_path / "outputs")
+    assert made() != before
 
 
 def test_nothing_there(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:

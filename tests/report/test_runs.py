@@ -42,15 +42,25 @@ def test_a_list_and_its_filters(said: Said, tmp_path: Path) -> None:
     lines, errors = said()
     headings = "started status mode task mechanism scale seed quality cache directory"
     assert " ".join(lines[0].split()) == headings
-    cells = "finished train mustc mtla s=2 sample 1 bleu 20.5 144 outputs/a"
+    cells = "finished train mustc mtla s=2 sample 1 BLEU 20.5 144 outputs/a"
     assert " ".join(lines[1].split()[2:]) == cells
     assert lines[3].endswith("not run      144  outputs/c  (disk full)")
     assert errors == "3 runs\n"
     assert names(said("attention=tpa*")[0]) == ["outputs/b"]
     assert names(said("status=finished,failed", "tags=b")[0]) == ["outputs/a", "outputs/c"]
     assert names(said("stride=null", "seed=12", "outputs")[0]) == ["outputs/b"]
+    assert said("seed=12")[1] == "1 run\n"
     lines, errors = said("task=ptb")
     assert len(lines) == 1 and errors == "no run has task=ptb; there are mustc\n0 runs\n"
+
+
+def test_the_commit_of_a_run_by_its_first_digits(said: Said, tmp_path: Path) -> None:
+    for name, commit in (("a", "8b573654" + 32 * "a"), ("b", "8b573654" + 32 * "a" + "-dirty"), ("c", 40 * "c")):
+        write(tmp_path / "outputs" / name, environment={"git": commit})
+    assert names(said("commit=8b57365")[0]) == ["outputs/a", "outputs/b"]
+    assert names(said("commit=8b57365-dirty,ccccccc")[0]) == ["outputs/b", "outputs/c"]
+    assert names(said(f"commit={40 * 'c'}")[0]) == ["outputs/c"]
+    assert names(said("commit=8b5736")[0]) == []
 
 
 @pytest.mark.parametrize(
@@ -125,7 +135,7 @@ def test_pruning_shows_first_and_spares_what_lives(said: Said, tmp_path: Path) -
     (root / "begun" / "checkpoints").mkdir(parents=True)
     lines, errors = said("prune", "failed", "task=ptb")
     assert lines[0].startswith("outputs/bad ") and lines[0].endswith("failed: no luck") and len(lines) == 1
-    assert "1 folders would be removed" in errors and (root / "bad").is_dir()
+    assert "1 folder would be removed: the same command with --yes removes it" in errors and (root / "bad").is_dir()
     said("prune", "failed", "task=ptb", "--yes")
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["begun", "dead", "good", "worse"]
     with locked(root / "dead"), locked(root / "begun"):

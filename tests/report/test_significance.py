@@ -143,7 +143,7 @@ def test_what_is_refused(scored: Scored) -> None:
             "other", GOOD, {"bleu": 9.0}, [REFERENCES[0], "another", *REFERENCES[2:]]
         ),
         "the record says 12.0": scored("score", GOOD, {"bleu": 12.0}),
-        "has wer, and ": scored("metric", GOOD, {"wer": 12.0}),
+        "has WER, and ": scored("metric", GOOD, {"wer": 12.0}),
         "none/predictions.tsv: cannot be read": scored("none", None, bleu(GOOD)),
     }
     cut = scored("cut", GOOD, bleu(GOOD))
@@ -184,12 +184,27 @@ def test_the_command_that_compares_runs(scored: Scored, tmp_path: Path, capsys: 
     lines = capsys.readouterr().out.splitlines()
     at = lines.index(f"SIGNIFICANCE, against {tmp_path}/runs/a")
     assert re.fullmatch(
-        rf"{tmp_path}/runs/b: bleu -\d+\.\d\d, 95 % interval -\S+ to -\S+, p = 0.0010 "
+        rf"{tmp_path}/runs/b: BLEU -\d+\.\d\d, 95 % interval -\S+ to -\S+, p = 0.0010 "
         r"\(paired bootstrap of 40 items, 1000 resamples, seed 12345\)",
         lines[at + 1],
     )
     assert lines[at + 2].startswith(f"{tmp_path}/runs/c: not run: ") and "39 predictions" in lines[at + 2]
     assert lines[at + 3].startswith(f"{tmp_path}/runs/d: not run: {tmp_path}/runs/d/predictions.tsv: cannot be read")
+
+
+def test_runs_that_cannot_be_tested_say_why(scored: Scored, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        scored(name, None, {"perplexity": 20.0, "bits_per_byte": 1.0, "tokens": 100})
+        scored(f"bleu_{name}", None, {"bleu": 20.0})
+        scored(f"none_{name}", None, {})
+    for name, why in (
+        ("", "there is no paired test for perplexity; there is one for BLEU, ROUGE, WER and accuracies"),
+        ("bleu_", "predictions.tsv: cannot be read"),
+        ("none_", "has no score, and "),
+    ):
+        main(["compare", *(str(tmp_path / "runs" / f"{name}{which}") for which in "ab")])
+        *_, heading, line = capsys.readouterr().out.splitlines()
+        assert heading == f"SIGNIFICANCE, against {tmp_path}/runs/{name}a" and "not run: " in line and why in line
 
 
 @pytest.mark.slow
@@ -208,5 +223,5 @@ def test_a_table_says_how_sure_its_differences_are(run: Run, tmp_path: Path) -> 
     grid = table(read_spec(tmp_path / "table.yaml"), collect([tmp_path / "runs"]))
     assert [row[-1] for row in grid.rows] == [f"{bleu(texts)['bleu']:.2f} ± 2.00" for texts in (GOOD, BAD)]
     (note,) = [note for note in grid.notes if "bootstrap" in note]
-    assert note.startswith("R2 against R1: bleu -") and note.endswith("1000 resamples, seed 12345)")
+    assert note.startswith("R2 against R1: BLEU -") and note.endswith("1000 resamples, seed 12345)")
     assert any(note.startswith("±: standard error") for note in grid.notes)

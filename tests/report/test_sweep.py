@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from attnlab.report import sweep
 from attnlab.report.curves import draw_together, together
@@ -71,7 +72,7 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     assert [path.name for path in paths] == names
     table = rows(tmp_path / "runs")
     assert list(table[0]) == [
-        *("Job", "Mechanism", "Seed", "bleu", "Parameters", "Cache per token and layer, numbers"),
+        *("Job", "Mechanism", "Seed", "BLEU", "Parameters", "Cache per token and layer, numbers"),
         *("Training, tokens/s", "Decoding, tokens/s"),
     ]
     jobs = ["1_mha", "2_mha", "11_mtla", "12_mtla", "mean ± sd", "mean ± sd"]
@@ -119,7 +120,7 @@ def test_several_metrics_are_named_in_each_row_and_not_drawn(job: Job, tmp_path:
     job("2_a", "attention=mqa", quality={"wer": 0.0}, kv_cache__elements_per_token_per_layer=0)
     found = collect([tmp_path / "runs"])
     grid = sweep.table(found)
-    assert [row[grid.headers.index("Quality")] for row in grid.rows] == ["20 bleu", "31.5 wer", "0 wer"]
+    assert [row[grid.headers.index("Quality")] for row in grid.rows] == ["20 BLEU", "31.5 WER", "0 WER"]
     assert grid.rows[2][grid.headers.index("Cache per token and layer, numbers")] == "of fixed size"
     assert not sweep.over_each(found, "cache").rows
 
@@ -152,6 +153,20 @@ def test_jobs_that_live_elsewhere(job: Job, tmp_path: Path) -> None:
     ]
     (missing,) = rows(tmp_path / "runs" / "new", "comparison_unfinished")
     assert (missing["Job"], missing["Directory"], missing["Status"]) == ("2_mha", "", "without a record")
+
+
+def test_jobs_that_were_never_started(job: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    job("0_mha", "attention=mha seed=1 task.clip=1", status="interrupted", error="interrupted by SIGINT")
+    plain = {"choices": {"attention": "mtla", "compress": "none"}, "stride": 2, "seed": 1, "attention": {}}
+    planned = [OmegaConf.create(plain | {"task": {"clip": clip}}) for clip in (1, 2, 3)]
+    sweep.render(folder, planned, ["task.clip", "attention"])
+    assert [list(row.values()) for row in rows(folder, "comparison_unfinished")] == [
+        ["0_mha", "mha", "1", "1", "interrupted", "interrupted by SIGINT"],
+        ["1", "mtla s=2", "2", "1", "never started", ""],
+        ["2", "mtla s=2", "3", "1", "never started", ""],
+    ]
+    assert "| never started |" in (folder / "comparison.md").read_text(encoding="utf-8")
 
 
 def test_losses_of_all_jobs_on_one_axis(job: Job, tmp_path: Path) -> None:

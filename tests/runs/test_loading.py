@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
@@ -130,6 +131,31 @@ def test_a_finished_run_is_not_continued_below_what_it_has_trained(run: Path) ->
     with pytest.raises(ConfigError, match="task.train.max_epochs=3: the run of resume= has trained 3 epochs already"):
         resume(run, "task.train.max_steps=40", "task.train.max_epochs=3")
     assert resume(run, "task.train.max_steps=40", "task.train.max_epochs=9").jobs[0].task.train.max_epochs == 9
+
+
+def test_an_interrupted_run_is_not_continued_below_what_it_has_saved(run: Path) -> None:
+    torch.save({"global_step": 20, "epoch": 3, "state_dict": {}}, run / "checkpoints" / "last.ckpt")
+    for limit, done in (("max_steps=15", "20 steps"), ("max_epochs=3", "20 steps")):
+        with pytest.raises(ConfigError, match=f"the run of resume= has trained {done} already; give more"):
+            resume(run, f"task.train.{limit}")
+    with pytest.raises(ConfigError, match="task.train.max_epochs=3: the run of resume= has trained 3 epochs already"):
+        resume(run, "task.train.max_steps=40", "task.train.max_epochs=3")
+    assert resume(run, "task.train.max_steps=21").jobs[0].task.train.max_steps == 21
+    assert resume(run).jobs[0].resume == str(run)  # only what has been scored is finished
+    (run / "checkpoints" / "last.ckpt").write_bytes(b"cut")
+    assert resume(run, "task.train.max_steps=15").jobs  # the mode says what is wrong with the file
+
+
+def test_a_multirun_over_runs_of_several_mechanisms(run: Path, started: DictConfig, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "checkpoints").mkdir(parents=True)
+    with_another = OmegaConf.merge(started, {"choices": {"attention": "mha"}})
+    OmegaConf.save(with_another, other / "config.yaml")
+    found = plan("-m", "mode=test", f"checkpoint='{run}','{other}'")
+    assert [job.choices.attention for job in found.jobs] == ["mtla", "mha"] and found.swept == ("checkpoint",)
+    assert "task=wikitext2" in found.arguments  # each job is checked again with these arguments
+    assert not any(text.startswith("attention=") for text in found.arguments)
+    assert "hydra.sweep.subdir=${hydra.job.num}_${hydra.runtime.choices.task}" in found.arguments
 
 
 @pytest.mark.parametrize("key", ["checkpoint", "resume"])

@@ -36,6 +36,8 @@ from attnlab.errors import ConfigError
 SWEEPER = "hydra/sweeper"
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 NOT_FILES = ("prompt", "format", "input", "output")  # of the keys that only some modes read: they need not exist
+NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
+SUBDIR = f"{NUMBERED}_${{hydra.runtime.choices.task}}"  # of several mechanisms
 # What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
 USABLE = ("config.yaml", "record.json", "checkpoints", "compressed", "manifest.json", "config.json")
 
@@ -53,6 +55,7 @@ class Plan:
         arguments: what Hydra is called with.
         keeps: whether the run has a directory with its record.
         searches: whether the sweeper chooses the jobs itself.
+        swept: the keys that have several values.
     """
 
     jobs: list[DictConfig]
@@ -61,6 +64,7 @@ class Plan:
     arguments: list[str]  # what Hydra is called with
     keeps: bool = True  # whether the run has a directory, with its record
     searches: bool = False
+    swept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,14 +136,26 @@ def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
     keeps = keeps or constant(f"attnlab.modes.{fixed[0].mode}.KEEPS") is not False
     first = loaded[0]
     if first is None or multirun:
-        chosen = [text for text in first.choices if text.partition("=")[0] not in keys] if first else []
+        chosen = [text for text in _shared(loaded) if text.partition("=")[0] not in keys]
+        if first and "hydra.sweep.subdir" not in keys and any(one and one.choices != first.choices for one in loaded):
+            chosen.append(SUBDIR if any(text.startswith("task=") for text in chosen) else NUMBERED)
         searches = any(override.key_or_group == SWEEPER and override.value() != "basic" for override in overrides)
         given = [*spelled(stack.plain(arguments)), *chosen, *stack.added(fixed, [*keys, *chosen])]
-        return Plan(fixed, multirun, sweep, given, keeps, searches)
+        several = tuple(str(override.key_or_group) for override in swept)
+        return Plan(fixed, multirun, sweep, given, keeps, searches, several)
     quoted = first.directory.replace("'", "\\'")
     where = [] if "hydra.run.dir" in keys else [f"hydra.run.dir='{quoted}'"]
     flags = [f"--config-dir={options.config_dir}"] if options.config_dir else []
     return Plan(fixed, multirun, sweep, [*flags, *of_hydra, *where], keeps)
+
+
+def _shared(loaded: Sequence[Job | None]) -> list[str]:
+    """The options of groups that all jobs have from their runs; none where a job has no run.
+
+    They are for the names of the jobs' directories. As part of a command line an option must be that of its run.
+    """
+    first = loaded[0].choices if loaded[0] else []
+    return [text for text in first if all(one is not None and text in one.choices for one in loaded)]
 
 
 def _jobs(overrides: list[Override], swept: list[Override]) -> list[list[str]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from attnlab.callbacks.summary import label
 from attnlab.errors import AttnlabError, DataError
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found, collect
@@ -83,7 +84,8 @@ def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
 
     Args:
         specs: table specifications, YAML.
-        places: folders or files with records; None: the folder of each specification, and outputs/ if it exists.
+        places: folders or files with records; None: the folder of each specification, and of outputs/, if it exists,
+            what read the corpus of the table: runs of a sample corpus do not change a committed file.
 
     Returns:
         The paths of the files written.
@@ -92,14 +94,17 @@ def tables(specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
         ConfigError: a specification is wrong.
         DataError: a record cannot be used.
     """
+    from attnlab.report.match import is_of
     from attnlab.report.render import write_table
     from attnlab.report.spec import read_spec
 
     plans = {path: read_spec(path) for path in specs}
     files = []
     for path, spec in plans.items():
-        own = places or [path.parent, *([OUTPUTS] if OUTPUTS.exists() else [])]
-        files += write_table(spec, collect(own), path.with_suffix(""))
+        found = collect(places or [path.parent, *([OUTPUTS] if OUTPUTS.exists() else [])])
+        if not places:
+            found = [one for one in found if not one.path.is_relative_to(OUTPUTS) or is_of(one, spec)]
+        files += write_table(spec, found, path.with_suffix(""))
     return files
 
 
@@ -140,7 +145,7 @@ def overview(records: Sequence[Found]) -> None:
     for found in records:
         record = found.record
         quality = next(
-            (f"{k} {v}" for k, v in record["quality"].items() if found.number(f"quality.{k}") is not None), ""
+            (f"{label(k)} {v}" for k, v in record["quality"].items() if found.number(f"quality.{k}") is not None), ""
         )
         cells = [record["status"], record["mode"], record["task"], found.mechanism, record["scale"]]
         cells += [record["corpus"].split(" at ")[0], quality]

@@ -51,6 +51,18 @@ def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
     return bool(text.startswith(wanted["name"])) and least <= int(size[1] or size[2]) <= most
 
 
+def is_of(found: Found, spec: Spec) -> bool:
+    """Whether a record read the corpus of a specification, or of one of its rows; one that names none takes all.
+
+    Args:
+        found: the record.
+        spec: the table.
+    """
+    rows = [{"name": row.corpus, "train": row.train} for row in spec.rows if row.corpus and row.train]
+    wanted = [spec.corpus] * bool(spec.corpus) + rows
+    return not wanted or any(is_corpus(found.record["corpus"], one) for one in wanted)
+
+
 def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, list[str]]]:
     """The newest record of each seed with what it differs in; only those of the row's recipe, if there are any.
 

@@ -4,6 +4,7 @@ Everything comes from the index of the folder (:mod:`attnlab.runs.ledger`); noth
 """
 
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +14,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from attnlab.callbacks.summary import label
+from attnlab.config.batch import counted
 from attnlab.config.build import leaves
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError, DataError
-from attnlab.report.significance import has_predictions, standard_error, sure
+from attnlab.report.significance import standard_error, sure
 from attnlab.runs import lock
 from attnlab.runs.ledger import BROKEN, OUTPUTS, RECORD, Ledger, Run
 from attnlab.runs.record import NOT_RUN
@@ -32,6 +35,7 @@ attnlab runs prune WHAT [KEY=VALUE ...] [FOLDER]      show what would be removed
 
 KEY: {keys}
 VALUE: several with commas; * and ? stand for other letters; null for none. tags=a,b: one of the two.
+       commit: a prefix of 7 digits or more does.
 Examples: attnlab runs task=mustc attention=mtla,mla status=finished    attnlab runs attention=tpa* tags=final
           attnlab runs missing experiments/mtla/table1.yaml             attnlab runs prune failed task=ptb --yes"""
 FILTERS: dict[str, Callable[[Run], Iterable[Any]]] = {
@@ -49,6 +53,7 @@ FILTERS: dict[str, Callable[[Run], Iterable[Any]]] = {
     "recipe": lambda run: [run.recipe],
     "commit": lambda run: [run.commit],
 }
+COMMIT = re.compile(r"^([0-9a-f]{7,40})(-dirty)?$")
 HEADINGS = ("started", "status", "mode", "task", "mechanism", "scale", "seed", "quality", "cache", "directory")
 PRUNED = ("failed", "interrupted", BROKEN, "unrecorded")
 COMPARED = (  # beside the quality
@@ -111,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     found = _chosen(_ledger(words.names), words.filters)
     print("\n".join(lines(found)))
-    print(f"{len(found)} runs", file=sys.stderr)
+    print(counted(len(found), "run"), file=sys.stderr)
     return 0
 
 
@@ -190,10 +195,9 @@ def compare(words: Request) -> None:
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    if any(map(has_predictions, runs)):
-        print(f"SIGNIFICANCE, against {words.names[0]}")
-        for name, run in zip(words.names[1:], runs[1:], strict=True):
-            print("\n".join(f"{name}: {line}" for line in sure(runs[0], run)))
+    print(f"SIGNIFICANCE, against {words.names[0]}")
+    for name, run in zip(words.names[1:], runs[1:], strict=True):
+        print("\n".join(f"{name}: {line}" for line in sure(runs[0], run)))
 
 
 def missing(words: Request) -> None:
@@ -253,8 +257,9 @@ def prune(words: Request) -> None:
                 shutil.rmtree(path)
             except OSError as error:
                 raise DataError(f"{error.filename or path}: cannot be removed ({error.strerror})") from error
-    said = "removed" if words.yes else "would be removed: the same command with --yes removes them"
-    print(f"{len(gone)} folders {said}", file=sys.stderr)
+    them = "it" if len(gone) == 1 else "them"
+    said = "removed" if words.yes else f"would be removed: the same command with --yes removes {them}"
+    print(f"{counted(len(gone), 'folder')} {said}", file=sys.stderr)
 
 
 def _ledger(names: Sequence[str]) -> Ledger:
@@ -279,6 +284,7 @@ def _chosen(ledger: Ledger, filters: Mapping[str, Sequence[str]], quiet: bool = 
     runs = [run for run in runs if asked or run.status != BROKEN]
     for key, wanted in filters.items():
         has = FILTERS[key]
+        wanted = [COMMIT.sub(r"\1*\2", text) for text in wanted] if key == "commit" else wanted
         kept = [run for run in runs if any(_fits(value, pattern) for value in has(run) for pattern in wanted)]
         if runs and not kept:
             there = sorted({_text(value) for run in runs for value in has(run)})
@@ -297,7 +303,7 @@ def _text(value: Any) -> str:
 
 
 def _cells(run: Run) -> tuple[str, ...]:
-    quality = f"{run.metric} {run.quality:.6g}" if run.quality is not None else NOT_RUN
+    quality = f"{label(run.metric)} {run.quality:.6g}" if run.quality is not None else NOT_RUN
     cache = f"{run.cache:g}" if run.cache is not None else ""
     seed = "" if run.seed is None else str(run.seed)
     words = (run.status, run.mode, run.task, run.mechanism, run.scale)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
+from attnlab.callbacks.summary import label
 from attnlab.errors import DataError
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
@@ -63,7 +64,7 @@ class Difference:
         p = f"{self.p:.3f}" if self.p >= 0.01 else f"{self.p:.4f}"
         interval = f"95 % interval {self.low:+.2f} to {self.high:+.2f}"
         return (
-            f"{self.metric} {self.second - self.first:+.2f}, {interval}, p = {p} "
+            f"{label(self.metric)} {self.second - self.first:+.2f}, {interval}, p = {p} "
             f"(paired bootstrap of {self.items} items, {self.resamples} resamples, seed {self.seed})"
         )
 
@@ -94,10 +95,14 @@ def differences(first: Found, second: Found, resamples: int = RESAMPLES, seed: i
     """
     metrics = [name for name in _metrics(first) if name in _metrics(second)]
     if not metrics:
-        scores = [", ".join(one.record["quality"]) or "nothing" for one in (first, second)]
+        scores = [next((name for name in one.record["quality"] if one.number(f"quality.{name}") is not None), "")
+                  for one in (first, second)]  # fmt: skip
+        own, other = (label(name) or "no score" for name in scores)
+        if own == other != "no score":
+            raise DataError(f"there is no paired test for {own}; there is one for BLEU, ROUGE, WER and accuracies")
         raise DataError(
-            f"{second.name} has {scores[1]}, and {first.name} has {scores[0]}: a paired test needs BLEU, ROUGE, WER "
-            "or an accuracy of both"
+            f"{second.name} has {other}, and {first.name} has {own}: a paired test needs BLEU, ROUGE, WER or an "
+            "accuracy of both"
         )
     rows = [_rows(one) for one in (first, second)]
     _same_items(first, second, *rows)

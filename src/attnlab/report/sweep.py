@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from attnlab.callbacks import summary
 from attnlab.report import curves, figure, points
 from attnlab.report.grid import Grid
 from attnlab.report.spec import Plot
@@ -49,7 +51,7 @@ OVER = {  # what the picture's x can be: where the record has it, and the label 
 }
 
 
-def render(directory: Path) -> list[Path]:
+def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[str] = ()) -> list[Path]:
     """Compare the jobs of a multirun: comparison.md, comparison.csv, and pictures where there is something to draw.
 
     Jobs that have not finished stand in a table of their own, with their errors: below the other one, and in
@@ -60,6 +62,8 @@ def render(directory: Path) -> list[Path]:
 
     Args:
         directory: the multirun's, with one run directory for each job.
+        planned: the configuration of each job, by which those that were never started are found; empty: nobody knows.
+        swept: the keys that the command line gives several values.
 
     Returns:
         The paths written; empty where no job has left a directory.
@@ -75,7 +79,9 @@ def render(directory: Path) -> list[Path]:
     names = {job.directory: job.name for job in jobs}
     home = directory if any(job.directory.parent != directory for job in jobs) else None
     grid = table(found, names, home)
-    failed = unfinished(found, [job.name for job in jobs if job.directory not in known], names, home)
+    begun = {job.number for job in jobs}
+    never = {number: cfg for number, cfg in enumerate(planned) if number not in begun}
+    failed = unfinished(found, [job.name for job in jobs if job.directory not in known], names, home, never, swept)
     tables = [grid, *([failed] if failed.rows else [])]
     for one in tables:
         show(one)
@@ -131,14 +137,16 @@ def table(found: Sequence[Found], names: Mapping[Path, str] | None = None, home:
     varied = settings(found)
     done = [one for one in found if one.record["status"] == FINISHED]
     metrics = {name for one in done if (name := metric(one))}
-    quality = metrics.pop() if len(metrics) == 1 else "Quality"
+    quality = summary.label(metrics.pop()) if len(metrics) == 1 else "Quality"
     present = [name for name in NUMBERS if any(_number(one, name) is not None for one in done)]
     place = ["Directory"] if home else []
     grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality, *present, *place])
     for one in done:
         score = _score(one)
         cells = _named(one, varied, names)
-        cells += [NOT_RUN if score is None else f"{score:g}" + f" {metric(one)}" * (quality == "Quality")]
+        cells += [
+            NOT_RUN if score is None else f"{score:g}" + f" {summary.label(metric(one) or '')}" * (quality == "Quality")
+        ]
         cells += [cell(_number(one, name), name) for name in present]
         grid.rows.append([*cells, *([_place(one, home)] if home else [])])
     for same in groups(found):
@@ -161,6 +169,8 @@ def unfinished(
     without: Sequence[str] = (),
     names: Mapping[Path, str] | None = None,
     home: Path | None = None,
+    never: Mapping[int, DictConfig] | None = None,
+    swept: Sequence[str] = (),
 ) -> Grid:
     """A row for each job that has not finished: how it ended, and its error.
 
@@ -169,8 +179,12 @@ def unfinished(
         without: names of jobs that have no record that can be read.
         names: as for :func:`table`.
         home: the same.
+        never: the configurations of jobs that were never started, by their numbers.
+        swept: the keys in which these may differ, whose columns they need.
     """
     varied = settings(found)
+    if never:
+        varied += [key for key in swept if key not in {*varied, *IN_THE_MECHANISM, *OF_THE_RUN}]
     place = ["Directory"] if home else []
     grid = Grid("Not finished", ["Job", "Mechanism", *varied, "Seed", *place, "Status", "Error"])
     for one in found:
@@ -180,6 +194,7 @@ def unfinished(
             grid.rows.append([*cells, status, " ".join(str(error or "").split())])
     blank = [""] * (len(grid.headers) - 3)
     grid.rows += [[name, *blank, "without a record", "it was ended before it could write one"] for name in without]
+    grid.rows += [_never(number, cfg, varied, bool(home)) for number, cfg in (never or {}).items()]
     return grid
 
 
@@ -217,7 +232,7 @@ def over_each(found: Sequence[Found], x: str, lines: bool = False) -> Grid:
         lines: whether jobs that differ in ranks or in KEPT alone are of one row.
     """
     metrics = {name for one in found if (name := metric(one))}
-    grid = Grid(metrics.pop() if len(metrics) == 1 else "", points.HEADERS)
+    grid = Grid(summary.label(metrics.pop()) if len(metrics) == 1 else "", points.HEADERS)
     done = [one for same in groups(found) for one in same] if grid.title else []
     if x == SPEED and len(_protocols(done)) > 1:
         return grid
@@ -326,6 +341,16 @@ def _named(one: Found, varied: Sequence[str], names: Mapping[Path, str] | None) 
     """The first cells of a job's row."""
     folder = one.path.parent
     return [(names or {}).get(folder, folder.name), mechanism(one), *_settings(one, varied), str(one.record["seed"])]
+
+
+def _never(number: int, cfg: DictConfig, varied: Sequence[str], placed: bool) -> list[str]:
+    """The row of a job that was never started."""
+    choices = cfg.choices
+    about = {"attention": choices.attention or "none", "stride": cfg.stride, "compress": choices.compress}
+    about["config"] = {"attention": {"pattern": OmegaConf.select(cfg, "attention.pattern")}}
+    values = (choices[key] if key in choices else OmegaConf.select(cfg, key) for key in varied)
+    cells = [str(number), mechanism(Found(Path(), about)), *("" if value is None else str(value) for value in values)]
+    return [*cells, str(cfg.seed), *[""] * placed, "never started", ""]
 
 
 def _place(one: Found, home: Path) -> str:

@@ -24,6 +24,7 @@ from attnlab.config.schema import definition, is_class
 from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.runs.identity import current, stable_name
+from attnlab.runs.reached import recorded, saved
 
 CONFIG = "config.yaml"
 TEXTS = ("prompt", "input", "output")  # of a person: taken as they are
@@ -115,18 +116,6 @@ def _settings(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield from _settings(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
-
-
-def _training(run: Path) -> Mapping[str, Any] | None:
-    """The record's `training` of a finished run; None where no record says that it finished."""
-    try:
-        record = json.loads((run / "record.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(record, Mapping) or record.get("status") != "finished":
-        return None
-    training = record.get("training")
-    return training if isinstance(training, Mapping) else {}
 
 
 def directory_of(key: str, value: str) -> Path | None:
@@ -330,18 +319,19 @@ class _Loading:
         return changed
 
     def _check_continues(self, cfg: DictConfig, changed: Sequence[str]) -> None:
-        """Refuse to continue a finished run that has reached its limits."""
-        training = _training(self.run)
-        if training is None:
+        """Refuse to continue a finished run as it is, and any run to a limit that it has reached."""
+        training = recorded(self.run)
+        if training is None and not changed:
             return
         if not changed:
             raise ConfigError(
                 f"resume={self.run}: the run is finished; raise task.train.max_steps or max_epochs to train further, "
                 f"or score it with mode=test checkpoint={self.run}"
             )
+        trained = saved(self.run) if training is None else training
         for limit, name in (("max_steps", "steps"), ("max_epochs", "epochs")):
-            done, most = training.get(name), cfg.task.train[limit]
-            if isinstance(done, int) and isinstance(most, int) and 0 < most <= done:
+            done, most = trained.get(name), cfg.task.train[limit]
+            if isinstance(done, int | float) and isinstance(most, int) and 0 < most <= done:
                 raise ConfigError(
                     f"task.train.{limit}={most}: the run of resume= has trained {done} {name} already; give more"
                 )

@@ -8,7 +8,9 @@ import shlex
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from attnlab import cli
@@ -21,6 +23,7 @@ from tests.report.page.conftest import RECORD, ROOT, Write
 pytest.importorskip("bokeh")
 pytest.importorskip("itables")
 
+from attnlab.report.page import plots
 from attnlab.report.page.render import groups, render, samples
 
 HOSTILE = "<script>alert(1)</script>"
@@ -166,6 +169,25 @@ def test_differing_words_and_thinned_curves() -> None:
     assert thinned(curve[:POINTS]) == curve[:POINTS]
     thin = thinned(curve)
     assert len(thin) == POINTS and (thin[0], thin[-1]) == (curve[0], curve[-1]) and set(thin) < set(curve)
+
+
+def test_a_curve_of_one_point_is_a_dot(write: Write, tmp_path: Path) -> None:
+    write(tmp_path / "line", losses=[(50, 4.0), (100, 2.0)], started="2026")
+    write(tmp_path / "point", losses=[(50, 4.0)], started="2025")
+    found = gather([tmp_path])
+
+    def glyphs(count: int) -> dict[str, dict[str, Any]]:
+        text = json.dumps(plots.curves(found[:count], "loss", "loss"))
+        named: dict[str, dict[str, Any]] = {}
+        json.loads(text, object_hook=lambda one: named.setdefault(one.get("name"), one) and one)
+        return named
+
+    both, alone = glyphs(2), glyphs(1)
+    assert "dots" not in alone and both["dots"]["view"]["id"]  # the page's script filters one view
+    entries = both["marks"]["data_source"]["attributes"]["data"]["entries"]
+    dots = {key: value["array"]["data"] for key, value in entries if key in ("x", "y")}
+    values = {key: np.frombuffer(base64.b64decode(data)).tolist() for key, data in dots.items()}
+    assert values == {"x": pytest.approx([np.nan, 50.0], nan_ok=True), "y": pytest.approx([np.nan, 4.0], nan_ok=True)}
 
 
 def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
 
 
 def curves(runs: Sequence[Shown], loss: str, target: str) -> dict[str, Any]:
-    """A line for each run that logged a loss.
+    """A line for each run that logged a loss; a dot where it logged one once.
 
     Args:
         runs: of the page.
@@ -84,11 +84,13 @@ def curves(runs: Sequence[Shown], loss: str, target: str) -> dict[str, Any]:
     columns: dict[str, Any] = {key: [values[i] for i in numbers] for key, values in _about(runs).items()}
     lines = [np.array(runs[i].curves[loss], dtype=np.float32) for i in numbers]
     columns |= {"xs": [line[:, 0] for line in lines], "ys": [line[:, 1] for line in lines]}
-    plot = _figure()
+    alone = [line[0] if len(line) == 1 else (np.nan, np.nan) for line in lines]
+    columns |= {"x": np.array([x for x, _ in alone]), "y": np.array([y for _, y in alone])}
+    plot, view = _figure(), _view(len(numbers))
     source = ColumnDataSource(columns)
-    plot.multi_line(
-        "xs", "ys", source=source, view=_view(len(numbers)), name="marks", color="colour", line_width=2, alpha=0.85
-    )
+    plot.multi_line("xs", "ys", source=source, view=view, name="marks", color="colour", line_width=2, alpha=0.85)
+    if any(len(line) == 1 for line in lines):
+        plot.scatter("x", "y", source=source, view=view, name="dots", color="colour", size=6, alpha=0.85)
     measured = [("update", "$snap_x{0,0}"), (LOSS_TITLES[loss], "$snap_y{0.[0000]}")]
     plot.add_tools(HoverTool(tooltips=[*ABOUT, *measured], line_policy="nearest"))
     plot.xaxis.axis_label, plot.yaxis.axis_label = "update", LOSS_TITLES[loss]
