@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ from attnlab.config.build import CONF
 from attnlab.report.__main__ import main
 from attnlab.report.grid import Grid
 from attnlab.report.render import table
-from attnlab.report.spec import read_spec
-from attnlab.runs.store import collect
+from attnlab.report.spec import Spec, read_spec
+from attnlab.runs.store import Found, collect
 from tests.report.conftest import MUSTC, Run
 
 SPEC = CONF.parent / "experiments" / "mtla" / "table1.yaml"
@@ -211,29 +212,27 @@ def test_broken_records_are_named_and_skipped(
     assert "BLEU 20.0" in shown and "finished" in shown and len(shown.strip().splitlines()) == 2
 
 
-def test_runs_of_other_data_do_not_change_a_table(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_other_data_in_outputs_do_not_change_a_table(
+    tmp_path: Path, template: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "paper").mkdir()
-    spec = tmp_path / "paper" / "table1.yaml"
+    another = "another at /some/where: train 5 segments"
+    places = {"paper/committed": "sample", "outputs/own": MUSTC, "outputs/sample": "sample", "outputs/other": another}
+    for place, corpus in places.items():
+        Path(place).mkdir(parents=True)
+        Path(place, "record.json").write_text(json.dumps(template | {"corpus": corpus}))
+    spec = Path("paper", "table1.yaml")
     spec.write_bytes(SPEC.read_bytes())
-    path = run("a", "task=mustc scale=paper attention=mha")
-    path.rename(spec.with_name("a.json"))
+    given: list[set[str]] = []
 
-    def made() -> list[bytes]:
-        assert main([str(spec)]) == 0
-        return [spec.with_suffix(ending).read_bytes() for ending in (".md", ".tex", ".csv")]
+    def write_table(_: Spec, records: list[Found], stem: Path) -> list[Path]:
+        given.append({found.path.parent.as_posix() for found in records})
+        return [stem]
 
-    before = made()
-    run("b", "task=mustc attention=mha", corpus="sample")
-    run("c", "task=mustc attention=mha", corpus="another at /some/where: train 5 segments")
-    (tmp_path / "runs").rename(tmp_path / "outputs")
-    assert made() == before
-    assert main([str(spec), "--records", "paper", "outputs"]) == 0  # these were asked for
-    assert "Left out: 1 scored record(s) of the embedded sample corpus" in spec.with_suffix(".md").read_text()
-    (tmp_path / "outputs").rename(tmp_path / "runs")
-    run("d", "task=mustc scale=paper attention=mla")
-    (tmp_path / "runs").rename(tmp_path / "outputs")
-    assert made() != before
+    monkeypatch.setattr("attnlab.report.render.write_table", write_table)
+    assert main([str(spec)]) == 0 and main([str(spec), "--records", "outputs"]) == 0
+    assert given[0] == {"paper/committed", "outputs/own"}  # the former is a part of the committed table
+    assert given[1] == {"outputs/own", "outputs/sample", "outputs/other"}  # these were asked for
 
 
 def test_nothing_there(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def curves(runs: Sequence[Shown], loss: str, target: str) -> dict[str, Any]:
     lines = [np.array(runs[i].curves[loss], dtype=np.float32) for i in numbers]
     columns |= {"xs": [line[:, 0] for line in lines], "ys": [line[:, 1] for line in lines]}
     alone = [line[0] if len(line) == 1 else (np.nan, np.nan) for line in lines]
-    columns |= {"x": np.array([x for x, _ in alone]), "y": np.array([y for _, y in alone])}
+    columns |= {"x": [float(x) for x, _ in alone], "y": [float(y) for _, y in alone]}
     plot, view = _figure(), _view(len(numbers))
     source = ColumnDataSource(columns)
     plot.multi_line("xs", "ys", source=source, view=view, name="marks", color="colour", line_width=2, alpha=0.85)
