@@ -163,6 +163,21 @@ def test_a_function_in_a_private_folder_is_refused_without_its_import(
     assert not (tmp_path / "imported").exists()
 
 
+@pytest.mark.parametrize("code", ["assert False, 'too late'", "raise SystemExit(3)", "import no_such_package"])
+def test_a_module_whose_import_fails(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_module.py").write_text(f"Made = type('Made', (), {{}})\n{code}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("attnlab.config.targets._is_installed", lambda top: top == "failing_module")
+    told = (
+        "no such class"
+        if "import" in code
+        else r"its module cannot be imported \((AssertionError: too late|SystemExit: 3)\)"
+    )
+    with pytest.raises(ConfigError, match=rf"callbacks\.x\._target_=failing_module\.Made: {told}"):
+        check_target("failing_module.Made", "callbacks.x._target_", place_of("callbacks.x"))
+    assert "failing_module" not in sys.modules
+
+
 def test_one_s_own_classes_pass_wherever_they_lie(
     tmp_path: Path, plain: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

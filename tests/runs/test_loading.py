@@ -249,3 +249,26 @@ def test_directories_that_are_no_run(tmp_path: Path) -> None:
         use(tmp_path)
     with pytest.raises(ConfigError, match="give one of them"):
         plan(f"checkpoint='{tmp_path}'", f"resume='{tmp_path}'")
+
+
+def test_only_the_command_line_names_a_folder_of_tasks(run: Path, tmp_path: Path) -> None:
+    """Its files bring code: `!function`, and templates that reach all of Python."""
+    change(run, "task.evaluation.folder", str(tmp_path))
+    told = f"task.evaluation.folder={tmp_path}: a file of the configuration names this folder, and tasks can bring code"
+    with pytest.raises(ConfigError, match=told):
+        use(run, "mode=evaluate")
+    assert use(run).mode == "test"  # which reads no tasks
+    given = f"task.evaluation.folder='{tmp_path}'"
+    assert use(run, "mode=evaluate", given).task.evaluation.folder == str(tmp_path)
+
+
+@pytest.mark.slow
+def test_no_file_of_one_s_own_names_a_folder_of_tasks(tmp_path: Path) -> None:
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    file = tmp_path / "own" / "experiment" / "how.yaml"
+    (tmp_path / "config.json").touch()
+    composed = ("task=wikitext2", "attention=mha", "mode=evaluate", f"checkpoint='{tmp_path}'")
+    for node in ("task: {evaluation: {folder: %s}}", "hydra: {sweeper: {params: {task.evaluation.folder: %s}}}"):
+        file.write_text("# @package _global_\n" + node % tmp_path)
+        with pytest.raises(ConfigError, match="tasks can bring code"):
+            plan(f"--config-dir={tmp_path / 'own'}", "experiment=how", *composed)

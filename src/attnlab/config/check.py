@@ -35,6 +35,7 @@ from attnlab.errors import ConfigError
 
 SWEEPER = "hydra/sweeper"
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
+FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
 NOT_FILES = ("prompt", "format", "input", "output")  # of the keys that only some modes read: they need not exist
 NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
 SUBDIR = f"{NUMBERED}_${{hydra.runtime.choices.task}}"  # of several mechanisms
@@ -125,6 +126,8 @@ def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
         for cfg in [*composed, *whole]:  # Hydra composes the latter for a sweep as a whole
             check_hydra(cfg, keys, options.config_dir is not None)
         fixed = [own.cfg if own else _fix(cfg, composer) for own, cfg in zip(loaded, composed, strict=True)]
+        for job, cfg in zip(fixed, composed, strict=True):
+            _check_folder(job, cfg, keys)
         sweep = Path(composed[0].hydra.sweep.dir)
     if multirun and any(job.resume is not None for job in fixed):
         raise ConfigError("resume= continues one run: leave -m out")
@@ -200,6 +203,21 @@ def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
             raise ConfigError(f"hardware.{name}={said}: the jobs of one array have the same; start a multirun for each")
     if not isinstance(hydra.launcher.gpus_per_node, int | None):
         raise ConfigError(f"hardware.devices={jobs[0].hardware.devices}: SLURM is told a number, that of a node's GPUs")
+
+
+def _check_folder(job: DictConfig, composed: DictConfig, given: Sequence[str]) -> None:
+    """Refuse a folder of tasks that a file names, a run's or one of --config-dir: only the command line may.
+
+    Besides `!function`, which names a file beside that of the task, prompts are templates that can reach all of Python.
+    """
+    folder = OmegaConf.select(job, FOLDER)
+    searched = OmegaConf.select(composed, "hydra.sweeper.params") or {}
+    named = folder is not None and FOLDER not in given
+    if job.mode == "evaluate" and (named or any(str(key).lstrip("+") == FOLDER for key in searched)):
+        raise ConfigError(
+            f"{FOLDER}={folder}: a file of the configuration names this folder, and tasks can bring code; if the "
+            f"folder is yours, give {FOLDER}=<folder> on the command line, or {FOLDER}=null for the harness's own tasks"
+        )
 
 
 def _ends(override: Override) -> list[str]:

@@ -260,7 +260,13 @@ def _imported(target: str, key: str, place: Place) -> Any:
             "Name(Base)` in its module"
         )
     importlib.import_module("attnlab.torchvision_schemas")  # before torchvision, which timm and lightning import
-    return pkgutil.resolve_name(target)
+    try:
+        return pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError):  # there is no such name
+        raise
+    except (Exception, SystemExit) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigError(f"{key}={target}: its module cannot be imported ({said}); expected {place}") from error
 
 
 def _is_standard(target: str) -> bool:

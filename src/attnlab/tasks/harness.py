@@ -36,7 +36,8 @@ class Harness(ABC):
         num_fewshot: the number of solved examples before each question.
         limit: the largest number of examples of a task; None: all.
         batch_size: the number of texts in a batch.
-        folder: a directory with YAML files of tasks, in place of the harness's own; None: the harness's own.
+        folder: a directory with YAML files of tasks, in place of the harness's own; None: the harness's own. Tasks can
+            bring code, which is run (`!function`, templates of prompts), so only the command line may name it.
 
     Raises:
         ValueError: `folder` does not exist.
@@ -78,7 +79,7 @@ class Harness(ABC):
         """
         folder = None if self.folder is None else str(Path(self.folder).expanduser())
         manager = TaskManager(include_path=folder, include_defaults=self.folder is None)
-        unknown = [name for name in self.tasks if not manager.match_tasks([name])]
+        unknown = [name for name in self.tasks if name not in manager.all_tasks]  # it would take the path of a file
         if unknown:
             where = f"{self.folder} has" if self.folder else "lm-evaluation-harness has"
             raise ConfigError(f"task.evaluation.tasks: {where} no task {unknown[0]}")

@@ -1,6 +1,7 @@
 """lm-evaluation-harness scores a compressed model through its own class for models of transformers."""
 
 import copy
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,16 @@ def test_log_likelihoods_are_those_of_the_compressed_model() -> None:
 def test_a_masked_language_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="lm-evaluation-harness scores decoders; RobertaForMaskedLM is none"):
         TransformersEvaluation(["claims"]).lm(SimpleNamespace(model=tiny("roberta"), tokenizer=words()), None)
+
+
+def test_a_task_is_known_by_its_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness would read a file of that path, whose `!function` runs code."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("claims.yaml", "cl*"):
+        (tmp_path / name).write_text(TASK)
+    for name in ("cl*", "claims.yaml", str(tmp_path / "claims.yaml")):
+        with pytest.raises(ConfigError, match=f"task.evaluation.tasks: {re.escape(str(tmp_path))} has no task "):
+            TransformersEvaluation([name], folder=str(tmp_path))(None, 0)
 
 
 @pytest.mark.parametrize(
