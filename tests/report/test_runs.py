@@ -14,6 +14,7 @@ from attnlab.report.runs import main
 from attnlab.runs.lock import locked
 from tests.report.conftest import Run
 from tests.runs.test_ledger import write
+from tests.runs.test_removal import begun
 
 Said = Callable[..., tuple[list[str], str]]
 
@@ -132,7 +133,7 @@ def test_pruning_shows_first_and_spares_what_lives(said: Said, tmp_path: Path) -
     for name, status in (("good", "finished"), ("bad", "failed"), ("worse", "failed"), ("dead", "running")):
         write(root / name, status=status, **({"error": "no luck"} if status == "failed" else {}))
     write(root / "bad", status="failed", error="no luck", task="ptb")
-    (root / "begun" / "checkpoints").mkdir(parents=True)
+    begun(root / "begun")
     lines, errors = said("prune", "failed", "task=ptb")
     assert lines[0].startswith("outputs/bad ") and lines[0].endswith("failed: no luck") and len(lines) == 1
     assert "1 folder would be removed: the same command with --yes removes it" in errors and (root / "bad").is_dir()

@@ -13,6 +13,7 @@ from attnlab.runs import record as records
 from attnlab.runs.decision import claimed, decide, free, settings
 from attnlab.runs.identity import NOTHING_READ
 from attnlab.runs.lock import locked
+from attnlab.runs.removal import is_run
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,18 @@ def ran(cfg: DictConfig, directory: str, status: str = "finished", checkpoint: b
         (place / "checkpoints").mkdir()
         (place / "checkpoints" / "last.ckpt").touch()
     return place
+
+
+def test_what_a_run_leaves_is_known_as_its_own(cfg: DictConfig) -> None:
+    """By `attnlab runs prune`."""
+    place = ran(cfg, "a")
+    assert is_run(place)
+    (place / "record.json").write_text("{")
+    assert not is_run(place)
+    (place / "run.log").touch()
+    assert is_run(place)
+    (place / "config.yaml").write_text("task: x\nmode: y\n")
+    assert not is_run(place)
 
 
 SWEEP = Path("outputs/multirun/new")

@@ -18,9 +18,10 @@ from attnlab.runs.lock import locked
 
 def write(directory: Path, **values: Any) -> Path:
     record: dict[str, Any] = {
-        "schema": 2, "status": "finished", "mode": "train", "task": "mustc", "attention": "mtla", "compress": "none",
-        "scale": "sample", "experiment": None, "seed": 1, "stride": 2, "rank": None, "tags": ["a", "b"],
-        "started": "2026-01-02T03:04:05+00:00", "corpus": "sample", "quality": {"signature": "s", "bleu": 20.5},
+        "schema": 2, "command": "c", "status": "finished", "mode": "train", "task": "mustc", "attention": "mtla",
+        "compress": "none", "scale": "sample", "experiment": None, "seed": 1, "stride": 2, "rank": None,
+        "tags": ["a", "b"], "started": "2026-01-02T03:04:05+00:00", "corpus": "sample",
+        "quality": {"signature": "s", "bleu": 20.5},
         "kv_cache": {"elements_per_token_per_layer": 144}, "environment": {"git": "abc"},
         "identity": {"recipe": "r", "run": "u", "corpus": "c", "weights": {}},
     }  # fmt: skip
@@ -184,6 +185,9 @@ def test_what_is_no_record_and_what_has_none(tmp_path: Path) -> None:
     (tmp_path / "list" / "record.json").write_text("[]")
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
     (tmp_path / "begun" / "config.yaml").touch()
+    (tmp_path / "begun" / "run.log").touch()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "config.yaml").touch()  # anybody's
     (tmp_path / "loop").symlink_to(tmp_path)
     index = Ledger(tmp_path)
     assert {run.directory.name: run.status for run in index.runs()} == {
@@ -192,6 +196,41 @@ def test_what_is_no_record_and_what_has_none(tmp_path: Path) -> None:
         "run": "finished",
     }
     assert index.unrecorded == [tmp_path / "begun"]
+
+
+def test_runs_below_runs_and_links(tmp_path: Path) -> None:
+    """None is hidden by what lies above it, and none appears twice."""
+    root = tmp_path / "outputs"
+    write(root / "a" / "b")
+    write(root / "a", status="failed", error="x")
+    (root / "record.json").touch()
+    write(tmp_path / "elsewhere" / "c")
+    for name, aim in (("up", tmp_path), ("again", root / "a"), ("l", tmp_path / "elsewhere"), ("m", root / "l" / "c")):
+        (root / name).symlink_to(aim)
+    found = sorted(runs(root))
+    assert found[:3] == [".", "a", "a/b"] and len(found) == 4 and found[3] in ("l/c", "m")
+
+
+@pytest.mark.parametrize("value", ["'{'", "5", "NULL", "'[1]'"])
+def test_a_row_of_the_index_that_no_record_gives(value: str, tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    before = runs(tmp_path)
+    for name in ("tags", "started"):
+        with sqlite3.connect(tmp_path / FILE) as index:
+            index.execute(f"UPDATE runs SET tags = {value}")
+            index.execute(f"UPDATE runs SET {name} = {value}")
+        assert runs(tmp_path) == before
+
+
+def test_an_index_that_is_a_link_to_another_database(tmp_path: Path) -> None:
+    write(tmp_path / "outputs" / "a")
+    with sqlite3.connect(tmp_path / "mine.sqlite") as mine:
+        mine.execute("CREATE TABLE runs (x)")
+        mine.execute("INSERT INTO runs VALUES (1)")
+    (tmp_path / "outputs" / FILE).symlink_to(tmp_path / "mine.sqlite")
+    assert list(runs(tmp_path / "outputs")) == ["a"]
+    assert sqlite3.connect(tmp_path / "mine.sqlite").execute("SELECT x FROM runs").fetchall() == [(1,)]
+    assert (tmp_path / "outputs" / FILE).is_symlink()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from attnlab.config.check import compose
-from attnlab.errors import LockedError
+from attnlab.errors import LockedError, WriteError
 from attnlab.runs import job
 from attnlab.runs import lock as locks
 from attnlab.runs.lock import NAME, alive, held, locked
@@ -26,11 +26,12 @@ import sys, time
 from pathlib import Path
 from attnlab.runs.lock import locked
 with locked(Path(sys.argv[1])) as lock:
-    print("held", flush=True)
     if sys.argv[2:] == ["ending"]:
         lock.end()
+        print("held", flush=True)
         time.sleep(1)
     else:
+        print("held", flush=True)
         sys.stdin.read()
 """
 
@@ -126,10 +127,20 @@ def test_a_holder_on_another_host_is_dead_after_five_silent_minutes(tmp_path: Pa
     assert holder is not None and str(holder) == "process 1 on another since yesterday"
     with pytest.raises(LockedError, match="dead after 5 minutes without a sign of life"), locked(tmp_path):
         pass
-    os.utime(path, (time.time(), time.time() - 301))
-    assert held(tmp_path) is None
+    for away in (-301, 301):  # a clock that was wrong
+        os.utime(path, (time.time(), time.time() + away))
+        assert held(tmp_path) is None
     with locked(tmp_path):
         pass
+
+
+def test_a_lock_that_is_a_link_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "text").write_text("mine")
+    (tmp_path / "run" / NAME).symlink_to(tmp_path / "text")
+    with pytest.raises(WriteError), locked(tmp_path / "run"):
+        pass
+    assert (tmp_path / "text").read_text() == "mine"
 
 
 def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

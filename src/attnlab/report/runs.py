@@ -5,7 +5,6 @@ Everything comes from the index of the folder (:mod:`attnlab.runs.ledger`); noth
 
 import logging
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from attnlab.callbacks.summary import label
 from attnlab.config.batch import counted
 from attnlab.config.build import leaves
 from attnlab.config.nearest import nearest
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError, DataError, LockedError
 from attnlab.report.significance import standard_error, sure
-from attnlab.runs import lock
-from attnlab.runs.ledger import BROKEN, OUTPUTS, RECORD, Ledger, Run
+from attnlab.runs import lock, removal
+from attnlab.runs.ledger import BROKEN, OUTPUTS, RECORD, UNRECORDED, Ledger, Run
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found, collect
 
@@ -31,7 +30,8 @@ attnlab runs compare RUN RUN [RUN ...]                settings in which runs dif
                                                       their differences are (predictions of one test set)
 attnlab runs missing SPEC [SPEC ...] [FOLDER]         the commands of a table's rows that are still to be run
 attnlab runs prune WHAT [KEY=VALUE ...] [FOLDER]      show what would be removed; with --yes, remove it
-    WHAT: failed, interrupted, broken (a record that cannot be read), unrecorded (a folder without a record)
+    WHAT: failed, interrupted, broken (a record that cannot be read), unrecorded (a run's
+          config.yaml and run.log without a record)
 
 KEY: {keys}
 VALUE: several with commas; * and ? stand for other letters; null for none. tags=a,b: one of the two.
@@ -55,7 +55,7 @@ FILTERS: dict[str, Callable[[Run], Iterable[Any]]] = {
 }
 COMMIT = re.compile(r"^([0-9a-f]{7,40})(-dirty)?$")
 HEADINGS = ("started", "status", "mode", "task", "mechanism", "scale", "seed", "quality", "cache", "directory")
-PRUNED = ("failed", "interrupted", BROKEN, "unrecorded")
+PRUNED = ("failed", "interrupted", BROKEN, UNRECORDED)
 COMPARED = (  # beside the quality
     "parameters.total",
     "kv_cache.elements_per_token_per_layer",
@@ -232,7 +232,10 @@ def missing(words: Request) -> None:
 
 
 def prune(words: Request) -> None:
-    """Show the runs that would be removed; remove them with --yes. A run in progress is never removed.
+    """Show the runs that would be removed; remove them with --yes. What is left and why is said on stderr.
+
+    Only run directories below the folder are removed, none that is in progress, reached through a link, has another
+    run in it, or was used by another run of the folder.
 
     Args:
         words: what to remove, filters, and perhaps a folder.
@@ -242,24 +245,39 @@ def prune(words: Request) -> None:
     if not what:
         more = f"; {rest[0]} is none of them" if rest and not Path(rest[0]).is_dir() else ""
         raise ConfigError(f"runs prune: say what to remove: {', '.join(PRUNED)}{more}")
-    if "unrecorded" in what and words.filters:
+    if UNRECORDED in what and words.filters:
         raise ConfigError("runs prune unrecorded: a folder without a record has no settings to filter by")
     ledger = _ledger(rest)
     runs = [run for run in _chosen(ledger, words.filters, quiet=True) if run.status in what]
     gone = {run.directory: f"{run.status}: {' '.join(run.error.split())[:100]}" for run in runs}
-    gone |= dict.fromkeys(ledger.unrecorded, "without a record") if "unrecorded" in what else {}
-    gone = {path: why for path, why in gone.items() if lock.held(path) is None}
+    gone |= dict.fromkeys(ledger.unrecorded, "without a record") if UNRECORDED in what else {}
+    used = removal.users(gone, ledger.runs(), ledger.root) if gone else {}
+    count = failed = 0
     for path, why in gone.items():
-        size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()) / 2**20
+        try:
+            lock.refuse_live(path)
+            if reason := removal.refusal(path, ledger.root):
+                raise DataError(reason)
+            if path in used:
+                raise DataError(f"{used[path]} uses it: its configuration names it")
+            size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()) / 2**20
+            if words.yes:
+                removal.remove(path, ledger.root, what)
+        except (LockedError, DataError, OSError) as error:
+            text = str(error)
+            if isinstance(error, OSError):
+                text = f"{error.filename or path}: cannot be removed ({error.strerror})"
+                failed += words.yes
+            print(f"{path}: left: {' '.join(text.split())}", file=sys.stderr)
+            continue
         print(f"{path}  {size:,.1f} MiB  {why}")
-        if words.yes:
-            try:
-                shutil.rmtree(path)
-            except OSError as error:
-                raise DataError(f"{error.filename or path}: cannot be removed ({error.strerror})") from error
-    them = "it" if len(gone) == 1 else "them"
+        count += 1
+    them = "it" if count == 1 else "them"
     said = "removed" if words.yes else f"would be removed: the same command with --yes removes {them}"
-    print(f"{counted(len(gone), 'folder')} {said}", file=sys.stderr)
+    left = f"; {len(gone) - count} left, see above" if count < len(gone) else ""
+    print(f"{counted(count, 'folder')} {said}{left}", file=sys.stderr)
+    if failed:
+        raise DataError(f"{counted(failed, 'folder')} could not be removed, see above")
 
 
 def _ledger(names: Sequence[str]) -> Ledger:

@@ -28,13 +28,11 @@ log = logging.getLogger(__name__)
 OUTPUTS = Path("outputs")
 FILE = ".ledger.sqlite"
 RECORD = "record.json"
-TRACES = {
-    "config.yaml",
-    "run.log",
-    "checkpoints",
-}  # a folder with one of these, and no record, is what is left of a run
+TRACES = {"config.yaml", "run.log"}  # a folder with both, and no record, is what is left of a run
+WEIGHTS = {"checkpoints", "compressed"}  # folders of a run in which no other run lies
 PATIENCE = 30.0  # seconds to wait for another process that writes the index
 BROKEN = "broken"  # the status of a file that is not a record
+UNRECORDED = "unrecorded"  # that of a folder without one
 FORMAT = 1
 TEXTS = ("status", "mode", "task", "attention", "compress", "scale", "experiment", "started", "corpus", "error")
 NUMBERS = ("seed", "stride", "rank")
@@ -158,8 +156,9 @@ class Ledger:
         """
         if not self.root.is_dir():
             return []
-        why = "damaged again while it was made"
-        for _ in range(2):
+        linked = self.file.is_symlink()  # to a file that may be somebody's: nothing in it is replaced
+        why = "it is a link" if linked else "damaged again while it was made"
+        for _ in range(0 if linked else 2):
             try:
                 with closing(_opened(str(self.file))) as index:
                     return self._answer(index, statement, values)
@@ -177,6 +176,8 @@ class Ledger:
         asked = index.execute(statement, values)
         keyed = asked.description[0][0] == "key"
         rows: list[tuple[Any, ...]] = asked.fetchall()
+        if not all(_is_sound(row[keyed + 1 :]) for row in rows):
+            raise Damaged("a row is not what a record gives")
         fresh = {row[1]: self._key(row[1]) for row in rows if keyed and row[0] is None}
         _write(index, "UPDATE runs SET key = ? WHERE path = ?", [(key, path) for path, key in fresh.items()])
         if index.execute("PRAGMA user_version").fetchone()[0] != _version():
@@ -209,12 +210,17 @@ class Ledger:
     def _walk(self) -> Iterator[tuple[str, os.stat_result | None]]:
         """Every folder with a record, and the state of that; None of a folder that only has traces of a run.
 
-        What lies below a folder with a record belongs to its run. A link to a folder is followed once.
+        A folder is visited once, whatever links lead to it, and by its own name if that lies below the root. A link to
+        a folder above the root is not followed.
         """
-        folders, seen = [""], {os.path.realpath(self.root)}
-        while folders:
-            folder = folders.pop()
-            inner, names, state = [], set(), None
+        top = os.path.realpath(self.root)
+        folders, links, seen = [("", top)], list[tuple[str, str]](), set[str]()
+        while folders or links:
+            folder, real = folders.pop() if folders else links.pop(0)
+            if real in seen:
+                continue
+            seen.add(real)
+            names, state = set(), None
             try:
                 with os.scandir(self.root / folder) as entries:
                     for entry in entries:
@@ -222,23 +228,31 @@ class Ledger:
                         with contextlib.suppress(OSError):  # a link to itself or to nothing
                             if entry.name == RECORD:
                                 state = entry.stat()
-                            elif not entry.name.startswith(".") and entry.is_dir() and _is_text(entry.path):
-                                inner.append(entry)
+                            elif entry.name.startswith(".") or entry.name in WEIGHTS or not entry.is_dir():
+                                continue
+                            elif _is_text(entry.path):
+                                inner = f"{folder}/{entry.name}" if folder else entry.name
+                                if not entry.is_symlink():
+                                    folders.append((inner, f"{real}/{entry.name}"))
+                                elif not Path(top).is_relative_to(aim := os.path.realpath(entry.path)):
+                                    links.append((inner, aim))
             except FileNotFoundError:  # removed in the meantime
                 continue
             except OSError as error:
                 log.warning("%s: cannot be read (%s)", self.root / folder, error.strerror)
                 continue
-            if state is not None or names & TRACES:
+            if state is not None or names >= TRACES:
                 yield folder, state
-            if state is not None:
-                continue
-            for entry in inner:
-                if entry.is_symlink():
-                    if (real := os.path.realpath(entry.path)) in seen:
-                        continue
-                    seen.add(real)
-                folders.append(f"{folder}/{entry.name}" if folder else entry.name)
+
+
+def status_of(directory: Path) -> str:
+    """The status of a run as its record has it now; BROKEN or UNRECORDED where that says nothing.
+
+    Args:
+        directory: the run's.
+    """
+    path = directory / RECORD
+    return str(_row(path)[NAMES.index("status")]) if os.path.lexists(path) else UNRECORDED
 
 
 def key_of(
@@ -289,6 +303,27 @@ SOURCES = _sources()  # read with the code itself: files may change while a mult
 def _version() -> int:
     """Changes with the code that makes the rows and the keys."""
     return FORMAT + SOURCES
+
+
+class Damaged(sqlite3.DatabaseError):
+    """A row of the index is of another form than what this code writes."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+
+def _is_sound(row: tuple[Any, ...]) -> bool:
+    """Whether the values of NAMES are of their types."""
+    values = dict(zip(NAMES, row, strict=True))
+    numbers = {name: values.pop(name) for name in (*NUMBERS, "quality", "cache")}
+    if not all(type(value) is str for value in values.values()):
+        return False
+    if not all(value is None or type(value) in (int, float) for value in numbers.values()):
+        return False
+    try:
+        tags = json.loads(values["tags"])
+    except (ValueError, RecursionError):
+        return False
+    return type(tags) is list and all(type(tag) is str for tag in tags)
 
 
 def _is_damaged(error: sqlite3.Error) -> bool:

@@ -190,7 +190,8 @@ def _acquire(path: Path, wait: float) -> tuple[int, bool]:
     """The open lock file, held by this process, and whether the file system has locks of its own."""
     directory, began, said = path.parent, time.monotonic(), False
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # the file is written: a link to another one is refused
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         free = _flock(descriptor, fcntl.LOCK_EX)
         holder = _read(descriptor)
         lives = holder is not None and _lives(holder, descriptor, free)
@@ -263,7 +264,7 @@ def _lives(holder: Holder, descriptor: int, free: bool | None) -> bool:
     if holder.inode != state.st_ino and free is not False:
         return False  # a copy
     if holder.host != socket.gethostname():
-        return time.time() - state.st_mtime < SILENT
+        return abs(time.time() - state.st_mtime) < SILENT  # a time in the future was not renewed either
     if free and holder.flock:
         return False
     return Process(holder.pid, holder.started).alive()
