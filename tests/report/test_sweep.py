@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from attnlab.report import sweep
 from attnlab.report.curves import draw_together, together
+from attnlab.runs.lock import locked
 from attnlab.runs.store import collect
 
 Job = Callable[..., Path]
@@ -225,3 +226,15 @@ def test_a_picture_is_over_what_the_sweep_varies(
     over, lines = sweep.drawn_over(found)
     drawn = [(row[0], float(row[2])) for row in sweep.over_each(found, over, lines).rows]
     assert (over, sorted(drawn)) == expected and lines == (over != "bytes")
+
+
+def test_jobs_that_are_left_to_another_process(job: Job, tmp_path: Path) -> None:
+    """One that runs there, one that has no record there yet; and one that was ended here."""
+    path = job("1_mha", "attention=mha", status="running")
+    with locked(path.parent):
+        rows = sweep.unfinished(collect([path]), {"2_mha": "leave", "3_mha": "start"}).rows
+    assert rows[0][-2] == "running" and rows[0][-1].startswith("in progress elsewhere (process ")
+    assert [[row[0], *row[-2:]] for row in rows[1:]] == [
+        ["2_mha", "left to another multirun", "another multirun had taken it"],
+        ["3_mha", "without a record", "it was ended before it could write one"],
+    ]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.check import compose
 from attnlab.runs import decision
 from attnlab.runs import record as records
-from attnlab.runs.decision import claimed, decide, free, settings
+from attnlab.runs.decision import claimed, decide, free, left_to, settings
 from attnlab.runs.identity import NOTHING_READ
 from attnlab.runs.lock import locked
 from attnlab.runs.removal import is_run
@@ -119,9 +119,12 @@ def test_a_job_that_is_taken_is_skipped_once_it_has_finished(
         assert nobody is None and seed is None and other is not None
         with claimed(changed(cfg, rerun=True), SWEEP) as again:
             assert again is None
-        assert decide(cfg, OWN, SWEEP, other).what == "leave"
+        ran(cfg, "other_corpus", content="sha256:other", corpus="elsewhere")
+        found = decide(cfg, OWN, SWEEP, other)
+        assert found.what == "leave" and left_to(found.left, SWEEP) is None
         ran(cfg, "done")
         assert decide(cfg, OWN, SWEEP, other).what == "skip"
+        assert left_to(found.left, SWEEP) == Path("outputs/done")
     (here / "outputs" / ".jobs").rmdir()
     (here / "outputs" / ".jobs").touch()
     with claimed(cfg, SWEEP) as nobody:

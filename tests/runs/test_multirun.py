@@ -20,7 +20,7 @@ from attnlab.config.check import compose
 from attnlab.errors import DataError, LockedError, WriteError
 from attnlab.runs import decision, multirun
 from attnlab.runs import record as records
-from attnlab.runs.multirun import begun, listed, run_job, summarize
+from attnlab.runs.multirun import begun, best, listed, run_job, summarize
 from attnlab.runs.record import write
 
 
@@ -179,7 +179,7 @@ def test_a_job_that_another_multirun_has_taken_is_left_to_it(
     first, second = Path("outputs/multirun/first"), Path("outputs/multirun/second")
     commands = []
 
-    def child(arguments: list[str], directory: Path) -> None:
+    def child(arguments: list[str], directory: Path, note: Path | None) -> None:
         commands.append(directory)
         assert math.isnan(run_job(cfg, 0, [], second / "0_a", second))
 
@@ -190,8 +190,23 @@ def test_a_job_that_another_multirun_has_taken_is_left_to_it(
     assert commands == [first / "0_a"]
     assert f"taken by another multirun (process {os.getpid()} on " in capsys.readouterr().err
     assert summarize(second, 1) == 1
+    assert "0 of 1 jobs finished (1 left to another process): " in capsys.readouterr().err
+    assert listed(second)[0].directory == second / "0_a"
+    record = records.new(cfg, "command") | {"status": "finished"}
+    records.identify(record | {"environment": {"device": "cpu", "threads": 1}}, "sha256:sample")
+    write(record, first / "0_a")  # it has finished when the second multirun ends
+    assert listed(second)[0].directory == first / "0_a" and summarize(second, 1) == 0
+    assert "1 of 1 jobs finished: " in capsys.readouterr().err
+    (first / "0_a" / "record.json").unlink()
     run_job(cfg, 0, [], second / "0_a", second)  # it is free again
     assert commands == [first / "0_a", second / "0_a"] and not list(Path("outputs/.jobs").iterdir())
+
+
+@pytest.mark.parametrize("training", [None, [], {}, {"best_x": 10**400}, {"best_x": None}, {"best_x": "nan"}])
+def test_a_finished_record_without_a_value_to_search_by(training: Any) -> None:
+    assert math.isnan(best({"status": "finished", "training": training}))
+    assert math.isnan(best({"status": "finished"}))
+    assert best({"status": "finished", "training": {"steps": 1, "best_x": 2}}) == 2.0
 
 
 def test_the_exit_code_of_a_multirun(tmp_path: Path) -> None:

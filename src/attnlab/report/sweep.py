@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
+from types import MappingProxyType
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -20,6 +21,7 @@ from attnlab.report.grid import Grid
 from attnlab.report.spec import Plot
 from attnlab.runs import multirun
 from attnlab.runs.files import write_text
+from attnlab.runs.lock import held
 from attnlab.runs.multirun import Job
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found, collect
@@ -166,7 +168,7 @@ def table(found: Sequence[Found], names: Mapping[Path, str] | None = None, home:
 
 def unfinished(
     found: Sequence[Found],
-    without: Sequence[str] = (),
+    without: Mapping[str, str] = MappingProxyType({}),
     names: Mapping[Path, str] | None = None,
     home: Path | None = None,
     never: Mapping[int, DictConfig] | None = None,
@@ -176,7 +178,8 @@ def unfinished(
 
     Args:
         found: the jobs' records; finished ones are left out.
-        without: names of jobs that have no record that can be read.
+        without: names of jobs that have no record that can be read, and what each did, see
+            :class:`attnlab.runs.decision.Decision`.
         names: as for :func:`table`.
         home: the same.
         never: the configurations of jobs that were never started, by their numbers.
@@ -191,9 +194,14 @@ def unfinished(
         status, error = one.record["status"], one.record.get("error")
         if status != FINISHED:
             cells = [*_named(one, varied, names), *([_place(one, home)] if home else [])]
-            grid.rows.append([*cells, status, " ".join(str(error or "").split())])
+            holder = held(one.path.parent) if status == "running" else None
+            said = f"in progress elsewhere ({holder}), left to it" if holder else " ".join(str(error or "").split())
+            grid.rows.append([*cells, status, said])
     blank = [""] * (len(grid.headers) - 3)
-    grid.rows += [[name, *blank, "without a record", "it was ended before it could write one"] for name in without]
+    for name, what in without.items():
+        left = what == "leave"
+        said = "another multirun had taken it" if left else "it was ended before it could write one"
+        grid.rows.append([name, *blank, "left to another multirun" if left else "without a record", said])
     grid.rows += [_never(number, cfg, varied, bool(home)) for number, cfg in (never or {}).items()]
     return grid
 

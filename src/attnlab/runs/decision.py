@@ -14,8 +14,8 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,13 @@ class Decision:
         what: "start", "skip" (finished, or left failed), "leave" (in progress elsewhere) or "continue".
         directory: the run's.
         said: the same for people, in one line.
+        left: of a job that another multirun has taken, by which :func:`left_to` finds its run; empty: any other job.
     """
 
     what: str
     directory: Path
     said: str
+    left: Mapping[str, Any] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -113,7 +115,8 @@ def decide(cfg: DictConfig, own: Path, sweep: Path, other: Holder | None = None)
                 "leave", run.directory, f"in progress elsewhere ({holder}), left to it: {_near(run.directory)}"
             )
     if other:
-        return Decision("leave", fresh, f"taken by another multirun ({other}), left to it")
+        said = f"taken by another multirun ({other}), left to it"
+        return Decision("leave", fresh, said, _left(cfg, places(sweep), found))
     failed = [run for run in found if run.status == "failed"]
     if failed and not cfg.get("retry", True):
         why = f"failed before ({_short(failed[-1].error)}), left (retry=false)"
@@ -128,6 +131,30 @@ def decide(cfg: DictConfig, own: Path, sweep: Path, other: Holder | None = None)
     if failed:
         return Decision("start", fresh, f"failed before ({_short(failed[-1].error)}), starts again: {_near(fresh)}")
     return Decision("start", fresh, f"starts: {_near(fresh)}")
+
+
+def _left(cfg: DictConfig, folders: Sequence[Path], found: Sequence[Run]) -> dict[str, Any]:
+    """What finds the run of a taken job later: what it is, and the runs of other corpora that are there already."""
+    about = {"key": _key(cfg), "mode": cfg.mode, "seed": cfg.seed, "task": cfg.task.name}
+    alike = [run.directory for folder in folders for run in Ledger(folder).alike(**about)]
+    mine = {run.directory for run in found}
+    return about | {"others": [str(path.absolute()) for path in alike if path not in mine]}
+
+
+def left_to(left: Mapping[str, Any], sweep: Path) -> Path | None:
+    """The run of a job that was left to another multirun: finished, or in progress; None: there is none yet.
+
+    Args:
+        left: of the decision.
+        sweep: the directory of the multirun that has left it.
+    """
+    about = {name: left[name] for name in ("key", "mode", "seed", "task")}
+    runs = [run for folder in places(sweep) for run in Ledger(folder).alike(**about)]
+    runs = [run for run in runs if str(run.directory.absolute()) not in left["others"]]
+    for status in ("finished", "running"):
+        if having := [run for run in runs if run.status == status]:
+            return max(having, key=lambda run: run.started).directory
+    return None
 
 
 def places(sweep: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from attnlab.errors import AttnlabError, DataError, WriteError
 from attnlab.runs import cluster
 from attnlab.runs import record as records
-from attnlab.runs.decision import Decision, claimed, decide, settings
+from attnlab.runs.decision import Decision, claimed, decide, left_to, settings
 from attnlab.runs.files import write_text
 from attnlab.runs.lock import locked
 from attnlab.runs.parents import environment
@@ -79,9 +79,10 @@ def begun(sweep: Path) -> Iterator[None]:
 
 
 def listed(sweep: Path) -> list[Job]:
-    """The jobs of a multirun in their order, those that were started or skipped.
+    """The jobs of a multirun in their order, those that were started, skipped or left to another multirun.
 
-    Of a multirun without a list, the folders in its directory.
+    A job that was left has the directory of the other multirun's run as soon as that has a record. Of a multirun
+    without a list, the folders in its directory.
 
     Args:
         sweep: the multirun's directory.
@@ -98,6 +99,8 @@ def listed(sweep: Path) -> list[Job]:
         try:
             found = json.loads(path.read_bytes())
             place = Path(os.path.normpath(sweep / found["directory"]))
+            if found.get("left") and (run := left_to(found["left"], sweep)):
+                place = Path(os.path.normpath(sweep / os.path.relpath(run, sweep)))
             jobs.append(Job(int(path.stem), found["name"], place, found["what"], tuple(found["settings"])))
         except (OSError, ValueError, LookupError, TypeError) as error:
             reason = " ".join(str(error).split())
@@ -159,7 +162,10 @@ def _run_job(
         _run(resumed if decision.what == "continue" else arguments, directory, note)
     if not (directory / "record.json").is_file():
         return math.nan
-    record = records.read(directory)
+    try:
+        record = records.read(directory)
+    except (OSError, ValueError, RecursionError):  # the summary counts it as not finished
+        return math.nan
     if decision.what == "skip" and cfg.mode == "describe":
         print(records.dumps(record))  # as the mode itself does
     return best(record)
@@ -169,6 +175,7 @@ def _note(path: Path, own: Path, decision: Decision, shown: Sequence[str]) -> No
     """Write down what a job does."""
     where = os.path.relpath(decision.directory, path.parents[1])
     note = {"name": own.name, "directory": where, "what": decision.what, "settings": shown}
+    note |= {"left": dict(decision.left)} if decision.left else {}
     note |= {"start": cluster.start_number()} if cluster.inside() else {}
     write_text(path, json.dumps(note, ensure_ascii=False) + "\n")
 
@@ -236,9 +243,13 @@ def best(record: Mapping[str, Any]) -> float:
     Args:
         record: of a run that has ended.
     """
-    values = [value for name, value in record["training"].items() if name.startswith("best_")]
-    finished = record["status"] == "finished" and values and isinstance(values[0], int | float)
-    return float(values[0]) if finished else math.nan
+    training = record.get("training") if isinstance(record, Mapping) and record.get("status") == "finished" else None
+    found = training.items() if isinstance(training, Mapping) else ()
+    values = [value for name, value in found if name.startswith("best_")]
+    try:
+        return float(values[0]) if values and isinstance(values[0], int | float) else math.nan
+    except OverflowError:  # an int that no float holds
+        return math.nan
 
 
 def _record_killed(directory: Path, name: str) -> None:
@@ -260,11 +271,13 @@ def summarize(directory: Path, jobs: int | None) -> int:
     Returns:
         The exit code: 0 if all have finished, else 1.
     """
-    places = [job.directory for job in listed(directory)]
-    found = [_status(place) for place in places if (place / "record.json").is_file()]
-    jobs = len(found) if jobs is None else jobs
-    finished = [status for status in found if status == "finished"]
-    print(f"{len(finished)} of {jobs} jobs finished: {directory}", file=sys.stderr)
+    there = listed(directory)
+    ended = {job.number: _status(job.directory) for job in there if (job.directory / "record.json").is_file()}
+    jobs = len(ended) if jobs is None else jobs
+    finished = [number for number, status in ended.items() if status == "finished"]
+    left = sum(job.what == "leave" and ended.get(job.number, "running") == "running" for job in there)
+    said = f" ({left} left to another process)" if left else ""
+    print(f"{len(finished)} of {jobs} jobs finished{said}: {directory}", file=sys.stderr)
     return int(len(finished) < jobs)
 
 
