@@ -1,6 +1,7 @@
 """`checkpoint=` and `resume=`: a run's own configuration, of which a command changes what does not make another run."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.attention import MTLA
 from attnlab.config.check import Plan, check, compose
+from attnlab.config.compose import Composer
 from attnlab.errors import ConfigError
 from attnlab.runs.identity import recipe
-from attnlab.runs.loading import configuration, load
+from attnlab.runs.loading import _Loading, configuration, directory_of, load
 
 STARTED = ("task=wikitext2", "attention=mtla", "stride=3", "task.train.max_steps=20", "hardware=gpu", "seed=5")
 
@@ -209,12 +211,62 @@ def test_a_key_that_was_added_since_has_its_default(run: Path) -> None:
         ("task.model.d_modle", 4, "task.model.d_modle: T6 has no parameter 'd_modle'"),
         ("task.model._target_", "attnlab.models.T7", "T7 is no class of attnlab"),
         ("choices", 3, "not the configuration of a run"),
+        ("choices.task", "../../x", r"choices.task=../../x: expected the name of an option"),
+        ("choices.logger", ["csv", "/x"], "choices.logger=.*: expected the name of an option"),
     ],
 )
 def test_a_foreign_configuration_is_data(run: Path, key: str, value: object, told: str) -> None:
     change(run, key, value)
     with pytest.raises(ConfigError, match=told):
         use(run)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("choices.attention", ["mha"], r"choices.attention=\['mha'\]: expected the name of an option"),
+        ("choices.compress", "a/..", "choices.compress=a/..: expected"),
+        ("choices.recipe", "-m", "choices.recipe=-m: expected"),
+        ("task.train", [1], r"task.train=\[1\]: not the configuration of a run, which has keys there"),
+        ("task.train.batch", "x", "task.train.batch=x: not the configuration"),
+        ("attention", [1], r"attention=\[1\]: not the configuration"),
+        ("attention", {}, "attention._target_ is missing"),
+        ("trainer", None, "trainer=None: not the configuration"),
+        ("task.modes", [1], "not the configuration of a run"),
+    ],
+)
+def test_values_of_another_kind(started: DictConfig, tmp_path: Path, key: str, value: object, told: str) -> None:
+    plain = OmegaConf.to_container(started)
+    assert isinstance(plain, dict)
+    OmegaConf.update(wrong := OmegaConf.create(plain), key, value, merge=False, force_add=True)
+    (tmp_path / "config.yaml").write_text(json.dumps(OmegaConf.to_container(wrong)))  # JSON is YAML
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/config.yaml: .*{told}|^{tmp_path}/config.yaml: {told}"):
+        _Loading(Composer(), "checkpoint", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("z: &z [*z]", r"line 1: an alias, \*z"),
+        ("a: &a [x, x]\nb: [*a, *a]", "line 2: an alias"),
+        ("[" * 400, "recursion"),
+    ],
+)
+def test_a_configuration_without_end(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=f"config.yaml: not the configuration of a run .*{told}"):
+        _Loading(Composer(), "checkpoint", tmp_path)
+
+
+def test_a_record_that_is_no_file(run: Path) -> None:
+    (run / "record.json").unlink()
+    os.mkfifo(run / "record.json")  # opening it would wait for a writer
+    with pytest.raises(ConfigError, match=r"record\.json: no regular file; expected the run's record"):
+        directory_of("checkpoint", str(run))
+    (run / "record.json").unlink()
+    (run / "record.json").mkdir()
+    with pytest.raises(ConfigError, match=r"record\.json: a directory; expected"):
+        directory_of("checkpoint", str(run))
 
 
 def test_a_class_of_one_s_own(run: Path, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from attnlab.config import build as config
 from attnlab.config.check import Job, check_fixed, check_mode
 from attnlab.config.compose import Composer, assigned, check_value, walk
 from attnlab.config.schema import definition, is_class
+from attnlab.config.settings import SCHEMAS
+from attnlab.config.targets import PLACES as TARGETS
 from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.runs.identity import current, stable_name
@@ -63,6 +65,14 @@ FOLLOWING = {  # keys that were references to another
     "task.train.max_epochs": ("task.schedule.num_epochs",),
 }
 OURS = ("attention", "callbacks", "compression", "data", "decoding", "models", "pretrained", "tasks", "training")
+NAME = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")  # of an option: its file's path in the group, without the suffix
+MAPPINGS = (
+    "trainer",
+    *(key for key in SCHEMAS if key),
+    *(key for key in TARGETS if "*" not in key and key != "task.score"),
+)
+REQUIRED = ("hardware", "task.train", "trainer")
+BUILT = ("attention", "task.kind", "task.data", "task.model")
 PLACES = ("accelerator", "devices", "num_nodes", "strategy")  # of the hardware: this machine's, not the run's
 
 
@@ -156,13 +166,24 @@ def _check_kinds(run: Path) -> None:
     if checkpoints.exists() and not checkpoints.is_dir():
         raise ConfigError(f"{checkpoints}: a file; expected the directory of the run's checkpoints")
     if record.exists() and not record.is_file():
-        raise ConfigError(f"{record}: a directory; expected the run's record, a file")
+        what = "a directory" if record.is_dir() else "no regular file"
+        raise ConfigError(f"{record}: {what}; expected the run's record, a file")
     try:
         found = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     except (OSError, ValueError, RecursionError):
         return  # cut short: the run did not finish
     if not isinstance(found, Mapping):
         raise ConfigError(f"{record}: expected the record of a run, a JSON object; found {type(found).__name__}")
+
+
+class _Reader(yaml.SafeLoader):
+    """Without aliases: a few lines of them can stand for endless or for billions of values."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: an alias, *{event.anchor}")
+        return super().compose_node(parent, index)
 
 
 class _Loading:
@@ -207,16 +228,26 @@ class _Loading:
     def _read(self) -> dict[str, Any]:
         """The run's configuration in today's words, of plain values."""
         try:
-            found = yaml.safe_load(self.path.read_text(encoding="utf-8"))
-            own = current(found)
+            own = current(yaml.load(self.path.read_text(encoding="utf-8"), _Reader))
             nodes = ("task", "hardware", "choices", *(key for key in ("bench", "logger", "callbacks") if key in own))
             known = all(isinstance(own[key], Mapping) for key in nodes)
             known = known and isinstance(own["task"]["modes"], list) and isinstance(own["choices"]["task"], str)
-        except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+            known = known and all(isinstance(mode, str) for mode in own["task"]["modes"])
+        except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError, RecursionError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(f"{self.path}: not the configuration of a run ({reason})") from error
         if not known:
             raise ConfigError(f"{self.path}: not the configuration of a run")
+        for key in MAPPINGS:
+            value, _, rest = walk(own, key)
+            if not rest and not isinstance(value, Mapping) and (value is not None or key in REQUIRED):
+                raise ConfigError(f"{self.path}: {key}={value}: not the configuration of a run, which has keys there")
+            if key in BUILT and value is not None and not rest and not value.keys() & {"_target_", "pattern"}:
+                raise ConfigError(f"{self.path}: {key}._target_ is missing: not the configuration of a run")
+        for group, chosen in own["choices"].items():
+            for name in chosen if group in config.LISTS and isinstance(chosen, list) else [chosen]:
+                if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
+                    raise ConfigError(f"{self.path}: choices.{group}={chosen}: expected the name of an option")
         for key, value in config.leaves(own):
             if isinstance(value, str) and "${" in value:
                 raise ConfigError(f"{self.path}: {key} is a reference ({value}); the configuration of a run has none")
