@@ -97,11 +97,11 @@ def differences(first: Found, second: Found, resamples: int = RESAMPLES, seed: i
     if not metrics:
         scores = [next((name for name in one.record["quality"] if one.number(f"quality.{name}") is not None), "")
                   for one in (first, second)]  # fmt: skip
-        own, other = (label(name) or "no score" for name in scores)
-        if own == other != "no score":
-            raise DataError(f"there is no paired test for {own}; there is one for BLEU, ROUGE, WER and accuracies")
+        mine, theirs = (label(name) or "no score" for name in scores)
+        if mine == theirs != "no score":
+            raise DataError(f"there is no paired test for {mine}; there is one for BLEU, ROUGE, WER and accuracies")
         raise DataError(
-            f"{second.name} has {other}, and {first.name} has {own}: a paired test needs BLEU, ROUGE, WER or an "
+            f"{second.name} has {theirs}, and {first.name} has {mine}: a paired test needs BLEU, ROUGE, WER or an "
             "accuracy of both"
         )
     rows = [_rows(one) for one in (first, second)]

@@ -178,7 +178,7 @@ def test_a_curve_of_one_point_is_a_dot(write: Write, tmp_path: Path) -> None:
     def glyphs(count: int) -> dict[str, dict[str, Any]]:
         text = json.dumps(plots.curves(found[:count], "loss", "loss"))
         named: dict[str, dict[str, Any]] = {}
-        json.loads(text, object_hook=lambda one: named.setdefault(one.get("name"), one) and one)
+        json.loads(text, object_hook=lambda one: named.setdefault(str(one.get("name")), one) and one)
         return named
 
     both, alone = glyphs(2), glyphs(1)
