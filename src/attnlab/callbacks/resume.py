@@ -18,12 +18,18 @@ class Resume(Callback):
 
     Args:
         data: the data that the trainer reads.
+
+    Attributes:
+        begun: the updates of the checkpoint; 0: none was loaded.
     """
+
+    begun: int = 0
 
     def __init__(self, data: Data) -> None:
         self.data = data
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.begun = int(checkpoint.get("global_step", 0))
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         now = trainer.accumulate_grad_batches
         before = checkpoint.get("batches_per_update", now)

@@ -113,7 +113,8 @@ def fit(
             "that holds a whole update"
         )
     own = configured_callbacks(cfg, monitor, better)
-    callbacks = [best, Resume(data), Memory(), TrainingSpeed(), *own, *progress(), EndAfterUpdate(best)]
+    resumed = Resume(data)
+    callbacks = [best, resumed, Memory(), TrainingSpeed(), *own, *progress(), EndAfterUpdate(best)]
     if not any(isinstance(one, LearningRateMonitor) for one in own):
         callbacks.append(LearningRateMonitor())
     trainer = build_trainer(cfg, directory, callbacks, processes, accumulate, loggers=open_loggers(cfg, directory))
@@ -130,7 +131,8 @@ def fit(
         if trainer.is_global_zero:  # the other ranks may lack the memory
             whole.load_state_dict(weights)
             module.model = whole.to(module.device)
-    epochs, stopped = _epochs(trainer), _stopped_by(trainer, cfg)
+    idle = resume is not None and trainer.global_step == resumed.begun  # the run had ended while it was scored
+    epochs, stopped = _epochs(trainer, idle), _stopped_by(trainer, cfg)
     if stopped:
         log.info("stopped: %s (%s, %g epochs)", stopped, counted(trainer.global_step, "update"), epochs)
     if decay is not None and trainer.global_step * (1 - decay) < EMA_LENGTHS:
@@ -159,20 +161,24 @@ def fit(
         "epochs": epochs,
         **({"stopped_by": stopped} if stopped else {}),
         "resumed": resume is not None,  # then seconds and speed are those of the last part alone
-        "final_loss": round(module.last_loss, 4),
+        "final_loss": NOT_RUN if idle else round(module.last_loss, 4),
         f"best_{monitor}": round(float(best.best_model_score), 4) if best.best_model_score is not None else NOT_RUN,
         "left_out": dict(data.filtered),
         "averaged_checkpoints": len(paths),
         **contributions(callbacks)["training"],
+        **(dict.fromkeys(("seconds", "tokens_per_second"), NOT_RUN) if idle else {}),
     }
 
 
-def _epochs(trainer: L.Trainer) -> int | float:
-    """Epochs of the training; a fraction where it ended inside one, which Lightning counts as a whole one."""
+def _epochs(trainer: L.Trainer, idle: bool) -> int | float:
+    """Epochs of the training; a fraction where it ended inside one, which Lightning counts as a whole one.
+
+    Not where it is `idle`: there was nothing left to train.
+    """
     done, size = trainer.fit_loop.epoch_loop.batch_progress.current.completed, trainer.num_training_batches
     if not 0 < done < size or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
         return trainer.current_epoch
-    return round(trainer.current_epoch - 1 + done / size, 2)
+    return round(trainer.current_epoch - (not idle) + done / size, 2)
 
 
 def _stopped_by(trainer: L.Trainer, cfg: DictConfig) -> str | None:
