@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnlab.errors import ConfigError, DataError
-from attnlab.report.runs import main
+from attnlab.report.runs import _local, main
 from attnlab.runs.lock import locked
 from tests.report.conftest import Run
 from tests.runs.test_ledger import write
@@ -103,6 +103,26 @@ def test_a_comparison(said: Said, run: Run) -> None:
     assert "task.train.clip" not in found  # the same in both
     lines, _ = said("compare", "runs/one", "runs/one")
     assert "RECIPE (the same)" in [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("started", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "yesterday", ""])
+def test_a_time_of_no_calendar_is_shown_as_it_is(started: str) -> None:
+    assert _local(started) == started
+
+
+def test_a_damaged_record_is_named_by_the_comparison(said: Said, run: Run) -> None:
+    good = run("one", "task=mustc attention=mtla", corpus="x\udcff")
+    record = json.loads(good.read_text())
+    for i, change in enumerate(
+        ({"config": record["config"] | {"task": "x"}}, {"config": {"attention": {"_target_": [1]}}}, {"bench": None})
+    ):
+        path = Path(f"runs/bad{i}/record.json")
+        path.parent.mkdir()
+        path.write_text(json.dumps(record | change))
+        with pytest.raises(DataError, match=f"runs/bad{i}/record.json: not a record that can be read"):
+            main(["compare", "runs/one", f"runs/bad{i}"])
+    lines, _ = said("compare", "runs/one", "runs/one")
+    assert r"x\udcff" in "".join(lines)
 
 
 def test_what_a_table_lacks(said: Said, run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
+from math import erfc, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ def write_rows(path: Path, hypotheses: Sequence[str], references: Sequence[str])
     path.write_text("id\tsource\treference\thypothesis\n" + "".join(lines))
 
 
-def bleu(hypotheses: Sequence[str]) -> dict[str, Any]:
-    return {"bleu": round(BLEU().corpus_score(list(hypotheses), [REFERENCES]).score, 2)}
+def bleu(hypotheses: Sequence[str], references: Sequence[str] = REFERENCES) -> dict[str, Any]:
+    return {"bleu": round(BLEU().corpus_score(list(hypotheses), [list(references)]).score, 2)}
 
 
 @pytest.mark.parametrize("seed", [12345, 3])
@@ -74,13 +75,16 @@ def test_bleu_is_tested_as_by_sacrebleu(scored: Scored, monkeypatch: pytest.Monk
     (found,) = significance.differences(scored("a", GOOD, bleu(GOOD)), scored("b", CLOSE, bleu(CLOSE)), 300, seed)
     assert not isinstance(first, str) and not isinstance(second, str) and second.p_value
     assert (found.first, found.second) == pytest.approx((first.score, second.score), abs=1e-9)
-    assert found.p == pytest.approx(second.p_value, abs=1e-12) and 0.02 < found.p < 0.9
+    assert found.sacrebleu == pytest.approx(second.p_value, abs=1e-12) and found.p > found.sacrebleu > 0.02
+    assert f"; sacrebleu's own p is {found.sacrebleu:.3f})" in str(found)
     assert (found.items, found.resamples, found.seed) == (40, 300, seed)
     assert found.low < found.second - found.first < found.high
 
 
 @pytest.mark.parametrize("metric", ["wer", "rouge2"])
-def test_other_metrics_are_scored_on_the_same_draws(scored: Scored, metric: str) -> None:
+def test_other_metrics_are_scored_on_the_same_draws(
+    scored: Scored, metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reference scores whole lists of drawn texts."""
 
     def score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
@@ -91,20 +95,82 @@ def test_other_metrics_are_scored_on_the_same_draws(scored: Scored, metric: str)
             np.mean([one[metric] for one in text_scores(list(zip(hypotheses, references, strict=True)))])
         )
 
-    good, bad = GOOD[:8], BAD[:8]
+    monkeypatch.setattr(significance, "FEWEST", 8)
+    texts = GOOD[:8], BAD[:8]
     drawn = np.random.default_rng(5).choice(8, size=(20, 8), replace=True)
-    each = [[score([h[i] for i in places], [REFERENCES[i] for i in places]) for h in (good, bad)] for places in drawn]
-    size = np.abs(np.diff(each)[:, 0])
-    whole = [score(h, REFERENCES[:8]) for h in (good, bad)]
-    expected = ((size - size.mean() > abs(whole[1] - whole[0])).sum() + 1) / 21
+    each = [[score([h[i] for i in places], [REFERENCES[i] for i in places]) for h in texts] for places in drawn]
+    change = np.diff(each)[:, 0]
+    away = np.abs(change - change.mean())
+    whole = [score(h, REFERENCES[:8]) for h in texts]
+    expected = ((away >= abs(whole[1] - whole[0])).sum() + 1) / 21
     one, two = (
-        scored(name, texts, {metric: round(right, 2)}, REFERENCES[:8])
-        for name, texts, right in zip("ab", (good, bad), whole, strict=True)
+        scored(name, hypotheses, {metric: round(right, 2)}, REFERENCES[:8])
+        for name, hypotheses, right in zip("ab", texts, whole, strict=True)
     )
     (found,) = significance.differences(one, two, 20, 5)
     assert found.p == expected and [found.first, found.second] == pytest.approx(whole)
-    change = np.sort(np.diff(each)[:, 0])
-    assert (found.low, found.high) == pytest.approx((change[0], change[-1]))
+    middle = whole[1] - whole[0]
+    assert (found.low, found.high) == pytest.approx((middle - away.max(), middle + away.max()))
+    assert found.sacrebleu is None and "sacrebleu" not in str(found)
+
+
+def pairs(gains: int, losses: int, items: int) -> tuple["significance.Statistics", "significance.Statistics"]:
+    """Right or wrong answers of two systems, of which the second gains and loses so many."""
+    first, second = np.ones((items, 2)), np.ones((items, 2))
+    first[:gains, 0] = second[gains : gains + losses, 0] = 0
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("gains", "losses", "items", "exact"),  # exact: McNemar's test, twice the binomial tail
+    [(30, 18, 500, 0.111), (9, 3, 100, 0.146), (40, 15, 300, 0.001), (20, 20, 100, 1.0), (7, 30, 200, 0.0002)],
+)
+def test_p_is_that_of_a_valid_test_and_agrees_with_the_interval(
+    gains: int, losses: int, items: int, exact: float
+) -> None:
+    _, _, p, low, high, theirs = significance.bootstrap(*pairs(gains, losses, items), significance._share, 1000, 12345)
+    z = abs(gains - losses) / np.sqrt(gains + losses - (gains - losses) ** 2 / items)
+    assert p == pytest.approx(erfc(z / sqrt(2)), abs=0.02) and abs(p - exact) < 0.08
+    assert (p < 0.05) == (not low <= 0 <= high) and low + high == pytest.approx(200 * (gains - losses) / items)
+    if (gains, losses) == (30, 18):
+        assert theirs < 0.05 < p  # sacrebleu's formula contradicts the interval
+
+
+def test_an_interval_leaves_out_zero_exactly_where_p_is_small() -> None:
+    random = np.random.default_rng(0)
+    seen = set()
+    for resamples in (20, 39, 100, 101):
+        for gains in range(4, 40, 3):
+            systems = pairs(gains, 4, 100)
+            _, _, p, low, high, _ = significance.bootstrap(
+                *systems, significance._share, resamples, int(random.integers(99))
+            )
+            assert (p < 0.05) == (not low <= 0 <= high)
+            seen.add(p < 0.05)
+    assert seen == {True, False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("items", "most"), [(30, 0.085), (100, 0.065), (400, 0.065)])
+def test_equal_systems_differ_in_one_of_twenty_tests(items: int, most: float) -> None:
+    """Two systems of one accuracy, and two of one error rate: p < 0.05 in about 5 % of the test sets.
+
+    A little more of small ones: 6 % to 8 % for 30 items, as the normal distribution gives instead of Student's t.
+    """
+    random = np.random.default_rng(1)
+    found, theirs = [], []
+    for seed in range(600):
+        words = random.integers(5, 15, size=items)
+        hard = random.beta(2, 6, size=items)  # sentences are easy or hard for both
+        for kind in ("accuracy", "wer"):
+            wrong = [random.binomial(1 if kind == "accuracy" else words, hard) for _ in range(2)]
+            totals = np.ones(items) if kind == "accuracy" else words
+            one, two = (np.stack([count, totals], 1).astype(float) for count in wrong)
+            _, _, p, low, high, other = significance.bootstrap(one, two, significance._share, 200, seed)
+            assert (p < 0.05) == (not low <= 0 <= high)
+            found.append(p < 0.05)
+            theirs.append(other < 0.05)
+    assert 0.035 < np.mean(found) < most and np.mean(theirs) > 0.08
 
 
 def test_a_run_does_not_differ_from_itself(scored: Scored) -> None:
@@ -126,13 +192,20 @@ def test_accuracies(scored: Scored) -> None:
             for n, (h, right) in enumerate(zip((first, second), rights, strict=True))
         )
         (found,) = significance.differences(one, two, 50)
+        assert found.p == 1 / 51  # 30 and 9 of 40
         assert (found.metric, found.first, found.second) == (key, *rights)
     for record, right in ((one, "1"), (two, "0")):  # of a question the file says whether the answer is right
-        rows = ["source\treference\thypothesis\tright\tloss", *[f"who?\tshe\the\t{right}\t0.5"] * 4]
+        rows = ["source\treference\thypothesis\tright\tloss", *[f"who?\tshe\the\t{right}\t0.5"] * 30]
         (record.path.parent / "predictions.tsv").write_text("\n".join(rows) + "\n")
-        record.record["quality"] = {"accuracy": 100.0 * int(right), "questions": 4}
+        record.record["quality"] = {"accuracy": 100.0 * int(right), "questions": 30}
     (found,) = significance.differences(one, two, 50)
-    assert (found.first, found.second, found.items) == (100.0, 0.0, 4)
+    assert (found.first, found.second, found.items) == (100.0, 0.0, 30)
+    path = one.path.parent / "predictions.tsv"
+    text = path.read_text()
+    for wrong in ("7", "True", "1.0", "", "x"):
+        path.write_text(text.replace("\t1\t", f"\t{wrong}\t", 1))
+        with pytest.raises(DataError, match=rf"line 2: right: expected 0 or 1, got '{wrong}'"):
+            significance.differences(one, two, 50)
 
 
 def test_what_is_refused(scored: Scored) -> None:
@@ -146,6 +219,8 @@ def test_what_is_refused(scored: Scored) -> None:
         "has WER, and ": scored("metric", GOOD, {"wer": 12.0}),
         "none/predictions.tsv: cannot be read": scored("none", None, bleu(GOOD)),
     }
+    for name, value in (("nan", float("nan")), ("huge", 10**400), ("text", "nan"), ("true", True)):
+        cases[f"{name}/record.json has "] = scored(name, GOOD, {"bleu": value})
     cut = scored("cut", GOOD, bleu(GOOD))
     path = cut.path.parent / "predictions.tsv"
     path.write_text(path.read_text().rpartition("\t")[0] + "\n")
@@ -156,6 +231,9 @@ def test_what_is_refused(scored: Scored) -> None:
         with pytest.raises(DataError, match=re.escape(message)) as raised:
             significance.differences(one, two)
         assert "\n" not in str(raised.value)
+    few = [scored(f"few{n}", GOOD[:29], bleu(GOOD[:29], REFERENCES[:29]), REFERENCES[:29]) for n in range(2)]
+    with pytest.raises(DataError, match="too few items for a paired test: expected at least 30, got 29"):
+        significance.differences(*few)
 
 
 def test_standard_errors(scored: Scored) -> None:
@@ -172,6 +250,9 @@ def test_standard_errors(scored: Scored) -> None:
     errors = {key: significance.standard_error(one, f"quality.{key}") for key in ("top1", "accuracy", "loss")}
     assert errors == {"top1": pytest.approx(2.0), "accuracy": pytest.approx(5.0), "loss": 0.25}
     assert significance.standard_error(one, "quality.tasks.piqa.acc") == 0.01
+    for value, count in ((160.0, 400), (-5.0, 400), (80.0, -3), (80.0, 0), (float("nan"), 400), (80.0, 10**400)):
+        one.record["quality"] |= {"top1": value, "images": count}
+        assert significance.standard_error(one, "quality.top1") is None
     assert significance.standard_error(one, "quality.images") is significance.standard_error(one, "seed") is None
 
 
@@ -185,7 +266,7 @@ def test_the_command_that_compares_runs(scored: Scored, tmp_path: Path, capsys: 
     at = lines.index(f"SIGNIFICANCE, against {tmp_path}/runs/a")
     assert re.fullmatch(
         rf"{tmp_path}/runs/b: BLEU -\d+\.\d\d, 95 % interval -\S+ to -\S+, p = 0.0010 "
-        r"\(paired bootstrap of 40 items, 1000 resamples, seed 12345\)",
+        r"\(paired bootstrap of 40 items, 1000 resamples, seed 12345; sacrebleu's own p is 0.0010\)",
         lines[at + 1],
     )
     assert lines[at + 2].startswith(f"{tmp_path}/runs/c: not run: ") and "39 predictions" in lines[at + 2]
@@ -223,5 +304,5 @@ def test_a_table_says_how_sure_its_differences_are(run: Run, tmp_path: Path) -> 
     grid = table(read_spec(tmp_path / "table.yaml"), collect([tmp_path / "runs"]))
     assert [row[-1] for row in grid.rows] == [f"{bleu(texts)['bleu']:.2f} ± 2.00" for texts in (GOOD, BAD)]
     (note,) = [note for note in grid.notes if "bootstrap" in note]
-    assert note.startswith("R2 against R1: BLEU -") and note.endswith("1000 resamples, seed 12345)")
+    assert note.startswith("R2 against R1: BLEU -") and "1000 resamples, seed 12345; sacrebleu's own p is " in note
     assert any(note.startswith("±: standard error") for note in grid.notes)

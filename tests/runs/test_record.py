@@ -158,6 +158,49 @@ def test_a_record_of_schema_1_is_read_as_one_of_schema_2(tmp_path: Path, skeleto
     assert problems(unknown) == [] and (unknown["config"], unknown["identity"]["recipe"]) == ({}, NOT_RUN)
 
 
+@pytest.mark.parametrize(
+    "text", ["- 1", "task: x", "a: 1", "a: " + "[" * 500, "a: ${a}", "z: &z [*z]", "\0", "attention: {_target_: 1}",
+             "task: {train: {accumulate: {}}}", "task: {model: {weights: x}}"],
+)  # fmt: skip
+def test_an_old_record_with_a_damaged_configuration_has_none(
+    text: str, tmp_path: Path, skeleton: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    found = records.upgraded(skeleton | {"schema": 1}, tmp_path)
+    known = text == "a: 1"
+    assert problems(found) == [] and (found["config"] == {"a": 1}) == known
+    assert (found["config"], found["identity"]["recipe"]) == ({}, NOT_RUN) or known
+    assert known or "the recipe of this old record is unknown" in caplog.text
+
+
+@pytest.mark.parametrize("bench", [None, [1], {"rows": [1]}, {"rows": None}, "x"])
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_damaged_benchmark_is_a_problem(
+    bench: Any, schema: int, tmp_path: Path, skeleton: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    record = skeleton | {"schema": schema, "bench": bench}
+    assert [text.partition(":")[0] for text in problems(records.upgraded(record, tmp_path))] == ["bench"]
+
+
+def test_a_configuration_of_another_shape_is_a_problem(skeleton: dict[str, Any]) -> None:
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    for key, value in {
+        "task": "x",
+        "attention": [1],
+        "task.data": 3,
+        "choices": "x",
+        "task.kind._target_": [1],
+        "z": deep,
+    }.items():
+        config = copy.deepcopy(skeleton["config"])
+        OmegaConf.update(node := OmegaConf.create(config), key, value, merge=False) if key != "z" else None
+        config = OmegaConf.to_container(node) if key != "z" else config | {"z": deep}
+        (problem,) = problems(skeleton | {"config": config})
+        assert problem.startswith("config.") and ("levels" in problem or key in problem)
+
+
 def test_a_record_without_a_knob_is_recognised(skeleton: dict[str, Any]) -> None:
     assert problems({key: value for key, value in skeleton.items() if key != "rank"}) == ["rank: missing"]
 

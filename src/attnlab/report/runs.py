@@ -332,7 +332,7 @@ def _local(started: str) -> str:
     """A time of a record in the time zone of this machine, to the minute."""
     try:
         return datetime.fromisoformat(started).astimezone().strftime("%Y-%m-%d %H:%M")
-    except ValueError:
+    except (ValueError, OverflowError):  # of no calendar, or of year 0 or 10000 in this time zone
         return started
 
 

@@ -23,7 +23,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from attnlab.errors import AttnlabError
+from attnlab.errors import AttnlabError, DataError
 from attnlab.runs import identity
 from attnlab.runs.files import write_bytes
 
@@ -31,6 +31,12 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 2
 NOT_RUN = "not run"
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of values of another kind
+DEEPEST = 50  # levels of a configuration
+MAPPINGS = (  # nodes of every configuration that has them, a parent before what it holds
+    "task", "task.data", "task.data.reader", "task.train", "task.model", "task.model.encoder", "attention", "compress",
+    "bench", "hardware", "choices",
+)  # fmt: skip
 STATUSES = ("running", "finished", "failed", "interrupted")
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -232,12 +238,15 @@ def upgraded(record: dict[str, Any], directory: Path) -> dict[str, Any]:
     about: dict[str, Any] = {"recipe": NOT_RUN, "run": NOT_RUN, "corpus": NOT_RUN, "weights": {}}
     config: Any = {}
     try:
-        config = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"), resolve=True)
-        about["weights"] = identity.contents(config)
-        about["recipe"] = identity.recipe(config, about["weights"])
-    except (OSError, yaml.YAMLError, OmegaConfBaseException, AttnlabError) as error:
+        loaded = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"), resolve=True)
+        if wrong := _misshapen(loaded):
+            raise DataError(f"config.yaml: {wrong}")
+        about["weights"] = identity.contents(loaded)
+        about["recipe"] = identity.recipe(loaded, about["weights"])
+        config = loaded
+    except (*UNREADABLE, OSError, yaml.YAMLError, OmegaConfBaseException, AttnlabError) as error:
         log.warning("%s: the recipe of this old record is unknown: %s", directory, " ".join(str(error).split()))
-    for row in record.get("bench", {}).get("rows", []):
+    for row in _rows(record) or ():
         if "prompt" in row:
             row["prefix"] = row.pop("prompt")
     return record | {"config": config, "identity": about}
@@ -260,6 +269,8 @@ def problems(record: Mapping[str, Any]) -> list[str]:
         found.append(f"schema {record.get('schema')!r}, status {record.get('status')!r}")
     if (record.get("status") in ("failed", "interrupted")) != bool(record.get("error")):
         found.append("an error belongs to a failed or interrupted run, and only there")
+    if "bench" in record and _rows(record) is None:
+        found.append("bench: expected a mapping with rows, each of them a mapping")
     found += [f"{knob}: missing" for knob in ("stride", "rank") if knob not in record]
     for section, keys in SECTIONS.items():
         values = record.get(section)
@@ -276,6 +287,8 @@ def problems(record: Mapping[str, Any]) -> list[str]:
             and value != NOT_RUN
             and section != "identity"
         ]
+    if isinstance(config := record.get("config"), Mapping) and (wrong := _misshapen(config)):
+        found.append(f"config.{wrong}")
     about = record.get("identity")
     if isinstance(about, Mapping):
         found += [
@@ -286,6 +299,40 @@ def problems(record: Mapping[str, Any]) -> list[str]:
         if not isinstance(about.get("weights", {}), Mapping):
             found.append(f"identity.weights: expected a mapping, got {about['weights']!r}")
     return found
+
+
+def _misshapen(config: Any) -> str:
+    """The first part of a configuration, read from a file, that is not what it is in every run; empty: there is none.
+
+    Reading the recipe of any other ends with a TypeError or an AttributeError somewhere.
+    """
+    if not isinstance(config, Mapping):
+        return f"expected a mapping, got {str(config)[:40]!r}"
+    for key in MAPPINGS:
+        node: Any = config
+        for part in key.split("."):
+            node = (node or {}).get(part)
+        if node is not None and not isinstance(node, Mapping):
+            return f"{key}: expected a mapping, got {str(node)[:40]!r}"
+    nodes: list[tuple[Any, str, int]] = [(config, "", 0)]
+    while nodes:
+        node, key, depth = nodes.pop()
+        if depth > DEEPEST:
+            return f"{key[:40]}: more than {DEEPEST} levels"
+        if isinstance(node, Mapping):
+            if not isinstance(target := node.get("_target_", ""), str):
+                return f"{key}_target_: expected a text, got {str(target)[:40]!r}"
+            nodes += [(value, f"{key}{name}.", depth + 1) for name, value in node.items()]
+        elif isinstance(node, list):
+            nodes += [(value, f"{key}{i}.", depth + 1) for i, value in enumerate(node)]
+    return ""
+
+
+def _rows(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The rows of a benchmark, empty where it has none; None: they are something else."""
+    bench = record.get("bench", {})
+    rows = bench.get("rows", []) if isinstance(bench, dict) else None
+    return rows if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else None
 
 
 def _is_number(value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,11 +12,12 @@ from typing import Any
 
 from attnlab.errors import DataError
 from attnlab.runs import identity
-from attnlab.runs.record import SCHEMA, problems, upgraded
+from attnlab.runs.record import SCHEMA, UNREADABLE, problems, upgraded
 
 log = logging.getLogger(__name__)
 
 
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's escape of what is no letter alone
 RECORD = {"schema", "status", "mode", "command"}  # any other JSON file lacks one of these
 
 
@@ -31,23 +34,32 @@ class Found:
     record: dict[str, Any]
 
     def number(self, dotted: str) -> float | None:
-        """The value of a dotted key, for instance quality.bleu; None where nothing was measured."""
+        """The value of a dotted key, for instance quality.bleu; None where nothing was measured, or nothing finite."""
         value: Any = self.record
         for key in dotted.split("."):
             value = value.get(key) if isinstance(value, dict) else None
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        return value if abs(value) <= sys.float_info.max else None  # JSON has NaN, and ints larger than every float
 
     @property
     def name(self) -> str:
         """The file's path, relative to the working directory if it lies below that."""
         path = self.path.absolute()
-        return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else str(self.path)
+        below = path.is_relative_to(Path.cwd())
+        return printable(path.relative_to(Path.cwd()).as_posix() if below else str(self.path))
 
     @cached_property
     def canonical(self) -> dict[str, Any]:
-        """The recipe with the keys and classes of today; empty where an old record does not say it."""
+        """The recipe with the keys and classes of today; empty where an old record does not say it.
+
+        Raises DataError: a value is of another kind than in every run.
+        """
         config = self.record["config"]
-        return identity.canonical(config, self.record["identity"]["weights"]) if config else {}
+        try:
+            return identity.canonical(config, self.record["identity"]["weights"]) if config else {}
+        except UNREADABLE as error:
+            raise DataError(f"{self.name}: the recipe cannot be read: {type(error).__name__}: {error}") from error
 
     @property
     def mechanism(self) -> str:
@@ -89,15 +101,38 @@ def read(path: Path) -> Found | None:
         DataError: it is not JSON, or it is a record of another schema or a damaged one.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        record = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: skipped, not readable as JSON: {' '.join(str(error).split())}") from error
     if not isinstance(record, dict) or not record.keys() >= RECORD:
         return None
-    record = upgraded(record, path.parent)
-    if wrong := problems(record):
+    try:
+        record = upgraded(_printable(record) if SURROGATE.search(text) else record, path.parent)
+        wrong = problems(record)
+    except RecursionError as error:
+        raise DataError(f"{path}: skipped, not a record: its values are nested too deeply") from error
+    if wrong:
         raise DataError(f"{path}: skipped, not a record of schema {SCHEMA}: {wrong[0]}")
     return Found(path, record)
+
+
+def printable(text: str) -> str:
+    r"""A text that can be written as UTF-8: bytes of a file's name that are none become \udcff.
+
+    Args:
+        text: of a record, or the name of a file.
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _printable(value: Any) -> Any:
+    """Plain values with :func:`printable` texts."""
+    if isinstance(value, dict):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def _read(path: Path, expected: bool) -> Found | None:

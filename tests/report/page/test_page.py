@@ -104,6 +104,28 @@ def test_a_damaged_value_anywhere_does_not_break_the_page(write: Write, tmp_path
     assert len(render(runs, [tmp_path])) > 1_000_000
 
 
+def test_names_that_are_no_text(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux takes any bytes as the name of a file: they are shown as JSON writes them."""
+    place = tmp_path / "no\udcfftext"
+    write(place / "a\udcffb", corpus="x\udcff", mode="m\udc80", command="c\udcff", tags=["t\udcff"])
+    monkeypatch.chdir(tmp_path)
+    assert command.main([str(place), "-o", "page.html"]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(text in page for text in (r"a\udcffb", r"x\udcff", r"m\udc80", r"t\udcff"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_losses_that_cannot_be_drawn(write: Write, tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    write(tmp_path / "nan", [(1, nan)])
+    write(tmp_path / "gap", [(1, 3.0), (2, inf), (3, 1e39), (4, 2.0), (10**40, 2.0)])
+    runs = {Path(run.name).name: run for run in gather([tmp_path])}
+    assert runs["nan"].curves == {}
+    assert runs["nan"].notes == [f"{name} has no finite value that can be drawn" for name in ("loss", "val_loss")]
+    assert str(runs["gap"].curves["loss"]) == "[(1, 3.0), (2, nan), (3, nan), (4, 2.0)]" and not runs["gap"].notes
+    assert "no finite value" in render(list(runs.values()), [tmp_path])
+
+
 def test_the_committed_records_make_a_page() -> None:
     """They lie under other names than record.json, without curves and predictions."""
     runs = gather([ROOT / "experiments"])

@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import math
 import os
 import sys
 import textwrap
@@ -20,12 +21,13 @@ from attnlab.report.curves import read_curves
 from attnlab.runs import lock
 from attnlab.runs.ledger import BROKEN, RECORD
 from attnlab.runs.record import SECTIONS
-from attnlab.runs.store import Found, read
+from attnlab.runs.store import Found, printable, read
 
 log = logging.getLogger(__name__)
 
 SAMPLES = 4  # predictions of a run
 POINTS = 100  # of a curve
+LARGEST = 3.4e38  # about what float32 holds
 LOSSES = ("loss", "val_loss")
 MEASURED = ("quality", "parameters", "kv_cache", "inference", "training")
 TEXTS = ("source", "reference", "hypothesis")
@@ -130,7 +132,7 @@ def gather(places: Iterable[Path]) -> list[Shown]:
     runs: list[Shown] = []
     for file in dict.fromkeys(file for place in places for file in _files(place)):
         expected = file.name == RECORD
-        name = str(file.parent if expected else file)
+        name = printable(str(file.parent if expected else file))
         try:
             found = read(file)
         except DataError as error:
@@ -211,7 +213,12 @@ def _shown(found: Found, name: str, whole: bool) -> Shown:
     if whole:
         try:
             logged = read_curves(directory)
-            run.curves.update({key: thinned(logged[key]) for key in LOSSES if key in logged})
+            for key in LOSSES:
+                points = thinned(_drawable(logged.get(key, [])))
+                if any(math.isfinite(value) for _, value in points):
+                    run.curves[key] = points
+                elif points:
+                    run.notes.append(f"{key} has no finite value that can be drawn")
         except (OSError, ValueError, LookupError, TypeError, csv.Error) as problem:
             run.notes.append(f"the curves cannot be read: {type(problem).__name__}: {problem}")
         try:
@@ -219,6 +226,11 @@ def _shown(found: Found, name: str, whole: bool) -> Shown:
         except (OSError, ValueError, LookupError, AttributeError, csv.Error) as problem:
             run.notes.append(f"predictions.tsv cannot be read: {type(problem).__name__}: {problem}")
     return run
+
+
+def _drawable(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """A curve as float32 can hold it: NaN, a gap in the line, for a value that it cannot."""
+    return [(step, value if abs(value) < LARGEST else math.nan) for step, value in points if abs(step) < LARGEST]
 
 
 def _sample(row: Mapping[str, str]) -> Sample:

@@ -25,6 +25,7 @@ from attnlab.report import sweep
 from attnlab.report.page import plots
 from attnlab.report.page.gather import LOSSES, POINTS, SAMPLES, Sample, Shown
 from attnlab.runs.record import NOT_RUN, commit
+from attnlab.runs.store import printable
 
 FIRST = {"plot-cache": sweep.SIZES[1], "plot-speed": sweep.SPEED}  # plot: what it shows where runs have it
 Lines = list[tuple[int, list[tuple[str, bool]]]]
@@ -82,7 +83,7 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         runs: as :func:`attnlab.report.page.gather.gather` gives them; without any, the page says so in one line.
         places: where they were found.
     """
-    shown_places = ", ".join(map(str, places))
+    shown_places = printable(", ".join(map(str, places)))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {}  # Bokeh's JSON defines an object where it first stands: never sorted
     template = environment.from_string(_text("page.html"))
