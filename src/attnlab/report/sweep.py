@@ -83,7 +83,8 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     grid = table(found, names, home)
     begun = {job.number for job in jobs}
     never = {number: cfg for number, cfg in enumerate(planned) if number not in begun}
-    failed = unfinished(found, [job.name for job in jobs if job.directory not in known], names, home, never, swept)
+    without = {job.name: job.what for job in jobs if job.directory not in known}
+    failed = unfinished(found, without, names, home, never, swept)
     tables = [grid, *([failed] if failed.rows else [])]
     for one in tables:
         show(one)

@@ -174,7 +174,7 @@ def _run_job(
 def _note(path: Path, own: Path, decision: Decision, shown: Sequence[str]) -> None:
     """Write down what a job does."""
     where = os.path.relpath(decision.directory, path.parents[1])
-    note = {"name": own.name, "directory": where, "what": decision.what, "settings": shown}
+    note: dict[str, Any] = {"name": own.name, "directory": where, "what": decision.what, "settings": shown}
     note |= {"left": dict(decision.left)} if decision.left else {}
     note |= {"start": cluster.start_number()} if cluster.inside() else {}
     write_text(path, json.dumps(note, ensure_ascii=False) + "\n")
