@@ -75,6 +75,7 @@ def test_bleu_is_tested_as_by_sacrebleu(scored: Scored, monkeypatch: pytest.Monk
     (found,) = significance.differences(scored("a", GOOD, bleu(GOOD)), scored("b", CLOSE, bleu(CLOSE)), 300, seed)
     assert not isinstance(first, str) and not isinstance(second, str) and second.p_value
     assert (found.first, found.second) == pytest.approx((first.score, second.score), abs=1e-9)
+    assert found.sacrebleu is not None
     assert found.sacrebleu == pytest.approx(second.p_value, abs=1e-12) and found.p > found.sacrebleu > 0.02
     assert f"; sacrebleu's own p is {found.sacrebleu:.3f})" in str(found)
     assert (found.items, found.resamples, found.seed) == (40, 300, seed)
@@ -233,7 +234,7 @@ def test_what_is_refused(scored: Scored) -> None:
         assert "\n" not in str(raised.value)
     few = [scored(f"few{n}", GOOD[:29], bleu(GOOD[:29], REFERENCES[:29]), REFERENCES[:29]) for n in range(2)]
     with pytest.raises(DataError, match="too few items for a paired test: expected at least 30, got 29"):
-        significance.differences(*few)
+        significance.differences(few[0], few[1])
 
 
 def test_standard_errors(scored: Scored) -> None:

@@ -238,7 +238,7 @@ def upgraded(record: dict[str, Any], directory: Path) -> dict[str, Any]:
     about: dict[str, Any] = {"recipe": NOT_RUN, "run": NOT_RUN, "corpus": NOT_RUN, "weights": {}}
     config: Any = {}
     try:
-        loaded = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"), resolve=True)
+        loaded: Any = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"), resolve=True)
         if wrong := _misshapen(loaded):
             raise DataError(f"config.yaml: {wrong}")
         about["weights"] = identity.contents(loaded)
