@@ -49,6 +49,8 @@ class Mechanism(NamedTuple):
     def make(self, *overrides: str) -> Attention:
         """The module as it is configured, its own initial values, float32."""
         values = {"stride": self.stride, "attention.window": self.window}
+        if "recent" in composed(self.name).attention:  # short, so that the tests' texts have merged chunks
+            values |= {"attention.recent": 2, "attention.first": 1}
         knobs = [f"{key}={value}" for key, value in values.items() if value is not None]
         return instantiate(composed(self.name, *knobs, *overrides).attention)
 
@@ -66,6 +68,8 @@ class Mechanism(NamedTuple):
 
 
 def strides(name: str) -> tuple[int | None, ...]:
+    if "recent" in composed(name).attention:
+        return (2,)  # with 1 it has no gates that could learn; more are in test_mtla_window.py
     return (1, 2, 3, 4) if knob_paths(composed(name), "stride") else (None,)
 
 

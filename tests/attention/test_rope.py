@@ -78,7 +78,7 @@ def test_a_module_with_permuted_weights_is_the_published_one(published: MHA | ML
         permute_rows(ours.query, ours.num_heads, 0, p)
         permute_rows(ours.key, ours.num_kv_heads, 0, p)
     else:
-        assert isinstance(ours.query, nn.Linear)
+        assert isinstance(ours.query, nn.Linear) and isinstance(ours.down, nn.Linear)
         permute_rows(ours.query, ours.num_heads, ours.head_dim, p)
         permute_rows(ours.down, 1, ours.latent_dim, p)
     assert error(ours(x[None], prefix[None])[0], want) < 1e-12

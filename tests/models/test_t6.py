@@ -80,11 +80,13 @@ def test_no_position_sees_a_later_one(mechanism: Mechanism) -> None:
 def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism) -> None:
     model = build(mechanism)
     caches = model.start(1, 12, dtype=torch.float64)
-    model.step(torch.zeros(1, 11, dtype=torch.int64), caches)
+    model.step(torch.zeros(1, 10, dtype=torch.int64), caches)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # fused ones are not counted
-        model.step(torch.zeros(1, 1, dtype=torch.int64), caches)
+        for _ in range(2):  # one of them may merge a chunk of two
+            model.step(torch.zeros(1, 1, dtype=torch.int64), caches)
     # Elementwise products, as in a gate, are not counted.
-    assert counter.get_total_flops() / 2 == pytest.approx(model.multiply_adds(12), rel=2e-3)
+    wanted = model.multiply_adds(11) + model.multiply_adds(12)
+    assert counter.get_total_flops() / 2 == pytest.approx(wanted, rel=2e-3)
 
 
 def plain(**kwargs: object) -> T6:

@@ -4,6 +4,7 @@ from .base import Attention, Cache
 from .mha import MHA
 from .mla import MLA, MLAQueryLatent
 from .mtla import MTLA
+from .mtla_window import MTLAWindow
 from .multilinear import (
     AbsoluteMultiLinear,
     MultiLinearEncoder,
@@ -24,6 +25,7 @@ __all__ = [
     "MLA",
     "MLAQueryLatent",
     "MTLA",
+    "MTLAWindow",
     "MultiLinearEncoder",
     "RelativeMultiLinear",
     "SlidingWindow",

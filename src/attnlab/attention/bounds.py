@@ -48,5 +48,6 @@ class Lt(NamedTuple):
 
 
 PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout

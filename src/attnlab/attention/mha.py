@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Cache, length_mask
-from .bounds import PositiveFloat, PositiveInt, Rate
+from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, merged_attention
@@ -33,8 +33,10 @@ class MHA(PositionalAttention):
         qk_norm: RMS norms of each head's queries and keys, before they are rotated, with one weight vector of width D
             for all queries and one for all keys (Qwen3).
         dropout: of attention weights, in training.
-        rope_theta: base of the rotary frequencies.
+        rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
         rope_scaling: scaling of the rotary frequencies for long texts, such as `Llama3Scaling`.
+        rope_dim: the first so many components of a head are rotated, an even number; None: all; 0: none (GPT-2, whose
+            positions are learned).
         norm_eps: epsilon of the RMS norms.
 
     ValueError: sizes do not fit each other, or `bias` names something else than a projection.
@@ -50,8 +52,9 @@ class MHA(PositionalAttention):
         bias: bool | Sequence[Projection] = True,
         qk_norm: bool = False,
         dropout: Rate = 0.0,
-        rope_theta: PositiveFloat = 10000.0,
+        rope_theta: PositiveFloat | None = 10000.0,
         rope_scaling: Llama3Scaling | None = None,
+        rope_dim: NonNegativeInt | None = None,
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
@@ -59,16 +62,18 @@ class MHA(PositionalAttention):
         if num_heads % num_kv_heads:
             raise ValueError(f"num_kv_heads must divide num_heads: {num_kv_heads} does not divide {num_heads}")
         head_dim = d_model // num_heads if head_dim is None else head_dim
-        if head_dim % 2:
+        if rope_dim is None and head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary pairs, not {head_dim}")
+        turned = head_dim if rope_dim is None else rope_dim
+        if turned % 2 or turned > head_dim:
+            raise ValueError(f"rope_dim={turned}: expected an even number up to head_dim={head_dim}")
         projections = get_args(Projection)
         biased = (projections if bias else ()) if isinstance(bias, bool) else tuple(bias)
         if unknown := set(biased) - set(projections):
             raise ValueError(f"bias={list(biased)}: {unknown.pop()} is not one of {', '.join(projections)}")
         self.d_model, self.num_heads, self.num_kv_heads = d_model, num_heads, num_kv_heads
-        self.head_dim = self.turned = head_dim
-        self.dropout, self.scale = dropout, head_dim**-0.5
-        self.rope_theta, self.rope_scaling = rope_theta, rope_scaling
+        self.head_dim, self.dropout, self.scale = head_dim, dropout, head_dim**-0.5
+        self._rotary(turned, rope_theta, rope_scaling)
         self.query = nn.Linear(d_model, num_heads * head_dim, bias="query" in biased)
         self.key = nn.Linear(d_model, num_kv_heads * head_dim, bias="key" in biased)
         self.value = nn.Linear(d_model, num_kv_heads * head_dim, bias="value" in biased)
@@ -94,8 +99,11 @@ class MHA(PositionalAttention):
         return linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _rotated(self, x_bhtd: Tensor, angles: Angles) -> Tensor:
-        cos, sin = angles
-        return rotate(x_bhtd, cos.unsqueeze(1), sin.unsqueeze(1))
+        cos, sin = (angle.unsqueeze(1) for angle in angles)
+        if self.turned == self.head_dim:
+            return rotate(x_bhtd, cos, sin)
+        turned, rest = x_bhtd.split([self.turned, self.head_dim - self.turned], -1)
+        return torch.cat((rotate(turned, cos, sin), rest), -1) if self.turned else x_bhtd
 
     def _pack(self, key: Tensor, value: Tensor) -> Tensor:
         """(B, G, S, D) each -> [value | key] for every query head, (B, S, H, 2 D)."""

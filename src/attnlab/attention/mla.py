@@ -1,15 +1,21 @@
 """Multi-head latent attention: one latent and one rotary key per position, shared by all heads."""
 
+from collections.abc import Sequence
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor, nn
 
 from .base import Cache, length_mask
-from .bounds import PositiveFloat, PositiveInt, Rate
+from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, expand, expanded_attention
 from .ops.rope import rotate
 from .positional import Angles, Layout, PositionalAttention, PositionalCache
+
+Norm = Literal["layer", "rms", "none"]
+Biased = Literal["query", "down", "out"]
 
 
 class LatentCache(PositionalCache):
@@ -32,7 +38,7 @@ class MLA(PositionalAttention):
     """Multi-head latent attention (MTLA paper, section 3.2, after DeepSeek-V2), as the MTLA system computes it.
 
     c = LayerNorm(W_a x), kp = rotary(W_p x);  logits_ihj = (q^n_ih . U^k_h c_j + q^r_ih . kp_j) / sqrt(d_n + d_r);
-    o_ih = U^v_h sum_j P_ihj c_j.  d_n = d_v = head_dim. No biases but LayerNorm's.
+    o_ih = U^v_h sum_j P_ihj c_j.  d_n = d_v = head_dim. No biases but LayerNorm's, unless `bias` names some.
     In parallel, keys and values are expanded per head; in a step, queries are mapped into latent space instead.
     Cache: r + d_r elements per token.
 
@@ -40,14 +46,20 @@ class MLA(PositionalAttention):
         d_model: width d of inputs and outputs.
         num_heads: heads H.
         head_dim: width of a head's content key d_n and value d_v; None: d / H.
-        rope_dim: width d_r of the rotary key that all heads share, even; None: half of `head_dim`. DeepSeek's
+        rope_dim: width d_r of the rotary key that all heads share, even; None: half of `head_dim`; 0: none. DeepSeek's
             `qk_rope_head_dim`.
         latent_dim: width r of the latent, 1 to the width of all keys and values; None: 4 `head_dim`. DeepSeek's
             `kv_lora_rank`.
+        norm: what latents pass: LayerNorm, RMSNorm, or nothing, as where an attention was converted.
+        bias: which projections have biases.
+        qk_norm: RMS norms of each head's queries and keys before anything else is done with them, as Qwen3 has them:
+            a number G of key heads, whose full keys and values are then made before they are projected down. None: no
+            norms.
+        norm_eps: epsilon of the RMS norms.
         dropout: of attention weights, in training.
-        rope_theta: base of the rotary frequencies.
+        rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
 
-    ValueError: `rope_dim` is odd, or `latent_dim` is out of its bounds.
+    ValueError: `rope_dim` is odd, `latent_dim` is out of its bounds, or `bias` names something else than a projection.
     """
 
     cache_type: type[LatentCache] = LatentCache
@@ -57,13 +69,19 @@ class MLA(PositionalAttention):
         d_model: PositiveInt,
         num_heads: PositiveInt,
         head_dim: PositiveInt | None = None,
-        rope_dim: PositiveInt | None = None,
+        rope_dim: NonNegativeInt | None = None,
         latent_dim: PositiveInt | None = None,
         *,
+        norm: Norm = "layer",
+        bias: Sequence[Biased] = (),
+        qk_norm: PositiveInt | None = None,
+        norm_eps: PositiveFloat = 1e-6,
         dropout: Rate = 0.0,
-        rope_theta: PositiveFloat = 10000.0,
+        rope_theta: PositiveFloat | None = 10000.0,
     ) -> None:
         super().__init__()
+        if unknown := set(bias) - set(get_args(Biased)):
+            raise ValueError(f"bias={list(bias)}: {unknown.pop()} is not one of {', '.join(get_args(Biased))}")
         head_dim = d_model // num_heads if head_dim is None else head_dim
         rope_dim = head_dim // 2 if rope_dim is None else rope_dim
         if rope_dim % 2:
@@ -76,13 +94,22 @@ class MLA(PositionalAttention):
                 f"latent_dim={self.latent_dim}: expected 1 to {widest}; keys and values of {num_heads} x {head_dim} "
                 "together are no wider, and more would compress nothing"
             )
-        self.dropout, self.rope_theta, self.scale = dropout, rope_theta, (head_dim + rope_dim) ** -0.5
-        self.turned = rope_dim
-        self.query: nn.Module = nn.Linear(d_model, num_heads * (head_dim + rope_dim), bias=False)
-        self.down = nn.Linear(d_model, self.latent_dim + rope_dim, bias=False)
-        self.norm: nn.Module = nn.LayerNorm(self.latent_dim)
+        self.dropout, self.scale = dropout, (head_dim + rope_dim) ** -0.5
+        self._rotary(rope_dim, rope_theta)
+        kept, read = self.latent_dim + rope_dim, head_dim + rope_dim
+        self.query: nn.Module
+        self.down: nn.Module
+        if qk_norm is None:
+            self.query = nn.Linear(d_model, num_heads * read, bias="query" in bias)
+            self.down = nn.Linear(d_model, kept, bias="down" in bias)
+        else:
+            self.query = NormedQueries(d_model, num_heads, head_dim, read, norm_eps)
+            self.down = NormedKeys(d_model, qk_norm, head_dim, kept, norm_eps, bias="down" in bias)
+        self.norm: nn.Module = nn.LayerNorm(self.latent_dim) if norm == "layer" else nn.Identity()
+        if norm == "rms":
+            self.norm = nn.RMSNorm(self.latent_dim, eps=norm_eps)
         self.up = nn.Linear(self.latent_dim, num_heads * 2 * head_dim, bias=False)
-        self.out = nn.Linear(num_heads * head_dim, d_model, bias=False)
+        self.out = nn.Linear(num_heads * head_dim, d_model, bias="out" in bias)
 
     def up_matrices(self) -> tuple[Tensor, Tensor]:
         """The up-projections of keys and values, U^k (H, d_n, r) and U^v (H, d_v, r)."""
@@ -177,8 +204,55 @@ class MLA(PositionalAttention):
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         matrices = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
+        matrices += sum(module.turn.numel() for module in self.modules() if isinstance(module, NormedQueries))
         slots, _ = self.slots(context, 0)
         return matrices + slots * self.num_heads * (2 * self.latent_dim + self.rope_dim)
+
+
+class NormedQueries(nn.Module):
+    """Queries of H heads, (..., d) -> (..., H (d_n + d_r)): W_q x, an RMS norm of each head, then a map of each head.
+
+    Args:
+        d_model: width d of inputs.
+        num_heads: heads H.
+        head_dim: width D of a head before its map.
+        width: of a head after it, d_n + d_r.
+        eps: of the norm.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, head_dim: int, width: int, eps: float) -> None:
+        super().__init__()
+        self.full = nn.Linear(d_model, num_heads * head_dim, bias=False)
+        self.norm = nn.RMSNorm(head_dim, eps=eps)
+        self.turn = nn.Parameter(torch.empty(num_heads, width, head_dim))  # of each head, (H, d_n + d_r, D)
+        nn.init.uniform_(self.turn, -(head_dim**-0.5), head_dim**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.norm(self.full(x).unflatten(-1, (len(self.turn), -1)))
+        return torch.einsum("...hd,hwd->...hw", heads, self.turn.to(heads.dtype)).flatten(-2)
+
+
+class NormedKeys(nn.Module):
+    """Keys and values of G heads, the keys past an RMS norm, projected down: (..., d) -> (..., r + d_r).
+
+    Args:
+        d_model: width d of inputs.
+        num_kv_heads: G.
+        head_dim: width D of a head.
+        width: r + d_r.
+        eps: of the norm.
+        bias: whether the result has a bias.
+    """
+
+    def __init__(self, d_model: int, num_kv_heads: int, head_dim: int, width: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.key, self.value = (nn.Linear(d_model, num_kv_heads * head_dim, bias=False) for _ in range(2))
+        self.norm = nn.RMSNorm(head_dim, eps=eps)
+        self.down = nn.Linear(2 * num_kv_heads * head_dim, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        key = self.norm(self.key(x).unflatten(-1, (-1, self.norm.normalized_shape[0]))).flatten(-2)
+        return self.down(torch.cat((key, self.value(x)), -1))
 
 
 class MLAQueryLatent(MLA):

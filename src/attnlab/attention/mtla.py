@@ -1,5 +1,6 @@
 """Multi-head temporal latent attention: MLA whose latents are merged along time."""
 
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import torch
@@ -7,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .base import Cache, length_mask
-from .bounds import Ge, Le, PositiveFloat, PositiveInt, Rate
-from .mla import MLA, LatentCache
+from .bounds import Ge, Le, NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from .mla import MLA, Biased, LatentCache, Norm
 from .ops.partial_softmax import Past, expanded_attention
 from .ops.tables import kept
 from .positional import Angles
@@ -24,8 +25,13 @@ def _sinusoid(length: int, width: int, dtype: torch.dtype, device: torch.device)
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1).to(device, dtype)
 
 
-def _take(x: Tensor, places: Tensor) -> Tensor:
-    """x (B, T, ...) at places (B, U) -> (B, U, ...)."""
+def take(x: Tensor, places: Tensor) -> Tensor:
+    """x (B, T, ...) at places (B, U) -> (B, U, ...).
+
+    Args:
+        x: (B, T, ...).
+        places: along the second axis, (B, U) int64.
+    """
     return x[torch.arange(x.shape[0], device=x.device)[:, None], places]
 
 
@@ -119,15 +125,22 @@ class MTLA(MLA):
         d_model: PositiveInt,
         num_heads: PositiveInt,
         head_dim: PositiveInt | None = None,
-        rope_dim: PositiveInt | None = None,
+        rope_dim: NonNegativeInt | None = None,
         latent_dim: PositiveInt | None = None,
         gate_dim: PositiveInt | None = None,
         stride: Stride = 2,
         *,
+        norm: Norm = "layer",
+        bias: Sequence[Biased] = (),
+        qk_norm: PositiveInt | None = None,
+        norm_eps: PositiveFloat = 1e-6,
         dropout: Rate = 0.0,
-        rope_theta: PositiveFloat = 10000.0,
+        rope_theta: PositiveFloat | None = 10000.0,
     ) -> None:
-        super().__init__(d_model, num_heads, head_dim, rope_dim, latent_dim, dropout=dropout, rope_theta=rope_theta)
+        super().__init__(
+            d_model, num_heads, head_dim, rope_dim, latent_dim, norm=norm, bias=bias, qk_norm=qk_norm,
+            norm_eps=norm_eps, dropout=dropout, rope_theta=rope_theta,
+        )  # fmt: skip
         if stride < 1:
             raise ValueError(f"stride must be at least 1, not {stride}")
         if self.latent_dim % 2:
@@ -163,7 +176,7 @@ class MTLA(MLA):
         slots = chunks.shape[1]
         merged = (self._gate(chunks, self.slot_gates(slots).unsqueeze(-2)) * chunks).sum(2).to(latent.dtype)
         newest = (torch.arange(1, slots + 1, device=lengths.device) * s).minimum(lengths[:, None]).clamp(min=1) - 1
-        return self._expand(merged, _take(rotary, newest)), length_mask(-(-lengths // s), slots)
+        return self._expand(merged, take(rotary, newest)), length_mask(-(-lengths // s), slots)
 
     def _read(self, prefix: Tensor, lengths: Tensor | None, angles: Angles) -> _Prefix:
         """Merge a prefix (B, S, d) of these lengths."""
@@ -210,7 +223,7 @@ class MTLA(MLA):
             back = torch.arange(steps, device=q.device) + offset[:, None]
             place = place.clamp(0, steps - 1)
             latent, rotary, q = (
-                _take(t, place) * inside.view(*inside.shape, *[1] * (t.dim() - 2)) for t in (latent, rotary, q)
+                take(t, place) * inside.view(*inside.shape, *[1] * (t.dim() - 2)) for t in (latent, rotary, q)
             )
         elif extra := num_chunks * s - steps:
             latent, rotary = (F.pad(t, (0, 0, offset, extra - offset)) for t in (latent, rotary))
@@ -228,7 +241,7 @@ class MTLA(MLA):
             q, sums, rotary, self._up(), self.head_dim, self.scale, stride=s, past=past, dropout=dropout
         )
         if isinstance(offset, Tensor):
-            return _take(out, back), _take(sums, back)
+            return take(out, back), take(sums, back)
         return out[:, offset : offset + steps], sums[:, offset : offset + steps]
 
     def _forward(
@@ -289,7 +302,7 @@ class MTLA(MLA):
         chunks = torch.arange(-(-(s - 1 + new) // s), device=begin.device)
         ends = (chunks * s + s - 1 - (begin % s)[:, None]).clamp(max=new - 1)
         text[rows, base[:, None] + (ends + (begin % s)[:, None]) // s] = torch.cat(
-            (_take(sums, ends), _take(rotary.to(sums.dtype), ends)), -1
+            (take(sums, ends), take(rotary.to(sums.dtype), ends)), -1
         ).to(text.dtype)
         return self.out(out.flatten(2))
 

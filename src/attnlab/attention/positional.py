@@ -2,12 +2,13 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .base import Attention, Cache, length_mask, rows_of, rows_per_prefix
-from .ops.rope import Llama3Scaling, rotary_table
+from .ops.rope import Llama3Scaling, rotary_table, table_of
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of positions, (B or 1, positions, pairs)
 Layout = dict[str, tuple[int | None, ...]]  # shape of a row in each buffer; None: the axis on which slots lie
@@ -98,14 +99,31 @@ class PositionalAttention(Attention):
 
     Attributes:
         turned: components of a head (or of what stands for it) that are rotated.
-        rope_theta: base of the rotary frequencies.
+        rope_theta: base of the rotary frequencies; None: they are the buffer `frequencies`, (turned / 2,), which is
+            kept among the weights: a model that was read or converted has its own.
         rope_scaling: scaling of these frequencies, or None.
     """
 
     cache_type: type[PositionalCache] = PositionalCache
     turned: int
-    rope_theta: float
+    rope_theta: float | None
     rope_scaling: Llama3Scaling | None = None
+    frequencies: Tensor
+
+    def _rotary(self, turned: int, theta: float | None, scaling: Llama3Scaling | None = None) -> None:
+        """Set what the rotary table follows; a stored table begins with the frequencies of theta 10000."""
+        self.turned, self.rope_theta, self.rope_scaling = turned, theta, scaling
+        if theta is None:
+            pairs = torch.arange(0, turned, 2, dtype=torch.float64)
+            self.register_buffer("frequencies", 10000.0 ** (-pairs / max(turned, 1)))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PositionalAttention":
+        """As any module's; frequencies keep their precision whatever the type of the weights becomes."""
+        exact = self.frequencies if self.rope_theta is None else None
+        super()._apply(fn, recurse)
+        if exact is not None:
+            self.frequencies = exact.to(self.frequencies.device)
+        return self
 
     @abstractmethod
     def layout(self) -> Layout:
@@ -121,6 +139,8 @@ class PositionalAttention(Attention):
 
     def rotary_table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of positions 0 ... length-1, (length, turned / 2) each, on the device of `like`."""
+        if self.rope_theta is None:
+            return table_of(self.frequencies, length, like.dtype)
         return rotary_table(self.turned, self.rope_theta, length, like.dtype, like.device, self.rope_scaling)
 
     def _angles(self, x: Tensor, prefix: Tensor | None, prefix_lengths: Tensor | None) -> tuple[Angles, Angles]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .base import Cache, length_mask
-from .bounds import PositiveFloat, PositiveInt, Rate
+from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .mha import MHA, Projection
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached
@@ -74,15 +74,16 @@ class SlidingWindow(MHA):
         bias: bool | Sequence[Projection] = True,
         qk_norm: bool = False,
         dropout: Rate = 0.0,
-        rope_theta: PositiveFloat = 10000.0,
+        rope_theta: PositiveFloat | None = 10000.0,
         rope_scaling: Llama3Scaling | None = None,
+        rope_dim: NonNegativeInt | None = None,
         norm_eps: float = 1e-6,
     ) -> None:
         if window < 1:
             raise ValueError(f"window={window}: expected at least 1")
         super().__init__(
             d_model, num_heads, num_kv_heads, head_dim, bias=bias, qk_norm=qk_norm, dropout=dropout,
-            rope_theta=rope_theta, rope_scaling=rope_scaling, norm_eps=norm_eps,
+            rope_theta=rope_theta, rope_scaling=rope_scaling, rope_dim=rope_dim, norm_eps=norm_eps,
         )  # fmt: skip
         self.window = window
 

@@ -7,6 +7,7 @@ Resolvers for the files in conf/:
     ${div:a,b}                must be exact
     ${pick:k,{a: 1, b: 2},3}  the value of k in the mapping, or the third argument, if there is one
     ${choice:group}           the name of the option chosen in a group
+    ${made:}                  the chosen conversion, else the attention, else the compression
 
 Imports Hydra and OmegaConf only: the command line is checked with it before anything heavy is imported.
 """
@@ -31,6 +32,7 @@ GROUPS = (
     "task",
     "attention",
     "compress",
+    "convert",
     "scale",
     "hardware",
     "recipe",
@@ -42,7 +44,7 @@ GROUPS = (
 )
 LISTS = ("logger", "callbacks")  # groups of which several options may be chosen
 KNOBS = ("stride", "rank")
-KNOB_GROUPS = ("attention", "compress")  # the nodes that may read a knob
+KNOB_GROUPS = ("attention", "compress", "convert")  # the nodes that may read a knob
 PATHS = ("data_root", "cache_dir", "checkpoint", "resume", "baseline")
 
 
@@ -60,6 +62,11 @@ def _choice(group: str, *, _root_: DictConfig) -> str | None:
     return hydra.runtime.choices[group]
 
 
+def _made(*, _root_: DictConfig) -> str | None:
+    convert, attention = (_choice(group, _root_=_root_) for group in ("convert", "attention"))
+    return convert if convert not in (None, "none") else attention or _choice("compress", _root_=_root_)
+
+
 def register_resolvers() -> None:
     """Register the resolvers; calling it again changes nothing."""
     resolvers: dict[str, Callable[..., Any]] = {
@@ -69,6 +76,7 @@ def register_resolvers() -> None:
         "min": min,
         "pick": lambda key, table, *default: table.get(key, *default) if default else table[key],
         "choice": _choice,
+        "made": _made,
     }
     for name, function in resolvers.items():
         OmegaConf.register_new_resolver(name, function, replace=True)

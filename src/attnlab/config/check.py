@@ -86,15 +86,18 @@ class Job:
 
 
 Loader = Callable[[Composer, Sequence[str]], Job | None]
+Completer = Callable[[DictConfig, Sequence[str]], DictConfig]
 
 
-def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
+def check(arguments: Sequence[str], load: Loader | None = None, complete: Completer | None = None) -> Plan:
     """Compose and check the jobs of a command line.
 
     Args:
         arguments: as in sys.argv[1:].
         load: gives the job of a command line that uses or continues a run, by the run's own configuration; None for
             any other command line. Without it everything is composed.
+        complete: fills in what follows from the pretrained model that a composed configuration names, given the keys
+            of its command line; None: nothing.
 
     Raises:
         ConfigError: the first error found, in one line.
@@ -120,6 +123,11 @@ def check(arguments: Sequence[str], load: Loader | None = None) -> Plan:
         of_hydra = [text for text in options.overrides if text.startswith("hydra.")]
         pairs = list(zip(loaded, jobs, strict=True))
         composed = [composer.compose(of_hydra) if own else composer.compose_checked(job) for own, job in pairs]
+        if complete:
+            composed = [
+                cfg if own else complete(cfg, [str(composer.parse(text).key_or_group) for text in job])
+                for cfg, (own, job) in zip(composed, pairs, strict=True)
+            ]
         keys = [str(override.key_or_group) for override in overrides]
         whole = [composer.compose([text for text in options.overrides if text not in every])] if swept else []
         _check_cluster(composed, multirun)
@@ -332,6 +340,10 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
     if cfg.mode == "compress" and choices.compress == "none" and cfg.task.modes[0] != "compress":
         methods = ", ".join(name for name in composer.options("compress") if name != "none")
         raise ConfigError(f"mode=compress needs compress=<method>, one of {methods}")
+    if choices.convert != "none" and cfg.task.get("weights") is None:
+        raise ConfigError(f"convert={choices.convert}: task={choices.task} has no pretrained decoder to convert")
+    if cfg.task.get("weights") is not None:
+        return
     if cfg.model is not None and not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):
         starting = [name for name in composer.options("task") if "${model}" in composer.text("task", name)]
         raise ConfigError(
@@ -353,8 +365,9 @@ def _check_classes(cfg: DictConfig) -> None:
     nodes |= {f"task.{name}": plain["task"].get(name, {}) for name in ("kind", "data", "model")}
     if choices.attention is not None and "pattern" not in plain["attention"]:
         nodes[f"attention={choices.attention}"] = plain["attention"]
-    if choices.compress != "none":
-        nodes[f"compress={choices.compress}"] = plain["compress"]
+    for group in ("compress", "convert"):
+        if choices[group] != "none":
+            nodes[f"{group}={choices[group]}"] = plain[group]
     for key, node in nodes.items():
         if not isinstance(node, dict) or "_target_" not in node:
             raise ConfigError(f"{key}: expected a _target_, the class that is built; the file that sets it has none")
@@ -373,7 +386,8 @@ def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
         ]
         if set(chosen) & set(having):
             raise ConfigError(f"{knob}={cfg[knob]} has no effect: what it sets is itself set on the command line")
-        mechanism = " with ".join(name for name in chosen if name != "compress=none") or chosen[-1]
+        named = [name for name in chosen if not name.endswith("=none")]
+        mechanism = " with ".join(named) or chosen[-1]
         raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
 
 

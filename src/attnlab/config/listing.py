@@ -14,6 +14,7 @@ ABOUT = {
     "task": "what is trained or asked, on which corpus",
     "attention": "the mechanism",
     "compress": "how a pretrained model's weights are made smaller",
+    "convert": "what the attention of a pretrained decoder becomes",
     "scale": "sample: minutes on two CPU cores; paper: the published recipe",
     "hardware": "accelerator, devices, precision, strategy",
     "recipe": "a task's values at a scale; follows from task and scale",
@@ -27,11 +28,11 @@ SHORT = (
     "task",
     "attention",
     "compress",
+    "convert",
     "scale",
     "hardware",
     "logger",
     "callbacks",
-    "debug",
 )  # in --help, with options
 KEYS = {
     "mode": "train, test, predict, generate, evaluate, compress, export, bench, describe; unset: the task's first",
@@ -69,7 +70,7 @@ def help_text(program: str) -> str:
     composer = Composer()
     for group in SHORT:
         lines += _entry(group, " ".join(composer.options(group)))
-    lines.append(f"  experiment, bench, recipe: {program} list experiment")
+    lines.append(f"  experiment, bench, recipe, debug: {program} list experiment")
     lines += ["", "Keys, key=value:"]
     for key, about in KEYS.items():
         lines += _entry(key, about)

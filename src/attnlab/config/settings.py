@@ -63,7 +63,7 @@ class Root:
         Path | None, ReadBy(("test", "predict", "generate", "evaluate", "describe", "export"), ("describe", "export"))
     ]
     prompt: Annotated[str | None, ReadBy(("generate",))]
-    format: Annotated[Literal["hf", "safetensors"] | None, ReadBy(("export",))]
+    format: Annotated[Literal["hf", "safetensors", "deepseek"] | None, ReadBy(("export",))]
     input: Annotated[str | None, ReadBy(("predict",))]
     output: Annotated[Path | None, ReadBy(("predict",))]
     resume: Annotated[Path | None, ReadBy(("train",))]
@@ -123,6 +123,7 @@ class Task:
         compat: whether scores are computed as by the released code, with its defects.
         batch_size: rows in a batch of one process.
         search: settings to choose from by the validation split; null: none.
+        weights: the pretrained decoder that the model begins with; follows from `model=` and `convert=`.
     """
 
     name: Annotated[str, MinLen(1)]
@@ -146,6 +147,7 @@ class Task:
     compat: bool
     batch_size: Annotated[int, Ge(1)]
     search: Annotated[list[dict[str, Any]], MinLen(1)] | None
+    weights: str | None
 
 
 @dataclass(frozen=True)

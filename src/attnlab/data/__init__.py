@@ -11,6 +11,7 @@ from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.table import Table
 from attnlab.data.text.corpora import BillionWords, FineWebEdu, PennTreebank, TextFiles, WikiText
 from attnlab.data.text.parallel import Parallel
+from attnlab.data.text.pretrained_tokens import PretrainedTokens
 from attnlab.data.text.source_text import SourceText
 from attnlab.data.text.summaries import SciTLDR, XSum
 from attnlab.data.text.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ __all__ = [
     "Parallel",
     "PennTreebank",
     "Picovoice",
+    "PretrainedTokens",
     "SLURP",
     "SciTLDR",
     "SourceText",

@@ -1,18 +1,18 @@
 """Export of a trained language model in Hugging Face's form: a Llama, or a folder with its own modelling files."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig
 
 from attnlab.data.text.vocabulary import Vocabulary, WordVocabulary
-from attnlab.export import llama, remote
+from attnlab.export import deepseek, llama, remote
 from attnlab.export.card import card
 from attnlab.export.tokenizer import tokenizer_of
 from attnlab.export.weights import CONFIG, README, new_folder, save, write_json
-from attnlab.models import T6, LanguageModel
+from attnlab.models import T6, Decoder, LanguageModel
 from attnlab.pretrained import hub
 
 log = logging.getLogger(__name__)
@@ -34,12 +34,20 @@ source. Read them first, as with any such model."""
 
 
 def export(
-    model: LanguageModel, cfg: DictConfig, vocabulary: Vocabulary, record: Mapping[str, Any], folder: Path
+    model: LanguageModel,
+    cfg: DictConfig,
+    vocabulary: Vocabulary,
+    record: Mapping[str, Any],
+    folder: Path,
+    layers: Sequence[Mapping[str, Any]] | None = None,
+    format: Literal["hf", "deepseek"] = "hf",
 ) -> str:
     """Write a language model as a folder that transformers loads without attnlab.
 
-    A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`. Any other gets its
-    modelling files, generated from the sources of its classes; it decodes with its own small cache.
+    A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`, and a pretrained
+    decoder that kept its attention what it was before. Any other gets its modelling files, generated from the sources
+    of its classes; it decodes with its own small cache. A decoder that was converted to MLA can become a
+    `DeepseekV3ForCausalLM` instead.
 
     Args:
         model: with its weights, on the CPU.
@@ -47,9 +55,11 @@ def export(
         vocabulary: of its tokens.
         record: of its run, for the model card.
         folder: replaced as a whole when the new one is complete.
+        layers: what builds the attention of each layer, of a converted model; None: as `cfg` says.
+        format: "deepseek": DeepseekV3, which needs no code of the folder.
 
     Returns:
-        The form: "llama" or "attnlab".
+        The form: "llama", "original", "deepseek" or "attnlab".
 
     Raises:
         ConfigError: transformers is not installed, or the code of the model cannot be exported.
@@ -58,15 +68,21 @@ def export(
     """
     library = hub.transformers()
     reason = llama.refusal(model)
+    converted: Any = None
+    if format == "deepseek":
+        converted, form, reason = deepseek.convert(model), "deepseek", None
+    elif isinstance(model, Decoder) and layers is None:
+        converted, form, reason = _original(model, cfg), "original", None
     words = tokenizer_of(vocabulary, model.longest)
     notes = _notes(vocabulary, model.longest)
     code: dict[str, str] = {}
     if reason is None:
-        assert isinstance(model, T6)
-        converted, form = llama.convert(model), "llama"
+        if converted is None:
+            assert isinstance(model, T6)
+            converted, form = llama.convert(model), "llama"
     else:
         log.info("%s: custom modelling files are written", reason)
-        config, modules = remote.config_of(model, cfg)
+        config, modules = remote.config_of(model, cfg, layers)
         config |= {"vocab_size": vocabulary.size, "bos_token_id": vocabulary.end, "pad_token_id": vocabulary.end}
         code, form = remote.code_of(modules), "attnlab"
         notes.append(f"Not a plain Llama: {reason}.")
@@ -95,6 +111,15 @@ def export(
         )
         (partial / README).write_text(text, encoding="utf-8")
     return form
+
+
+def _original(model: Decoder, cfg: DictConfig) -> Any:
+    """The model of transformers from which a decoder was read, with the decoder's weights."""
+    from attnlab.pretrained import decoder, huggingface
+
+    source = str(cfg.task.weights)
+    options = dict(decoder.SAMPLE) if source == decoder.SAMPLE_NAME else huggingface.config_of(source)
+    return decoder.unread(model, options, source)
 
 
 def _generation(library: Any, vocabulary: Vocabulary) -> Any:

@@ -30,6 +30,8 @@ def refusal(model: LanguageModel) -> str | None:
     first = attentions[0]
     if not isinstance(first.query_norm, nn.Identity):
         return "a Llama has no norms of queries and keys"
+    if first.rope_theta is None or first.turned != first.head_dim:
+        return "a Llama rotates whole heads, by frequencies that follow from a base"
     if first.d_model % first.num_heads:
         return f"LlamaConfig takes no hidden_size={first.d_model} that {first.num_heads} heads do not divide"
     return None
@@ -49,7 +51,7 @@ def convert(model: T6) -> Any:
         DataError: the logits of the two differ by more than 1e-5 of the largest one's size, or than 1e-5.
     """
     first = model.attentions[0]
-    assert isinstance(first, MHA)
+    assert isinstance(first, MHA) and first.rope_theta is not None
     dtype = model.embedding.weight.dtype
     rotary: dict[str, Any] = {"rope_theta": float(first.rope_theta), "rope_type": "default"}
     if (scaling := first.rope_scaling) is not None:

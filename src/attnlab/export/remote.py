@@ -1,6 +1,7 @@
 """A language model as a folder with its own modelling files, which transformers loads with trust_remote_code=True."""
 
 import pkgutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,23 @@ CODE = ("attnlab.export.configuration_attnlab", "attnlab.export.modeling_attnlab
 REGISTRY = "attnlab.export.classes"  # written anew for each folder
 
 
-def config_of(model: LanguageModel, cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+def config_of(
+    model: LanguageModel, cfg: DictConfig, layers: Sequence[Mapping[str, Any]] | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
     """What config.json holds, and the module of each class that it names.
 
     Args:
         model: the model that `cfg` describes.
         cfg: the run's whole configuration, resolved.
+        layers: what builds the attention of each layer, of a converted model; None: `cfg.attention`.
 
     Raises:
         ConfigError: a node of `task.model` or `attention` names something else than a class.
     """
     pattern = cfg.attention.get("pattern")
     nodes = [cfg.attention] if pattern is None else [cfg.attention.mechanisms[name] for name in pattern]
+    if layers is not None:
+        nodes = [OmegaConf.create(dict(layer)) for layer in layers]
     modules: dict[str, str] = {}
     config = {
         "model_type": "attnlab",

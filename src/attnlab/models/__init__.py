@@ -3,6 +3,7 @@
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.conformer import ConformerEncoder
 from attnlab.models.cross_decoder import CrossDecoder
+from attnlab.models.decoder import Decoder, DecoderBlock
 from attnlab.models.encoder import ConvSubsampler, SpeechEncoder
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.prefix_decoder import PrefixDecoder, PrefixDecoderLayer
@@ -17,6 +18,8 @@ __all__ = [
     "ConformerEncoder",
     "ConvSubsampler",
     "CrossDecoder",
+    "Decoder",
+    "DecoderBlock",
     "EncoderDecoder",
     "LanguageModel",
     "PostNormBlock",

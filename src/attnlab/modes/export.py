@@ -68,6 +68,8 @@ def _compressed(cfg: DictConfig, place: Path) -> None:
     if source is None:
         given = f"{key}={named}" if named else "model= is not given"
         raise ConfigError(f"mode=export: {given}; give a run of mode=compress, or its folder {folder.COMPRESSED}")
+    if cfg.format == "deepseek":
+        raise ConfigError("format=deepseek is for runs of convert=mla; a compressed model keeps its own class")
     if cfg.format == "safetensors":
         raise ConfigError(
             f"format=safetensors: {source} is a compressed language model, which is written for transformers; leave "

@@ -76,10 +76,10 @@ LEFT_OUT = (
     "hardware.compile",
     "hardware.gradient_checkpointing",
 )
-OPTIONAL = ("callbacks", "trainer")  # nodes that say nothing while they are empty
+OPTIONAL = ("callbacks", "trainer", "convert")  # nodes that say nothing while they are empty
 OF_THE_RUN = ("mode", "seed", "checkpoint", "prompt", "bench")  # not part of the recipe
 SEEDS = ("task.data.seed", "task.sampling.seed")  # copies of `seed`: left out where they equal it
-WEIGHTS = ("checkpoint", "task.encoder_checkpoint", "task.model.weights", "task.data.vocabulary.file")
+WEIGHTS = ("checkpoint", "task.encoder_checkpoint", "task.model.weights", "task.weights", "task.data.vocabulary.file")
 READ_BENCH = ("bench", "describe")  # the modes that read the `bench` node
 ARCHITECTURE = {"mechanism": "attention", "model": "task.model", "compression": "compress"}  # of a checkpoint
 NOTHING_READ = "none"  # the fingerprint of a run without a corpus

@@ -64,7 +64,9 @@ FOLLOWING = {  # keys that were references to another
     "seed": ("task.data.seed", "task.sampling.seed"),
     "task.train.max_epochs": ("task.schedule.num_epochs",),
 }
-OURS = ("attention", "callbacks", "compression", "data", "decoding", "models", "pretrained", "tasks", "training")
+OURS = (
+    "attention", "callbacks", "compression", "conversion", "data", "decoding", "models", "pretrained", "tasks", "training"
+)  # fmt: skip
 NAME = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")  # of an option: its file's path in the group, without the suffix
 MAPPINGS = (
     "trainer",

@@ -168,7 +168,7 @@ class Task(ABC):
         """The module with random weights, from what :meth:`keep` has written beside these weights."""
         raise ConfigError(f"checkpoint={self.cfg.checkpoint}: task={self.cfg.task.name} has no model of a run to use")
 
-    def export(self, folder: Path, format: Literal["hf", "safetensors"], record: Mapping[str, Any]) -> None:
+    def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
         """Write the model of `checkpoint=` as a folder that other programs read.
 
         Here: plain weights with a config of plain values, and copies of the files that `keep` has written.
@@ -185,6 +185,8 @@ class Task(ABC):
         """
         from attnlab.export import plain
 
+        if format == "deepseek":
+            raise ConfigError("format=deepseek is for language models that convert=mla has made")
         if format != "safetensors":
             raise ConfigError(
                 f"format={format}: transformers has no model for task={self.cfg.task.name}; format=safetensors writes "

@@ -21,6 +21,7 @@ from .. import (
     Attention,
     Llama3Scaling,
     MLAQueryLatent,
+    MTLAWindow,
     RelativeMultiLinear,
     SlidingWindow,
     SummedMultiLinear,
@@ -35,10 +36,10 @@ from ..multilinear import MultiLinear
 Turn = Callable[..., Tensor]  # (x, position, theta) -> x turned
 
 
-def half_split(x: Tensor, position: int, theta: float, scaling: Llama3Scaling | None = None) -> Tensor:
+def half_split(x: Tensor, position: int, theta: float | Tensor, scaling: Llama3Scaling | None = None) -> Tensor:
     """(..., D): component m and m + D/2 turn by position * theta^(-2m/D), Llama's sign.
 
-    `x`: (..., D); `position`: of the token, from 0; `theta`: base of the frequencies;
+    `x`: (..., D); `position`: of the token, from 0; `theta`: base of the frequencies, or the frequencies, (D/2,);
     `scaling`: Llama 3.1's rule for them, or None.
     """
     u, v = x.chunk(2, dim=-1)
@@ -64,9 +65,12 @@ def opposite(x: Tensor, position: int, theta: float) -> Tensor:
     return half_split(x, -position, theta)
 
 
-def _circle(x: Tensor, position: int, theta: float, scaling: Llama3Scaling | None = None) -> tuple[Tensor, Tensor]:
+def _circle(
+    x: Tensor, position: int, theta: float | Tensor, scaling: Llama3Scaling | None = None
+) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
-    angles = [position * _scaled(theta ** (-2 * m / width), scaling) for m in range(width // 2)]
+    given = theta.tolist() if isinstance(theta, Tensor) else [theta ** (-2 * m / width) for m in range(width // 2)]
+    angles = [position * _scaled(frequency, scaling) for frequency in given]
     return tuple(torch.tensor([f(a) for a in angles], dtype=x.dtype) for f in (math.cos, math.sin))  # type: ignore[return-value]
 
 
@@ -146,6 +150,10 @@ def sliding_window(a: SlidingWindow, x: Tensor, prefix: Tensor | None = None, tu
     return _read_keys(a, x, prefix, turn, seen)
 
 
+def _theta(a: MHA | MLA) -> float | Tensor:
+    return a.frequencies if a.rope_theta is None else a.rope_theta
+
+
 def _read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: list[list[int]]) -> Tensor:
     """Each text position's softmax over the positions visible to it, of prefix and text together."""
 
@@ -157,7 +165,8 @@ def _read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: li
 
     def turned(v: Tensor, norm: nn.Module, heads: int, position: int) -> Tensor:
         scaled = {} if a.rope_scaling is None else {"scaling": a.rope_scaling}
-        return turn(normed(v.view(heads, a.head_dim), norm), position, a.rope_theta, **scaled)
+        whole = normed(v.view(heads, a.head_dim), norm)
+        return torch.cat((turn(whole[:, : a.turned], position, _theta(a), **scaled), whole[:, a.turned :]), -1)
 
     joint = x if prefix is None else torch.cat((prefix, x))
     q = [turned(a.query(v), a.query_norm, a.num_heads, i) for i, v in enumerate(joint)]
@@ -234,6 +243,31 @@ def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_spl
     visible = [[j for j in range(i + 1) if (j + 1) % s == 0 or j == i] for i in range(len(c))]
     assert all(len(v) == math.ceil((i + 1) / s) for i, v in enumerate(visible))
     return _read_latents(a, x, prefix, turn, m, kp, visible)
+
+
+@formula(MTLAWindow)
+def mtla_window(a: MTLAWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """MLA over the first positions, means of the chunks that are old enough, and every other position as it is.
+
+    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
+    """
+    s, begin = a.stride, a.first
+    c, kp = _latents(a, x, prefix, turn)
+    latents, rotary = list(c), list(kp)
+    chunks = range(max(0, len(c) - begin) // s)
+    for k in chunks:
+        angles = [k * 10000 ** (-2 * m / a.latent_dim) for m in range(a.latent_dim // 2)]
+        slot_gate = a.gate_slot(torch.tensor([f(b) for b in angles for f in (math.sin, math.cos)], dtype=x.dtype))
+        inside = [c[begin + k * s + j] for j in range(s)]
+        gates = torch.stack([torch.sigmoid(slot_gate @ a.gate_latent(v)) for v in inside])
+        latents.append(torch.stack([g * v for g, v in zip(gates, inside, strict=True)]).sum(0) / gates.sum())
+        rotary.append(kp[begin + k * s + s - 1])
+    visible = []
+    for i in range(len(c)):
+        merged = [k for k in chunks if begin + k * s + s - 1 <= i - a.recent]
+        old = begin + len(merged) * s
+        visible.append([j for j in range(i + 1) if j < begin or j >= old] + [len(c) + k for k in merged])
+    return _read_latents(a, x, prefix, turn, latents, rotary, visible)
 
 
 @formula(RelativeMultiLinear)
@@ -334,7 +368,7 @@ def _prefix_pairs(a: MultiLinear, q: Tensor, prefix: Tensor | None) -> Tensor:
 def _latents(a: MLA, x: Tensor, prefix: Tensor | None, turn: Turn) -> tuple[list[Tensor], list[Tensor]]:
     joint = x if prefix is None else torch.cat((prefix, x))
     down = [a.down(v) for v in joint]
-    rotary = [turn(v[a.latent_dim :], j, a.rope_theta) for j, v in enumerate(down)]
+    rotary = [turn(v[a.latent_dim :], j, _theta(a)) for j, v in enumerate(down)]
     return [a.norm(v[: a.latent_dim]) for v in down], rotary
 
 
@@ -348,7 +382,7 @@ def _read_latents(
         q = a.query(x[i - start]).view(a.num_heads, a.head_dim + a.rope_dim)
         heads = []
         for h in range(a.num_heads):
-            content, rotary = q[h, : a.head_dim], turn(q[h, a.head_dim :], i, a.rope_theta)
+            content, rotary = q[h, : a.head_dim], turn(q[h, a.head_dim :], i, _theta(a))
             logits = torch.stack([(up_keys[h].T @ content) @ m[j] + rotary @ kp[j] for j in visible[i]])
             p = torch.softmax(logits / math.sqrt(a.head_dim + a.rope_dim), 0)
             heads.append(up_values[h] @ torch.stack([p[n] * m[j] for n, j in enumerate(visible[i])]).sum(0))

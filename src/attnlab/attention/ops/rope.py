@@ -92,6 +92,20 @@ def rotary_table(
     return cos[:length], sin[:length]
 
 
+def table_of(frequencies: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of positions 0 ... length-1 for given frequencies, each (length, pairs), in float32 or wider.
+
+    Args:
+        frequencies: of each pair in radians per position, (pairs,); the tables are on their device.
+        length: positions.
+        dtype: as in :func:`rotary_table`.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    positions = torch.arange(length, dtype=torch.float64, device=frequencies.device)
+    angles = positions[:, None] * frequencies.to(torch.float64)
+    return angles.cos().to(wide), angles.sin().to(wide)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x (..., D) turned by cos, sin (..., D/2), which broadcast; computed in the tables' precision."""
     u, v = x.chunk(2, dim=-1)

@@ -39,7 +39,7 @@ class TPA(PositionalAttention):
         init: spread of the initial factor projections: the paper's for the merged matrix or for each rank's (section
             3.1 writes both), or that of the released code.
         dropout: of attention weights, in training.
-        rope_theta: base of the rotary frequencies.
+        rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
 
     ValueError: a rank or `third_dim` is out of its bounds, or an odd number of components would be rotated.
     """
@@ -60,7 +60,7 @@ class TPA(PositionalAttention):
         output_norm: bool = False,
         init: Init = "paper_merged",
         dropout: Rate = 0.0,
-        rope_theta: PositiveFloat = 10000.0,
+        rope_theta: PositiveFloat | None = 10000.0,
     ) -> None:
         super().__init__()
         head_dim = d_model // num_heads if head_dim is None else head_dim
@@ -78,7 +78,8 @@ class TPA(PositionalAttention):
         self.d_model, self.num_heads, self.head_dim, self.third_dim = d_model, num_heads, head_dim, third_dim
         self.rank, self.q_rank, self.ranks = rank, q_rank, q_rank + 2 * rank
         self.token_dim = self.turned + (third_dim or 0)
-        self.nonlinearity, self.dropout, self.rope_theta = nonlinearity, dropout, rope_theta
+        self.nonlinearity, self.dropout = nonlinearity, dropout
+        self._rotary(self.turned, rope_theta)
         self.scale = head_dim**-0.5 / (max(q_rank, 1) * rank)
         blocks = self._blocks()
         self.factors = nn.Linear(d_model, sum(block.ranks * block.width for block in blocks), bias=False)
@@ -341,7 +342,9 @@ def _unfold(x: Tensor, batch: int, rows: int) -> Tensor:
 class TPAKVOnly(TPA):
     """TPA of keys and values alone (TPA paper, section 3.5): queries are projected whole, not divided by a rank.
 
-    Arguments are those of `TPA`, without `q_rank`.
+    Args:
+        bias: whether the factors have biases, with which they contain factors that do not depend on the input.
+        Others are those of `TPA`, without `q_rank`.
     """
 
     factorised_queries = False
@@ -356,14 +359,17 @@ class TPAKVOnly(TPA):
         *,
         nonlinearity: Nonlinearity = "none",
         output_norm: bool = False,
+        bias: bool = False,
         init: Init = "paper_merged",
         dropout: Rate = 0.0,
-        rope_theta: PositiveFloat = 10000.0,
+        rope_theta: PositiveFloat | None = 10000.0,
     ) -> None:
         super().__init__(
             d_model, num_heads, head_dim, rank, 0, third_dim, nonlinearity=nonlinearity, output_norm=output_norm,
             init=init, dropout=dropout, rope_theta=rope_theta,
         )  # fmt: skip
+        if bias:
+            self.factors.bias = nn.Parameter(torch.zeros(self.factors.out_features))
         self.query = nn.Linear(d_model, num_heads * self.head_dim, bias=False)
         nn.init.xavier_uniform_(self.query.weight)
 

@@ -62,7 +62,7 @@ class TPANonContextualB(TPA):
         output_norm: bool = False,
         init: Init = "paper_merged",
         dropout: Rate = 0.0,
-        rope_theta: PositiveFloat = 10000.0,
+        rope_theta: PositiveFloat | None = 10000.0,
     ) -> None:
         super().__init__(
             d_model, num_heads, head_dim, rank, q_rank, nonlinearity=nonlinearity, output_norm=output_norm, init=init,

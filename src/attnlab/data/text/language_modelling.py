@@ -17,6 +17,7 @@ from attnlab.data.batching import OrderedBatches
 from attnlab.data.samples.markov import Source
 from attnlab.data.samples.text import write_text
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus, as_tokens
+from attnlab.data.text.pretrained_tokens import PretrainedTokens
 from attnlab.data.text.tokens import TokenFile, build
 from attnlab.data.text.vocabulary import BytePairs, Vocabulary, Words, count_words
 from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window
@@ -63,7 +64,7 @@ class LanguageModellingData(Data):
         root: str | None,
         cache_dir: str,
         corpus: TextCorpus,
-        vocabulary: Words | BytePairs,
+        vocabulary: Words | BytePairs | PretrainedTokens,
         vocab_size: Annotated[int, Ge(2)],
         window: Annotated[int, Ge(1)],
         update_tokens: Annotated[int, Ge(1)],

@@ -150,6 +150,7 @@ class BytePairVocabulary(Vocabulary):
         if pieces > size:
             raise ValueError(f"the tokenizer has {pieces} pieces, more than task.data.vocab_size={size}")
         self.json, self.size, self.num_ids, self.ends, self.end = tokenizer, size, pieces, ends, mark
+        self.mark = end
 
     def ids(self, text: str) -> list[int]:
         found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -168,7 +169,8 @@ class BytePairVocabulary(Vocabulary):
         return "\n".join(self.tokenizer.decode(part) for part in parts)
 
     def plain(self) -> dict[str, Any]:
-        return {"kind": "byte pairs", "tokenizer": self.json, "size": self.size, "ends": self.ends}
+        plain = {"kind": "byte pairs", "tokenizer": self.json, "size": self.size, "ends": self.ends}
+        return plain if self.mark == END_OF_TEXT else plain | {"end": self.mark}
 
 
 def read_vocabulary(path: Path) -> Vocabulary:

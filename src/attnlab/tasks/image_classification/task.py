@@ -179,10 +179,12 @@ class ImageClassificationTask(Task):
     def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
         self._sizes(record, model)
 
-    def export(self, folder: Path, format: Literal["hf", "safetensors"], record: Mapping[str, Any]) -> None:
+    def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
         """A folder of timm in either format: plain weights, a config, and the names of the classes."""
         from attnlab.export import images
 
+        if format == "deepseek":
+            raise ConfigError("format=deepseek is for language models that convert=mla has made")
         module = self.restore()
         classes = read_classes(self.kept_files()[CLASSES_FILE])
         images.export(module.model, self.spec, classes, self.cfg, record, folder)

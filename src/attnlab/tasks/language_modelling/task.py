@@ -11,10 +11,21 @@ from attnlab.data.samples.markov import Source
 from attnlab.data.text.vocabulary import Vocabulary, Words, read_vocabulary
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
-from attnlab.models import LanguageModel
+from attnlab.models import Decoder, LanguageModel
 from attnlab.models.build import build_model, identity, without_memory
 from attnlab.runs.device import device_of
+from attnlab.runs.record import first_process
 from attnlab.tasks.base import TextTask, beside
+from attnlab.tasks.language_modelling.converting import (
+    CONVERSION,
+    converted,
+    load_original,
+    outline,
+    read_nodes,
+    reshape,
+    target_of,
+    write_nodes,
+)
 from attnlab.tasks.language_modelling.predict import INPUT, Continuation
 
 if TYPE_CHECKING:
@@ -33,9 +44,14 @@ class LanguageModellingTask(TextTask):
 
     monitor = "val_loss"
     better: Literal["min", "max"] = "min"
-    kept = (VOCABULARY,)
+    kept = (VOCABULARY, CONVERSION)
 
     def build(self) -> LanguageModel:
+        if self.cfg.task.get("weights") is not None:
+            model = self._model(self.cfg.task.data.vocab_size)
+            target = target_of(self.cfg)
+            assert isinstance(model, Decoder)
+            return model if target is None else outline(model, target)
         data = self.cfg.task.data
         size: int = data.vocab_size
         sample = data.root is None and self.cfg.choices.scale == "sample"
@@ -81,25 +97,105 @@ class LanguageModellingTask(TextTask):
             )
 
     def module(self, record: dict[str, Any], data: LanguageModellingData) -> LanguageModelling:
-        module = self._module(data.vocabulary)
+        run = self.cfg.checkpoint or self.cfg.resume
+        nodes = None
+        if run and target_of(self.cfg) is not None:
+            nodes = beside(Path(run).expanduser() / "checkpoints", CONVERSION, "the layers of the converted model")
+        module = self._module(data.vocabulary, nodes)
+        teacher: list[Decoder] | None = getattr(module, "teacher", None)
+        if self.cfg.resume and teacher is not None:
+            teacher.append(load_original(self.cfg, self._original(data.vocabulary), data))
         self.sizes(record, module.model)
         return module
 
-    def _module(self, vocabulary: Vocabulary) -> LanguageModelling:
+    def _original(self, vocabulary: Vocabulary) -> Decoder:
+        """The decoder that `task.weights` fills."""
+        model = self._model(vocabulary.size)
+        assert isinstance(model, Decoder)
+        return model
+
+    def _module(self, vocabulary: Vocabulary, nodes: Path | None = None) -> LanguageModelling:
+        """The module, of a converted run with the mechanisms that a file of it describes.
+
+        Args:
+            vocabulary: of the model.
+            nodes: the file; None: the run has not converted its model yet, or does not.
+        """
+        from attnlab.tasks.language_modelling.healing import Healed
         from attnlab.tasks.language_modelling.module import LanguageModelling
 
-        cfg = self.cfg
+        cfg, target = self.cfg, target_of(self.cfg)
         model = self._model(vocabulary.size)
-        return LanguageModelling(
-            model,
-            vocabulary,
-            compile=cfg.hardware.compile,
-            optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
-            schedule=instantiate(cfg.task.schedule, path="task.schedule"),
-            identity=identity(cfg, vocabulary=vocabulary.fingerprint),
-            seed=cfg.seed,
-            clip=cfg.task.train.clip,
-        )
+        if nodes is not None:
+            assert isinstance(model, Decoder)
+            reshape(model, read_nodes(nodes))
+        arguments = {
+            "compile": cfg.hardware.compile,
+            "optimizer": instantiate(cfg.task.optimizer, path="task.optimizer"),
+            "schedule": instantiate(cfg.task.schedule, path="task.schedule"),
+            "identity": identity(cfg, vocabulary=vocabulary.fingerprint),
+            "seed": cfg.seed,
+            "clip": cfg.task.train.clip,
+        }
+        if target is None:
+            return LanguageModelling(model, vocabulary, **arguments)
+        assert isinstance(model, Decoder)
+        return Healed(model, vocabulary, healing=target.healing, **arguments)
+
+    def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """Load the pretrained weights; score them, convert them, and score what comes out."""
+        if self.cfg.task.get("weights") is None:
+            return
+        load_original(self.cfg, module.model, data)
+        if target_of(self.cfg) is None:
+            return
+        original = self._point(record, directory, data, module)
+        model, layers, about = converted(self.cfg, module.model, data, directory)
+        if first_process():
+            write_nodes(directory / CONVERSION, [layer.node for layer in layers])
+        module.teacher.append(module.model.requires_grad_(False).eval())
+        module.model = model.train()
+        module.freeze()
+        self.sizes(record, model)
+        about["points"] |= {"original": original, "converted": self._point(record, directory, data, module)}
+        record["conversion"] = about
+        module.train()  # scoring has left it in eval mode, and Lightning begins with what it finds
+
+    def convert(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """mode=convert: what comes before the training, with the weights saved as a trained run's are.
+
+        Args:
+            record: the run's; it is filled.
+            directory: the run's.
+            data: the corpus, ready.
+            module: its model is replaced.
+        """
+        from attnlab.training.checkpoints import write_weights
+
+        self.before_fit(record, directory, data, module)
+        if first_process():
+            place = directory / "checkpoints" / "averaged.safetensors"
+            write_weights(place, module.model.state_dict(), module.identity)
+        self.score(record, directory, data, module)
+
+    def _point(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> dict[str, Any]:
+        """Perplexity, cache and speed of decoding of the model as it is now."""
+        from attnlab.callbacks.contribution import contributions
+        from attnlab.training.trainer import test
+
+        callbacks = self.scoring(directory, data, module)
+        if not test(self.cfg, data, module, callbacks) or not first_process():
+            return {}
+        found = contributions(callbacks)
+        more = self._continued(directory, data, module)
+        quality = found["quality"]
+        return {
+            "perplexity": quality["perplexity"],
+            "cache_bytes_per_token": more["kv_cache"]["bytes_per_token"],
+            "cache_bytes_measured": more["kv_cache"]["bytes_measured"],
+            "cache_bytes_predicted": more["kv_cache"]["bytes_predicted"],
+            "tokens_per_second": more["inference"]["tokens_per_second"],
+        }
 
     def keep(self, directory: Path, data: LanguageModellingData) -> None:
         data.vocabulary.save(directory / VOCABULARY)
@@ -109,16 +205,22 @@ class LanguageModellingTask(TextTask):
             data.own_vocabulary = read_vocabulary(files[VOCABULARY])
 
     def rebuilt(self, weights: Path) -> LanguageModelling:
-        return self._module(read_vocabulary(beside(weights, VOCABULARY, "the vocabulary")))
+        vocabulary = read_vocabulary(beside(weights, VOCABULARY, "the vocabulary"))
+        nodes = None
+        if target_of(self.cfg) is not None:
+            nodes = beside(weights, CONVERSION, "the layers of the converted model")
+        return self._module(vocabulary, nodes)
 
-    def export(self, folder: Path, format: Literal["hf", "safetensors"], record: Mapping[str, Any]) -> None:
+    def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
         """As for every task; "hf": a Llama or a folder with its own modelling files, which transformers loads."""
         if format == "safetensors":
             return super().export(folder, format, record)
         from attnlab.export import language
 
         module = self.restore().cpu()
-        language.export(module.model, self.cfg, module.vocabulary, record, folder)
+        kept = self.kept_files().get(CONVERSION)
+        layers = None if kept is None else read_nodes(kept)
+        language.export(module.model, self.cfg, module.vocabulary, record, folder, layers, format)
 
     @property
     def input_kind(self) -> InputKind:
@@ -133,9 +235,19 @@ class LanguageModellingTask(TextTask):
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Continue some places of the test text."""
+        for section, values in self._continued(directory, data, module).items():
+            record[section] |= values
+        if "conversion" in record and self.cfg.mode == "train":
+            record["conversion"]["points"]["healed"] = {
+                "perplexity": record["quality"]["perplexity"],
+                "cache_bytes_per_token": record["kv_cache"]["bytes_per_token"],
+                "cache_bytes_measured": record["kv_cache"]["bytes_measured"],
+                "cache_bytes_predicted": record["kv_cache"]["bytes_predicted"],
+                "tokens_per_second": record["inference"]["tokens_per_second"],
+            }
+
+    def _continued(self, directory: Path, data: Any, module: Any) -> dict[str, dict[str, Any]]:
         cfg = self.cfg
         score: LanguageScore = instantiate(cfg.task.score, path="task.score")
         sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
-        found = score.continue_texts(module, data, sampling, device_of(cfg), cfg.hardware.precision, directory)
-        for section, values in found.items():
-            record[section] |= values
+        return score.continue_texts(module, data, sampling, device_of(cfg), cfg.hardware.precision, directory)

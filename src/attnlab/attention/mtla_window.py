@@ -1,0 +1,372 @@
+"""MTLA that leaves its newest and its first positions unmerged."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .base import Cache, length_mask
+from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from .mla import Biased, LatentCache, Norm
+from .mtla import MTLA, Stride, take
+from .ops.backends import dense_attention
+from .ops.tables import kept
+
+BLOCK = 256  # queries of one kernel call
+
+
+class WindowedCache(LatentCache):
+    """[first | ring | merged slots] of each row in one buffer, and the slots that a prefix has merged.
+
+    Position p, counted from the start of the prefix, is in column p if p < F, else in column F + p mod (W + s), where
+    it stays until its chunk is merged. Text slot 0 is the first chunk that the prefix has not merged.
+    Arguments are those of `PositionalCache`.
+    """
+
+    def __init__(
+        self, attention: "MTLAWindow", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
+    ) -> None:
+        super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
+        self.attention = attention
+        self.prefix_slots = 0
+        self.reached = 0  # the longest text before a crop: what it has overwritten is lost
+        chunks = (prefix_capacity + capacity) // attention.stride + 1
+        self.gate_slot = attention.slot_gates(chunks).detach().to(like.dtype)  # fc_c(pe), once
+
+    def starts(self) -> Tensor:
+        """Length of each row's prefix, (B,), or (1,) where all are alike."""
+        if self.prefix_lengths is None:
+            return torch.tensor([self.prefix_size], device=self.up_key.device)
+        return self.prefix_lengths.repeat_interleave(self.beam)
+
+    def used_slots(self) -> int:
+        return self.attention.raw + self.attention.text_slots(self.prefix_size, self.length)
+
+    def crop(self, length: int) -> None:
+        self._check_crop(length)
+        ring, reached = self.attention.recent + self.attention.stride, max(self.reached, self.length)
+        end = self.prefix_size + length  # of the row with the longest prefix, which has overwritten most
+        oldest = max(self.attention.first, end - ring + 1)  # what the next position reads or merges begins here
+        if length < self.length and oldest < end and oldest < self.prefix_size + reached - ring:
+            raise ValueError(
+                f"cannot crop to {length} positions: of {reached} the newest {ring} are held unmerged, and the next "
+                "position would read older ones; crop to 0 of a text without a prefix and feed the rest again"
+            )
+        self.length, self.reached = length, reached if self.prefix_size + length else 0
+
+
+class MTLAWindow(MTLA):
+    """MTLA in which position i reads the newest `recent` positions and the `first` ones as they are.
+
+    Chunks of s positions begin after the first F. A chunk is read as one slot from the moment on when its last position
+    is `recent` or more before the query, and position by position until then: an unfinished chunk is never read as a
+    slot. Slot k is the mean of its latents, weighted by the gates,
+        m_k = sum_j w_j c_j / sum_j w_j,   w_j = sigmoid(fc_c(pe(k)) . fc_p(c_j)),
+    with the rotary key of its newest position. With stride 1, and wherever nothing is old enough, this is `MLA`.
+    Positions count from the start of the prefix, as in `MTLA`.
+    Cache: (r + d_r) / s elements per token, and the unmerged F + W + s positions.
+
+    Args:
+        recent: newest positions W that are read unmerged, the query's own among them.
+        first: first positions F of the sequence that are never merged.
+        Others are those of `MTLA`.
+
+    ValueError: as for `MTLA`.
+    """
+
+    cache_type = WindowedCache
+
+    def __init__(
+        self,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
+        head_dim: PositiveInt | None = None,
+        rope_dim: NonNegativeInt | None = None,
+        latent_dim: PositiveInt | None = None,
+        gate_dim: PositiveInt | None = None,
+        stride: Stride = 2,
+        recent: NonNegativeInt = 8,
+        first: NonNegativeInt = 4,
+        *,
+        norm: Norm = "layer",
+        bias: Sequence[Biased] = (),
+        qk_norm: PositiveInt | None = None,
+        norm_eps: PositiveFloat = 1e-6,
+        dropout: Rate = 0.0,
+        rope_theta: PositiveFloat | None = 10000.0,
+    ) -> None:
+        super().__init__(
+            d_model, num_heads, head_dim, rope_dim, latent_dim, gate_dim, stride, norm=norm, bias=bias,
+            qk_norm=qk_norm, norm_eps=norm_eps, dropout=dropout, rope_theta=rope_theta,
+        )  # fmt: skip
+        self.recent, self.first = recent, first
+
+    @property
+    def raw(self) -> int:
+        return self.first + self.recent + self.stride
+
+    def finished(self, length: int) -> int:
+        """Chunks that the newest of `length` positions reads as slots: their last is `recent` or more before it."""
+        return max(0, (length - self.recent - self.first) // self.stride)
+
+    def prefix_merged(self, size: int) -> int:
+        """Chunks that are merged when a prefix of this size is read: every text position reads them merged."""
+        return max(0, (size + 1 - max(self.recent, 1) - self.first) // self.stride)
+
+    def text_slots(self, prefix: int, length: int) -> int:
+        """Slots that `length` positions of a text merge after a prefix, of any length up to `prefix`, at most."""
+        if not prefix:
+            return self.finished(length)
+        return -(-length // self.stride) if length else 0
+
+    def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
+        return self.raw + self.text_slots(prefix_capacity, capacity), self.prefix_merged(prefix_capacity)
+
+    def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """For `encode`: whole chunks merged, and the last one as far as it goes."""
+        s, size = self.stride, latent.shape[1]
+        there = length_mask(lengths, size).unsqueeze(-1)
+        chunks, counted = (F.pad(t, (0, 0, 0, -size % s)).unflatten(1, (-1, s)) for t in (latent * there, there))
+        merged = self._mean(chunks, self.slot_gates(chunks.shape[1]), counted)
+        newest = (torch.arange(1, chunks.shape[1] + 1, device=lengths.device) * s).minimum(lengths[:, None])
+        packed = self._expand(merged, take(rotary, newest.clamp(min=1) - 1))
+        return packed, length_mask(-(-lengths // s), chunks.shape[1])
+
+    def _mean(self, chunks: Tensor, gates: Tensor, there: Tensor | None = None) -> Tensor:
+        """Chunks (B, A, s, r), slot gates (A, g) or (B, A, g) -> their weighted means (B, A, r)."""
+        weights = self._gate(chunks, gates.unsqueeze(-2))
+        if there is not None:
+            weights = weights * there
+        total = weights.sum(2).clamp(min=torch.finfo(weights.dtype).tiny)
+        return ((weights * chunks).sum(2) / total).to(chunks.dtype)
+
+    def _merged(self, kept: Tensor, places: Tensor, numbers: Tensor, bound: int) -> Tensor:
+        """A sequence (B, P, r + d_r), the places in it of each chunk (B, K, s), numbers (B, K), all less than `bound`.
+
+        -> the chunks as slots, (B, K, r + d_r); those of negative numbers hold anything.
+        """
+        chunks = take(kept, places.flatten(1)).unflatten(1, places.shape[1:])
+        gates = self.slot_gates(bound)[numbers.clamp(min=0)]
+        latent = self._mean(chunks[..., : self.latent_dim], gates)
+        return torch.cat((latent, chunks[:, :, -1, self.latent_dim :]), -1)
+
+    def _continue(
+        self,
+        q: Tensor,
+        new: Tensor,
+        base: Tensor,
+        done: Tensor,
+        bound: int,
+        early: Tensor | None = None,
+        tail: Tensor | None = None,
+        slots: Sequence[tuple[Tensor, Tensor, Tensor]] = (),
+        dropout: float = 0.0,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """New positions, q (B, n, H, D) and [latent | rotary] (B, n, .), the first of which is `base`, (B,) or (1,).
+
+        done: chunks merged before, (B,) or (1,); bound: positions up to the last new one, in the row that has most;
+        early (B, F, .): the first positions, as far as they are below `base`; tail (B, W + s, .): the newest before
+        `base`; slots: (slots (B, A, .), whether each exists (B or 1, A), numbers of chunks (B or 1, A)). None: none.
+
+        -> output (B, n, H, d_v); the chunks that these positions have merged, (B, K, .), and their numbers, (B, K),
+        those that are not complete yet -1.
+        """
+        steps, device, s = new.shape[1], new.device, self.stride
+        kept = new if tail is None else torch.cat((tail.to(new.dtype), new), 1)
+        before = kept.shape[1] - steps
+        rows = base.expand(len(new))
+        first = torch.arange(self.first, device=device).expand(len(new), -1)
+        if early is None:
+            early = new.new_zeros(len(new), self.first, new.shape[-1])
+        at = first - rows[:, None]  # where a first position is among the new ones
+        early = torch.where((at < 0)[..., None], early.to(new.dtype), take(new, at.clamp(0, steps - 1)))
+
+        count = -(-steps // s)
+        numbers = done.expand(len(new))[:, None] + torch.arange(count, device=device)
+        ends = self.first + (numbers + 1) * s - 1
+        places = ends[..., None] - torch.arange(s - 1, -1, -1, device=device) - (rows - before)[:, None, None]
+        numbers = numbers.masked_fill(ends > (rows + steps - 1 - self.recent)[:, None], -1)
+        merged = self._merged(kept, places.clamp(0, kept.shape[1] - 1), numbers, bound // s + 1)
+        groups = [*slots, (merged, numbers >= 0, numbers)]
+
+        outs = []
+        for begin in range(0, steps, BLOCK):
+            end = min(begin + BLOCK, steps)
+            query = base[:, None] + torch.arange(begin, end, device=device)
+            oldest = max(0, before + begin - self.recent - s + 2)
+            key = base[:, None] - before + torch.arange(oldest, before + end, device=device)
+            parts, seen = [early, kept[:, oldest : before + end]], [first[:1, None] <= query[..., None]]
+            seen.append(self._sees(query, key))
+            for held, exists, number in groups:
+                parts.append(held.to(new.dtype))
+                last = self.first + (number + 1) * s - 1
+                seen.append((last[:, None] <= query[..., None] - self.recent) & exists[:, None])
+            wide = max(len(mask) for mask in seen)
+            mask = torch.cat([mask.expand(wide, -1, -1) for mask in seen], -1)
+            outs.append(self._masked(q[:, begin:end], torch.cat(parts, 1), mask, dropout))
+        return torch.cat(outs, 1), merged, numbers
+
+    def _sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether a position reads another unmerged, those of `first` left out: (B, n) and (B, k) -> (B, n, k)."""
+        query, key = query[..., None], key[:, None]
+        end = key + self.stride - 1 - (key - self.first) % self.stride  # the last position of the key's chunk
+        return (key <= query) & (key >= self.first) & (end > query - self.recent)
+
+    def _masked(self, q: Tensor, kept: Tensor, seen: Tensor, dropout: float) -> Tensor:
+        """q (B, n, H, D), [latent | rotary] (B, k, r + d_r), seen (B or 1, n, k) -> (B, n, H, d_v)."""
+        latent, rotary = kept.to(q.dtype).split([self.latent_dim, self.rope_dim], -1)
+        packed = self._expand(latent, rotary).transpose(1, 2)
+        value, key = packed.split([self.head_dim, self.head_dim + self.rope_dim], -1)
+        out = dense_attention(q.transpose(1, 2), key, value, seen[:, None], dropout=dropout, scale=self.scale)
+        return out.transpose(1, 2)
+
+    def _finished(self, lengths: Tensor) -> Tensor:
+        """`finished` of each row."""
+        return ((lengths - self.recent - self.first) // self.stride).clamp(min=0)
+
+    def _prefix_merged(self, lengths: Tensor) -> Tensor:
+        """`prefix_merged` of each row."""
+        return ((lengths + 1 - max(self.recent, 1) - self.first) // self.stride).clamp(min=0)
+
+    def _of_prefix(self, kept: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Of prefixes [latent | rotary] (N, S, .) of these lengths (N,): early, tail, slots, which exist, numbers."""
+        size, device = kept.shape[1], kept.device
+        early = take(kept, torch.arange(self.first, device=device).clamp(max=size - 1).expand(len(kept), -1))
+        tail = lengths[:, None] - (self.recent + self.stride) + torch.arange(self.recent + self.stride, device=device)
+        tail = take(kept, tail.clamp(min=0))
+        count = self.prefix_merged(size)
+        numbers = torch.arange(count, device=device).expand(len(kept), -1)
+        places = self.first + numbers[..., None] * self.stride + torch.arange(self.stride, device=device)
+        merged = self._merged(kept, places, numbers, size // self.stride + 1)
+        return early, tail, merged, length_mask(self._prefix_merged(lengths), count), numbers
+
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
+    ) -> Tensor:
+        angles, before = self._angles(x, prefix, prefix_lengths)
+        q, new = self._queries(x, angles), torch.cat(self._latents(x, angles), -1)
+        dropout = self.dropout if self.training else 0.0
+        base, size = torch.zeros(1, dtype=torch.long, device=x.device), 0 if prefix is None else prefix.shape[1]
+        bound = size + x.shape[1]
+        if prefix is None:
+            return self.out(self._continue(q, new, base, base, bound, dropout=dropout)[0].flatten(2))
+        held = torch.cat(self._latents(prefix, before), -1)
+        if prefix_lengths is not None:  # padding may hold anything
+            held = held * length_mask(prefix_lengths, size).unsqueeze(-1)
+        base = base + size if prefix_lengths is None else prefix_lengths
+        early, tail, merged, exists, numbers = self._of_prefix(held, base.expand(len(held)))
+        done, slots = self._prefix_merged(base), [(merged, exists, numbers)]
+        return self.out(self._continue(q, new, base, done, bound, early, tail, slots, dropout)[0].flatten(2))
+
+    def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
+        assert isinstance(cache, WindowedCache)
+        size, text = prefix.shape[1], cache.text["slots"]
+        held = torch.cat(self._latents(prefix, cache.prefix_angles(0, size)), -1)
+        lengths = torch.full((len(held),), size, device=held.device) if prefix_lengths is None else prefix_lengths
+        early, tail, merged, exists, _ = self._of_prefix(held, lengths)
+        cache.write(cache.prefix, 0, {"slots": merged})
+        cache.prefix_size, cache.prefix_slots, cache.prefix_lengths = size, merged.shape[1], prefix_lengths
+        cache.prefix_mask = None if prefix_lengths is None else exists
+        text[:, : self.first] = early.repeat_interleave(cache.beam, 0)
+        ring = self.recent + self.stride
+        places = (cache.starts()[:, None] + torch.arange(ring, device=text.device)) % ring  # oldest first
+        rows = torch.arange(len(text), device=text.device)[:, None]
+        text[rows, self.first + places] = tail.repeat_interleave(cache.beam, 0).to(text.dtype)
+
+    def _extend(self, x: Tensor, cache: Cache) -> Tensor:
+        assert isinstance(cache, WindowedCache)
+        steps, start, text = x.shape[1], cache.length, cache.text["slots"]
+        angles = cache.angles(start, start + steps)
+        q, new = self._queries(x, angles), torch.cat(self._latents(x, angles), -1)
+        if steps == 1:
+            mask = self._store(new[:, 0], start, cache)
+            return self._step(
+                q, cache, self.raw + self.text_slots(cache.prefix_size, start + 1), cache.prefix_slots, mask
+            )
+        base = cache.starts() + start
+        rows, ring = torch.arange(len(text), device=text.device)[:, None], self.recent + self.stride
+        order = self.first + (base[:, None] + torch.arange(ring, device=text.device)) % ring  # oldest first
+        slots = []
+        if cache.prefix_slots:
+            merged = cache.prefix["slots"][:, : cache.prefix_slots].repeat_interleave(cache.beam, 0)
+            numbers = torch.arange(cache.prefix_slots, device=text.device)[None]
+            exists = numbers >= 0 if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
+            slots.append((merged, exists, numbers))
+        own = self._prefix_merged(cache.starts())  # number of text slot 0
+        done = torch.maximum(self._finished(base), own)
+        if held := cache.used_slots() - self.raw:
+            numbers = own[:, None] + torch.arange(held, device=text.device)
+            slots.append((text[:, self.raw : self.raw + held], numbers < done[:, None], numbers))
+        out, merged, numbers = self._continue(
+            q, new, base, done, cache.prefix_size + start + steps, text[:, : self.first], text[rows, order], slots
+        )
+        full = numbers >= 0
+        text[rows.expand_as(full)[full], (self.raw + numbers - own[:, None])[full]] = merged[full].to(text.dtype)
+        self._keep(text, new, base)
+        return self.out(out.flatten(2))
+
+    def _keep(self, text: Tensor, new: Tensor, base: Tensor) -> None:
+        """Store new positions, (B, n, .), the first of which is `base`, where they are read unmerged."""
+        ring, steps = self.recent + self.stride, new.shape[1]
+        at = base[:, None] + torch.arange(steps, device=text.device)
+        place = torch.where(at < self.first, at, self.first + at % ring).expand(len(text), -1)
+        kept = (at < self.first) | (at >= base[:, None] + steps - ring)  # older ones would be overwritten
+        kept = kept.expand(len(text), -1)
+        rows = torch.arange(len(text), device=text.device)[:, None].expand_as(kept)
+        text[rows[kept], place[kept]] = new[kept].to(text.dtype)
+
+    def _store(self, new: Tensor, start: int, cache: WindowedCache) -> Tensor:
+        """Store one position, (B, r + d_r), and merge the chunk that is old enough now -> (B or 1, columns) read."""
+        if cache.prefix_lengths is not None:
+            return self._store_ragged(new, cache.starts() + start, cache)
+        text, s, ring, p = cache.text["slots"], self.stride, self.recent + self.stride, cache.prefix_size + start
+        place = p if p < self.first else self.first + p % ring
+        text[:, place : place + 1] = new.unsqueeze(1).to(text.dtype)  # a slice: a plain index is compiled each time
+        own, old = self.prefix_merged(cache.prefix_size), p + 1 - self.recent - self.first
+        number = old // s - 1
+        if old % s == 0 and number >= own:
+            places = self.first + (self.first + number * s + torch.arange(s, device=text.device)) % ring
+            merged = self._slot(text[:, places].to(new.dtype), cache.gate_slot[number : number + 1])
+            column = self.raw + number - own
+            text[:, column : column + 1] = merged.unsqueeze(1).to(text.dtype)
+        slots = self.text_slots(cache.prefix_size, start + 1)
+        return _columns(p, number - own + 1, slots, self.first, self.recent, s, text.device)
+
+    def _slot(self, chunk: Tensor, gates: Tensor) -> Tensor:
+        """[latent | rotary] of one chunk, (B, s, r + d_r), and its slot's gates, (1 or B, g) -> (B, r + d_r)."""
+        latent = self._mean(chunk[:, None, :, : self.latent_dim], gates.to(chunk.dtype).unsqueeze(1))
+        return torch.cat((latent[:, 0], chunk[:, -1, self.latent_dim :]), -1)
+
+    def _store_ragged(self, new: Tensor, base: Tensor, cache: WindowedCache) -> Tensor:
+        """The same for rows whose prefixes differ in length."""
+        text, s, ring = cache.text["slots"], self.stride, self.recent + self.stride
+        rows = torch.arange(len(text), device=text.device)
+        text[rows, torch.where(base < self.first, base, self.first + base % ring)] = new.to(text.dtype)
+        own, size = self._prefix_merged(cache.starts()), text.shape[1] - self.raw
+        number = (base + 1 - self.recent - self.first) // s - 1
+        if size:
+            due = ((base + 1 - self.recent - self.first) % s == 0) & (number >= own)
+            places = self.first + (self.first + number[:, None] * s + torch.arange(s, device=text.device)) % ring
+            merged = self._slot(text[rows[:, None], places].to(new.dtype), cache.gate_slot[number.clamp(min=0)])
+            column = self.raw + (number - own).clamp(0, size - 1)
+            text[rows, column] = torch.where(due[:, None], merged.to(text.dtype), text[rows, column])
+        columns = torch.arange(ring, device=text.device)
+        held = base[:, None] - (base[:, None] - columns) % ring  # the newest position of each place of the ring
+        early = torch.arange(self.first, device=text.device) <= base[:, None]
+        slots = own[:, None] + torch.arange(self.text_slots(cache.prefix_size, cache.length + 1), device=text.device)
+        return torch.cat((early, self._sees(base[:, None], held)[:, 0], slots <= number[:, None]), -1)
+
+
+@kept(16)
+def _columns(
+    position: int, merged: int, slots: int, first: int, recent: int, stride: int, device: torch.device
+) -> Tensor:
+    """Which columns [first | ring | slots] a position reads, (1, columns) bool; the same in all layers."""
+    ring = recent + stride
+    columns = torch.arange(ring, device=device)
+    held = position - (position - columns) % ring  # the newest position of each place of the ring
+    end = held + stride - 1 - (held - first) % stride
+    seen = (held >= first) & (end > position - recent)
+    early = torch.arange(first, device=device) <= position
+    return torch.cat((early, seen, torch.arange(slots, device=device) < merged))[None]

@@ -1,0 +1,111 @@
+"""The interface of a conversion: a trained attention layer and its statistics in, another mechanism out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from attnlab.attention import MHA, Attention, SlidingWindow
+from attnlab.conversion.settings import Calibration, Healing
+from attnlab.conversion.statistics import Statistics
+from attnlab.errors import ConfigError
+
+Inputs = Callable[[], Iterable[Tensor]]  # the batches (B, T, d) that enter a layer, as often as they are asked for
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A converted layer.
+
+    Args:
+        node: what builds the mechanism: its `_target_` and arguments, plain values.
+        attention: the mechanism, with its weights.
+        about: numbers for the record.
+    """
+
+    node: dict[str, Any]
+    attention: Attention
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion(ABC):
+    """How attention layers are converted; one file in this folder and one in conf/convert for each target.
+
+    Args:
+        calibration: the texts that decide what is kept.
+        healing: how the converted model is trained.
+    """
+
+    calibration: Calibration = field(default_factory=Calibration)
+    healing: Healing = field(default_factory=Healing)
+
+    @property
+    def name(self) -> str:
+        """The option of the group `convert`."""
+        return type(self).__name__.removeprefix("To").lower()
+
+    def refuse(self, attention: Attention) -> None:
+        """Raise ConfigError if the target cannot hold this attention.
+
+        Args:
+            attention: the original.
+        """
+        if not isinstance(attention, MHA):
+            raise ConfigError(f"convert={self.name}: {type(attention).__name__} is no grouped-query attention")
+
+    @abstractmethod
+    def planned(self, attention: MHA) -> dict[str, Any]:
+        """What will build the converted mechanism, as far as the settings alone tell: its cache has its final size.
+
+        Args:
+            attention: the original; its sizes alone are read.
+
+        Raises:
+            ConfigError: the cache would not shrink, or the settings do not fit the layer.
+        """
+
+    @abstractmethod
+    def convert(self, attention: MHA, found: Statistics, inputs: Inputs) -> Layer:
+        """The converted layer.
+
+        Args:
+            attention: the original.
+            found: its statistics on the calibration text.
+            inputs: gives the batches that they were taken from.
+
+        Raises:
+            ConfigError: the settings do not fit the layer.
+        """
+
+
+def mha_node(attention: MHA) -> dict[str, Any]:
+    """What builds an MHA, or a sliding window, with the sizes and options of another.
+
+    Args:
+        attention: the other.
+    """
+    biased = [name for name in ("query", "key", "value", "out") if getattr(attention, name).bias is not None]
+    node: dict[str, Any] = {
+        "_target_": f"attnlab.attention.{type(attention).__name__}",
+        "d_model": attention.d_model,
+        "num_heads": attention.num_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "bias": biased or False,
+        "qk_norm": not isinstance(attention.query_norm, nn.Identity),
+        "dropout": attention.dropout,
+        "rope_theta": attention.rope_theta,
+        "rope_scaling": None,
+        "rope_dim": attention.turned if attention.turned != attention.head_dim else None,
+        "norm_eps": getattr(attention.query_norm, "eps", 1e-6),
+    }
+    if attention.rope_scaling is not None:
+        node["rope_scaling"] = {"_target_": "attnlab.attention.Llama3Scaling"} | asdict(attention.rope_scaling)
+    if isinstance(attention, SlidingWindow):
+        node["window"] = attention.window
+    return node

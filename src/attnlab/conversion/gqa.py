@@ -1,0 +1,58 @@
+"""Grouped-query attention with fewer key-value heads: the mean of those that become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge
+from torch import nn
+
+from attnlab.attention import MHA, SlidingWindow
+from attnlab.config.bounds import bounded
+from attnlab.conversion.base import Conversion, Inputs, Layer, mha_node
+from attnlab.conversion.statistics import Statistics
+from attnlab.errors import ConfigError
+
+
+@bounded
+@dataclass(frozen=True)
+class ToGQA(Conversion):
+    """Fewer key-value heads by mean pooling of the weights (GQA paper, section 2.1): the usual baseline.
+
+    Args:
+        groups: key-value heads that are left; a divisor of the present number.
+    """
+
+    groups: Annotated[int, Ge(1)] = 1
+
+    def sizes(self, attention: MHA) -> dict[str, int]:
+        if self.groups >= attention.num_kv_heads or attention.num_kv_heads % self.groups:
+            raise ConfigError(
+                f"convert.groups={self.groups}: expected a divisor of the {attention.num_kv_heads} key-value heads, "
+                "less than all"
+            )
+        return {"num_kv_heads": self.groups}
+
+    def planned(self, attention: MHA) -> dict[str, Any]:
+        return mha_node(attention) | self.sizes(attention)
+
+    @torch.no_grad()
+    def convert(self, attention: MHA, found: Statistics, inputs: Inputs) -> Layer:
+        node = self.planned(attention)
+        kind = SlidingWindow if isinstance(attention, SlidingWindow) else MHA
+        options = {key: value for key, value in node.items() if key not in ("_target_", "rope_scaling")}
+        converted = kind(**options, rope_scaling=attention.rope_scaling)
+        converted = converted.to(attention.out.weight).train(attention.training)
+        pooled = attention.num_kv_heads // self.groups
+        for name, own in converted.named_parameters():
+            theirs = attention.get_parameter(name)
+            if name.startswith(("key.", "value.")):
+                heads = theirs.unflatten(0, (self.groups, pooled, attention.head_dim))
+                theirs = heads.mean(1).flatten(0, 1)
+            own.copy_(theirs)
+        if attention.rope_theta is None:
+            converted.frequencies = attention.frequencies.clone()
+        assert isinstance(converted, nn.Module)
+        return Layer(node, converted, {})

@@ -1,0 +1,119 @@
+"""A latent for content keys and values together: the projection with the smallest error in a chosen norm."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnlab.conversion.mixing import Mixing
+from attnlab.conversion.statistics import Statistics
+
+Latent = Literal["output_aware", "balanced", "pca", "weights"]
+RIDGE = 1e-4  # of the mean diagonal of a metric, so that it can be inverted
+
+
+class Projection(NamedTuple):
+    """c = E^T y and y^ = B c (+ what centring adds), of y = [content keys; values].
+
+    Args:
+        down: E^T, (r, n).
+        up: B, (n, r).
+        errors: predicted squared errors of the output for 0, 1, 2, ... kept components, (n + 1,).
+    """
+
+    down: Tensor
+    up: Tensor
+    errors: Tensor
+
+
+def metric_of(found: Statistics, mixing: Mixing, output: Tensor) -> Tensor:
+    """The norm of errors of y in which they count as they move the attention's output, (n, n).
+
+    Keys: S_k = (1 / D) sum_i E w_ti q_ti q_ti^T, of the queries that read content. Values: block g is
+    sum_{i: g(i) = g} E [sum_j P_tj^2] W_o,i^T W_o,i.
+
+    Args:
+        found: finished statistics.
+        mixing: which components are content.
+        output: W_o of each head, (H, d, D).
+    """
+    groups, width, heads = found.groups, found.width, found.heads
+    group, size = heads // groups, len(mixing.content)
+    metric = torch.zeros(size + groups * width, size + groups * width, dtype=torch.float64)
+    for i in range(heads):
+        reads = mixing.content.view(size, groups, width)[:, i // group] @ mixing.stand_in[i]
+        metric[:size, :size] += reads @ found.of_query[i] @ reads.mT / width
+        span = slice(size + i // group * width, size + (i // group + 1) * width)
+        metric[span, span] += found.spread[i] * output[i].mT @ output[i]
+    return metric
+
+
+def moment_of(found: Statistics, mixing: Mixing, centred: bool) -> Tensor:
+    """Second moments of y, around its mean if `centred`, (n, n).
+
+    Args:
+        found: finished statistics.
+        mixing: which components are content.
+        centred: whether the mean is taken away.
+    """
+    change = content_map(found, mixing)
+    return change @ (found.covariance() if centred else found.moment) @ change.mT
+
+
+def content_map(found: Statistics, mixing: Mixing) -> Tensor:
+    """[k; v] -> y = [content keys; values], (n, 2 G D).
+
+    Args:
+        found: for the sizes.
+        mixing: which components are content.
+    """
+    return torch.block_diag(mixing.content, torch.eye(found.groups * found.width, dtype=torch.float64))
+
+
+def project(method: Latent, moment: Tensor, metric: Tensor, content: int, weights: Tensor) -> Projection:
+    """The projection of a method, of full rank: its first r rows and columns are the best of rank r.
+
+    Args:
+        method: "output_aware": error in the metric of outputs; "pca": of y itself; "balanced": of y whose keys are
+            divided by the ratio of the mean norms of keys and values (TransMLA, section 4.3); "weights": of the weight
+            matrices, without data (MHA2MLA, section 3.2).
+        moment: second moments of y, (n, n).
+        metric: of outputs, (n, n).
+        content: components of y that are keys; the others are values.
+        weights: the matrix W_y that makes y of inputs, (n, d).
+    """
+    size = len(moment)
+    if method == "output_aware":
+        scale = metric.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
+        half, inverse = _roots(metric / scale + RIDGE * torch.eye(size, dtype=torch.float64))
+        target = moment
+    else:
+        diagonal = torch.ones(size, dtype=torch.float64)
+        if method == "balanced" and 0 < content < size:
+            energies = moment.diagonal()
+            diagonal[:content] = (energies[content:].mean() / energies[:content].mean()).sqrt()
+        half, inverse = torch.diag(diagonal), torch.diag(1 / diagonal)
+        target = weights @ weights.mT if method == "weights" else moment
+    vectors = torch.linalg.eigh(half @ target @ half).eigenvectors.flip(-1)
+    down, up = vectors.mT @ half, inverse @ vectors
+    return Projection(down, up, _errors(moment, metric, down, up))
+
+
+def _errors(moment: Tensor, metric: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """tr S (I - B_r E_r^T) C (I - B_r E_r^T)^T for each r, (n + 1,).
+
+    With B = (E^T)^-1 the columns are y = sum_a b_a (e_a . y), so that the error of r components is that of the others.
+    """
+    metric_up, moment_down = up.mT @ metric @ up, down @ moment @ down.mT
+    products = metric_up * moment_down.mT  # tr S b_a b_b^T (e_a^T C e_b)
+    whole = products.flip(0, 1).cumsum(0).cumsum(1).diagonal().flip(0)  # of the components r, r + 1, ...
+    return torch.cat((whole, whole.new_zeros(1))).clamp(min=0)
+
+
+def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The square root of a positive definite matrix, and its inverse."""
+    values, vectors = torch.linalg.eigh(matrix)
+    values = values.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    return vectors * values @ vectors.mT, vectors / values @ vectors.mT

@@ -1,0 +1,138 @@
+"""A whole decoder, layer by layer: each is converted on what the converted layers before it compute."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from attnlab.attention import MHA, Attention
+from attnlab.config.build import instantiate
+from attnlab.conversion.base import Conversion, Layer
+from attnlab.conversion.settings import Healing
+from attnlab.conversion.statistics import collect
+from attnlab.errors import DataError
+from attnlab.models.decoder import Decoder
+from attnlab.runs.cache import digest
+from attnlab.runs.files import write_bytes
+from attnlab.runs.progress import progress
+
+log = logging.getLogger(__name__)
+BATCH = 4  # windows at a time
+
+
+@torch.no_grad()
+def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path | None = None) -> list[Layer]:
+    """Replace the attention of every layer.
+
+    The texts pass through the model once: a layer's inputs come from the converted layers before it, so that it can
+    make up for their errors. Besides the weights, the inputs of one layer are held, and sums of one layer.
+
+    Args:
+        decoder: in eval mode; it is changed.
+        target: what each attention becomes.
+        tokens: calibration texts, (windows, positions).
+        folder: keeps finished layers, so that an interrupted conversion continues; None: nothing is kept.
+
+    Returns:
+        The converted layers, with their errors in `about`.
+
+    Raises:
+        ConfigError: a layer cannot be converted; nothing is changed if the settings alone tell.
+        DataError: the texts give values that are not finite.
+    """
+    originals = decoder.attentions
+    for attention in originals:
+        target.refuse(attention)
+        assert isinstance(attention, MHA)
+        target.planned(attention)
+    key = _key(decoder, target, tokens) if folder is not None else ""
+    hidden = [decoder.embed(rows, 0) for rows in tokens.split(BATCH)]
+    found = []
+    with progress("converting layers", len(originals)) as advance:
+        for number, block in enumerate(decoder.blocks):
+            attention = block.attention
+            assert isinstance(attention, MHA)
+            place = None if folder is None else folder / f"layer-{number:03}.safetensors"
+            layer = _stored(place, key)
+            if layer is None:
+                layer = _layer(attention, target, lambda hidden=hidden, block=block: map(block.attention_norm, hidden))
+                if place is not None:
+                    _store(place, key, layer)
+            block.attention = layer.attention.to(attention.out.weight).train(attention.training)
+            found.append(layer)
+            hidden = [block(x, block.attention) for x in hidden]
+            advance(1)
+    return found
+
+
+def _layer(attention: MHA, target: Conversion, inputs: Any) -> Layer:
+    statistics = collect(attention, inputs())
+    if not statistics.moment.isfinite().all() or not statistics.of_query.isfinite().all():
+        raise DataError(
+            "the calibration texts give keys or values that are not finite; check the model in float32 and the texts"
+        )
+    layer = target.convert(attention, statistics, inputs)
+    lost = whole = 0.0
+    mean: Tensor | float = 0.0
+    outputs = [attention(x).double() for x in _some(inputs())]
+    mean = torch.cat([out.flatten(0, 1) for out in outputs]).mean(0)
+    for out, x in zip(outputs, _some(inputs()), strict=True):
+        lost += float((layer.attention(x).double() - out).square().sum())
+        whole += float((out - mean).square().sum())
+    return Layer(layer.node, layer.attention, layer.about | {"output_error": lost / whole})
+
+
+def _some(batches: Iterable[Tensor], count: int = 8) -> Iterator[Tensor]:
+    """The first batches, on which the error of a layer's output is measured."""
+    for _, batch in zip(range(count), batches, strict=False):
+        yield batch
+
+
+def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
+    """Of what makes converted layers what they are: weights, settings and texts."""
+    content = hashlib.sha256()
+    for name, value in decoder.state_dict().items():
+        content.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+        content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    content.update(tokens.contiguous().numpy().tobytes())
+    settings = repr(replace(target, healing=Healing()))  # which does not change what is converted
+    return digest([1, content.hexdigest(), type(target).__name__, settings])
+
+
+def _store(place: Path, key: str, layer: Layer) -> None:
+    state = {name: value.contiguous() for name, value in layer.attention.state_dict().items()}
+    about = json.dumps({"node": layer.node, "about": layer.about})
+    write_bytes(place, save(state, {"key": key, "layer": about}))
+
+
+def _stored(place: Path | None, key: str) -> Layer | None:
+    """A layer that an interrupted conversion has finished; None: there is none, or one of other settings."""
+    if place is None or not place.is_file():
+        return None
+    from safetensors import safe_open
+
+    try:
+        with safe_open(place, "pt") as file:
+            about = file.metadata() or {}
+        if about.get("key") != key:
+            return None
+        layer = json.loads(about["layer"])
+        attention: Attention = instantiate(OmegaConf.create(layer["node"]), path="attention")
+        state = load_file(place)
+        attention.to(state["out.weight"].dtype).load_state_dict(state)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        log.warning("%s: damaged (%s); the layer is converted again", place, " ".join(str(error).split())[:120])
+        return None
+    log.info("%s: the layer was converted before", place)
+    return Layer(layer["node"], attention, layer["about"])

@@ -1,0 +1,60 @@
+"""Grouped-query attention as multi-head temporal latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Le
+
+from attnlab.attention import MHA, MLA, MTLA, MTLAWindow
+from attnlab.config.bounds import bounded
+from attnlab.conversion.base import Inputs, Layer
+from attnlab.conversion.mla import ToMLA
+from attnlab.conversion.statistics import Statistics
+
+
+@bounded
+@dataclass(frozen=True)
+class ToMTLA(ToMLA):
+    """MTLA from grouped-query attention: an MLA of the same settings, whose latents are then merged along time.
+
+    Gates are uniform at first, so that a slot is the mean of its latents, and training can move them. The newest and
+    the first positions stay unmerged: without a window, merging ruins a model that was not trained with it.
+
+    Args:
+        stride: positions s of a slot.
+        recent: newest positions that are read unmerged; None: none, and a slot is the running sum of the MTLA paper.
+        first: first positions that are never merged; not read where `recent` is None.
+        Others are those of `ToMLA`.
+    """
+
+    stride: Annotated[int, Ge(1), Le(1024)] = 2
+    recent: Annotated[int, Ge(0)] | None = 8
+    first: Annotated[int, Ge(0)] = 4
+
+    def node(self, attention: MHA, split: tuple[int, int]) -> dict[str, Any]:
+        rope, rank = split
+        node = super().node(attention, (rope, rank - rank % 2))  # the sinusoid of the gates has pairs
+        window = {} if self.recent is None else {"recent": self.recent, "first": self.first}
+        kind = "MTLA" if self.recent is None else "MTLAWindow"
+        return node | {"_target_": f"attnlab.attention.{kind}", "stride": self.stride} | window
+
+    def build(self, node: dict[str, Any]) -> MLA:
+        kind = MTLA if self.recent is None else MTLAWindow
+        return kind(**{key: value for key, value in node.items() if key != "_target_"})
+
+    @torch.no_grad()
+    def convert(self, attention: MHA, found: Statistics, inputs: Inputs) -> Layer:
+        layer = super().convert(attention, found, inputs)
+        mtla = layer.attention
+        assert isinstance(mtla, MTLA)
+        gates = torch.zeros(mtla.gate_slot.out_features, dtype=torch.float64)
+        gates[0] = 1.0
+        for linear, bias in ((mtla.gate_slot, gates), (mtla.gate_latent, torch.zeros_like(gates))):
+            linear.weight.zero_()
+            linear.bias.copy_(bias)
+        if not isinstance(mtla, MTLAWindow):  # sigmoid(0) = 1/2 of each latent: sums of s become means
+            mtla.up.weight.mul_(2.0 / self.stride)
+        return layer

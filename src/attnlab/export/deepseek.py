@@ -1,0 +1,196 @@
+"""A converted decoder as transformers' own DeepseekV3: a folder without any code of attnlab.
+
+The class of transformers caches latents and rotary keys, as attnlab does, but builds keys and values of all positions
+again in every step. Its norms of latents are made to do nothing by a constant channel of size M: the root mean square
+of [c, M] is M / sqrt(r + 1) up to a relative error of |c|^2 / 2 M^2, which the norm's weight takes away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.attention import MLA
+from attnlab.errors import ConfigError, DataError
+from attnlab.models.decoder import ACTIVATIONS, Decoder
+from attnlab.models.language_model import LanguageModel
+from attnlab.pretrained import hub
+
+CONSTANT = 1e4  # M: above 6e4 it is no number of float16
+THETA = 10000.0
+NEAR = {torch.float32: 1e-3, torch.float64: 1e-5}  # of logits, in units of the largest; other types have their own
+NAMES = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+
+
+def refusal(model: LanguageModel) -> str | None:
+    """Why DeepseekV3 cannot hold this model; None: it can.
+
+    Args:
+        model: a decoder, converted to MLA.
+    """
+    if not isinstance(model, Decoder):
+        return f"{type(model).__name__} is no converted decoder"
+    block, attentions = model.blocks[0], model.attentions
+    if any(type(attention) is not MLA for attention in attentions):
+        kinds = sorted({type(attention).__name__ for attention in attentions if type(attention) is not MLA})
+        return f"DeepseekV3 has no {', '.join(kinds)}; it holds convert=mla"
+    mla = [attention for attention in attentions if isinstance(attention, MLA)]
+    if block.gate is None or not isinstance(block.mlp_norm, nn.RMSNorm) or block.up.bias is not None:
+        return "DeepseekV3 has gated MLPs without biases, and RMS norms"
+    if any(not isinstance(a.query, nn.Linear) or not isinstance(a.down, nn.Linear) for a in mla):
+        return "norms of queries and keys (Qwen3) stand before the projection of latents, which DeepseekV3 cannot do"
+    if any(not isinstance(a.norm, nn.Identity) for a in mla):
+        return "its latents have norms already; it was not converted"
+    first = mla[0]
+    if first.rope_dim == 0:
+        return "DeepseekV3 has no attention without rotary keys; give convert.rope_dim"
+    for a in mla:
+        if a.rope_dim != first.rope_dim or a.latent_dim > max(b.latent_dim for b in mla):
+            return "DeepseekV3 has one rope_dim for all layers; give convert.rope_dim"
+        if not torch.equal(a.frequencies, first.frequencies):
+            return (
+                "DeepseekV3 has the same rotary frequencies in all layers, and convert.rotary=score chooses those of "
+                "each layer; convert with convert.rotary=transmla or uniform"
+            )
+    return None
+
+
+@torch.no_grad()
+def convert(model: LanguageModel) -> Any:
+    """A `DeepseekV3ForCausalLM` that computes the same.
+
+    Args:
+        model: a decoder whose attention is MLA, on the CPU.
+
+    Raises:
+        ConfigError: transformers is not installed, or DeepseekV3 cannot hold the model.
+        DataError: the logits differ by more than the constant channel explains.
+    """
+    library = hub.transformers()
+    reason = refusal(model)
+    if reason is not None:
+        raise ConfigError(f"format=deepseek: {reason}")
+    assert isinstance(model, Decoder)
+    mla = [attention for attention in model.attentions if isinstance(attention, MLA)]
+    config, rank = _config(library, model, mla), max(a.latent_dim for a in mla)
+    dtype = model.embedding.weight.dtype
+    theirs = library.DeepseekV3ForCausalLM(config).to(dtype).eval()
+    wide = config.q_lora_rank is not None
+    state: dict[str, Tensor] = {"model.embed_tokens.weight": model.embedding.weight}
+    assert isinstance(model.norm, nn.RMSNorm)
+    state["model.norm.weight"] = model.norm.weight
+    state["lm_head.weight"] = model.vocabulary_matrix
+    for i, (block, a) in enumerate(zip(model.blocks, mla, strict=True)):
+        layer = f"model.layers.{i}"
+        for name, norm in (("input_layernorm", block.attention_norm), ("post_attention_layernorm", block.mlp_norm)):
+            assert isinstance(norm, nn.RMSNorm)
+            state[f"{layer}.{name}.weight"] = norm.weight
+        for name in ("gate", "up", "down"):
+            state[f"{layer}.mlp.{name}_proj.weight"] = getattr(block, name).weight
+        found = _attention(a, rank, wide)
+        state |= {f"{layer}.self_attn.{name}": value for name, value in found.items()}
+    missing, unknown = theirs.load_state_dict({name: value.clone() for name, value in state.items()}, strict=False)
+    if missing or unknown:
+        raise DataError(f"DeepseekV3 of this transformers has other weights: {(*missing, *unknown)[0]}")
+    theirs.tie_weights()
+    _check(model, theirs)
+    return theirs
+
+
+def _config(library: Any, model: Decoder, mla: list[MLA]) -> Any:
+    first, block = mla[0], model.blocks[0]
+    biased = any(a.query.bias is not None for a in mla)
+    standard = THETA ** (-torch.arange(0, first.rope_dim, 2, dtype=torch.float64) / first.rope_dim)
+    factors = (standard / first.frequencies).tolist()
+    activation = next(name for name, function in ACTIVATIONS.items() if function is block.act)
+    assert isinstance(model.norm, nn.RMSNorm)
+    return library.DeepseekV3Config(
+        vocab_size=model.embedding.num_embeddings,
+        hidden_size=first.d_model,
+        intermediate_size=block.down.in_features,
+        moe_intermediate_size=block.down.in_features,
+        num_hidden_layers=len(mla),
+        num_attention_heads=first.num_heads,
+        num_key_value_heads=first.num_heads,
+        n_routed_experts=1,
+        num_experts_per_tok=1,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=len(mla),
+        kv_lora_rank=max(a.latent_dim for a in mla) + 1,
+        q_lora_rank=first.d_model + 1 if biased else None,
+        qk_rope_head_dim=first.rope_dim,
+        qk_nope_head_dim=first.head_dim,
+        v_head_dim=first.head_dim,
+        hidden_act=NAMES[activation],
+        max_position_embeddings=model.max_length,
+        rms_norm_eps=model.norm.eps,
+        tie_word_embeddings=model.output is None,
+        rope_interleave=False,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": THETA,
+            "short_factor": factors,
+            "long_factor": factors,
+            "factor": 1.0,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": model.max_length,
+        },
+        attention_bias=True,
+        attention_dropout=0.0,
+        num_mtp_layers=0,
+    )
+
+
+def _attention(a: MLA, rank: int, wide: bool) -> dict[str, Tensor]:
+    """The weights of one layer by their names in DeepseekV3, with a constant channel beside the latent."""
+    assert isinstance(a.query, nn.Linear) and isinstance(a.down, nn.Linear)
+    width, r, rope = a.d_model, a.latent_dim, a.rope_dim
+    down, bias = a.down.weight, a.down.bias
+    kept = down.new_zeros(rank + 1 + rope, width)
+    kept[:r], kept[rank + 1 :] = down[:r], down[r:]
+    added = down.new_zeros(rank + 1 + rope)
+    if bias is not None:
+        added[:r], added[rank + 1 :] = bias[:r], bias[r:]
+    added[rank] = CONSTANT
+    key, value = a.up_matrices()
+    up = down.new_zeros(a.num_heads, 2 * a.head_dim, rank + 1)
+    up[:, : a.head_dim, :r], up[:, a.head_dim :, :r] = key, value
+    found = {
+        "kv_a_proj_with_mqa.weight": kept,
+        "kv_a_proj_with_mqa.bias": added,
+        "kv_a_layernorm.weight": down.new_full((rank + 1,), CONSTANT * (rank + 1) ** -0.5),
+        "kv_b_proj.weight": up.flatten(0, 1),
+        "o_proj.weight": a.out.weight,
+        "o_proj.bias": down.new_zeros(width) if a.out.bias is None else a.out.bias,
+    }
+    if not wide:
+        return found | {"q_proj.weight": a.query.weight}
+    inner = down.new_zeros(width + 1, width)
+    inner[:width] = torch.eye(width, dtype=down.dtype)
+    constant = down.new_zeros(width + 1)
+    constant[width] = CONSTANT
+    zero = torch.zeros_like(a.query.weight[:, 0])
+    of_bias = (zero if a.query.bias is None else a.query.bias) / CONSTANT
+    return found | {
+        "q_a_proj.weight": inner,
+        "q_a_proj.bias": constant,
+        "q_a_layernorm.weight": down.new_full((width + 1,), CONSTANT * (width + 1) ** -0.5),
+        "q_b_proj.weight": torch.cat((a.query.weight, of_bias[:, None]), 1),
+    }
+
+
+@torch.no_grad()
+def _check(model: Decoder, theirs: Any) -> None:
+    """Compare the logits of a text of random tokens."""
+    size = model.embedding.num_embeddings
+    ids = torch.randint(size, (1, min(model.longest, 64)), generator=torch.Generator().manual_seed(0))
+    expected = model(ids)
+    apart = float((theirs(ids).logits - expected).abs().max() / expected.abs().max())
+    near = NEAR.get(expected.dtype, 0.05)
+    if not apart <= near:
+        raise DataError(
+            f"the logits of DeepseekV3 differ from the model's by {apart:.1e} of the largest, above {near:.0e}"
+        )

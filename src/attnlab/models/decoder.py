@@ -1,0 +1,184 @@
+"""Decoders that others have trained, over any attention mechanism: Llama and its like, and GPT-2."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.attention import Attention, Cache
+from attnlab.attention.bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from attnlab.models.language_model import LanguageModel
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+class DecoderBlock(nn.Module):
+    """u = x + attention(norm(x));  z = u + MLP(norm(u)).
+
+    The MLP is W3 (act(W1 u) * W2 u) where it is gated, else W3 act(W2 u).
+
+    Args:
+        attention: the mechanism.
+        ffn_dim: width inside the MLP.
+        norm: RMSNorm or LayerNorm, with weights.
+        norm_eps: epsilon of the norms.
+        activation: act.
+        gated: whether the MLP has a gate W1.
+        mlp_bias: whether its matrices have biases.
+        dropout: of what attention and MLP add, in training.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        ffn_dim: int,
+        norm: Literal["rms", "layer"],
+        norm_eps: float,
+        activation: Activation,
+        gated: bool,
+        mlp_bias: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        width = attention.d_model
+        self.attention, self.act, self.dropout = attention, ACTIVATIONS[activation], dropout
+        self.attention_norm, self.mlp_norm = (_norm(norm, width, norm_eps) for _ in range(2))
+        self.gate = nn.Linear(width, ffn_dim, bias=mlp_bias) if gated else None
+        self.up = nn.Linear(width, ffn_dim, bias=mlp_bias)
+        self.down = nn.Linear(ffn_dim, width, bias=mlp_bias)
+
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        matrices = 3 if self.gate is not None else 2
+        return self.attention.multiply_adds(context, prefix) + matrices * self.down.weight.numel()
+
+    def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
+        u = x + self._dropped(attend(self.attention_norm(x)))
+        return u + self._dropped(self.mlp(self.mlp_norm(u)))
+
+    def mlp(self, h: Tensor) -> Tensor:
+        """(B, T, d) -> (B, T, d)."""
+        inner = self.up(h) if self.gate is None else self.gate(h)
+        inner = self.act(inner)
+        return self.down(inner if self.gate is None else inner * self.up(h))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class Decoder(LanguageModel):
+    """Tokens -> logits of the next ones, as Llama, Mistral, Qwen2, Qwen3, SmolLM or GPT-2 compute them.
+
+    Args:
+        vocab_size: V.
+        d_model: width d.
+        attention: called with the number of a layer, returns its mechanism.
+        num_layers: blocks.
+        ffn_dim: width inside the MLP.
+        max_length: positions of a window.
+        norm: RMSNorm or LayerNorm.
+        norm_eps: epsilon of the norms.
+        activation: of the MLP; gelu_tanh is GPT-2's approximation.
+        gated: whether the MLP is gated (SwiGLU with silu).
+        mlp_bias: whether the MLP's matrices have biases.
+        tied: whether the embedding is the output matrix too.
+        positions: number of learned positions that are added to the embedding; 0: none, the mechanism has positions.
+        dropout: of the embedding and of what blocks add, in training.
+    """
+
+    def __init__(
+        self,
+        vocab_size: PositiveInt,
+        d_model: PositiveInt,
+        attention: Callable[[int], Attention],
+        num_layers: PositiveInt = 12,
+        ffn_dim: PositiveInt = 2048,
+        max_length: PositiveInt = 1024,
+        norm: Literal["rms", "layer"] = "rms",
+        norm_eps: PositiveFloat = 1e-6,
+        activation: Activation = "silu",
+        gated: bool = True,
+        mlp_bias: bool = False,
+        tied: bool = True,
+        positions: NonNegativeInt = 0,
+        dropout: Rate = 0.0,
+    ) -> None:
+        super().__init__()
+        self.max_length, self.dropout = max_length, dropout
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.positions = nn.Embedding(positions, d_model) if positions else None
+        self.layers = nn.ModuleList(
+            DecoderBlock(attention(i), ffn_dim, norm, norm_eps, activation, gated, mlp_bias, dropout)
+            for i in range(num_layers)
+        )
+        self.norm = _norm(norm, d_model, norm_eps)
+        self.output = None if tied else nn.Linear(d_model, vocab_size, bias=False)
+
+    @property
+    def blocks(self) -> list[DecoderBlock]:
+        return [layer for layer in self.layers if isinstance(layer, DecoderBlock)]
+
+    @property
+    def attentions(self) -> list[Attention]:
+        return [block.attention for block in self.blocks]
+
+    @property
+    def vocabulary_matrix(self) -> Tensor:
+        """The matrix that gives logits, (V, d)."""
+        return self.embedding.weight if self.output is None else self.output.weight
+
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        """Of one cached decoding step of one row at `context` positions: attention, MLP, vocabulary."""
+        return sum(block.multiply_adds(context, prefix) for block in self.blocks) + self.embedding.weight.numel()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) -> (B, T, V). ValueError: T is more than `max_length`."""
+        return self.logits(self.hidden(tokens))
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """(B, T) -> (B, T, d), past the last norm. ValueError: T is more than `max_length`."""
+        if tokens.shape[1] > self.max_length:
+            raise ValueError(f"{tokens.shape[1]} positions; the model has {self.max_length}")
+        x = self.embed(tokens, 0)
+        for block in self.blocks:
+            x = block(x, block.attention)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def embed(self, tokens: Tensor, start: int) -> Tensor:
+        """(B, T) -> (B, T, d): embeddings, of positions `start` on where these are learned."""
+        x: Tensor = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions.weight[start : start + tokens.shape[1]]
+        return F.dropout(x, self.dropout, self.training)
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-probability of each target, (B, T) and (B, T) -> (B, T) float32, in nats."""
+        logits = self(tokens)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
+        """The next tokens (B, n) -> logits (B, n, V), through the caches."""
+        x = self.embed(tokens, caches[0].length)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, lambda h, block=block, cache=cache: block.attention.extend(h, cache))
+        return self.logits(self.norm(x))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(B, T, d) -> (B, T, V)."""
+        return F.linear(hidden, self.vocabulary_matrix)
+
+
+def _norm(kind: Literal["rms", "layer"], width: int, eps: float) -> nn.Module:
+    return nn.RMSNorm(width, eps=eps) if kind == "rms" else nn.LayerNorm(width, eps=eps)

@@ -1,0 +1,302 @@
+"""Decoders of transformers as attnlab's own: the configuration of the same model, its weights, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.attention import MHA, Attention
+from attnlab.errors import ConfigError
+from attnlab.models.decoder import Decoder
+from attnlab.pretrained import huggingface
+from attnlab.pretrained.base import ATTENTION
+
+KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # model_type of what can be read
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
+STATIC = ("default", "linear", "llama3", "yarn")  # rotary tables that do not change with the text's length
+SAMPLE_NAME = "sample"  # in place of a folder or a name of the hub: a small model, trained on the task's own text
+SAMPLE: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 257,  # bytes and the mark between texts
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": True,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
+OWN = dict(zip(ATTENTION, ("query", "key", "value", "out"), strict=True))
+
+
+def nodes_of(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The nodes `task.model` and, for each layer, `attention`, of a model of transformers.
+
+    Args:
+        options: its config as plain values, as :func:`attnlab.pretrained.huggingface.config_of` gives it.
+        source: what the user named, for errors.
+
+    Raises:
+        ConfigError: the model has something that cannot be carried over; the reason.
+    """
+    kind = options["model_type"]
+    if kind not in KINDS:
+        raise ConfigError(
+            f"model={source}: {kind} has layers that attnlab's decoder does not have; it reads {', '.join(KINDS)}"
+        )
+    return _gpt2(options, source) if kind == "gpt2" else _llama(options, source)
+
+
+def _llama(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    kind, width, heads = options["model_type"], options["hidden_size"], options["num_attention_heads"]
+    groups = options.get("num_key_value_heads") or heads
+    model = {
+        "_target_": "attnlab.models.Decoder",
+        "d_model": width,
+        "num_layers": options["num_hidden_layers"],
+        "ffn_dim": options["intermediate_size"],
+        "max_length": options["max_position_embeddings"],
+        "norm": "rms",
+        "norm_eps": options["rms_norm_eps"],
+        "activation": _activation(options["hidden_act"], source),
+        "gated": True,
+        "mlp_bias": bool(options.get("mlp_bias")),
+        "tied": bool(options["tie_word_embeddings"]),
+        "positions": 0,
+        "dropout": 0.0,
+    }
+    bias = {"qwen2": ["query", "key", "value"]}.get(kind, ["query", "key", "value", "out"])
+    biased = kind == "qwen2" or bool(options.get("attention_bias"))
+    attention = {
+        "_target_": "attnlab.attention.MHA",
+        "d_model": width,
+        "num_heads": heads,
+        "num_kv_heads": groups,
+        "head_dim": options.get("head_dim") or width // heads,
+        "bias": bias if biased else False,
+        "qk_norm": kind == "qwen3",
+        "dropout": float(options.get("attention_dropout") or 0.0),
+        **_rotary(options, source),
+        "rope_dim": None,
+        "norm_eps": options["rms_norm_eps"],
+    }
+    return model, [
+        attention if window is None else attention | {"_target_": "attnlab.attention.SlidingWindow", "window": window}
+        for window in _windows(options)
+    ]
+
+
+def _gpt2(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    for key, usual in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
+        if options.get(key, usual) is not usual:
+            raise ConfigError(f"model={source}: {key}={options[key]} is not carried over")
+    width, heads = options["n_embd"], options["n_head"]
+    model = {
+        "_target_": "attnlab.models.Decoder",
+        "d_model": width,
+        "num_layers": options["n_layer"],
+        "ffn_dim": options.get("n_inner") or 4 * width,
+        "max_length": options["n_positions"],
+        "norm": "layer",
+        "norm_eps": options["layer_norm_epsilon"],
+        "activation": _activation(options["activation_function"], source),
+        "gated": False,
+        "mlp_bias": True,
+        "tied": bool(options.get("tie_word_embeddings", True)),
+        "positions": options["n_positions"],
+        "dropout": float(options.get("resid_pdrop") or 0.0),
+    }
+    attention = {
+        "_target_": "attnlab.attention.MHA",
+        "d_model": width,
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": width // heads,
+        "bias": True,
+        "qk_norm": False,
+        "dropout": float(options.get("attn_pdrop") or 0.0),
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "rope_dim": 0,
+        "norm_eps": options["layer_norm_epsilon"],
+    }
+    return model, [attention] * options["n_layer"]
+
+
+def _activation(name: str, source: str) -> str:
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"model={source}: the activation {name} is not one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _rotary(options: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling`; a theta of None: the frequencies are read from the model."""
+    found = options.get("rope_parameters") or {}
+    kind = found.get("rope_type", "default")
+    if kind not in STATIC:
+        raise ConfigError(
+            f"model={source}: rope_type {kind} changes its frequencies with the length of the text, which a cache of "
+            f"rotated keys cannot follow; expected one of {', '.join(STATIC)}"
+        )
+    if found.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"model={source}: partial_rotary_factor={found['partial_rotary_factor']} is not carried over")
+    theta = float(found.get("rope_theta", 10000.0))
+    if kind == "default":
+        return {"rope_theta": theta, "rope_scaling": None}
+    if kind != "llama3":
+        return {"rope_theta": None, "rope_scaling": None}
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    scaling = {"_target_": "attnlab.attention.Llama3Scaling"} | {name: found[name] for name in names}
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _windows(options: Mapping[str, Any]) -> list[int | None]:
+    """The sliding window of each layer; None: it has none."""
+    count, window, kinds = options["num_hidden_layers"], options.get("sliding_window"), options.get("layer_types")
+    if options["model_type"] in ("qwen2", "qwen3") and not options.get("use_sliding_window"):
+        window = None
+    if window is None:
+        return [None] * count
+    if kinds:
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [window] * count
+
+
+def load(source: str, build: Any, *, dtype: torch.dtype | None = None) -> Decoder:
+    """A pretrained model as attnlab's decoder, in eval mode on the CPU.
+
+    Args:
+        source: a local folder, or a name of the hub.
+        build: called without arguments, returns the decoder that :func:`nodes_of` describes.
+        dtype: of the parameters; None: as they are stored.
+
+    Raises:
+        DataError: as :func:`attnlab.pretrained.huggingface.load`.
+        ConfigError: as :func:`nodes_of`.
+    """
+    theirs = huggingface.load(source, dtype=dtype)
+    decoder: Decoder = build()
+    fill(decoder, theirs)
+    return decoder.to(next(theirs.parameters()).dtype).eval()
+
+
+@torch.no_grad()
+def fill(decoder: Decoder, theirs: nn.Module) -> None:
+    """Copy the weights of a model of transformers.
+
+    Args:
+        decoder: of the sizes that :func:`nodes_of` gives.
+        theirs: the model.
+    """
+    for own, value in pairs(decoder, theirs):
+        own.copy_(value)
+    table = _table(theirs)
+    for attention in decoder.attentions:
+        assert isinstance(attention, MHA)
+        if attention.rope_theta is None and table is not None:
+            attention.frequencies = table.inv_freq.to(attention.frequencies)
+            scale = float(table.attention_scaling)  # of cos and sin, on both sides of the product
+            for parameter in scaled(attention):
+                parameter.mul_(scale)
+
+
+def pairs(decoder: Decoder, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each parameter of a decoder with the values that a model of transformers has for it.
+
+    Args:
+        decoder: of the same sizes.
+        theirs: the model.
+    """
+    from attnlab.pretrained import family_of
+
+    config: Any = theirs.config
+    family = family_of(theirs)
+    assert family is not None
+    gpt2 = config.model_type == "gpt2"
+    at = theirs.get_parameter
+    yield decoder.embedding.weight, at("transformer.wte.weight" if gpt2 else "model.embed_tokens.weight")
+    if decoder.positions is not None:
+        yield decoder.positions.weight, at("transformer.wpe.weight")
+    if decoder.output is not None:
+        yield decoder.output.weight, at("lm_head.weight")
+    last = "transformer.ln_f" if gpt2 else "model.norm"
+    norms = ("ln_1", "ln_2") if gpt2 else ("input_layernorm", "post_attention_layernorm")
+    yield from _same(decoder.norm, theirs.get_submodule(last))
+    for block, layer in zip(decoder.blocks, family.layers(theirs), strict=True):
+        attention = block.attention
+        assert isinstance(attention, MHA)
+        for own, name in zip((block.attention_norm, block.mlp_norm), norms, strict=True):
+            yield from _same(own, theirs.get_submodule(f"{layer.path}.{name}"))
+        for own, name in ((attention.query_norm, "q_norm"), (attention.key_norm, "k_norm")):
+            if not isinstance(own, nn.Identity):
+                yield from _same(own, theirs.get_submodule(f"{layer.attention}.{name}"))
+        linears: dict[str, Any] = {name: getattr(attention, own) for name, own in OWN.items()}
+        mlp = dict(zip(layer.matrices, ("up", "down") if gpt2 else ("gate", "up", "down"), strict=True))
+        linears |= {name: getattr(block, own) for name, own in mlp.items()}
+        for name, linear in linears.items():
+            projection = layer.projections[name]
+            yield linear.weight, projection.read(theirs)
+            if linear.bias is not None:
+                bias = projection.read_bias(theirs)
+                assert bias is not None
+                yield linear.bias, bias
+
+
+def _same(own: nn.Module, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    named = dict(theirs.named_parameters())
+    yield from ((parameter, named[name]) for name, parameter in own.named_parameters())
+
+
+def _table(theirs: nn.Module) -> Any:
+    """The module with a model's rotary table; None: it has none."""
+    return next((module for module in theirs.modules() if hasattr(module, "inv_freq")), None)
+
+
+@torch.no_grad()
+def unread(decoder: Decoder, options: Mapping[str, Any], source: str) -> nn.Module:
+    """The way back: a model of transformers with the weights of a decoder that was read from one.
+
+    Args:
+        decoder: with multi-head or grouped-query attention.
+        options: the config that it was read by.
+        source: what the user named, for errors.
+
+    Raises:
+        ConfigError: a mechanism that a model of transformers does not have.
+    """
+    other = next((one for one in decoder.attentions if not isinstance(one, MHA)), None)
+    if other is not None:
+        raise ConfigError(f"{type(other).__name__}: {options['model_type']} of transformers has no such attention")
+    theirs = huggingface.create(source, dict(options)).to(decoder.embedding.weight.dtype)
+    for own, place in pairs(decoder, theirs):
+        place.copy_(own)  # `place` is a view of their weight
+    table = _table(theirs)
+    scale = 1.0 if table is None else float(table.attention_scaling)
+    if scale != 1.0:
+        for parameter in (one for attention in decoder.attentions for one in scaled(attention)):
+            next(place for own, place in pairs(decoder, theirs) if own is parameter).div_(scale)
+    return theirs
+
+
+def scaled(attention: Attention) -> list[Tensor]:
+    """The parameters that hold the scaling of a rotary table: those of the last map before queries and keys turn.
+
+    Args:
+        attention: as it was read.
+    """
+    assert isinstance(attention, MHA)
+    normed = not isinstance(attention.query_norm, nn.Identity)
+    maps = (attention.query_norm, attention.key_norm) if normed else (attention.query, attention.key)
+    return [parameter for one in maps for parameter in one.parameters()]

@@ -1,0 +1,93 @@
+"""Training of a converted decoder to do as the original did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnlab.conversion import Healing
+from attnlab.data.text.windows import IGNORE, Window
+from attnlab.models.decoder import Decoder
+from attnlab.tasks.language_modelling.module import LanguageModelling
+
+
+class Healed(LanguageModelling):
+    """Trains a converted decoder against its teacher; validation and test are those of any language model.
+
+    Args:
+        model: the converted decoder.
+        vocabulary: of its tokens.
+        healing: objectives, and which weights are trained.
+        arguments: those of `LanguageModelling`.
+
+    Attributes:
+        teacher: the original in a list, so that it is no part of this module; empty until training begins.
+    """
+
+    def __init__(self, model: Decoder, vocabulary: Any, *, healing: Healing, **arguments: Any) -> None:
+        super().__init__(model, vocabulary, **arguments)
+        self.healing = healing
+        self.teacher: list[Decoder] = []
+        self.freeze()
+
+    def freeze(self) -> None:  # type: ignore[override]
+        """Leave only the weights that `healing` trains, of the model as it is now."""
+        assert isinstance(self.model, Decoder)
+        whole = self.healing.trained == "all"
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(whole)
+        for attention in self.model.attentions:
+            attention.requires_grad_(True)
+
+    @property
+    def progress(self) -> float:
+        """Share of the updates that are done."""
+        total = float(self.trainer.estimated_stepping_batches)
+        return min(1.0, self.global_step / total) if total > 0 else 0.0
+
+    def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In training those of the present objective; the reported loss is then the objective too."""
+        if not self.training:
+            return super().losses(batch)
+        objective = self.healing.at(self.progress)
+        if objective == "text":
+            return super().losses(batch)
+        tokens, targets = batch
+        real = targets != IGNORE
+        each = self._layers(tokens) if objective == "layers" else self._logits(tokens)
+        loss, count = (each * real).sum(), real.sum()
+        return loss, loss.detach(), torch.zeros_like(count), count
+
+    def _layers(self, tokens: Tensor) -> Tensor:
+        """The mean over layers of the squared error of an attention's output, over its variance, (B, T)."""
+        assert isinstance(self.model, Decoder)
+        teacher = self._teacher
+        found = torch.zeros_like(tokens, dtype=torch.float32)
+        with torch.no_grad():
+            x = teacher.embed(tokens, 0)
+        for own, block in zip(self.model.blocks, teacher.blocks, strict=True):
+            with torch.no_grad():
+                entering = block.attention_norm(x)
+                wanted = block.attention(entering)
+                x = block(x, lambda _, wanted=wanted: wanted)
+                scale = wanted.float().var((0, 1)).sum().clamp(min=1e-12)
+            found = found + (own.attention(entering) - wanted).float().square().sum(-1) / scale
+        return found / len(teacher.blocks)
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        """KL(teacher | student) of the next token, in nats, (B, T)."""
+        assert isinstance(self.model, Decoder)
+        with torch.no_grad():
+            wanted = self._teacher(tokens).float().log_softmax(-1)
+        logits = self.model(tokens).float().log_softmax(-1)
+        return F.kl_div(logits, wanted, reduction="none", log_target=True).sum(-1)
+
+    @property
+    def _teacher(self) -> Decoder:
+        (teacher,) = self.teacher
+        if next(teacher.parameters()).device != self.device:
+            teacher.to(self.device)
+        return teacher.eval()

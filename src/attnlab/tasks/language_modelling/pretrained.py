@@ -1,0 +1,112 @@
+"""A pretrained decoder as the model of a language-modelling task: its sizes in the configuration, then its weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from attnlab.errors import ConfigError
+
+KIND = "attnlab.tasks.language_modelling.task.LanguageModellingTask"
+SAMPLE = "sample"  # in place of a folder or a name of the hub: the small model that is trained on the task's own text
+HEALING = {  # keys that follow from convert.healing, unless they are given themselves
+    "task.train.max_steps": "steps",
+    "task.train.batch.tokens": "tokens",
+    "task.optimizer.lr": "lr",
+    "task.schedule.warmup_steps": "warmup",
+}
+NOT_DECAYED = {"task.optimizer.weight_decay": 0.0}
+
+
+def configured(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
+    """The configuration of a run with a pretrained decoder: that of its model in place of the task's own.
+
+    Any other configuration is returned as it is.
+
+    Args:
+        cfg: composed, with Hydra's node; it is not changed.
+        given: the keys and groups of the command line.
+
+    Raises:
+        ConfigError: the model has something that cannot be carried over, or what is given does not fit it.
+        DataError: there is no such model, or its config cannot be read.
+    """
+    converts = cfg.hydra.runtime.choices.get("convert") not in (None, "none")
+    if OmegaConf.select(cfg, "task.kind._target_") != KIND or not (converts or cfg.model is not None):
+        return cfg
+    if own := [key for key in given if key == "attention" or key.startswith(("attention.", "task.model", "stride@"))]:
+        raise ConfigError(f"{own[0]}=: the pretrained model has its own; convert=mla or the like changes its attention")
+    source = SAMPLE if cfg.model is None else str(cfg.model)
+    model, layers, options = nodes(source)
+    cfg = copy.deepcopy(cfg)
+    with open_dict(cfg):
+        cfg.task.weights = source
+        cfg.task.model = model
+        cfg.task.data.vocab_size = options["vocab_size"]
+        cfg.task.data.vocabulary = {"_target_": "attnlab.data.PretrainedTokens", "source": source}
+        cfg.attention, name = attention_node(layers)
+        cfg.hydra.runtime.choices.attention = name
+        window = cfg.task.data.window
+        if "task.data.window" not in given and window > model["max_length"]:
+            cfg.task.data.window = model["max_length"]
+        if converts:
+            _heal(cfg, given)
+    return cfg
+
+
+def _heal(cfg: DictConfig, given: Sequence[str]) -> None:
+    healing = cfg.convert.healing
+    for key, name in HEALING.items():
+        if key not in given:
+            OmegaConf.update(cfg, key, healing[name])
+    for key, value in NOT_DECAYED.items():
+        if key not in given:
+            OmegaConf.update(cfg, key, value)
+
+
+def nodes(source: str) -> tuple[dict[str, Any], list[dict[str, Any]], Mapping[str, Any]]:
+    """The nodes `task.model` and, of each layer, `attention`, and the model's own config.
+
+    Args:
+        source: a local folder, a name of the hub, or SAMPLE.
+
+    Raises:
+        ConfigError, DataError: as :func:`attnlab.pretrained.decoder.nodes_of` and
+            :func:`attnlab.pretrained.huggingface.config_of`.
+    """
+    from attnlab.pretrained import decoder, huggingface
+
+    options = decoder.SAMPLE if source == SAMPLE else huggingface.config_of(source)
+    return *decoder.nodes_of(options, source), options
+
+
+def attention_node(layers: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The node `attention` for a list of layers, and the name of the choice: one mechanism, or a hybrid stack.
+
+    Args:
+        layers: the node of each layer.
+    """
+    distinct = [node for i, node in enumerate(layers) if node not in layers[:i]]
+    if len(distinct) == 1:
+        return distinct[0], _name(distinct[0])
+    names: dict[str, dict[str, Any]] = {}
+    pattern = []
+    for node in layers:
+        name = next((name for name, known in names.items() if known == node), None)
+        if name is None:
+            base = _name(node)
+            name = base if base not in names else f"{base}_{len(names)}"
+            names[name] = node
+        pattern.append(name)
+    return {"pattern": pattern, "mechanisms": names}, "hybrid"
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    kind = str(node["_target_"]).rpartition(".")[2]
+    if kind == "SlidingWindow":
+        return "sliding_window"
+    heads, groups = node["num_heads"], node["num_kv_heads"]
+    return "mha" if groups == heads else "mqa" if groups == 1 else "gqa"

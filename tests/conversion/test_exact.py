@@ -1,0 +1,191 @@
+"""Conversions of full rank compute what the original computes; smaller ones decode as they compute in parallel."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnlab.attention import MHA, MTLA, Attention, MTLAWindow
+from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA
+from attnlab.conversion.latents import Latent, project
+from attnlab.conversion.mixing import Rotary, _moments, mix
+from attnlab.conversion.statistics import Statistics, collect, frequencies_of
+from attnlab.errors import ConfigError
+from tests.attention.mechanisms import error
+from tests.conversion.models import exact
+
+ROTARY: tuple[Rotary, ...] = ("score", "two_norm", "transmla", "uniform")
+LATENT: tuple[Latent, ...] = ("output_aware", "balanced", "pca", "weights")
+FULL = ("llama", "llama3", "llama-biased", "smollm", "yarn", "mistral", "qwen2", "qwen3", "gpt2")
+
+
+class Whole(ToMLA):
+    """MLA with a cache as large as the original's, which the command refuses."""
+
+    def budget(self, attention: MHA) -> int:
+        return 2 * attention.num_kv_heads * attention.head_dim
+
+
+def layer(name: str) -> MHA:
+    found = exact(name).attentions[0]
+    assert isinstance(found, MHA)
+    return found
+
+
+def batches(width: int = 32) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(2)
+    mixed = torch.randn(width, width, generator=rng, dtype=torch.float64) * 0.3
+    return list((torch.randn(6, 20, width, generator=rng, dtype=torch.float64) @ mixed + 0.2).split(2))
+
+
+@pytest.fixture(scope="module")
+def statistics() -> dict[str, Statistics]:
+    return {name: collect(layer(name), batches(layer(name).d_model)) for name in FULL}
+
+
+def converted(target: Conversion, name: str, found: Statistics) -> Attention:
+    return target.convert(layer(name), found, batches).attention
+
+
+def assert_cached(attention: Attention, x: Tensor) -> None:
+    cache = attention.new_cache(len(x), x.shape[1])
+    parts = x.split([5, 1, 1, x.shape[1] - 7], 1)
+    assert error(torch.cat([attention.extend(part, cache) for part in parts], 1), attention(x)) < 1e-12
+    assert sum(buffer.numel() for buffer in cache.buffers()) == attention.cache_elements(len(x), x.shape[1])
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_full_rank_is_the_original(name: str, statistics: dict[str, Statistics]) -> None:
+    """Every choice of rotary components and of latents, with all rotary components and all content."""
+    attention = layer(name)
+    x = batches(attention.d_model)[0]
+    want = attention(x)
+    rope = attention.num_kv_heads * attention.turned
+    rest = 2 * attention.num_kv_heads * attention.head_dim - rope
+    for rotary, latent in itertools.product(ROTARY if rope else ROTARY[:1], LATENT):
+        target = Whole(rope_dim=rope, latent_dim=rest, rotary=rotary, latent=latent)
+        found = converted(target, name, statistics[name])
+        assert error(found(x), want) < 1e-12, (rotary, latent)
+    assert_cached(found, x)
+
+
+def test_gpt2_is_exact_with_half_its_cache(statistics: dict[str, Statistics]) -> None:
+    """Keys and values are functions of an input of width d, half of what they are wide together."""
+    attention, x = layer("gpt2"), batches()[0]
+    found = converted(ToMLA(keep=0.5), "gpt2", statistics["gpt2"])
+    assert found.cache_elements_per_token == attention.cache_elements_per_token / 2
+    assert error(found(x), attention(x)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_mtla_begins_as_mla(name: str, stride: int, statistics: dict[str, Statistics]) -> None:
+    """With stride 1 it is the MLA; else slots are means, and steps equal the parallel form."""
+    x, found = batches()[0], statistics[name]
+    mla = converted(ToMLA(keep=0.5, rope_dim=8), name, found)
+    window = converted(ToMTLA(keep=0.5, rope_dim=8, stride=stride, recent=3, first=1), name, found)
+    merged = converted(ToMTLA(keep=0.5, rope_dim=8, stride=stride, recent=None), name, found)
+    assert isinstance(window, MTLAWindow) and type(merged) is MTLA
+    if stride == 1:
+        assert error(window(x), mla(x)) < 1e-12 and error(merged(x), mla(x)) < 1e-12
+    assert torch.equal(merged._gate(torch.ones(1, merged.latent_dim).double(), merged.slot_gates(3)[2:]),
+                       torch.full((1, 1), 0.5, dtype=torch.float64))  # fmt: skip
+    assert_cached(window, x)
+    assert_cached(merged, x)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3", "yarn", "mistral"])
+def test_tpa_of_full_rank_is_the_original(name: str, statistics: dict[str, Statistics]) -> None:
+    attention, x = layer(name), batches()[0]
+    found = converted(ToTPA(rank=2), name, statistics[name])
+    assert error(found(x), attention(x)) < 1e-12
+    assert_cached(found, x)
+
+
+def test_contextual_factors_fit_better_than_fixed_ones(statistics: dict[str, Statistics]) -> None:
+    """And no worse than the best for each token by itself; every regression lowers the error."""
+    from attnlab.conversion.tpa import Alternating, row_weights
+
+    attention, found = layer("llama"), statistics["llama"]
+    head, token = ToTPA(rank=1)._fixed(
+        found, attention, 0, attention.key.weight.double().unflatten(0, (-1, attention.head_dim))
+    )
+    scale = row_weights(found, attention)[0]
+    fitted = Alternating(1, attention.key, attention.num_kv_heads, head, token, scale)
+    errors = [fitted.error(batches)]
+    for _ in range(4):
+        fitted.regress_tokens(batches, 1e-12)
+        errors.append(fitted.error(batches))
+        fitted.regress_heads(batches, 1e-12)
+        errors.append(fitted.error(batches))
+    assert all(b <= a + 1e-9 for a, b in itertools.pairwise(errors)) and errors[-1] < 0.999 * errors[0]
+    keys = torch.cat(batches()).flatten(0, 1) @ attention.key.weight.double().mT
+    rows = keys.unflatten(-1, (attention.num_kv_heads, -1)) * scale[:, None]
+    bound = float((torch.linalg.svdvals(rows)[:, 1:] ** 2).sum() / rows.square().sum())
+    assert bound <= errors[-1]
+
+
+def test_pooled_heads_are_means(statistics: dict[str, Statistics]) -> None:
+    attention = layer("llama-biased")
+    found = converted(ToGQA(groups=1), "llama-biased", statistics["llama-biased"])
+    assert isinstance(found, MHA) and found.num_kv_heads == 1
+    heads = attention.key.weight.unflatten(0, (2, -1))
+    assert torch.allclose(found.key.weight, heads.mean(0))
+    assert_cached(found, batches()[0])
+
+
+def test_any_unitary_mixing_of_the_heads_leaves_the_logits(statistics: dict[str, Statistics]) -> None:
+    """Complex eigenvectors hold at least the energy that real ones hold."""
+    found = statistics["smollm"]
+    moments = _moments(found)
+    both = torch.linalg.eigvalsh(moments)[:, -1], torch.linalg.eigvalsh(moments.real)[:, -1]
+    assert (both[0] >= both[1] - 1e-12).all() and (both[0] > both[1] + 1e-9).any()
+    mixing = mix(found, frequencies_of(layer("smollm")), "score", 4)
+    whole = torch.cat((mixing.turned, mixing.content))
+    assert torch.allclose(whole @ whole.mT, torch.eye(len(whole), dtype=torch.float64), atol=1e-12)
+
+
+def test_whitened_svd_of_weights_is_uncentred_pca() -> None:
+    """Of y = W x: the same error, and the output-aware latent is the best of all in its own norm."""
+    rng = torch.Generator().manual_seed(0)
+    weights, x = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((10, 6), (6, 50)))
+    root = torch.randn(10, 10, generator=rng, dtype=torch.float64)
+    y, metric = weights @ x, root @ root.mT
+    moment = y @ y.mT / 50
+    found = {method: project(method, moment, metric, 4, weights) for method in LATENT}
+    for rank in range(1, 6):
+        pca = found["pca"]
+        rest = y - pca.up[:, :rank] @ (pca.down[:rank] @ y)
+        whitened = torch.linalg.svdvals(weights @ torch.linalg.cholesky(x @ x.mT / 50))[rank:].square().sum()
+        assert torch.allclose(rest.square().sum() / 50, whitened, rtol=1e-9)
+        lost: dict[Latent, float] = {method: float(projection.errors[rank]) for method, projection in found.items()}
+        assert min(lost, key=lost.__getitem__) == "output_aware" or lost["output_aware"] < 1.001 * min(lost.values())
+        direct = torch.einsum("ij,ik,kj->", rest, metric, rest) / 50
+        assert torch.allclose(direct, pca.errors[rank], rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "said"),
+    [
+        (ToMLA(rope_dim=16, latent_dim=16), "llama", "no less than the 32"),
+        (ToMLA(keep=0.25, rope_dim=8), "llama", "leaves 8 numbers"),
+        (ToMLA(keep=0.5, rope_dim=6, rotary="transmla"), "llama", "rope_dim divides 8"),
+        (ToGQA(groups=2), "llama", "expected a divisor of the 2"),
+        (ToTPA(rank=3), "llama", "2 heads, and no more ranks"),
+        (ToTPA(rank=1), "qwen2", "has biases"),
+        (ToTPA(rank=1), "qwen3", "norms its queries"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    target: Conversion, name: str, said: str, statistics: dict[str, Statistics]
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        target.refuse(layer(name))
+        target.planned(layer(name))
+        converted(target, name, statistics[name])
+
+
+def test_a_sliding_window_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no sliding window"):
+        ToMLA().refuse(exact("mistral-window").attentions[0])

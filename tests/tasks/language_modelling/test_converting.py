@@ -1,0 +1,300 @@
+"""A pretrained decoder in a run: read, converted, healed, used, exported; at a tiny size, from a local folder."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
+from torch import nn
+
+import attnlab
+from attnlab.attention import MLA
+from attnlab.config.check import check
+from attnlab.conversion import Healing
+from attnlab.data.samples import markov
+from attnlab.data.text.pretrained_tokens import byte_tokenizer
+from attnlab.data.text.vocabulary import BytePairVocabulary
+from attnlab.errors import ConfigError, DataError
+from attnlab.models import Decoder
+from attnlab.modes import convert, describe, export, generate, test, train
+from attnlab.pretrained import huggingface
+from attnlab.runs.loading import load
+from attnlab.runs.record import new, write
+from attnlab.tasks.language_modelling.converting import CONVERSION, calibration_tokens, read_nodes, target_of
+from attnlab.tasks.language_modelling.healing import Healed
+from attnlab.tasks.language_modelling.pretrained import configured
+from attnlab.tasks.language_modelling.task import LanguageModellingTask
+
+SIZES = {
+    "model_type": "llama",
+    "vocab_size": 257,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 48,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
+TINY = [
+    "hardware=cpu",
+    "task=wikitext2",
+    "task.data.window=16",
+    "task.data.eval_batch_size=64",
+    "task.data.eval_windows=8",
+    "task.score.sliding_stride=8",
+    "task.score.prompt_tokens=8",
+    "task.score.continuations=2",
+    "task.sampling.tokens=8",
+]
+QUICK = [
+    "convert.calibration.tokens=256",
+    "convert.calibration.window=32",
+    "convert.healing.steps=4",
+    "convert.healing.tokens=64",
+]
+Start = Callable[..., tuple[DictConfig, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_texts() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(markov, "LINES", {"train": 200, "validation": 20, "test": 20})
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as people have them."""
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    tiny: Any = huggingface.create("tiny", SIZES)
+    for parameter in tiny.parameters():
+        nn.init.normal_(parameter, std=0.1) if parameter.dim() > 1 else nn.init.ones_(parameter)
+    tiny.save_pretrained(folder)
+    mark = "<|endoftext|>"
+    words = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=mark, bos_token=mark, pad_token=mark)
+    words.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    cache = tmp_path_factory.mktemp("cache")
+
+    def make(*words: str) -> tuple[DictConfig, dict[str, Any]]:
+        quick = QUICK if any(word.startswith("convert=") for word in words) else []
+        given = [*TINY, f"model='{model}'", f"cache_dir='{cache}'", *quick, *words]
+        cfg = check(given, load, configured).jobs[0]
+        return cfg, new(cfg, "test")
+
+    return make
+
+
+def used(run: Path, mode: str, *words: str) -> tuple[DictConfig, dict[str, Any]]:
+    cfg = check([f"mode={mode}", f"checkpoint='{run}'", "hardware=cpu", *words], load, configured).jobs[0]
+    return cfg, new(cfg, "test")
+
+
+@pytest.fixture(scope="module")
+def healed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("healed")
+    cfg, record = start("convert=mla", "convert.keep=0.5")
+    OmegaConf.save(cfg, directory / "config.yaml")
+    train.run(cfg, record, directory)
+    record["status"] = "finished"
+    write(record, directory)
+    return directory, record
+
+
+def test_a_run_says_what_the_model_lost_and_won_back(healed: tuple[Path, dict[str, Any]]) -> None:
+    directory, record = healed
+    json.dumps(record)
+    about = record["conversion"]
+    assert (about["target"], about["calibration"]["tokens"]) == ("mla", 256)
+    assert [layer["rope_dim"] + layer["latent_dim"] for layer in about["layers"]] == [16, 16]
+    assert all(0 <= layer["output_error"] < 1 for layer in about["layers"])
+    original, converted, after = (about["points"][name] for name in ("original", "converted", "healed"))
+    assert converted["cache_bytes_per_token"] == original["cache_bytes_per_token"] / 2
+    for point in (original, converted, after):
+        assert point["cache_bytes_measured"] == point["cache_bytes_predicted"] and point["perplexity"] > 1
+    assert record["quality"]["perplexity"] == after["perplexity"]
+    assert record["training"]["steps"] == 4
+    assert [node["_target_"] for node in read_nodes(directory / CONVERSION)] == ["attnlab.attention.MLA"] * 2
+    assert not (directory / "conversion").exists()  # the layers of a conversion that was interrupted
+
+
+def test_the_run_is_used_as_any_other(healed: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: Any) -> None:
+    directory, record = healed
+    cfg, again = used(directory, "test")
+    test.run(cfg, again, tmp_path)
+    assert again["quality"] == record["quality"]
+    cfg, said = used(directory, "generate", "prompt=src", "task.sampling.tokens=4")
+    generate.run(cfg, said, tmp_path)
+    assert capsys.readouterr().out
+    assert len(attnlab.load(directory).predict(["mefo damo"])) == 1
+
+
+def test_describe_knows_the_cache_without_weights(start: Start) -> None:
+    cfg, record = start("convert=mtla", "convert.keep=0.5", "stride=4", "mode=describe")
+    describe.run(cfg, record, None)
+    assert record["kv_cache"]["elements_per_token_per_layer"] == 4
+    cfg, record = start("mode=describe")
+    describe.run(cfg, record, None)
+    assert (cfg.choices.attention, record["kv_cache"]["elements_per_token_per_layer"]) == ("gqa", 32)
+
+
+def test_only_attention_is_trained(healed: tuple[Path, dict[str, Any]], model: Path) -> None:
+    after = load_file(healed[0] / "checkpoints" / "averaged.safetensors")
+    before = load_file(model / "model.safetensors")
+    assert torch.equal(after["layers.0.up.weight"], before["model.layers.0.mlp.up_proj.weight"])
+    assert torch.equal(after["embedding.weight"], before["model.embed_tokens.weight"])
+
+
+@pytest.mark.slow
+def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the layers that were converted before it stopped, and the same teacher."""
+    settings = ("convert=mla", "convert.keep=0.5", "task.train.validate_every=2")
+    cfg, record = start(*settings)
+    train.run(cfg, record, tmp_path / "whole")
+    step = Healed.training_step
+
+    def stopped(self: Healed, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.global_step == 3:
+            raise KeyboardInterrupt
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(Healed, "training_step", stopped)
+    cfg, record = start(*settings)
+    (tmp_path / "parts").mkdir()
+    OmegaConf.save(cfg, tmp_path / "parts" / "config.yaml")
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        train.run(cfg, record, tmp_path / "parts")
+    monkeypatch.undo()
+    monkeypatch.setattr(markov, "LINES", {"train": 200, "validation": 20, "test": 20})
+    cfg = check([f"resume='{tmp_path / 'parts'}'"], load, configured).jobs[0]
+    record = new(cfg, "test")
+    train.run(cfg, record, tmp_path / "parts")
+    assert record["training"]["resumed"] and record["training"]["steps"] == 4
+    one, other = (load_file(tmp_path / run / "checkpoints" / "averaged.safetensors") for run in ("whole", "parts"))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_mode_convert_trains_nothing_and_exports(start: Start, tmp_path: Path) -> None:
+    """A folder with its own code that transformers loads, and DeepseekV3 without any."""
+    from transformers import AutoModelForCausalLM
+
+    run = tmp_path / "run"
+    cfg, record = start(
+        "convert=mla", "convert.keep=0.5", "convert.rope_dim=8", "convert.rotary=transmla", "mode=convert"
+    )
+    run.mkdir()
+    OmegaConf.save(cfg, run / "config.yaml")
+    convert.run(cfg, record, run)
+    assert record["conversion"]["points"]["healed"] == "not run" and record["training"]["steps"] == "not run"
+    module: Any = attnlab.load(run)
+    own: Decoder = module.module.model
+    assert all(isinstance(attention, MLA) for attention in own.attentions)
+    ids = torch.randint(257, (2, 20), generator=torch.Generator().manual_seed(0))
+    for format in ("hf", "deepseek"):
+        cfg, record = used(run, "export", f"format={format}")
+        export.run(cfg, record, tmp_path / format)
+        theirs: Any = AutoModelForCausalLM.from_pretrained(
+            tmp_path / format / "exported", trust_remote_code=format == "hf"
+        )
+        with torch.no_grad():
+            assert torch.allclose(theirs(ids).logits, own(ids), atol=1e-4)
+
+
+def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    cfg, record = start("task.train.max_steps=1", "task.train.batch.tokens=64", "task.optimizer.lr=0.0")
+    run = tmp_path / "run"
+    run.mkdir()
+    OmegaConf.save(cfg, run / "config.yaml")
+    train.run(cfg, record, run)
+    cfg, record = used(run, "export")
+    export.run(cfg, record, tmp_path / "out")
+    both: list[Any] = [AutoModelForCausalLM.from_pretrained(path) for path in (tmp_path / "out" / "exported", model)]
+    assert type(both[0]) is type(both[1])
+    ids = torch.randint(257, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(both[0](ids).logits, both[1](ids).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["convert=mla", "attention=mtla"], "the pretrained model has its own"),
+        (["convert=mla", "task.model.d_model=8"], "the pretrained model has its own"),
+        (["convert=mla", "convert.keep=1.0"], "convert.keep"),
+        (["convert=mla", "convert.latent=svd"], "convert.latent"),
+        (["convert=mlp"], "no such convert"),
+        (["convert=tpa", "stride=2"], "has no stride"),
+    ],
+)
+def test_what_is_wrong_is_one_line(words: list[str], said: str, start: Start) -> None:
+    with pytest.raises(ConfigError, match=said):
+        start(*words)
+
+
+def test_other_tasks_have_nothing_to_convert() -> None:
+    with pytest.raises(ConfigError, match="convert=mla: task=mustc has no pretrained decoder"):
+        check(["task=mustc", "convert=mla"], load, configured)
+
+
+def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) -> None:
+    cfg, _ = start("convert=mla")
+    from attnlab.config.build import instantiate
+
+    data: Any = instantiate(cfg.task.data, path="task.data")
+    data.setup(None)
+    held_out = data.source.files(data.root, "test")[0]
+    copied = tmp_path / "mine.txt"
+    copied.write_text("something\n" + held_out.read_text())
+    short = tmp_path / "short.txt"
+    short.write_text("few words")
+    for file, said in ((held_out, "the test split"), (copied, "text of the test split"), (short, "less than")):
+        words = f"convert.calibration.file='{file}'"
+        target = target_of(start("convert=mla", words)[0])
+        assert target is not None
+        with pytest.raises(DataError, match=said):
+            calibration_tokens(target, data)
+
+
+def test_a_damaged_list_of_layers_is_named(tmp_path: Path) -> None:
+    path = tmp_path / CONVERSION
+    for text in ("", "{}", '{"layers": [{"_target_": "os.system"}]}', '{"layers": [1]}'):
+        path.write_text(text)
+        with pytest.raises(DataError, match=CONVERSION):
+            read_nodes(path)
+
+
+@pytest.mark.parametrize("objective", ["layers", "logits"])
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(objective: Any, start: Start) -> None:
+    cfg, _ = start("convert=mla", "convert.keep=0.5")
+    model = LanguageModellingTask(cfg)._model(257)
+    assert isinstance(model, Decoder)
+    healed = Healed(
+        model, BytePairVocabulary(byte_tokenizer().to_str(), 257, "after"), healing=Healing(objective=[objective]),
+        optimizer=torch.optim.SGD, schedule=torch.optim.lr_scheduler.ConstantLR, identity={}, seed=1,
+    )  # fmt: skip
+    healed.teacher.append(copy.deepcopy(model))
+    tokens = torch.randint(257, (2, 9))
+    each = healed._layers(tokens) if objective == "layers" else healed._logits(tokens)
+    assert each.shape == (2, 9) and float(each.detach().abs().max()) < 1e-6
+    with torch.no_grad():
+        model.attentions[1].out.weight.mul_(1.5)  # type: ignore[union-attr,operator]
+    each = healed._layers(tokens) if objective == "layers" else healed._logits(tokens)
+    each.sum().backward()
+    assert float(each.detach().min()) > -1e-6 and float(each.detach().max()) > 1e-4
+    assert {name.split(".")[2] for name, value in model.named_parameters() if value.grad is not None} == {"attention"}
