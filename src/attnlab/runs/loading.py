@@ -64,9 +64,7 @@ FOLLOWING = {  # keys that were references to another
     "seed": ("task.data.seed", "task.sampling.seed"),
     "task.train.max_epochs": ("task.schedule.num_epochs",),
 }
-OURS = (
-    "attention", "callbacks", "compression", "conversion", "data", "decoding", "models", "pretrained", "tasks", "training"
-)  # fmt: skip
+OURS = frozenset("attention callbacks compression conversion data decoding models pretrained tasks training".split())
 NAME = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")  # of an option: its file's path in the group, without the suffix
 MAPPINGS = (
     "trainer",
