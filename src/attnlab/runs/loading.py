@@ -64,7 +64,18 @@ FOLLOWING = {  # keys that were references to another
     "seed": ("task.data.seed", "task.sampling.seed"),
     "task.train.max_epochs": ("task.schedule.num_epochs",),
 }
-OURS = frozenset(["attention", "callbacks", "compression", "conversion", "data", "decoding", "models", "pretrained", "tasks", "training"])
+OURS = (
+    "attention",
+    "callbacks",
+    "compression",
+    "conversion",
+    "data",
+    "decoding",
+    "models",
+    "pretrained",
+    "tasks",
+    "training",
+)
 NAME = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")  # of an option: its file's path in the group, without the suffix
 MAPPINGS = (
     "trainer",
