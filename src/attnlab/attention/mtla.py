@@ -118,7 +118,7 @@ class MTLA(MLA):
     ValueError: `stride` is below 1, `latent_dim` is odd, or as for `MLA`.
     """
 
-    cache_type = MTLACache
+    cache_type: type[LatentCache] = MTLACache
 
     def __init__(
         self,
