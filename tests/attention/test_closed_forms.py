@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnlab.attention import MTLAWindow
 from tests.attention.mechanisms import EVERY, NAMES, Mechanism
 
 PAPER = ("scale=paper", "task.attention_dropout=0.0")
@@ -20,6 +21,7 @@ class Form(NamedTuple):
     state: int = 0  # cached per row, whatever its length
     prefix: int = 0  # cached per prefix, whatever its length
     window: int | None = None  # text positions that are cached at most
+    unmerged: int = 0  # newest and first positions that are cached each by itself, with a stride more
 
     @property
     def per_token(self) -> int:
@@ -75,6 +77,7 @@ FORMS = {
     "sliding_window": lambda d, heads: grouped(d, heads, heads)._replace(window=128),
     "mla": lambda d, heads: latent(d, heads, gate=False),
     "mtla": lambda d, heads: latent(d, heads, gate=True),
+    "mtla_window": lambda d, heads: latent(d, heads, gate=True)._replace(unmerged=3),
     "mla_t6": query_latent,
     "tpa": products,
     "tpa_kvonly": lambda d, heads: products(d, heads, q=False),
@@ -93,6 +96,7 @@ PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official 
     "sliding_window": Form(1_050_624, 1024, window=128),
     "mla": Form(1_065_472, 288),
     "mtla": Form(1_098_368, 288),
+    "mtla_window": Form(1_098_368, 288, unmerged=3),
     # T6's: its closed forms at this width, by hand
     "mla_t6": Form(512 * 512 + 512 + 512 * 8 * 96 + 512 * 288 + 256 + 256 * 8 * 128 + 512 * 512, 288),
     "tpa": Form(512 * 10 * (8 + 64) + 512 * 512, 288),
@@ -143,6 +147,8 @@ def test_a_row_keeps_one_slot_for_every_stride_positions(mechanism: Mechanism) -
         if attention.max_positions is not None and length > attention.max_positions:
             continue
         slots = math.ceil(min(length, form.window or length) / stride) * form.elements + form.state
+        if form.unmerged:
+            slots = (form.unmerged + stride + max(0, length - form.unmerged) // stride) * form.elements
         assert attention.cache_elements(3, length) == 3 * (slots + form.prefix)
 
 
@@ -177,4 +183,7 @@ def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism, context: i
     with FlopCounterMode(display=False, custom_mapping={FUSED: fused_flops}) as counter:
         attention.extend(torch.randn(1, 1, 512), cache)
     counted = counter.get_total_flops() / 2
+    if isinstance(attention, MTLAWindow):  # it counts the gates of a chunk as one in each step
+        old, gate = context - attention.recent - attention.first, attention.gate_latent.weight.numel()
+        counted += gate * (1 - attention.stride * (old > 0 and old % attention.stride == 0))
     assert counted == pytest.approx(attention.multiply_adds(context), rel=1e-4)

@@ -89,7 +89,7 @@ def run_directory(folder: Path, *settings: str) -> tuple[Path, Any]:
     task = task_of(cfg)
     folder.mkdir()
     match task.kept:
-        case ("vocabulary.json",):
+        case ("vocabulary.json", *_):
             module = task._module(WORDS)
             WORDS.save(folder / "vocabulary.json")
         case ("classes.json",):

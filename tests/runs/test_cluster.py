@@ -105,7 +105,7 @@ def test_the_examples_are_right(page: str, mark: str, monkeypatch: pytest.Monkey
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra launch is not installed")
     monkeypatch.setenv("PATH", fake_slurm.install(tmp_path / "slurm")["PATH"])
     text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8").replace(f"\\\n{mark}", " ")
-    (line,) = re.findall(r"attnlab (-m .* hardware=slurm .*)", text)
+    (line,) = re.findall(r"(?:attnlab|src\.run) (-m .* hardware=slurm .*)", text)
     jobs = check(shlex.split(line)).jobs
     assert len(jobs) == 3 and (jobs[0].hardware.num_nodes, jobs[0].hardware.devices) == (2, 4)
 

@@ -60,6 +60,7 @@ class EndAfterUpdate(Callback):
         self.best = best
         self.asked: float | None = None  # when the signal came, by the monotonic clock
         self.handler: Any = None
+        self.timer: threading.Timer | None = None  # repeats the signal; it must not outlive the training
         self.following = 0  # the number of updates after which the processes agree again
         self.before = (0, 0.0)  # updates and time when they last did
 
@@ -84,12 +85,16 @@ class EndAfterUpdate(Callback):
         signal.signal(signal.SIGUSR2, self._ask)
 
     def on_train_end(self, *args: Any) -> None:
-        if self.handler:
-            signal.signal(signal.SIGUSR2, self.handler)
-            if self.asked is not None:
-                self._end()
+        self._restore()
+        if self.handler and self.asked is not None:
+            self._end()
 
     def on_exception(self, *args: Any) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
         if self.handler:
             signal.signal(signal.SIGUSR2, self.handler)
 
@@ -98,15 +103,15 @@ class EndAfterUpdate(Callback):
             return
         if self.asked is None:
             self.asked = time.monotonic()
-            timer = threading.Timer(PATIENCE, os.kill, (self.process, signal.SIGUSR2))
-            timer.daemon = True
-            timer.start()
+            self.timer = threading.Timer(PATIENCE, os.kill, (self.process, signal.SIGUSR2))
+            self.timer.daemon = True
+            self.timer.start()
         elif time.monotonic() - self.asked >= PATIENCE:
             self._end()
 
     def _end(self) -> None:
         """Give the signal to the handler from before, which raises Interrupted."""
-        signal.signal(signal.SIGUSR2, self.handler)
+        self._restore()
         signal.raise_signal(signal.SIGUSR2)
 
     def _agreed(self, trainer: Trainer) -> bool:
