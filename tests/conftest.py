@@ -33,10 +33,13 @@ def _environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _loggers() -> Iterator[None]:
-    """Undo what a library has done to the project's loggers in the test before."""
+    """Undo what the test before, or a library in it, has done to the project's loggers and to its environment."""
     yield
+    os.environ["ATTNLAB_STAMP"] = "test"  # the command itself sets when it began
     logging.disable(logging.NOTSET)
     logging.getLogger().setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:  # a rank other than zero prints errors only
+        handler.setLevel(logging.NOTSET)
     for name, logger in logging.root.manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and name.partition(".")[0] == "attnlab":
             logger.disabled, logger.propagate, logger.level = False, True, logging.NOTSET

@@ -52,6 +52,7 @@ def test_a_full_traceback_on_demand(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("error: attention=mtlla")
 
 
+@pytest.mark.slow
 def test_describe_prints_its_record_and_nothing_else(tmp_path: Path) -> None:
     done = shell("mode=describe", "attention=mtla", "stride=2", "hydra.run.dir=here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

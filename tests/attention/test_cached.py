@@ -138,8 +138,15 @@ def crop(cache: Cache, model: Recomputed, length: int) -> bool:
 @pytest.mark.parametrize("kind", ["none", "uniform", "ragged"])
 @pytest.mark.parametrize("operations", ["reorder", "select", "reorder select crop"])
 def test_after_any_operations_extend_equals_recomputation(mechanism: Mechanism, kind: str, operations: str) -> None:
-    for seed in range(2):
-        walk(mechanism, [*operations.split(), "nothing"], kind, seed)
+    walk(mechanism, [*operations.split(), "nothing"], kind, seed=0)
+
+
+@pytest.mark.slow
+@every_width
+@pytest.mark.parametrize("kind", ["none", "uniform", "ragged"])
+def test_after_any_other_operations_too(mechanism: Mechanism, kind: str) -> None:
+    for seed in range(1, 4):
+        walk(mechanism, ["reorder", "select", "crop", "nothing"], kind, seed)
 
 
 @every

@@ -63,7 +63,7 @@ once_per_class = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     "mechanism",
     [
-        pytest.param(m, id=str(m), marks=() if quick(m) and m.name in ("tpa", "sliding_window") else pytest.mark.slow)
+        pytest.param(m, id=str(m), marks=() if quick(m) and m.name == "sliding_window" else pytest.mark.slow)
         for m in EVERY
     ],
 )

@@ -16,6 +16,7 @@ def test_a_pattern_alone_is_a_hybrid_stack_of_the_files_values() -> None:
     assert set(cfg.attention.mechanisms) == {"mtla", "mha"}
 
 
+@pytest.mark.slow
 def test_knobs_and_keys_of_one_mechanism() -> None:
     cfg = compose(
         "task=wikitext2", "attention=hybrid", "attention.pattern=[mtla,gqa]", "stride=3",

@@ -46,6 +46,7 @@ def test_claims_are_true_as_often_as_false(place: Path) -> None:
     assert answers.count("true") == answers.count("false") == len(answers) / 2
 
 
+@pytest.mark.slow
 def test_real_hotpotqa_and_fever(corpora: Path) -> None:
     root = corpora / "qa_hotpot_fever"
     hotpot, fever = question_set("hotpotqa").read(root), question_set("fever").read(root)

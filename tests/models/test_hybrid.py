@@ -84,6 +84,7 @@ def test_steps_of_a_language_model_equal_its_parallel_form() -> None:
     assert sum(cache.nbytes for cache in caches) == bytes_predicted
 
 
+@pytest.mark.slow
 def test_beam_search_through_caches_of_different_kinds() -> None:
     model = build_model(config("mustc", PATTERN), vocab_size=12).decoder.double().eval()
     prefix, lengths = torch.randn(2, 5, 32, dtype=torch.float64), torch.tensor([5, 3])

@@ -31,6 +31,7 @@ def test_tensorboard_has_curves_configuration_scores_and_samples(start: Start, t
     assert (tmp_path / "curves" / "metrics.csv").is_file()
 
 
+@pytest.mark.slow
 def test_wandb_offline(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")

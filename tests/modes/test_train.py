@@ -181,6 +181,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(start: Start, tmp_path: Pat
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_translation_starts_from_a_recognition_encoder(start: Start, tmp_path: Path) -> None:
     cfg, record = start("task.target=transcript", "task.train.max_epochs=1")
     train.run(cfg, record, tmp_path / "asr")

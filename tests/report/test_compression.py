@@ -29,6 +29,7 @@ def about(ranks: list[int], before: float, after: float | str, left: float) -> d
     return {"layers": layers, "quality": quality, "remaining": remaining}
 
 
+@pytest.mark.slow
 def test_table_and_plots(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     first = run("a", "task=imagenet scale=paper compress=irratt rank=192", compression=about([5, 3], 60.0, 75.0, 50.0))
     run("b", "task=imagenet scale=paper compress=irratt rank=96", compression=about([3, 3], 40.0, "not run", 30.0))

@@ -64,6 +64,7 @@ def test_what_was_not_measured_has_its_command(number: int) -> None:
     assert all("task.compat=true data_root=QUESTIONS" in note for note in commands)
 
 
+@pytest.mark.slow
 def test_a_record_counts_for_the_questions_that_it_asked() -> None:
     assert is_corpus("FEVER in /data: 1296 validation and 5190 test questions", SPECS[2].corpus)
     assert not is_corpus("FEVER in /data: 20 validation and 80 test questions", SPECS[2].corpus)

@@ -53,6 +53,7 @@ def test_a_limit_of_minutes_says_that_it_ended_the_training(
     assert any("mean over about 1000 updates, and there were 1:" in message for message in caplog.messages)
 
 
+@pytest.mark.slow
 def test_an_average_of_the_weights(start: Start, tmp_path: Path) -> None:
     """Without memory it is the last weights; otherwise other weights are validated, kept and scored."""
     common = ("task.train.keep_best=1",)
@@ -70,6 +71,7 @@ AVERAGES = {
 }
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_changes_nothing_but_time_and_memory(start: Start, tmp_path: Path) -> None:
     run(start, tmp_path / "plain")
     run(start, tmp_path / "again", "hardware.gradient_checkpointing=true")

@@ -59,7 +59,10 @@ def folder(tmp_path: Path, name: str = "run") -> Path:
     return tmp_path / name
 
 
-@pytest.mark.parametrize("compress", ["irratt", "cp_slimatt", "none"])
+@pytest.mark.parametrize(
+    "compress",
+    [pytest.param("irratt", marks=pytest.mark.slow), pytest.param("none", marks=pytest.mark.slow), "cp_slimatt"],
+)
 def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_path: Path) -> None:
     cfg, record = start(f"compress={compress}", *(["rank=9"] if compress != "none" else []))
     directory = folder(tmp_path)
@@ -142,6 +145,7 @@ def test_mode_compress(start: Start, tmp_path: Path) -> None:
         compress_mode.run(cfg, record, folder(tmp_path, "again"))
 
 
+@pytest.mark.slow
 def test_mode_compress_with_calibration_images_and_a_budget(start: Start, tmp_path: Path) -> None:
     given = ["mode=compress", "compress=tensorllm", "compress.keep=0.6", "compress.weighted=true"]
     cfg, record = start(*given)
