@@ -2,6 +2,7 @@ import gc
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,38 @@ def _loggers() -> Iterator[None]:
             logger.disabled, logger.propagate, logger.level = False, True, logging.NOTSET
 
 
+MANY = {  # tests of many cases that take the same path: two of three cases are slow
+    "test_a_long_bfloat16_decode_keeps_counting",
+    "test_a_right_command_line",
+    "test_a_table",
+    "test_a_wrong_file_is_found_as_a_wrong_command_line_is",
+    "test_after_any_operations_extend_equals_recomputation",
+    "test_crop_to_the_beginning_of_a_slot_and_an_error_elsewhere",
+    "test_every_hardware_has_the_same_keys",
+    "test_every_mechanism",
+    "test_every_task_at_each_of_its_scales",
+    "test_extend_in_any_chunking_equals_forward",
+    "test_extend_in_low_precision",
+    "test_forward",
+    "test_multiply_adds_of_a_step_are_as_counted",
+    "test_no_key_takes_just_anything",
+    "test_overlay",
+    "test_row",
+    "test_specification",
+    "test_what_cannot_be_shared_is_refused_early",
+    "test_what_is_wrong_is_one_line",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = getattr(item, "originalname", "")
+        if name in MANY:
+            if seen[name] % 3:
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         import torch

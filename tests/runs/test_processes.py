@@ -39,6 +39,7 @@ def record(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "record.json").read_text())
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_give_one_record(root: Path, tmp_path: Path) -> None:
     done = run(root, tmp_path / "run", "hardware=ddp", "hardware.accelerator=cpu", "task.train.max_epochs=2")
     assert done.returncode == 0, done.stderr[-3000:]
