@@ -11,6 +11,7 @@ from pathlib import Path
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
 
+SAMPLE = "sample"  # in place of a decoder's folder or name: a small model, trained on the task's own text
 TIMM = "attnlab.pretrained.timm.VisionTransformer"  # the `_target_` whose weights are files, runs or names of timm
 SAVED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, today and before version 1.6
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")  # endings of weight files

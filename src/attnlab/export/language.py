@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig
 
+from attnlab.config.model import SAMPLE
 from attnlab.data.text.vocabulary import Vocabulary, WordVocabulary
 from attnlab.export import deepseek, llama, remote
 from attnlab.export.card import card
@@ -118,7 +119,7 @@ def _original(model: Decoder, cfg: DictConfig) -> Any:
     from attnlab.pretrained import decoder, huggingface
 
     source = str(cfg.task.weights)
-    options = dict(decoder.SAMPLE) if source == decoder.SAMPLE_NAME else huggingface.config_of(source)
+    options = dict(decoder.SAMPLE) if source == SAMPLE else huggingface.config_of(source)
     return decoder.unread(model, options, source)
 
 

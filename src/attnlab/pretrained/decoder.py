@@ -20,7 +20,6 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }  # fmt: skip
 STATIC = ("default", "linear", "llama3", "yarn")  # rotary tables that do not change with the text's length
-SAMPLE_NAME = "sample"  # in place of a folder or a name of the hub: a small model, trained on the task's own text
 SAMPLE: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 257,  # bytes and the mark between texts

@@ -5,11 +5,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from attnlab.config.model import SAMPLE
 from attnlab.data.text.corpora import TextCorpus
 from attnlab.data.text.vocabulary import END_OF_TEXT, BytePairVocabulary, Ends
 from attnlab.errors import ConfigError
-
-SAMPLE = "sample"  # the source of the sample model, whose tokens are bytes
 
 
 class PretrainedTokens:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attnlab.attention import MHA, Attention
 from attnlab.config.build import instantiate
+from attnlab.config.model import SAMPLE
 from attnlab.conversion import Conversion, Layer
 from attnlab.conversion.layers import convert
 from attnlab.data.text.corpora import Split
@@ -25,7 +26,6 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import Decoder
 from attnlab.runs.files import write_text
 from attnlab.runs.record import first_process
-from attnlab.tasks.language_modelling.pretrained import SAMPLE
 
 if TYPE_CHECKING:
     from attnlab.data.text.language_modelling import LanguageModellingData
@@ -35,6 +35,19 @@ log = logging.getLogger(__name__)
 CONVERSION = "conversion.json"  # in the run directory: what builds the attention of each layer
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
 POINTS = ("original", "converted", "healed")
+
+
+def point(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Perplexity, cache and speed of one state of the model.
+
+    Args:
+        found: the sections `quality`, `kv_cache` and `inference` of a record.
+    """
+    cache = {
+        f"cache_{name}": found["kv_cache"][name] for name in ("bytes_per_token", "bytes_measured", "bytes_predicted")
+    }
+    speed = found["inference"]["tokens_per_second"]
+    return {"perplexity": found["quality"]["perplexity"], **cache, "tokens_per_second": speed}
 
 
 def target_of(cfg: DictConfig) -> Conversion | None:

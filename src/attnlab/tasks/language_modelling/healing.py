@@ -31,7 +31,12 @@ class Healed(LanguageModelling):
         super().__init__(model, vocabulary, **arguments)
         self.healing = healing
         self.teacher: list[Decoder] = []
+        self._updates = 0.0  # of the whole training, known when it begins
         self.freeze()
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._updates = float(self.trainer.estimated_stepping_batches)
 
     def freeze(self) -> None:  # type: ignore[override]
         """Leave only the weights that `healing` trains, of the model as it is now."""
@@ -45,8 +50,7 @@ class Healed(LanguageModelling):
     @property
     def progress(self) -> float:
         """Share of the updates that are done."""
-        total = float(self.trainer.estimated_stepping_batches)
-        return min(1.0, self.global_step / total) if total > 0 else 0.0
+        return min(1.0, self.global_step / self._updates) if self._updates > 0 else 0.0
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """In training those of the present objective; the reported loss is then the objective too."""

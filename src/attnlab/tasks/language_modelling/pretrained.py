@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from attnlab.config.model import SAMPLE
 from attnlab.errors import ConfigError
 
 KIND = "attnlab.tasks.language_modelling.task.LanguageModellingTask"
-SAMPLE = "sample"  # in place of a folder or a name of the hub: the small model that is trained on the task's own text
 HEALING = {  # keys that follow from convert.healing, unless they are given themselves
     "task.train.max_steps": "steps",
     "task.train.batch.tokens": "tokens",
@@ -37,7 +37,7 @@ def configured(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
     converts = cfg.hydra.runtime.choices.get("convert") not in (None, "none")
     if OmegaConf.select(cfg, "task.kind._target_") != KIND or not (converts or cfg.model is not None):
         return cfg
-    if own := [key for key in given if key == "attention" or key.startswith(("attention.", "task.model", "stride@"))]:
+    if own := [key for key in given if key == "attention" or key.startswith(("attention.", "task.model"))]:
         raise ConfigError(f"{own[0]}=: the pretrained model has its own; convert=mla or the like changes its attention")
     source = SAMPLE if cfg.model is None else str(cfg.model)
     model, layers, options = nodes(source)

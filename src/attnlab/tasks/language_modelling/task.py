@@ -21,6 +21,7 @@ from attnlab.tasks.language_modelling.converting import (
     converted,
     load_original,
     outline,
+    point,
     read_nodes,
     reshape,
     target_of,
@@ -186,16 +187,7 @@ class LanguageModellingTask(TextTask):
         callbacks = self.scoring(directory, data, module)
         if not test(self.cfg, data, module, callbacks) or not first_process():
             return {}
-        found = contributions(callbacks)
-        more = self._continued(directory, data, module)
-        quality = found["quality"]
-        return {
-            "perplexity": quality["perplexity"],
-            "cache_bytes_per_token": more["kv_cache"]["bytes_per_token"],
-            "cache_bytes_measured": more["kv_cache"]["bytes_measured"],
-            "cache_bytes_predicted": more["kv_cache"]["bytes_predicted"],
-            "tokens_per_second": more["inference"]["tokens_per_second"],
-        }
+        return point(contributions(callbacks) | self._continued(directory, data, module))
 
     def keep(self, directory: Path, data: LanguageModellingData) -> None:
         data.vocabulary.save(directory / VOCABULARY)
@@ -238,13 +230,7 @@ class LanguageModellingTask(TextTask):
         for section, values in self._continued(directory, data, module).items():
             record[section] |= values
         if "conversion" in record and self.cfg.mode == "train":
-            record["conversion"]["points"]["healed"] = {
-                "perplexity": record["quality"]["perplexity"],
-                "cache_bytes_per_token": record["kv_cache"]["bytes_per_token"],
-                "cache_bytes_measured": record["kv_cache"]["bytes_measured"],
-                "cache_bytes_predicted": record["kv_cache"]["bytes_predicted"],
-                "tokens_per_second": record["inference"]["tokens_per_second"],
-            }
+            record["conversion"]["points"]["healed"] = point(record)
 
     def _continued(self, directory: Path, data: Any, module: Any) -> dict[str, dict[str, Any]]:
         cfg = self.cfg
