@@ -25,6 +25,7 @@ from attnlab.config.compose import Composer
 from attnlab.errors import ConfigError, DataError
 from attnlab.runs import cluster, multirun
 from attnlab.runs.decision import Decision
+from attnlab.runs.files import write_text
 from tests.golden.runs import corpus
 from tests.runs import fake_slurm
 from tests.runs.test_kill import TINY
@@ -135,10 +136,9 @@ def test_another_node_takes_the_decision_of_the_first(
     assert other.is_alive() and len(ran) == 1  # the note is that of the start before
     note = json.loads((tmp_path / "sweep/jobs/0.json").read_text())
     monkeypatch.setattr(multirun, "decide", lambda *_: pytest.fail("the first node decides"))
-    (tmp_path / "sweep/jobs/0.json").write_text(
-        json.dumps(note | {"start": cluster.start_number(), "what": "continue", "directory": "before"})
-    )
-    other.join(10)
+    decided = note | {"start": cluster.start_number(), "what": "continue", "directory": "before"}
+    write_text(tmp_path / "sweep/jobs/0.json", json.dumps(decided))  # whole: the thread reads it every 10 ms
+    other.join(60)
     assert ran == [([*LINES, "hardware=cpu"], own), (["hardware=cpu", f"resume='{before}'"], before)]
     assert capsys.readouterr().err.count("job 0:") == 1
 
