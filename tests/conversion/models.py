@@ -45,7 +45,13 @@ GPT2 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-SMOLLM = {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+SMOLLM = {
+    "hidden_size": 36,
+    "head_dim": 12,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **SIZES},
     "llama3": {"model_type": "llama", **SIZES, "rope_parameters": LLAMA3},

@@ -107,7 +107,7 @@ class ToMLA(Conversion):
     def refuse(self, attention: Attention) -> None:
         super().refuse(attention)
         if isinstance(attention, SlidingWindow):
-            raise ConfigError(f"{self.name}: MLA has no sliding window, which the original has")
+            raise ConfigError(f"convert={self.name}: MLA has no sliding window, which the original has")
 
     def node(self, attention: MHA, split: tuple[int, int]) -> dict[str, Any]:
         rope, rank = split
