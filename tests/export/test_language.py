@@ -35,6 +35,23 @@ def predicted(model: LanguageModel, rows: int, positions: int) -> int:
     return sum(a.cache_elements(rows, positions) for a in model.attentions) * 4
 
 
+@torch.no_grad()
+def test_two_folders_of_one_name_have_their_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process: transformers keeps one model class for each config class."""
+    import transformers
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    for attention in ("mla", "tpa"):
+        model, folder, _ = exported(tmp_path, attention)
+        place = tmp_path / f"{attention}-run" / "exported"
+        place.parent.mkdir()
+        folder.rename(place)
+        theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
+        assert torch.equal(theirs(ids(2, 9)).logits, model(ids(2, 9)))
+
+
 # --- a plain Llama --------------------------------------------------------------------------------------------------
 
 

@@ -70,6 +70,10 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         signature = f"   ({quality['signature']})" if "signature" in quality else ""
         yield label(headline), f"{quality[headline]}{signature}"
         yield from ((label(key), str(quality[key])) for key in others if isinstance(quality[key], float))
+    for point, values in record.get("conversion", {}).get("points", {}).items():
+        if values != NOT_RUN:
+            measured = f"{values['cache_bytes_per_token']:,} bytes of cache per token, {values['tokens_per_second']}"
+            yield point, f"perplexity {values['perplexity']:.4f}, {measured} tokens/s"
     total, attention = (record["parameters"][key] for key in ("total", "attention"))
     yield "parameters", f"{total:,}   (attention {attention:,})"
     if rate := compression.get("rate"):

@@ -305,13 +305,25 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     reading = readers["checkpoint"]
     if cfg.mode in set(reading.modes) - set(reading.optional):
         untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has
-        if cfg.checkpoint is None and not (untrained and cfg.model is not None):
+        pretrained = cfg.task.get("weights") is not None  # a decoder, which can be used as it is
+        if cfg.checkpoint is None and not ((untrained or pretrained) and cfg.model is not None):
             also = ", or model=<a run, a folder or a name of the hub>" * untrained
             raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>{also}")
+        if cfg.checkpoint is None and pretrained and cfg.hydra.runtime.choices.convert != "none":
+            convert = f"convert={cfg.hydra.runtime.choices.convert}"
+            raise ConfigError(
+                f"mode={cfg.mode} with {convert}: a model is converted by mode=convert, or by training; give "
+                f"checkpoint=<that run>, or leave {convert} out to use model={cfg.model} as it is"
+            )
         if untrained and cfg.checkpoint is not None and cfg.model is not None:
             raise ConfigError(f"checkpoint={cfg.checkpoint} and model={cfg.model}: give one of them")
     if cfg.mode == "export" and cfg.checkpoint is None and cfg.model is None:
         raise ConfigError("mode=export needs checkpoint=<a trained run> or model=<a run of mode=compress>")
+    if cfg.mode == "export" and cfg.checkpoint is None and cfg.task.get("weights") is not None:
+        raise ConfigError(
+            f"mode=export: model={cfg.model} is what transformers reads already; give checkpoint=<a run that has "
+            "converted or trained it>"
+        )
     if cfg.data_root == "":
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
     if cfg.checkpoint is not None:

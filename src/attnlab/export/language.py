@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig
 
+from attnlab.attention import MHA
 from attnlab.config.model import SAMPLE
 from attnlab.data.text.vocabulary import Vocabulary, WordVocabulary
 from attnlab.export import deepseek, llama, remote
@@ -46,9 +47,9 @@ def export(
     """Write a language model as a folder that transformers loads without attnlab.
 
     A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`, and a pretrained
-    decoder that kept its attention what it was before. Any other gets its modelling files, generated from the sources
-    of its classes; it decodes with its own small cache. A decoder that was converted to MLA can become a
-    `DeepseekV3ForCausalLM` instead.
+    decoder that kept its attention, or has fewer key-value heads now, what it was before. Any other gets its modelling
+    files, generated from the sources of its classes; it decodes with its own small cache. A decoder that was converted
+    to MLA can become a `DeepseekV3ForCausalLM` instead.
 
     Args:
         model: with its weights, on the CPU.
@@ -72,7 +73,7 @@ def export(
     converted: Any = None
     if format == "deepseek":
         converted, form, reason = deepseek.convert(model), "deepseek", None
-    elif isinstance(model, Decoder) and layers is None:
+    elif isinstance(model, Decoder) and _grouped(model):
         converted, form, reason = _original(model, cfg), "original", None
     words = tokenizer_of(vocabulary, model.longest)
     notes = _notes(vocabulary, model.longest)
@@ -114,12 +115,24 @@ def export(
     return form
 
 
+def _grouped(model: Decoder) -> bool:
+    """Whether the layers have grouped-query attention as in the model's family of transformers."""
+    attentions = [a for a in model.attentions if isinstance(a, MHA)]
+    if len(attentions) < len(model.attentions) or len({a.num_kv_heads for a in attentions}) > 1:
+        return False
+    return model.positions is None or attentions[0].num_kv_heads == attentions[0].num_heads  # GPT-2 has no groups
+
+
 def _original(model: Decoder, cfg: DictConfig) -> Any:
     """The model of transformers from which a decoder was read, with the decoder's weights."""
     from attnlab.pretrained import decoder, huggingface
 
     source = str(cfg.task.weights)
-    options = dict(decoder.SAMPLE) if source == SAMPLE else huggingface.config_of(source)
+    options = dict(decoder.SAMPLE if source == SAMPLE else huggingface.config_of(source))
+    first = model.attentions[0]
+    assert isinstance(first, MHA)
+    if "num_key_value_heads" in options:
+        options["num_key_value_heads"] = first.num_kv_heads
     return decoder.unread(model, options, source)
 
 

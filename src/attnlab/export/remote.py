@@ -1,5 +1,6 @@
 """A language model as a folder with its own modelling files, which transformers loads with trust_remote_code=True."""
 
+import hashlib
 import pkgutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,10 @@ from attnlab.export import sources
 from attnlab.models import LanguageModel
 
 CODE = ("attnlab.export.configuration_attnlab", "attnlab.export.modeling_attnlab")
+CONFIGURATION = "configuration_attnlab.py"
+# transformers uses one model class for one config class, and takes config files of equal content, in folders of equal
+# name, for one class: without the mark the second of two such folders would be built with the code of the first.
+MARK = "\n# SHA-256 of the code of this folder, which makes its config class one of its own: {}\n"
 REGISTRY = "attnlab.export.classes"  # written anew for each folder
 
 
@@ -66,6 +71,8 @@ def code_of(modules: dict[str, str]) -> dict[str, str]:
     files["classes.py"] = "\n".join(
         ['"""The classes that config.json names."""', "", *imports, "", f"CLASSES: dict[str, type] = {{{table}}}", ""]
     )
+    content = "".join(f"{name}\n{files[name]}" for name in sorted(files))
+    files[CONFIGURATION] += MARK.format(hashlib.sha256(content.encode()).hexdigest())
     return files
 
 

@@ -1,4 +1,4 @@
-"""mode=test checkpoint=...: score the test set with the weights of a run."""
+"""mode=test: score the test set with the weights of a run, or with a pretrained decoder as it is."""
 
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,18 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Load the checkpoint into the configured model and score it.  The checkpoint is read before the data.
 
     Args:
-        cfg: the fixed configuration, with `checkpoint`.
+        cfg: the fixed configuration, with `checkpoint`, or with the pretrained weights of a language model.
         record: the run's; it is filled.
         directory: the run's; predictions are written there.
     """
     task = task_of(cfg)
-    path, weights, found = task.read_weights(Path(cfg.checkpoint).expanduser())
+    stored = None if cfg.checkpoint is None else task.read_weights(Path(cfg.checkpoint).expanduser())
     seed_everything(cfg.seed, workers=True, verbose=False)
     data, module = task.prepare(record, "test")
-    check_identity(path, found, module.identity)
-    load_into(module.model, path, weights)
+    if stored is None:
+        task.before_fit(record, directory, data, module)  # reads the pretrained weights
+    else:
+        path, weights, found = stored
+        check_identity(path, found, module.identity)
+        load_into(module.model, path, weights)
     task.score(record, directory, data, module)

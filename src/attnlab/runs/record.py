@@ -87,7 +87,7 @@ def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None)
         "command": command,
         "task": cfg.task.name,
         "corpus": NOT_RUN,
-        "attention": choices.attention or "none",
+        "attention": _mechanism(choices),
         "stride": cfg.stride,
         "rank": cfg.rank,
         "compress": choices.compress,
@@ -102,6 +102,12 @@ def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None)
     skeleton["config"] = OmegaConf.to_container(cfg, resolve=True)
     skeleton["identity"] |= {"recipe": identity.recipe(cfg, weights), "weights": weights}
     return skeleton
+
+
+def _mechanism(choices: Mapping[str, Any]) -> str:
+    """The name of the attention that a run ends with: of a converted model that which its own became."""
+    convert = choices.get("convert")
+    return str(choices["attention"] or "none") if convert in (None, "none") else str(convert)
 
 
 def identify(record: dict[str, Any], corpus: str) -> None:

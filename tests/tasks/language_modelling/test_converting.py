@@ -119,6 +119,7 @@ def test_a_run_says_what_the_model_lost_and_won_back(healed: tuple[Path, dict[st
     directory, record = healed
     json.dumps(record)
     about = record["conversion"]
+    assert record["attention"] == "mla"  # what decodes now
     assert (about["target"], about["calibration"]["tokens"]) == ("mla", 256)
     assert [layer["rope_dim"] + layer["latent_dim"] for layer in about["layers"]] == [16, 16]
     assert all(0 <= layer["output_error"] < 1 for layer in about["layers"])
@@ -141,6 +142,19 @@ def test_the_run_is_used_as_any_other(healed: tuple[Path, dict[str, Any]], tmp_p
     generate.run(cfg, said, tmp_path)
     assert capsys.readouterr().out
     assert len(attnlab.load(directory).predict(["mefo damo"])) == 1
+
+
+def test_a_model_is_used_without_a_run(
+    start: Start, healed: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg, record = start("mode=test")
+    test.run(cfg, record, tmp_path)
+    assert record["attention"] == "gqa"
+    assert record["quality"]["perplexity"] == healed[1]["conversion"]["points"]["original"]["perplexity"]
+    cfg, record = start("mode=generate", "prompt=src", "task.sampling.temperature=0")
+    capsys.readouterr()
+    generate.run(cfg, record, tmp_path)
+    assert capsys.readouterr().out.startswith("src") and record["generation"]["tokens"] == 8
 
 
 def test_describe_knows_the_cache_without_weights(start: Start) -> None:
@@ -231,6 +245,25 @@ def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: P
         assert torch.allclose(both[0](ids).logits, both[1](ids).logits, atol=1e-5)
 
 
+def test_fewer_heads_are_written_as_the_same_family(start: Start, tmp_path: Path) -> None:
+    """Which other programs read without code of the folder."""
+    from transformers import AutoModelForCausalLM
+
+    run = tmp_path / "run"
+    cfg, record = start("convert=gqa", "mode=convert")
+    run.mkdir()
+    OmegaConf.save(cfg, run / "config.yaml")
+    convert.run(cfg, record, run)
+    cfg, record = used(run, "export")
+    export.run(cfg, record, tmp_path)
+    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert (type(theirs).__name__, theirs.config.num_key_value_heads) == ("LlamaForCausalLM", 1)
+    module: Any = attnlab.load(run)
+    ids = torch.randint(257, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(theirs(ids).logits, module.module.model(ids), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -240,6 +273,8 @@ def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: P
         (["convert=mla", "convert.latent=svd"], "convert.latent"),
         (["convert=mlp"], "no such convert"),
         (["convert=tpa", "stride=2"], "has no stride"),
+        (["convert=mla", "mode=generate"], "mode=generate with convert=mla: a model is converted by mode=convert"),
+        (["mode=export"], "is what transformers reads already"),
     ],
 )
 def test_what_is_wrong_is_one_line(words: list[str], said: str, start: Start) -> None:

@@ -32,6 +32,17 @@ class PretrainedTokens:
             vocab_size: the number of ids in the model's table.
 
         Raises:
+            DataError, ConfigError: as :meth:`vocabulary`.
+        """
+        return self.vocabulary(vocab_size)
+
+    def vocabulary(self, vocab_size: int) -> BytePairVocabulary:
+        """The vocabulary of a model.
+
+        Args:
+            vocab_size: the number of ids in the model's table.
+
+        Raises:
             DataError: the tokenizer cannot be read.
             ConfigError: it does not belong to the model, or has no end token.
         """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnlab.config.build import instantiate
 from attnlab.data.samples.markov import Source
+from attnlab.data.text.pretrained_tokens import PretrainedTokens
 from attnlab.data.text.vocabulary import Vocabulary, Words, read_vocabulary
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
@@ -195,6 +196,17 @@ class LanguageModellingTask(TextTask):
     def lend(self, data: LanguageModellingData, files: Mapping[str, Path]) -> None:
         if VOCABULARY in files:
             data.own_vocabulary = read_vocabulary(files[VOCABULARY])
+
+    def restore(self) -> LanguageModelling:
+        """As for every task; without `checkpoint=` the pretrained decoder of `model=` as it is."""
+        if self.cfg.checkpoint is not None:
+            module: LanguageModelling = super().restore()
+            return module
+        device, data = device_of(self.cfg), self.cfg.task.data
+        words: PretrainedTokens = instantiate(data.vocabulary, path="task.data.vocabulary")
+        module = self._module(words.vocabulary(data.vocab_size))
+        load_original(self.cfg, module.model, None)
+        return module.to(device).eval()
 
     def rebuilt(self, weights: Path) -> LanguageModelling:
         vocabulary = read_vocabulary(beside(weights, VOCABULARY, "the vocabulary"))
