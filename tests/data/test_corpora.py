@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from attnlab.data import BillionWords, BytePairs, FineWebEdu, PennTreebank, WikiText, Words
+from attnlab.data import BillionWords, BytePairs, FineWebEdu, PennTreebank, WikiText, WikiTextRaw, Words
 from attnlab.data.samples.markov import Source
 from attnlab.data.samples.text import write_text
 from attnlab.data.text.corpora import SPLITS, TextCorpus
@@ -44,6 +44,20 @@ def test_wikitext_may_be_packed_or_be_named_as_in_other_copies(tmp_path: Path) -
     (tmp_path / "test.txt").write_text("d")
     assert list(WikiText().texts(tmp_path, "train")) == [" = A = ", "", " a \u2028 b"]
     assert [list(WikiText().texts(tmp_path, split)) for split in SPLITS[1:]] == [["c"], ["d"]]
+
+
+def test_raw_text_is_joined_as_the_rows_of_the_data_set_are(tmp_path: Path) -> None:
+    """The same text from wiki.*.raw and from Parquet files, whose rows have their line ends."""
+    lines = [" = A = \n", " \n", " a b \n"]
+    (tmp_path / "wiki.test.raw").write_text("".join(lines))
+    (found,) = WikiTextRaw().texts(tmp_path, "test")
+    assert found == " = A = \n\n\n\n\n a b \n"
+    folder = tmp_path / "wikitext-2-raw-v1"
+    folder.mkdir()
+    rows = [line if line.strip() else "" for line in lines]
+    for part, texts in enumerate((rows[:2], rows[2:])):
+        parquet.write_table(pyarrow.table({"text": texts}), folder / f"test-0000{part}-of-00002.parquet")
+    assert list(WikiTextRaw().texts(tmp_path, "test")) == [found]
 
 
 def test_ptb_in_mikolov_s_folders(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.check import compose
+from attnlab.report.match import composed
 from attnlab.runs import record as records
 
 MUSTC = "MuST-C en-de at /some/where: train 229703, dev 1423, tst-COMMON 2641 segments"
@@ -41,7 +42,7 @@ def run(tmp_path: Path) -> Run:
     def make(name: str, row: str, *overrides: str, **values: Any) -> Path:
         pretrained = ["task.encoder_checkpoint=asr"] if "mustc" in row else []
         arguments = [*shlex.split(row), *pretrained, *overrides]
-        cfg = compose(*arguments)
+        cfg = composed(*arguments)
         record = finished(cfg, arguments)
         for key, value in values.items():
             section, _, last = key.rpartition("__")

@@ -11,18 +11,24 @@ from omegaconf import DictConfig
 
 from attnlab.bench import Settings
 from attnlab.config.build import CONF, instantiate, leaves
-from attnlab.config.check import compose
+from attnlab.config.check import check, compose
 from attnlab.modes import describe
+from attnlab.pretrained import huggingface
 from attnlab.report import everything
+from attnlab.report.match import composed
 from attnlab.report.spec import Row, Spec, read_spec
 from attnlab.runs.store import Found
+from attnlab.tasks.language_modelling.pretrained import configured
+from tests.conversion.shapes import SHAPES
 
 ROOT = CONF.parent
 SPECS = everything.specifications(ROOT / "experiments")
 OVERLAYS = sorted(
     p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in (CONF / "experiment").rglob("*.yaml")
 )
-ROWS = [(path, row) for path in SPECS for row in read_spec(path).rows if row.command]
+EVERY = [(path, row) for path in SPECS for row in read_spec(path).rows if row.command]
+CONVERTED = {row.command: (path, row) for path, row in EVERY if path.parent.name == "convert"}
+ROWS = [(path, row) for path, row in EVERY if path.parent.name != "convert"]
 SEVERAL = {row.command: (path, row) for path, row in reversed(ROWS)}  # T6's tables repeat their rows
 FIRST = {path.parent.name + read_spec(path).command: command for command, (path, _) in reversed(SEVERAL.items())}
 EACH_ROW = [
@@ -48,7 +54,7 @@ def described(cfg: DictConfig) -> dict[str, Any]:
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_overlay(name: str) -> None:
     """It composes, is checked, builds on meta, and its comment has its command."""
-    cfg = compose(f"experiment={name}")
+    cfg = check([f"experiment={name}"], complete=configured).jobs[0]
     assert cfg.choices.experiment == name
     assert f"experiment={name} " in (CONF / "experiment" / f"{name}.yaml").read_text().replace("\n", " ")
     assert isinstance(instantiate(cfg.bench), Settings)
@@ -92,6 +98,20 @@ def test_row(path: Path, row: Row) -> None:
     if "counted" in row.computed:  # Tensorized, table 4
         dense = 4 * record["d_model"] ** 2 * record["layers"]
         assert row.computed["counted"] == round(dense / record["parameters"]["attention"], 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "row"), CONVERTED.values(), ids=lambda part: getattr(part, "label", ""))
+def test_row_of_a_converted_model(path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cache is the share that the row says, by the model's published sizes alone."""
+    monkeypatch.setattr(huggingface, "config_of", SHAPES.__getitem__)
+    cfg = check(read_spec(path).overrides(row), complete=configured).jobs[0]
+    found = described(cfg)["kv_cache"]["elements_per_token_per_layer"]
+    sizes = SHAPES[cfg.model]
+    width = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+    share = 100 * found / (2 * sizes["num_key_value_heads"] * width)
+    said = float(row.facts["cache"]) if "cache" in row.facts else 100 - float(row.facts["saved"])
+    assert share == pytest.approx(said, abs=0.2)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +163,7 @@ def test_specification(path: Path) -> None:
         assert all(re.fullmatch(r"-?\d+(\.\d+)?[KMB]?", number) for number in words)
         _ratios_are_the_published_ones(spec, row)
     first = next(row for row in spec.rows if row.command)
-    assert compose(*spec.overrides(first))
+    assert composed(*spec.overrides(first))
     if spec.before.startswith("python -m src.run"):
         assert compose(*shlex.split(spec.before)[3:])
 

@@ -9,7 +9,7 @@ from attnlab.data.speech.mustc import MustC
 from attnlab.data.speech.spoken_language import SLURP, Picovoice
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.table import Table
-from attnlab.data.text.corpora import BillionWords, FineWebEdu, PennTreebank, TextFiles, WikiText
+from attnlab.data.text.corpora import BillionWords, FineWebEdu, PennTreebank, TextFiles, WikiText, WikiTextRaw
 from attnlab.data.text.parallel import Parallel
 from attnlab.data.text.pretrained_tokens import PretrainedTokens
 from attnlab.data.text.source_text import SourceText
@@ -42,6 +42,7 @@ __all__ = [
     "TextFiles",
     "Tokenizer",
     "WikiText",
+    "WikiTextRaw",
     "Words",
     "XSum",
     "collate",

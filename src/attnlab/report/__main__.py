@@ -55,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--speed", nargs="+", type=Path, metavar="PLACE", help="records of mode=bench: SPEED.md, a line for each ratio"
     )
     parser.add_argument(
-        "--compressed", nargs="+", type=Path, metavar="PLACE", help="records of compressed models: table and plots"
+        "--compressed",
+        nargs="+",
+        type=Path,
+        metavar="PLACE",
+        help="records of compressed or converted models: table and plots",
     )
     parser.add_argument(
         "--out", type=Path, help="--bench, --speed, --compressed: where to write (default: beside the first record)"
@@ -116,7 +120,7 @@ def written(options: argparse.Namespace) -> list[Path]:
     """
     if options.specs:
         return tables(options.specs, options.records)
-    from attnlab.report import bench, compression, everything, reasoning, speed
+    from attnlab.report import bench, compression, conversion, everything, reasoning, speed
 
     if options.everything:
         return everything.tables(options.everything)
@@ -127,8 +131,9 @@ def written(options: argparse.Namespace) -> list[Path]:
             records = collect(places)
             if not records:
                 raise DataError("no readable record among those given")
-            if places is options.compressed and all(reasoning.is_one(one) for one in records):
-                report = reasoning
+            if places is options.compressed:
+                kinds = [kind for kind in (reasoning, conversion) if all(kind.is_one(one) for one in records)]
+                report = kinds[0] if kinds else report
             return report.render(records, options.out or records[0].path.parent)
     return []
 

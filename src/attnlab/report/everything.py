@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attnlab.errors import DataError
-from attnlab.report import bench, compression, speed
+from attnlab.report import bench, compression, conversion, speed
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
 from attnlab.runs.store import Found, collect
@@ -25,14 +25,20 @@ def specifications(root: Path) -> list[Path]:
 def folders(root: Path) -> list[tuple[Path, Report]]:
     """Folders of records that have a report of their own, with its function.
 
-    A folder with runs.csv is left out: the table itself lists its runs, and no record is committed.
+    Of a folder with runs.csv no record is committed. Converted models are reported from that file; other such folders
+    are left out: their table itself lists the runs.
 
     Args:
         root: experiments/.
     """
     found: list[tuple[Path, Report]] = [(path.parent, bench.render) for path in sorted(root.glob("*/bench/bench.csv"))]
     found += [(path.parent, compression.render) for path in sorted(root.glob("*/*/sweep.csv"))]
-    return [(folder, report) for folder, report in found if not (folder / "runs.csv").is_file()]
+    found = [(folder, report) for folder, report in found if not (folder / "runs.csv").is_file()]
+    return found + [(path.parent, _converted(path.parent)) for path in sorted(root.glob("*/*/conversions.csv"))]
+
+
+def _converted(folder: Path) -> Report:
+    return lambda _, directory: conversion.write(conversion.read_runs(folder / "runs.csv"), directory)
 
 
 def below(folder: Path, records: Sequence[Found]) -> list[Found]:

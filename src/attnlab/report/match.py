@@ -13,7 +13,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from attnlab.config.build import leaves
-from attnlab.config.check import compose
+from attnlab.config.check import check
+from attnlab.config.model import OF_THE_MODEL, pretrained_decoder
 from attnlab.report.spec import Row, Spec
 from attnlab.runs.identity import canonical
 from attnlab.runs.speedup import PROTOCOL
@@ -75,7 +76,9 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
         return []
     cfg = composed(*spec.overrides(row))
     keys = {"task": cfg.task.name, "compress": cfg.choices.compress, "scale": cfg.choices.scale}
-    keys |= {"attention": cfg.choices.attention or "none", "stride": cfg.stride, "rank": cfg.rank}
+    keys |= {"stride": cfg.stride, "rank": cfg.rank}
+    if cfg.task.get("weights") is None:  # else the attention is the model's
+        keys["attention"] = cfg.choices.attention or "none"
     mine = [f for f in records if f.record["corpus"].startswith(row.corpus)]
     if row.corpus:  # such a table has several models too: another one's record is no near match
         mine = [f for f in mine if f.record["config"].get("model") == cfg.model]
@@ -89,10 +92,12 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
 def composed(*overrides: str) -> DictConfig:
     """The configuration of a command line. Cached, because every table of a report composes its rows again; read-only.
 
+    Of a pretrained decoder only the name is known: its folder need not be here.
+
     Args:
         overrides: its settings.
     """
-    return compose(*overrides)
+    return check(overrides, complete=pretrained_decoder).jobs[0]
 
 
 def differences(found: Found, cfg: DictConfig) -> list[str]:
@@ -105,6 +110,11 @@ def differences(found: Found, cfg: DictConfig) -> list[str]:
     if not found.canonical:
         return ["no configuration is known of this old record: its recipe is unknown"]
     mine, theirs = dict(leaves(found.canonical)), dict(leaves(canonical(cfg)))
+    if "task.weights" in theirs:  # what a run has read from its model
+        parts = tuple(f"{node}." for node in OF_THE_MODEL)
+        for leaves_of in (mine, theirs):
+            for key in [key for key in leaves_of if f"{key}.".startswith(parts)]:
+                del leaves_of[key]
     wrong = []
     for key, without in PLACES.items():
         if theirs.get(key) is not None:

@@ -92,6 +92,41 @@ class WikiText(TextCorpus):
             (root / f"wiki.{stem}.tokens").write_text("".join(f" {line} \n" for line in source.lines(split)))
 
 
+class WikiTextRaw(TextCorpus):
+    """WikiText-2 or -103 before words are split; each part is one text, as perplexities of models are published.
+
+    Parts: wiki.{train,valid,test}.raw, or {train,validation,test}-*.parquet with the column text. Lines keep their line
+    ends, those of white space alone are empty texts, and two line ends join them: so the rows of the data set of the
+    Hugging Face hub are joined. A part is tokenized at once.
+
+    Args:
+        name: what records and messages call it.
+    """
+
+    def __init__(self, name: str = "WikiText-2 raw") -> None:
+        self.name = name
+
+    def files(self, root: Path, split: Split) -> list[Path]:
+        stem = {"train": "train", "validation": "valid", "test": "test"}[split]
+        folders = ("", "wikitext-2-raw-v1/", "wikitext-2-raw/", "wikitext-103-raw-v1/", "wikitext-103-raw/")
+        parquet = sorted(path for folder in folders for path in (root / folder).glob(f"{split}-*.parquet"))
+        if parquet:
+            return parquet
+        return [find(root, [f"{folder}wiki.{stem}.raw" for folder in folders], f"the {split} part of {self.name}")]
+
+    def texts(self, root: Path, split: Split) -> Iterator[str]:
+        files = self.files(root, split)
+        if files[0].suffix == ".parquet":
+            yield "\n\n".join(text for path in files for text in read_parquet(path, empty=True))
+            return
+        lines = [f"{line}\n" if line.strip() else "" for path in files for line in read_lines(path)]
+        yield "\n\n".join(lines)
+
+    def write_sample(self, root: Path, source: Source) -> None:
+        for split, stem in zip(SPLITS, ("train", "valid", "test"), strict=True):
+            (root / f"wiki.{stem}.raw").write_text("".join(f" {line} \n" for line in source.lines(split)))
+
+
 class BillionWords(TextCorpus):
     """The one billion word benchmark: 99 training shards and 50 held-out shards, a sentence per line.
 
@@ -194,7 +229,7 @@ class FineWebEdu(TextCorpus):
         first, last = {"validation": (0, self.number), "test": (self.number, 2 * self.number)}.get(
             split, (2 * self.number, None)
         )
-        documents = (text for path in self.files(root, split) for text in read_parquet(path))
+        documents = (text for path in self.files(root, split) for text in read_parquet(path, empty=True))
         found = False
         for text in islice(documents, first, last):
             found = True
@@ -225,11 +260,12 @@ class FineWebEdu(TextCorpus):
         parquet.write_table(pyarrow.table({"text": documents}), root / "000_00000.parquet")
 
 
-def read_parquet(path: Path) -> Iterator[str]:
+def read_parquet(path: Path, empty: bool = False) -> Iterator[str]:
     """The texts of the column `text`.  Raises DataError where the file is not Parquet or has no such column.
 
     Args:
         path: the file.
+        empty: whether texts without a letter are kept.
     """
     import pyarrow
     from pyarrow import parquet
@@ -242,7 +278,7 @@ def read_parquet(path: Path) -> Iterator[str]:
             if str(kind) not in ("string", "large_string", "string_view"):
                 raise DataError(f"{path}: the column `text` is of type {kind}; expected string")
             for batch in file.iter_batches(batch_size=256, columns=["text"]):
-                yield from (text for text in batch.column(0).to_pylist() if text)
+                yield from (text or "" for text in batch.column(0).to_pylist() if text or empty)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())[:200]})") from error
 

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
-from attnlab.config.model import SAMPLE
-from attnlab.errors import ConfigError
-
-KIND = "attnlab.tasks.language_modelling.task.LanguageModellingTask"
-HEALING = {  # keys that follow from convert.healing, unless they are given themselves
-    "task.train.max_steps": "steps",
-    "task.train.batch.tokens": "tokens",
-    "task.optimizer.lr": "lr",
-    "task.schedule.warmup_steps": "warmup",
-}
-NOT_DECAYED = {"task.optimizer.weight_decay": 0.0}
+from attnlab.config.model import SAMPLE, pretrained_decoder
 
 
 def configured(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
@@ -34,16 +23,12 @@ def configured(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
         ConfigError: the model has something that cannot be carried over, or what is given does not fit it.
         DataError: there is no such model, or its config cannot be read.
     """
-    converts = cfg.hydra.runtime.choices.get("convert") not in (None, "none")
-    if OmegaConf.select(cfg, "task.kind._target_") != KIND or not (converts or cfg.model is not None):
+    named = pretrained_decoder(cfg, given)
+    if named is cfg:
         return cfg
-    if own := [key for key in given if key == "attention" or key.startswith(("attention.", "task.model"))]:
-        raise ConfigError(f"{own[0]}=: the pretrained model has its own; convert=mla or the like changes its attention")
-    source = SAMPLE if cfg.model is None else str(cfg.model)
+    cfg, source = named, named.task.weights
     model, layers, options = nodes(source)
-    cfg = copy.deepcopy(cfg)
     with open_dict(cfg):
-        cfg.task.weights = source
         cfg.task.model = model
         cfg.task.data.vocab_size = options["vocab_size"]
         cfg.task.data.vocabulary = {"_target_": "attnlab.data.PretrainedTokens", "source": source}
@@ -52,19 +37,7 @@ def configured(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
         window = cfg.task.data.window
         if "task.data.window" not in given and window > model["max_length"]:
             cfg.task.data.window = model["max_length"]
-        if converts:
-            _heal(cfg, given)
     return cfg
-
-
-def _heal(cfg: DictConfig, given: Sequence[str]) -> None:
-    healing = cfg.convert.healing
-    for key, name in HEALING.items():
-        if key not in given:
-            OmegaConf.update(cfg, key, healing[name])
-    for key, value in NOT_DECAYED.items():
-        if key not in given:
-            OmegaConf.update(cfg, key, value)
 
 
 def nodes(source: str) -> tuple[dict[str, Any], list[dict[str, Any]], Mapping[str, Any]]:
