@@ -169,7 +169,7 @@ def test_whitened_svd_of_weights_is_uncentred_pca() -> None:
     ("target", "name", "said"),
     [
         (ToMLA(rope_dim=16, latent_dim=16), "llama", "no less than the 32"),
-        (ToMLA(keep=0.25, rope_dim=8), "llama", "leaves 8 numbers"),
+        (ToMLA(keep=0.25, rope_dim=8), "llama", "leaves a latent of 0 numbers"),
         (ToMLA(keep=0.5, rope_dim=6, rotary="transmla"), "llama", "rope_dim divides 8"),
         (ToGQA(groups=2), "llama", "expected a divisor of the 2"),
         (ToTPA(rank=3), "llama", "2 heads, and no more ranks"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention, SlidingWindow
+from attnlab.conversion.budget import Plan, Survey
 from attnlab.conversion.settings import Calibration, Healing
 from attnlab.conversion.statistics import Statistics
 from attnlab.errors import ConfigError
@@ -49,6 +50,11 @@ class Conversion(ABC):
         """The option of the group `convert`."""
         return type(self).__name__.removeprefix("To").lower()
 
+    @property
+    def refits(self) -> bool:
+        """Whether output projections are fitted to the original's output when a layer is converted."""
+        return False
+
     def refuse(self, attention: Attention) -> None:
         """Raise ConfigError if the target cannot hold this attention.
 
@@ -69,14 +75,44 @@ class Conversion(ABC):
             ConfigError: the cache would not shrink, or the settings do not fit the layer.
         """
 
+    def looks_ahead(self, attention: MHA) -> bool:
+        """Whether all layers of the original are surveyed before the first is converted.
+
+        Args:
+            attention: of the first layer.
+        """
+        return False
+
+    def survey(self, attention: MHA, found: Statistics) -> Survey:
+        """What :meth:`plans` needs to know of a layer.
+
+        Args:
+            attention: the original.
+            found: its statistics behind the original layers before it.
+        """
+        raise NotImplementedError
+
+    def plans(self, attentions: Sequence[MHA], surveys: Sequence[Survey]) -> Sequence[Plan]:
+        """What each layer gets.
+
+        Args:
+            attentions: of all layers.
+            surveys: of all layers.
+
+        Raises:
+            ConfigError: the layers do not fit together.
+        """
+        raise NotImplementedError
+
     @abstractmethod
-    def convert(self, attention: MHA, found: Statistics, inputs: Inputs) -> Layer:
+    def convert(self, attention: MHA, found: Statistics, inputs: Inputs, plan: Plan | None = None) -> Layer:
         """The converted layer.
 
         Args:
             attention: the original.
             found: its statistics on the calibration text.
             inputs: gives the batches that they were taken from.
+            plan: what the layer gets; None: what the settings say, or what is best for it alone.
 
         Raises:
             ConfigError: the settings do not fit the layer.

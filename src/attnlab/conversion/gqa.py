@@ -12,6 +12,7 @@ from torch import nn
 from attnlab.attention import MHA, SlidingWindow
 from attnlab.config.bounds import bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer, mha_node
+from attnlab.conversion.budget import Plan
 from attnlab.conversion.statistics import Statistics
 from attnlab.errors import ConfigError
 
@@ -39,7 +40,7 @@ class ToGQA(Conversion):
         return mha_node(attention) | self.sizes(attention)
 
     @torch.no_grad()
-    def convert(self, attention: MHA, found: Statistics, inputs: Inputs) -> Layer:
+    def convert(self, attention: MHA, found: Statistics, inputs: Inputs, plan: Plan | None = None) -> Layer:
         node = self.planned(attention)
         kind = SlidingWindow if isinstance(attention, SlidingWindow) else MHA
         options = {key: value for key, value in node.items() if key not in ("_target_", "rope_scaling")}

@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from attnlab.attention import MHA, Attention
 from attnlab.config.build import instantiate
-from attnlab.conversion.base import Conversion, Layer
+from attnlab.conversion.base import Conversion, Inputs, Layer
+from attnlab.conversion.budget import Plan, Survey
+from attnlab.conversion.refit import refit
 from attnlab.conversion.settings import Healing
-from attnlab.conversion.statistics import collect
+from attnlab.conversion.statistics import Statistics, collect
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder
 from attnlab.runs.cache import digest
@@ -29,6 +30,8 @@ from attnlab.runs.progress import progress
 
 log = logging.getLogger(__name__)
 BATCH = 4  # windows at a time
+SURVEYED = 4  # of so many windows one passes through the original first
+TINY = torch.finfo(torch.float64).tiny
 
 
 @torch.no_grad()
@@ -36,7 +39,8 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
     """Replace the attention of every layer.
 
     The texts pass through the model once: a layer's inputs come from the converted layers before it, so that it can
-    make up for their errors. Besides the weights, the inputs of one layer are held, and sums of one layer.
+    make up for their errors. Besides the weights, the inputs of one layer are held, and sums of one layer. Where layers
+    share a budget, a part of the texts passes through the original first, and a table of errors is kept of each layer.
 
     Args:
         decoder: in eval mode; it is changed.
@@ -57,6 +61,7 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
         assert isinstance(attention, MHA)
         target.planned(attention)
     key = _key(decoder, target, tokens) if folder is not None else ""
+    plans = _plans(decoder, target, tokens, folder, key)
     hidden = [decoder.embed(rows, 0) for rows in tokens.split(BATCH)]
     found = []
     with progress("converting layers", len(originals)) as advance:
@@ -66,7 +71,8 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
             place = None if folder is None else folder / f"layer-{number:03}.safetensors"
             layer = _stored(place, key)
             if layer is None:
-                layer = _layer(attention, target, lambda hidden=hidden, block=block: map(block.attention_norm, hidden))
+                inputs = lambda hidden=hidden, block=block: map(block.attention_norm, hidden)  # noqa: E731
+                layer = _layer(attention, target, inputs, plans[number])
                 if place is not None:
                     _store(place, key, layer)
             block.attention = layer.attention.to(attention.out.weight).train(attention.training)
@@ -76,13 +82,57 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
     return found
 
 
-def _layer(attention: MHA, target: Conversion, inputs: Any) -> Layer:
-    statistics = collect(attention, inputs())
-    if not statistics.moment.isfinite().all() or not statistics.of_query.isfinite().all():
+def _plans(
+    decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path | None, key: str
+) -> Sequence[Plan | None]:
+    """What each layer gets, from a pass of a part of the texts through the original."""
+    attentions = [attention for attention in decoder.attentions if isinstance(attention, MHA)]
+    if not target.looks_ahead(attentions[0]):
+        return [None] * len(attentions)
+    hidden = [decoder.embed(rows, 0) for rows in tokens[::SURVEYED].split(BATCH)]
+    surveys = []
+    with progress("surveying layers", len(attentions)) as advance:
+        for number, (block, attention) in enumerate(zip(decoder.blocks, attentions, strict=True)):
+            place = None if folder is None else folder / f"survey-{number:03}.safetensors"
+            found = _surveyed(place, key)
+            if found is None:
+                statistics = _collected(attention, map(block.attention_norm, hidden))
+                energy = sum(float(x.double().square().sum()) for x in hidden) / statistics.tokens
+                found = replace(target.survey(attention, statistics), weight=1 / max(energy, TINY))
+                if place is not None:
+                    write_bytes(place, save(found.tensors(), {"key": key}))
+            surveys.append(found)
+            hidden = [block(x, attention) for x in hidden]
+            advance(1)
+    return target.plans(attentions, surveys)
+
+
+def _surveyed(place: Path | None, key: str) -> Survey | None:
+    """The survey of a layer that an interrupted conversion has finished; None: there is none."""
+    if place is None or not place.is_file():
+        return None
+    try:
+        with safe_open(place, "pt") as file:
+            known = (file.metadata() or {}).get("key") == key
+        return Survey.of(load_file(place)) if known else None
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        log.warning("%s: damaged (%s); the layer is surveyed again", place, " ".join(str(error).split())[:120])
+        return None
+
+
+def _collected(attention: MHA, inputs: Iterable[Tensor]) -> Statistics:
+    found = collect(attention, inputs)
+    if not found.moment.isfinite().all() or not found.of_query.isfinite().all():
         raise DataError(
             "the calibration texts give keys or values that are not finite; check the model in float32 and the texts"
         )
-    layer = target.convert(attention, statistics, inputs)
+    return found
+
+
+def _layer(attention: MHA, target: Conversion, inputs: Inputs, plan: Plan | None) -> Layer:
+    layer = target.convert(attention, _collected(attention, inputs()), inputs, plan)
+    if target.refits:
+        refit(layer.attention, attention, inputs)
     lost = whole = 0.0
     mean: Tensor | float = 0.0
     outputs = [attention(x).double() for x in _some(inputs())]
@@ -107,7 +157,7 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
         content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     content.update(tokens.contiguous().numpy().tobytes())
     settings = repr(replace(target, healing=Healing()))  # which does not change what is converted
-    return digest([1, content.hexdigest(), type(target).__name__, settings])
+    return digest([2, content.hexdigest(), type(target).__name__, settings])
 
 
 def _store(place: Path, key: str, layer: Layer) -> None:
@@ -120,8 +170,6 @@ def _stored(place: Path | None, key: str) -> Layer | None:
     """A layer that an interrupted conversion has finished; None: there is none, or one of other settings."""
     if place is None or not place.is_file():
         return None
-    from safetensors import safe_open
-
     try:
         with safe_open(place, "pt") as file:
             about = file.metadata() or {}

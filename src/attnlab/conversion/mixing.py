@@ -7,6 +7,7 @@ the energy in few components. Components that lose their rotation are read as co
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -40,7 +41,49 @@ class Mixing(NamedTuple):
     lost: float
 
 
-def mix(found: Statistics, theta: Tensor, method: Rotary, width: int) -> Mixing:
+def check_width(method: Rotary, width: int, groups: int, pairs: int, said: str = "") -> None:
+    """Raise ConfigError if a method has no such number of rotary components; the settings alone tell.
+
+    Args:
+        method: see :func:`mix`.
+        width: d_r.
+        groups: G.
+        pairs: F, rotary pairs of a head.
+        said: where the width comes from, for the message; "": convert.rope_dim.
+    """
+    count, said = width // 2, said or f"convert.rope_dim={width}"
+    if width % 2 or not 0 <= count <= groups * pairs:
+        there = f"an even number up to {2 * groups * pairs}" if pairs else "0; the original has no rotary positions"
+        raise ConfigError(f"{said}: expected {there}")
+    if method == "transmla" and pairs and count <= pairs and (count == 0 or pairs % count):
+        raise ConfigError(
+            f"convert.rotary=transmla {said}: it keeps the first component of every c-th frequency, so that rope_dim "
+            f"divides {2 * pairs}"
+        )
+    if method in ("two_norm", "uniform") and count % groups:
+        raise ConfigError(
+            f"convert.rotary={method} {said}: every key head keeps the same number of components, so that rope_dim is "
+            f"a multiple of {2 * groups}"
+        )
+
+
+def widths(method: Rotary, groups: int, pairs: int) -> list[int]:
+    """All d_r that a method has, ascending.
+
+    Args:
+        method: see :func:`mix`.
+        groups: G.
+        pairs: F, rotary pairs of a head.
+    """
+    found = []
+    for width in range(0, 2 * groups * pairs + 1, 2):
+        with contextlib.suppress(ConfigError):
+            check_width(method, width, groups, pairs)
+            found.append(width)
+    return found
+
+
+def mix(found: Statistics, theta: Tensor, method: Rotary, width: int, kept: Tensor | None = None) -> Mixing:
     """Choose `width` / 2 complex components that keep their rotation.
 
     Args:
@@ -51,29 +94,49 @@ def mix(found: Statistics, theta: Tensor, method: Rotary, width: int) -> Mixing:
             frequencies); "two_norm" and "uniform": no mixing, and of each key head the frequencies with the largest
             product of norms, or evenly spread ones (MHA2MLA, section 3.1).
         width: d_r, even; 0: none, only where nothing is rotated or all of it may be lost.
+        kept: the components to keep, (G, F) bool, of :func:`scores`; None: the method chooses.
 
     Raises:
         ConfigError: the method has no such width.
     """
     groups, pairs = found.groups, found.pairs
-    count = width // 2
-    if not 0 <= count <= groups * pairs or width % 2:
-        raise ConfigError(f"convert.rope_dim={width}: expected an even number up to {2 * groups * pairs}")
+    check_width(method, width, groups, pairs)
     if not pairs:
         none = torch.zeros(0, groups * found.width, dtype=torch.float64)
         whole = torch.eye(groups * found.width, dtype=torch.float64)
         heads = torch.eye(found.width, dtype=torch.float64).repeat(found.heads, 1, 1)
         return Mixing(none, whole, heads[:, :0], heads, theta, 0.0)
-    basis, chosen = _METHODS[method](found, count)
+    basis, chosen = _METHODS[method](found, width // 2)
     loss = _losses(found, basis, stand_in=method == "score")
     keep = torch.zeros(groups, pairs, dtype=torch.bool)
     keep.view(-1)[chosen] = True
+    keep = keep if kept is None else kept
     return _mixing(found, theta, basis, keep, float(loss[~keep].sum()), stand_in=method == "score")
+
+
+def scores(found: Statistics, method: Rotary) -> Tensor:
+    """What components are worth, by which a method chooses those that keep their rotation, (G, F).
+
+    Args:
+        found: finished statistics.
+        method: "score": losses of the components of each frequency, the largest first; "two_norm": products of norms
+            of each key head; others do not read the data, and get zeros.
+    """
+    if method == "score" and found.pairs:
+        return _losses(found, _sorted_basis(found), stand_in=True)
+    return _norms(found) if method == "two_norm" and found.pairs else torch.zeros_like(found.energy[: found.groups])
+
+
+def _sorted_basis(found: Statistics) -> Tensor:
+    """Complex eigenvectors of each frequency, (F, G, G), those whose lost rotation costs most first."""
+    basis = torch.linalg.eigh(_moments(found)).eigenvectors.flip(-1)
+    order = _losses(found, basis, stand_in=True).sort(dim=0, descending=True, stable=True).indices
+    return basis.gather(2, order.mT[:, None].expand_as(basis))
 
 
 def _score(found: Statistics, count: int) -> tuple[Tensor, Tensor]:
     """Complex eigenvectors of each frequency, (F, G, G), and the components (c F + f) with the largest losses."""
-    basis = torch.linalg.eigh(_moments(found)).eigenvectors.flip(-1)
+    basis = _sorted_basis(found)
     loss = _losses(found, basis, stand_in=True)
     return basis, loss.flatten().topk(count).indices
 
@@ -83,34 +146,23 @@ def _transmla(found: Statistics, count: int) -> tuple[Tensor, Tensor]:
     if count > found.pairs:
         first = torch.arange(count)  # whole components, one after the other
         return basis, first
-    if count == 0 or found.pairs % count:
-        raise ConfigError(
-            f"convert.rotary=transmla convert.rope_dim={2 * count}: it keeps the first component of every c-th "
-            f"frequency, so that rope_dim divides {2 * found.pairs}"
-        )
     return basis, torch.arange(0, found.pairs, found.pairs // count)
 
 
-def _per_head(found: Statistics, count: int, method: str) -> int:
-    if count % found.groups:
-        raise ConfigError(
-            f"convert.rotary={method} convert.rope_dim={2 * count}: every key head keeps the same number of "
-            f"components, so that rope_dim is a multiple of {2 * found.groups}"
-        )
-    return count // found.groups
+def _norms(found: Statistics) -> Tensor:
+    """Products of the norms of keys and of the queries that read them, of each key head, (G, F)."""
+    keys = torch.stack([matrix.diagonal().real for matrix in _moments(found)], -1).sqrt()
+    return keys * found.energy.sqrt().unflatten(0, (found.groups, -1)).mean(1)
 
 
 def _two_norm(found: Statistics, count: int) -> tuple[Tensor, Tensor]:
-    each = _per_head(found, count, "two_norm")
-    keys = torch.stack([matrix.diagonal().real for matrix in _moments(found)], -1).sqrt()  # (G, F)
-    norms = keys * found.energy.sqrt().unflatten(0, (found.groups, -1)).mean(1)
-    chosen = norms.topk(each, -1).indices + torch.arange(found.groups)[:, None] * found.pairs
+    each = count // found.groups
+    chosen = _norms(found).topk(each, -1).indices + torch.arange(found.groups)[:, None] * found.pairs
     return _identity(found), chosen.flatten()
 
 
 def _uniform(found: Statistics, count: int) -> tuple[Tensor, Tensor]:
-    each = _per_head(found, count, "uniform")
-    places = torch.linspace(0, found.pairs - 1, each).round().long()
+    places = torch.linspace(0, found.pairs - 1, count // found.groups).round().long()
     return _identity(found), (places + torch.arange(found.groups)[:, None] * found.pairs).flatten()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -13,8 +14,9 @@ from attnlab.attention import MHA, MLA, Attention, SlidingWindow
 from attnlab.attention.mla import NormedKeys, NormedQueries
 from attnlab.config.bounds import bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer
+from attnlab.conversion.budget import Plan, Sharing, Survey, distribute, near, same
 from attnlab.conversion.latents import Latent, Projection, content_map, metric_of, moment_of, project
-from attnlab.conversion.mixing import Mixing, Rotary, mix
+from attnlab.conversion.mixing import Mixing, Rotary, check_width, mix, scores, widths
 from attnlab.conversion.statistics import Statistics, frequencies_of
 from attnlab.errors import ConfigError
 
@@ -49,21 +51,32 @@ class ToMLA(Conversion):
         keep: cache of a token, as a share of the original's; sets r + d_r. Ignored where both are given.
         rope_dim: d_r, even; None: searched, with the latent, for the smallest predicted error.
         latent_dim: r; None: what `keep` leaves.
+        layers: how layers share the cache. "budget": sizes of their own, with the smallest sum of predicted errors at
+            the same sum of sizes, each error over the size of the residual stream that it is added to; "equal": r + d_r
+            the same, d_r of each layer's own; "same": d_r, r and the rotary frequencies the same, which formats of
+            other libraries ask for. All but "equal" need a pass through the original first, with a quarter of the
+            texts.
         rotary: how rotary components are chosen, see :func:`attnlab.conversion.mixing.mix`.
         latent: how the latent is chosen, see :func:`attnlab.conversion.latents.project`.
         centre: whether means of content are taken out: a constant key changes no attention weight, and a constant
             value goes into the output's bias.
+        refit: whether the output projection is fitted to the original's output afterwards, see
+            :func:`attnlab.conversion.refit.refit`.
     """
 
     keep: Annotated[float, Gt(0), Lt(1)] = 0.25
     rope_dim: Annotated[int, Ge(0)] | None = None
     latent_dim: Annotated[int, Ge(1)] | None = None
+    layers: Sharing = "budget"
     rotary: Rotary = "score"
     latent: Latent = "output_aware"
     centre: bool = True
+    refit: bool = True
+
+    least_rank: ClassVar[int] = 1  # r
 
     def budget(self, attention: MHA) -> int:
-        """r + d_r of a layer.
+        """r + d_r of a layer, on average.
 
         Args:
             attention: the original.
@@ -72,37 +85,56 @@ class ToMLA(Conversion):
             ConfigError: the cache would not shrink, or holds nothing.
         """
         whole = 2 * attention.num_kv_heads * attention.head_dim
-        if self.rope_dim is not None and self.latent_dim is not None:
-            total = self.rope_dim + self.latent_dim
-        else:
-            total = round(self.keep * whole)
+        rope = 0 if self.rope_dim is None and not attention.turned else self.rope_dim
+        given = rope is not None and self.latent_dim is not None
+        total = (rope or 0) + (self.latent_dim or 0) if given else round(self.keep * whole)
         if total >= whole:
             raise ConfigError(
                 f"convert: r + d_r = {total} numbers per token are no less than the {whole} of the original's keys and "
                 "values; give a smaller convert.keep, or smaller convert.rope_dim and convert.latent_dim"
             )
-        for name, value in (("rope_dim", self.rope_dim), ("latent_dim", self.latent_dim)):
-            if value is not None and value > total - (name == "rope_dim"):
-                raise ConfigError(
-                    f"convert.{name}={value}: convert.keep={self.keep} leaves {total} numbers per token; raise keep"
-                )
+        rank = total - (rope or 0) if self.latent_dim is None else self.latent_dim
+        if rank < self.least_rank or (self.latent_dim is not None and rank % self.least_rank):
+            source = f"convert.keep={self.keep}" if self.latent_dim is None else f"convert.latent_dim={rank}"
+            besides = f" beside convert.rope_dim={rope}" if rope and self.latent_dim is None else ""
+            raise ConfigError(
+                f"{source}: leaves a latent of {max(rank, 0)} numbers per token{besides}; expected "
+                + ("at least 1" if self.least_rank == 1 else f"a multiple of {self.least_rank}")
+            )
+        if rank > total:
+            raise ConfigError(
+                f"convert.latent_dim={rank}: convert.keep={self.keep} leaves {total} numbers per token; raise keep"
+            )
         return total
 
-    def sizes(self, attention: MHA) -> tuple[int, int] | None:
+    def sizes(self, attention: MHA, total: int | None = None) -> tuple[int, int] | None:
         """d_r and r, where the settings tell; None: they are searched.
 
         Args:
             attention: the original.
+            total: r + d_r; None: :meth:`budget`.
+
+        Raises:
+            ConfigError: there are no such components.
         """
-        total = self.budget(attention)
-        if not attention.turned:
-            return 0, total
+        total = self.budget(attention) if total is None else total
         if self.rope_dim is not None:
-            return self.rope_dim, total - self.rope_dim
-        if self.latent_dim is not None:
-            rope = (total - self.latent_dim) // 2 * 2
-            return rope, total - rope
-        return None
+            rope = self.rope_dim
+        elif not attention.turned:
+            rope = 0
+        elif self.latent_dim is not None:
+            rope = total - self.latent_dim
+        else:
+            return None
+        said = f"convert.rope_dim={rope}"
+        if self.rope_dim is None:
+            said = f"convert.keep={self.keep} convert.latent_dim={self.latent_dim} leave rope_dim={rope}"
+        check_width(self.rotary, rope, attention.num_kv_heads, attention.turned // 2, said)
+        return rope, total - rope
+
+    @property
+    def refits(self) -> bool:
+        return self.refit
 
     def refuse(self, attention: Attention) -> None:
         super().refuse(attention)
@@ -130,10 +162,57 @@ class ToMLA(Conversion):
 
     def planned(self, attention: MHA) -> dict[str, Any]:
         found = self.sizes(attention)
-        return self.node(attention, found or (0, self.budget(attention)))
+        if found is None:
+            self._rope_dims(attention, self.budget(attention))
+            return self.node(attention, (0, self.budget(attention)))
+        if found[1] > attention.d_model and isinstance(attention.query_norm, nn.Identity):
+            raise ConfigError(
+                f"convert: a latent of {found[1]} numbers is wider than the {attention.d_model} of the inputs, of "
+                "which keys and values are linear functions; give a smaller convert.keep or convert.latent_dim"
+            )
+        return self.node(attention, found)
 
-    def convert(self, attention: MHA, found: Statistics, inputs: Inputs) -> Layer:
-        split = self.split(attention, found)
+    def looks_ahead(self, attention: MHA) -> bool:
+        known = self.latent_dim is not None or (self.rope_dim is not None and self.layers == "same")
+        chosen = self.layers == "same" and self.rotary in ("score", "two_norm") and attention.turned > 0
+        return self.layers != "equal" and (chosen or not known)
+
+    def survey(self, attention: MHA, found: Statistics) -> Survey:
+        given, whole = self.sizes(attention), 2 * found.groups * found.width
+        ropes = self._rope_dims(attention, whole) if given is None else [given[0]]
+        errors = torch.full((len(ropes), whole + 1), torch.inf, dtype=torch.float64)
+        for row, rope in zip(errors, ropes, strict=True):
+            tried = self.of_size(attention, found, rope, self.least_rank)
+            row[rope:] = tried.mixing.lost + tried.projection.errors
+            row[: rope + self.least_rank] = torch.inf
+        return Survey(torch.tensor(ropes), errors, scores(found, self.rotary))
+
+    def plans(self, attentions: Sequence[MHA], surveys: Sequence[Survey]) -> Sequence[Plan]:
+        totals = [self.budget(attention) for attention in attentions]
+        if self.layers == "same":
+            return same(surveys, totals[0], self.rotary)
+        least = [
+            min(total, max(total // 4, int(one.rope_dims.min()) + self.least_rank))
+            for one, total in zip(surveys, totals, strict=True)
+        ]
+        sizes = distribute([one.lost for one in surveys], totals, least)
+        allowed = [widths(self.rotary, a.num_kv_heads, a.turned // 2) for a in attentions]
+        return [Plan(n, near(one, n, valid)) for one, n, valid in zip(surveys, sizes, allowed, strict=True)]
+
+    def _rope_dims(self, attention: MHA, total: int) -> list[int]:
+        """The values of d_r that are compared: all that the method has, or as many as `SPLITS` of them.
+
+        Raises:
+            ConfigError: none fits.
+        """
+        valid = widths(self.rotary, attention.num_kv_heads, attention.turned // 2)
+        valid = [rope for rope in valid if rope + self.least_rank <= total]
+        if not valid:
+            raise ConfigError(f"convert.rotary={self.rotary} fits no cache of {total} numbers; raise convert.keep")
+        return valid[:: max(1, -(-(len(valid) - 1) // SPLITS))]
+
+    def convert(self, attention: MHA, found: Statistics, inputs: Inputs, plan: Plan | None = None) -> Layer:
+        split = self.split(attention, found, plan)
         rope = 2 * len(split.mixing.frequencies)
         node = self.node(attention, (rope, split.rank))
         split = split._replace(rank=node["latent_dim"])
@@ -151,31 +230,26 @@ class ToMLA(Conversion):
         """
         return MLA(**{key: value for key, value in node.items() if key != "_target_"})
 
-    def split(self, attention: MHA, found: Statistics) -> Split:
+    def split(self, attention: MHA, found: Statistics, plan: Plan | None = None) -> Split:
         """The rotary components and the latent of a layer.
 
         Args:
             attention: the original.
             found: its statistics.
+            plan: what the layer gets; None: it is found for this layer alone.
         """
-        total, given = self.budget(attention), self.sizes(attention)
+        plan = Plan(self.budget(attention)) if plan is None else plan
+        given = self.sizes(attention, plan.total)
         if given is not None:
-            return self.of_size(attention, found, *given)
-        most = min(2 * found.groups * found.pairs, total - 1) // 2
-        step = max(1, -(-most // SPLITS))
-        tried = [self._tried(attention, found, 2 * count, total) for count in range(0, most + 1, step)]
-        best = min((one for one in tried if one is not None), key=lambda one: one.lost, default=None)
-        if best is None:
-            raise ConfigError(f"convert.rotary={self.rotary} fits no cache of {total} numbers; give convert.rope_dim")
-        return best
+            ropes = [given[0]]
+        elif plan.rope_dims is not None:
+            ropes = [rope for rope in plan.rope_dims if rope + self.least_rank <= plan.total]
+        else:
+            ropes = self._rope_dims(attention, plan.total)
+        tried = (self.of_size(attention, found, rope, plan.total - rope, plan.kept) for rope in ropes)
+        return min(tried, key=lambda one: one.lost)
 
-    def _tried(self, attention: MHA, found: Statistics, rope: int, total: int) -> Split | None:
-        try:
-            return self.of_size(attention, found, rope, total - rope)
-        except ConfigError:  # a method that has some widths only
-            return None
-
-    def of_size(self, attention: MHA, found: Statistics, rope: int, rank: int) -> Split:
+    def of_size(self, attention: MHA, found: Statistics, rope: int, rank: int, kept: Tensor | None = None) -> Split:
         """A layer's split with given sizes.
 
         Args:
@@ -183,8 +257,9 @@ class ToMLA(Conversion):
             found: its statistics.
             rope: d_r.
             rank: r; more than there are components of content is cut to them.
+            kept: the components that keep their rotation, (G, F) bool; None: the method chooses.
         """
-        mixing = mix(found, frequencies_of(attention), self.rotary, rope)
+        mixing = mix(found, frequencies_of(attention), self.rotary, rope, kept)
         change = content_map(found, mixing)
         moment = moment_of(found, mixing, self.centre)
         weights = torch.cat((attention.key.weight, attention.value.weight)).detach().double()

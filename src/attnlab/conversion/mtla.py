@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Le
@@ -11,6 +11,7 @@ from annotated_types import Ge, Le
 from attnlab.attention import MHA, MLA, MTLA, MTLAWindow
 from attnlab.config.bounds import bounded
 from attnlab.conversion.base import Inputs, Layer
+from attnlab.conversion.budget import Plan
 from attnlab.conversion.mla import ToMLA
 from attnlab.conversion.statistics import Statistics
 
@@ -34,9 +35,11 @@ class ToMTLA(ToMLA):
     recent: Annotated[int, Ge(0)] | None = 8
     first: Annotated[int, Ge(0)] = 4
 
+    least_rank: ClassVar[int] = 2  # the sinusoid of the gates has pairs
+
     def node(self, attention: MHA, split: tuple[int, int]) -> dict[str, Any]:
         rope, rank = split
-        node = super().node(attention, (rope, rank - rank % 2))  # the sinusoid of the gates has pairs
+        node = super().node(attention, (rope, rank - rank % 2))
         window = {} if self.recent is None else {"recent": self.recent, "first": self.first}
         kind = "MTLA" if self.recent is None else "MTLAWindow"
         return node | {"_target_": f"attnlab.attention.{kind}", "stride": self.stride} | window
@@ -46,8 +49,8 @@ class ToMTLA(ToMLA):
         return kind(**{key: value for key, value in node.items() if key != "_target_"})
 
     @torch.no_grad()
-    def convert(self, attention: MHA, found: Statistics, inputs: Inputs) -> Layer:
-        layer = super().convert(attention, found, inputs)
+    def convert(self, attention: MHA, found: Statistics, inputs: Inputs, plan: Plan | None = None) -> Layer:
+        layer = super().convert(attention, found, inputs, plan)
         mtla = layer.attention
         assert isinstance(mtla, MTLA)
         gates = torch.zeros(mtla.gate_slot.out_features, dtype=torch.float64)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attnlab.attention import MHA, Attention, SlidingWindow, TPAKVOnly, TPANonContextualA
 from attnlab.config.bounds import bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer
+from attnlab.conversion.budget import Plan
 from attnlab.conversion.statistics import Statistics, frequencies_of
 from attnlab.errors import ConfigError
 
@@ -76,7 +77,7 @@ class ToTPA(Conversion):
         }
 
     @torch.no_grad()
-    def convert(self, attention: MHA, found: Statistics, inputs: Inputs) -> Layer:
+    def convert(self, attention: MHA, found: Statistics, inputs: Inputs, plan: Plan | None = None) -> Layer:
         node = self.planned(attention)
         options = {key: value for key, value in node.items() if key != "_target_"}
         converted = (TPAKVOnly if self.contextual else TPANonContextualA)(**options)

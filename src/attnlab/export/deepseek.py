@@ -47,12 +47,12 @@ def refusal(model: LanguageModel) -> str | None:
     if first.rope_dim == 0:
         return "DeepseekV3 has no attention without rotary keys; give convert.rope_dim"
     for a in mla:
-        if a.rope_dim != first.rope_dim or a.latent_dim > max(b.latent_dim for b in mla):
-            return "DeepseekV3 has one rope_dim for all layers; give convert.rope_dim"
+        if (a.rope_dim, a.latent_dim) != (first.rope_dim, first.latent_dim):
+            return "DeepseekV3 has one rope_dim and one latent_dim for all layers; convert with convert.layers=same"
         if not torch.equal(a.frequencies, first.frequencies):
             return (
-                "DeepseekV3 has the same rotary frequencies in all layers, and convert.rotary=score chooses those of "
-                "each layer; convert with convert.rotary=transmla or uniform"
+                "DeepseekV3 has the same rotary frequencies in all layers, and each layer of this model has its own; "
+                "convert with convert.layers=same"
             )
     return None
 

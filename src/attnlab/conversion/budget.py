@@ -1,0 +1,152 @@
+"""How the layers of a model share one cache: a first pass through the original says what each loses at each size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attnlab.errors import ConfigError
+
+Sharing = Literal["budget", "equal", "same"]
+STEPS = 64  # sizes of a layer's cache that are compared, at most
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a first pass through the original keeps of a layer.
+
+    Args:
+        rope_dims: the values of d_r that were tried, (n,).
+        errors: predicted squared error of the attention's output for each of these and each r + d_r from 0 to 2 G D,
+            (n, 2 G D + 1); infinite where there is none.
+        scores: what each component of each frequency is worth, (G, F), see :func:`attnlab.conversion.mixing.scores`.
+        weight: of the layer's errors: one over the mean squared size of the residual stream that they are added to.
+    """
+
+    rope_dims: Tensor
+    errors: Tensor
+    scores: Tensor
+    weight: float = 1.0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, to be stored."""
+        weight = torch.tensor(self.weight, dtype=torch.float64)
+        return {"rope_dims": self.rope_dims, "errors": self.errors, "scores": self.scores, "weight": weight}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Survey:
+        """What :meth:`tensors` gave.
+
+        Args:
+            tensors: with all names. KeyError: one is missing.
+        """
+        names = ("rope_dims", "errors", "scores")
+        return cls(**{name: tensors[name] for name in names}, weight=float(tensors["weight"]))
+
+    @property
+    def lost(self) -> Tensor:
+        """The smallest weighted error at each r + d_r, (2 G D + 1,)."""
+        return self.errors.amin(0) * self.weight
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a layer gets.
+
+    Args:
+        total: r + d_r.
+        rope_dims: the values of d_r to choose from; None: the conversion's own.
+        kept: the components that keep their rotation, (G, F) bool; None: the layer's own choice.
+    """
+
+    total: int
+    rope_dims: tuple[int, ...] | None = None
+    kept: Tensor | None = None
+
+
+def distribute(lost: Sequence[Tensor], totals: Sequence[int], least: Sequence[int]) -> list[int]:
+    """Sizes of the layers with the smallest sum of errors among those with the same sum of sizes.
+
+    Sizes differ from equal ones by multiples of an even step (MTLA's latents are even), of which there are at most
+    `STEPS` in a layer. Among these the choice is exact: cost(l, s) = min_k cost(l - 1, s - k) + lost_l(k) over all
+    layers l and sums s.
+    A greedy choice by marginal gain would need convex errors, which these are not where a rotary component ends.
+
+    Args:
+        lost: of each layer, the error at each size from 0 on, (sizes,).
+        totals: the sizes where all layers get the same share.
+        least: the smallest sizes.
+
+    Returns:
+        A size for each layer; their sum is that of `totals`.
+    """
+    step = max(1, -(-max(len(errors) - 1 for errors in lost) // STEPS))
+    step += step % 2
+    below = [(total - low) // step for total, low in zip(totals, least, strict=True)]
+    ranges = [
+        torch.arange(total - down * step, len(errors), step)
+        for errors, total, down in zip(lost, totals, below, strict=True)
+    ]
+    width = sum(len(sizes) - 1 for sizes in ranges) + 1  # sums of steps above the smallest sizes
+    cost = torch.full((width,), math.inf, dtype=torch.float64)
+    cost[0] = 0.0
+    chosen = []
+    for errors, sizes in zip(lost, ranges, strict=True):
+        padded = torch.cat((cost.new_full((len(sizes) - 1,), math.inf), cost))
+        before = padded.unfold(0, len(sizes), 1).flip(-1)  # cost of the layers before, k steps less, (width, k)
+        best = (before + errors[sizes]).min(-1)
+        cost = best.values
+        chosen.append(best.indices)
+    place, found = sum(below), []
+    for choices, sizes in zip(reversed(chosen), reversed(ranges), strict=True):
+        taken = int(choices[place])
+        found.append(int(sizes[taken]))
+        place -= taken
+    return found[::-1]
+
+
+def near(survey: Survey, total: int, valid: Sequence[int]) -> tuple[int, ...]:
+    """Values of d_r around the best one of a survey, about five.
+
+    Args:
+        survey: of the layer.
+        total: r + d_r.
+        valid: all d_r that there are.
+    """
+    tried = survey.rope_dims.tolist()
+    best = int(survey.errors[:, total].argmin())
+    low, high = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
+    between = [rope for rope in valid if low <= rope <= high]
+    return tuple(sorted({*between[:: max(1, len(between) // 4)], tried[best]}))
+
+
+def same(surveys: Sequence[Survey], total: int, rotary: str) -> list[Plan]:
+    """Plans with the same d_r, r and rotary frequencies for all layers.
+
+    Args:
+        surveys: of all layers.
+        total: r + d_r of each.
+        rotary: how components are chosen; "transmla" and "uniform" keep the same ones in every layer by themselves.
+
+    Raises:
+        ConfigError: layers differ in shape.
+    """
+    first = surveys[0]
+    if any(one.errors.shape != first.errors.shape or one.scores.shape != first.scores.shape for one in surveys):
+        raise ConfigError("convert.layers=same: the layers of the original differ in key-value heads or their width")
+    errors = torch.stack([one.errors[:, total] * one.weight for one in surveys]).sum(0)
+    rope = int(first.rope_dims[int(errors.argmin())])
+    kept = None
+    if rotary in ("score", "two_norm"):
+        scores = torch.stack([one.scores * one.weight for one in surveys]).sum(0)
+        kept = torch.zeros(scores.shape, dtype=torch.bool)
+        if rotary == "score":
+            kept.view(-1)[scores.flatten().topk(rope // 2).indices] = True
+        else:
+            kept.scatter_(1, scores.topk(rope // 2 // len(scores), -1).indices, True)
+    return [Plan(total, (rope,), kept)] * len(surveys)

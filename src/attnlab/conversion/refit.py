@@ -1,0 +1,48 @@
+"""The output projection of a converted attention, fitted to what the original puts out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.attention import MHA, Attention
+from attnlab.conversion.base import Inputs
+
+RIDGE = 1e-3  # of the mean variance of what the projection reads
+
+
+@torch.no_grad()
+def refit(converted: Attention, attention: MHA, inputs: Inputs) -> None:
+    """Add to the output projection what a ridge regression finds of the original's output.
+
+    With z the heads' outputs of the converted attention, e = original(x) - converted(x), and both around their means:
+    W_o += E[e z^T] (E[z z^T] + ridge)^-1, and the bias takes what is left of the mean of e. The heads' errors are
+    correlated with their outputs, and partly cancel. Nothing changes where the conversion is exact.
+
+    Args:
+        converted: its projection `out`, which has a bias, is changed.
+        attention: the original.
+        inputs: gives the batches that enter both.
+    """
+    out = converted.out
+    assert isinstance(out, nn.Linear) and out.bias is not None
+    read: list[Tensor] = []
+    handle = out.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    width, size, count = out.in_features, out.out_features, 0
+    gram = torch.zeros(width, width, dtype=torch.float64)
+    cross, sums = gram.new_zeros(width, size), (gram.new_zeros(width), gram.new_zeros(size))
+    try:
+        for x in inputs():
+            read.clear()
+            error = (attention(x) - converted(x)).double().flatten(0, -2)
+            z = read[0].double().flatten(0, -2)
+            gram, cross, count = gram + z.mT @ z, cross + z.mT @ error, count + len(z)
+            sums = sums[0] + z.sum(0), sums[1] + error.sum(0)
+    finally:
+        handle.remove()
+    of_z, of_error = (total / count for total in sums)
+    gram, cross = gram / count - torch.outer(of_z, of_z), cross / count - torch.outer(of_z, of_error)
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    added = torch.linalg.solve(gram, cross).mT
+    out.weight.add_(added)
+    out.bias.add_(of_error - added @ of_z)

@@ -1,0 +1,176 @@
+"""How layers share a cache: the best distribution, with the bytes that the settings tell, continued if it stopped."""
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnlab.attention import MHA, MLA
+from attnlab.conversion import ToMLA, ToMTLA, layers
+from attnlab.conversion.budget import Survey, distribute, near
+from attnlab.conversion.layers import convert
+from attnlab.conversion.mixing import Rotary
+from attnlab.conversion.refit import refit
+from attnlab.conversion.statistics import collect
+from attnlab.errors import ConfigError
+from attnlab.models import Decoder
+from tests.attention.mechanisms import error
+from tests.conversion.models import exact, tokens
+
+TEXTS = tokens(8, 12)
+
+
+def converted(target: ToMLA, folder: Path | None = None, name: str = "llama") -> Decoder:
+    found = copy.deepcopy(exact(name))
+    convert(found, target, TEXTS, folder)
+    return found
+
+
+def sizes(decoder: Decoder) -> list[tuple[int, int]]:
+    return [(a.rope_dim, a.latent_dim) for a in decoder.attentions if isinstance(a, MLA)]
+
+
+def test_the_distribution_is_the_best_of_all() -> None:
+    """Against every distribution of the same sum, of tables that are not convex and of unlike lengths."""
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        lost = [torch.rand(n, generator=rng, dtype=torch.float64) for n in (13, 9, 11)]
+        totals, least = [6, 5, 6], [2, 1, 4]
+        found = distribute(lost, totals, least)
+        choices = [range(low, len(errors), 2) for low, errors in zip(least, lost, strict=True)]
+        every = [pick for pick in itertools.product(*choices) if sum(pick) == sum(totals)]
+        assert tuple(found) == min(every, key=lambda pick: sum(e[n] for e, n in zip(lost, pick, strict=True)).item())
+
+
+def test_the_cache_is_what_the_settings_tell() -> None:
+    """Layers differ, their sum does not; and a layer that is worth more gets more."""
+    for target in (ToMLA(keep=0.4), ToMTLA(keep=0.4), ToMLA(keep=0.4, rope_dim=4)):
+        found = converted(target)
+        original = exact("llama").attentions[0]
+        assert isinstance(original, MHA)
+        planned = target.planned(original)
+        held = [rope + rank for rope, rank in sizes(found)]
+        assert sum(held) == 2 * (planned["rope_dim"] + planned["latent_dim"])
+        assert target.rope_dim is None or {rope for rope, _ in sizes(found)} == {4}
+    attentions = [a for a in exact("llama").attentions if isinstance(a, MHA)]
+    x = [exact("llama").embed(TEXTS, 0)]
+    one = ToMLA(keep=0.4).survey(attentions[0], collect(attentions[0], x))
+    more = Survey(one.rope_dims, one.errors, one.scores, 100.0)
+    first, second = ToMLA(keep=0.4).plans(attentions, [more, one])
+    assert first.total > second.total and first.total + second.total == 2 * 13
+
+
+def test_a_survey_predicts_what_a_split_predicts() -> None:
+    attention = exact("qwen3").attentions[0]
+    assert isinstance(attention, MHA)
+    target, found = ToMLA(keep=0.4), collect(attention, [exact("qwen3").embed(TEXTS, 0)])
+    survey = target.survey(attention, found)
+    for row, rope in zip(survey.errors, survey.rope_dims.tolist(), strict=True):
+        for rank in (1, 7, 20):
+            want = target.of_size(attention, found, rope, rank).lost
+            assert float(row[rope + rank]) == pytest.approx(want, rel=1e-9, abs=1e-15)
+    assert survey.lost.isfinite().sum() == len(survey.lost) - 1  # no latent at all is no attention
+    best = int(survey.rope_dims[survey.errors[:, 30].argmin()])
+    assert best in near(survey, 30, range(0, 33, 2))
+
+
+@pytest.mark.parametrize("rotary", ["score", "two_norm"])
+def test_the_same_frequencies_in_all_layers(rotary: Rotary) -> None:
+    """And full rank stays exact with the components in the order that layers share."""
+    found = converted(ToMLA(keep=0.5, layers="same", rotary=rotary))
+    first, second = found.attentions
+    assert isinstance(first, MLA) and isinstance(second, MLA)
+    assert sizes(found)[0] == sizes(found)[1] and torch.equal(first.frequencies, second.frequencies)
+    own = converted(ToMLA(keep=0.5, layers="equal", rotary=rotary))
+    assert sum(sum(one) for one in sizes(own)) == sum(sum(one) for one in sizes(found))
+
+
+def test_deepseek_holds_what_layers_share() -> None:
+    from attnlab.export import deepseek
+
+    found = converted(ToMLA(keep=0.5, layers="same", rope_dim=4), name="qwen2")
+    theirs = deepseek.convert(found)
+    with torch.no_grad():
+        assert error(theirs(TEXTS).logits, found(TEXTS)) < 1e-5
+    last = found.blocks[1].attention
+    last.frequencies = 2 * found.blocks[0].attention.frequencies
+    assert "rotary frequencies in all layers" in str(deepseek.refusal(found))
+    found.blocks[1].attention = MLA(32, 4, rope_dim=4, latent_dim=11, norm="none", rope_theta=None)
+    assert "one latent_dim for all layers; convert with convert.layers=same" in str(deepseek.refusal(found))
+
+
+def test_an_interrupted_survey_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that were surveyed or converted are read again; a damaged file is made again."""
+    whole = converted(ToMLA(keep=0.4))
+    calls: list[int] = []
+    last = [2]  # at which the conversion is interrupted
+
+    def counted(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) in last:
+            raise KeyboardInterrupt
+        return collect(*given)
+
+    monkeypatch.setattr(layers, "collect", counted)
+    for last[0] in (2, 3):  # in the survey of the second layer, and in its conversion
+        calls.clear()
+        with pytest.raises(KeyboardInterrupt):
+            converted(ToMLA(keep=0.4), tmp_path)
+    (tmp_path / "survey-000.safetensors").write_bytes(b"damaged")
+    calls.clear()
+    last.clear()
+    again = converted(ToMLA(keep=0.4), tmp_path)
+    assert len(calls) == 2  # the damaged survey, and the layer that was not finished
+    assert sizes(again) == sizes(whole) and error(again(TEXTS), whole(TEXTS)) < 1e-12
+
+
+def test_a_refitted_output_is_nearer() -> None:
+    """And unchanged where there is no error."""
+    attention = exact("llama").attentions[0]
+    assert isinstance(attention, MHA)
+    x = exact("llama").embed(TEXTS, 0).detach()
+    found = collect(attention, [x])
+    mla = ToMLA(keep=0.25).convert(attention, found, lambda: [x]).attention
+    want = attention(x)
+    before = (mla(x) - want).square().sum()
+    refit(mla, attention, lambda: [x])
+    assert (mla(x) - want).square().sum() < 0.99 * before
+    weight = attention.out.weight.clone()
+    biased = copy.deepcopy(attention)
+    biased.out.bias = torch.nn.Parameter(torch.zeros(attention.d_model, dtype=torch.float64))
+    refit(biased, attention, lambda: [x])
+    assert error(biased.out.weight, weight) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "said"),
+    [
+        (ToMLA(keep=0.01), "llama", "convert.keep=0.01: leaves a latent of 0"),
+        (ToMTLA(keep=0.03), "llama", "convert.keep=0.03: leaves a latent of 1"),
+        (ToMTLA(rope_dim=8, latent_dim=5), "llama", "convert.latent_dim=5: .*a multiple of 2"),
+        (ToMLA(keep=0.25, rope_dim=8), "llama", "leaves a latent of 0 numbers per token beside convert.rope_dim=8"),
+        (ToMLA(keep=0.5, rope_dim=3), "llama", "convert.rope_dim=3: expected an even number up to 16"),
+        (ToMLA(keep=0.9, rope_dim=18), "llama", "convert.rope_dim=18: expected an even number up to 16"),
+        (ToMLA(keep=0.9, latent_dim=2), "llama", "convert.latent_dim=2 leave rope_dim=27: expected an even number"),
+        (ToMLA(keep=0.5, latent_dim=17), "llama", "convert.keep=0.5 leaves 16 numbers"),
+        (ToMLA(keep=0.5, rope_dim=2), "gpt2", "has no rotary positions"),
+        (ToMLA(latent_dim=40), "gpt2", "wider than the 32 of the inputs"),
+        (ToMLA(keep=0.03, rotary="transmla"), "llama", "fits no cache of 1 numbers"),
+        (ToMLA(keep=0.5, rope_dim=6, rotary="uniform"), "llama", "a multiple of 4"),
+        (ToMLA(keep=0.99), "llama", "no less than the 32"),
+    ],
+)
+def test_sizes_are_refused_from_the_settings_alone(target: ToMLA, name: str, said: str) -> None:
+    original = exact(name).attentions[0]
+    assert isinstance(original, MHA)
+    with pytest.raises(ConfigError, match=said):
+        target.planned(original)
+
+
+def test_a_latent_alone_is_enough_without_rotary_positions() -> None:
+    original = exact("gpt2").attentions[0]
+    assert isinstance(original, MHA)
+    assert ToMLA(latent_dim=12).planned(original)["latent_dim"] == 12
