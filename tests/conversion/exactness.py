@@ -64,7 +64,7 @@ class WholeMLA(ToMLA):
     def budget(self, attention: MHA) -> int:
         return 2 * attention.num_kv_heads * attention.head_dim
 
-    def sizes(self, attention: MHA) -> tuple[int, int]:
+    def sizes(self, attention: MHA, total: int | None = None) -> tuple[int, int]:
         rope = attention.num_kv_heads * attention.turned
         return rope, self.budget(attention) - rope
 
@@ -76,9 +76,9 @@ class WholeMTLA(WholeMLA, ToMTLA):
 
 
 TARGETS: dict[str, Callable[[MHA], Conversion]] = {
-    "MLA": lambda _: WholeMLA(),
-    "MTLA, s = 1": lambda _: WholeMTLA(stride=1, recent=None),
-    "MTLA, s = 1, window": lambda _: WholeMTLA(stride=1, recent=3, first=1),
+    "MLA": lambda _: WholeMLA(layers="equal", refit=False),
+    "MTLA, s = 1": lambda _: WholeMTLA(layers="equal", refit=False, stride=1, recent=None),
+    "MTLA, s = 1, window": lambda _: WholeMTLA(layers="equal", refit=False, stride=1, recent=3, first=1),
     "TPA": lambda attention: ToTPA(rank=attention.num_kv_heads),
 }
 
