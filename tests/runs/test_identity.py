@@ -155,6 +155,16 @@ def test_a_record_has_the_identity_of_its_configuration(mtla: DictConfig, tmp_pa
     assert recipe(json.loads(json.dumps(OmegaConf.to_container(mtla)))) == recipe(mtla)
 
 
+def test_an_old_run_gets_what_was_added_and_the_tables_stay() -> None:
+    """Also where a whole node was added: its class is named as today, in the run's own copy."""
+    tables = copy.deepcopy(RENAMES.absent)
+    old: dict[str, Any] = {"task": {"score": {"_target_": "attnlab.tasks.language_modelling.score.LanguageScore"}}}
+    needles = [identity.current(copy.deepcopy(old))["task"]["score"]["needle"] for _ in range(2)]
+    assert needles[0] == needles[1] and needles[0]["lengths"] is None
+    assert needles[0]["_target_"] == "attnlab.tasks.language_modelling.needle.Needle"
+    assert tables == RENAMES.absent and identity.renamed(identity.current(copy.deepcopy(old))) == identity.renamed(old)
+
+
 def test_no_torch() -> None:
     code = "import sys, attnlab.runs.identity; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

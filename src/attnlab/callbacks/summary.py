@@ -74,6 +74,12 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if values != NOT_RUN:
             measured = f"{values['cache_bytes_per_token']:,} bytes of cache per token, {values['tokens_per_second']}"
             yield point, f"perplexity {values['perplexity']:.4f}, {measured} tokens/s"
+    if needle := quality.get("needle"):
+        asked = f"of {needle['trials']} texts for each of {len(needle['cells'])} lengths and depths"
+        yield (
+            "needle in a haystack",
+            f"{100 * needle['accuracy']:.1f} % right, {asked}; {needle['gain']:.3f} nats gained",
+        )
     total, attention = (record["parameters"][key] for key in ("total", "attention"))
     yield "parameters", f"{total:,}   (attention {attention:,})"
     if rate := compression.get("rate"):

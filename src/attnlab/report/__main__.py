@@ -6,6 +6,7 @@ python -m attnlab.report --figures experiments
 python -m attnlab.report --bench RUN/record.json ... [--out FOLDER]
 python -m attnlab.report --speed experiments --out experiments
 python -m attnlab.report --compressed RUN ... [--out FOLDER]
+python -m attnlab.report --needle RUN ... [--out FOLDER]
 python -m attnlab.report --runs outputs
 """
 
@@ -62,15 +63,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="records of compressed or converted models: table and plots",
     )
     parser.add_argument(
-        "--out", type=Path, help="--bench, --speed, --compressed: where to write (default: beside the first record)"
+        "--needle", nargs="+", type=Path, metavar="PLACE", help="records with a needle in a haystack: table, heat maps"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="--bench, --speed, --compressed, --needle: where to write (default: beside the first record)",
     )
     parser.add_argument("--runs", nargs="+", type=Path, metavar="PLACE", help="a line for each record")
     options = parser.parse_args(arguments)
-    folders = options.bench, options.speed, options.compressed
+    folders = options.bench, options.speed, options.compressed, options.needle
     if sum(map(bool, (options.specs, *folders, options.runs, options.everything, options.figures))) != 1:
-        parser.error("give one of: SPEC ..., --everything, --figures, --bench, --speed, --compressed, --runs")
+        parser.error("give one of: SPEC ..., --everything, --figures, --bench, --speed, --compressed, --needle, --runs")
     if options.records and not options.specs or options.out and not any(folders):
-        parser.error("--records belongs to SPEC, --out to --bench, --speed and --compressed")
+        parser.error("--records belongs to SPEC, --out to --bench, --speed, --compressed and --needle")
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
     try:
         if options.runs:
@@ -120,13 +126,19 @@ def written(options: argparse.Namespace) -> list[Path]:
     """
     if options.specs:
         return tables(options.specs, options.records)
-    from attnlab.report import bench, compression, conversion, everything, reasoning, speed
+    from attnlab.report import bench, compression, conversion, everything, needle, reasoning, speed
 
     if options.everything:
         return everything.tables(options.everything)
     if options.figures:
         return everything.figures(options.figures)
-    for places, report in ((options.bench, bench), (options.speed, speed), (options.compressed, compression)):
+    reports = (
+        (options.bench, bench),
+        (options.speed, speed),
+        (options.compressed, compression),
+        (options.needle, needle),
+    )
+    for places, report in reports:
         if places:
             records = collect(places)
             if not records:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attnlab.errors import DataError
-from attnlab.report import bench, compression, conversion, speed
+from attnlab.report import bench, compression, conversion, needle, speed
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
 from attnlab.runs.store import Found, collect
@@ -33,6 +33,7 @@ def folders(root: Path) -> list[tuple[Path, Report]]:
     """
     found: list[tuple[Path, Report]] = [(path.parent, bench.render) for path in sorted(root.glob("*/bench/bench.csv"))]
     found += [(path.parent, compression.render) for path in sorted(root.glob("*/*/sweep.csv"))]
+    found += [(path.parent, needle.render) for path in sorted(root.glob(f"*/{needle.FOLDER}/{needle.STEM}.csv"))]
     found = [(folder, report) for folder, report in found if not (folder / "runs.csv").is_file()]
     return found + [(path.parent, _converted(path.parent)) for path in sorted(root.glob("*/*/conversions.csv"))]
 
@@ -72,7 +73,7 @@ def tables(root: Path) -> list[Path]:
 
 
 def figures(root: Path) -> list[Path]:
-    """Write the files of every specification of a figure again.
+    """Write the files of every specification of a figure again, and the heat maps of needles in a haystack.
 
     Args:
         root: as for :func:`tables`.
@@ -84,7 +85,12 @@ def figures(root: Path) -> list[Path]:
         ConfigError: a specification is wrong.
         DataError: there is no such folder, or no specification in it.
     """
-    return _specified(root, collect([root]), figures=True)
+    records = collect([root])
+    written = _specified(root, records, figures=True)
+    for folder in sorted(root.glob(f"*/{needle.FOLDER}")):
+        if mine := [found for found in below(folder, records) if needle.is_one(found)]:
+            written += needle.render(mine, folder)
+    return written
 
 
 def _specified(root: Path, records: Sequence[Found], figures: bool) -> list[Path]:

@@ -242,7 +242,7 @@ def current(plain: dict[str, Any], renames: Renames = RENAMES) -> dict[str, Any]
         for node in _owners(plain, key):
             parent, last = _parent(node, _inner(key))
             if isinstance(parent, dict):
-                parent.setdefault(last, meant)
+                parent.setdefault(last, copy.deepcopy(meant))  # the names of classes in it are changed below
     for node in _nodes(plain):
         if isinstance(target := node.get("_target_"), str) and (places := definitions(target.partition(".")[0])):
             node["_target_"] = f"{places[0]}.{target}"

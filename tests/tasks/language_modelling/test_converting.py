@@ -38,7 +38,7 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 48,
+    "max_position_embeddings": 96,
     "bos_token_id": 256,
     "eos_token_id": 256,
 }
@@ -107,7 +107,8 @@ def used(run: Path, mode: str, *words: str) -> tuple[DictConfig, dict[str, Any]]
 @pytest.fixture(scope="module")
 def healed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     directory = tmp_path_factory.mktemp("healed")
-    cfg, record = start("convert=mla", "convert.keep=0.5")
+    needle = ("task.score.needle.lengths=[72,96]", "task.score.needle.trials=2", "task.score.needle.depths=[0.5]")
+    cfg, record = start("convert=mla", "convert.keep=0.5", *needle)
     OmegaConf.save(cfg, directory / "config.yaml")
     train.run(cfg, record, directory)
     record["status"] = "finished"
@@ -127,7 +128,9 @@ def test_a_run_says_what_the_model_lost_and_won_back(healed: tuple[Path, dict[st
     assert converted["cache_bytes_per_token"] == original["cache_bytes_per_token"] / 2
     for point in (original, converted, after):
         assert point["cache_bytes_measured"] == point["cache_bytes_predicted"] and point["perplexity"] > 1
-    assert record["quality"]["perplexity"] == after["perplexity"]
+        assert [(cell["length"], cell["depth"]) for cell in point["needle"]["cells"]] == [(72, 0.5), (96, 0.5)]
+    assert record["quality"]["perplexity"] == after["perplexity"] and record["quality"]["needle"] == after["needle"]
+    assert original["needle"]["gain"] != converted["needle"]["gain"] != after["needle"]["gain"]
     assert record["training"]["steps"] == 4
     assert [node["_target_"] for node in read_nodes(directory / CONVERSION)] == ["attnlab.attention.MLA"] * 2
     assert not (directory / "conversion").exists()  # the layers of a conversion that was interrupted

@@ -143,7 +143,9 @@ class LanguageModellingData(Data):
             yield self.vocabulary.marked(batch), sum(map(count_words, batch))
 
     def tokens(self, split: Split) -> TokenFile:
-        """The ids of a held-out split as one file."""
+        """The ids of a split as one file; of one that `setup` has not read they are read now."""
+        if split not in self._files:
+            self._files[split] = self._read(split)
         return as_tokens(self._files[split])
 
     def floor(self, split: Split) -> float | None:

@@ -38,7 +38,7 @@ POINTS = ("original", "converted", "healed")
 
 
 def point(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Perplexity, cache and speed of one state of the model.
+    """Perplexity, cache and speed of one state of the model, and its needle in a haystack if that was asked for.
 
     Args:
         found: the sections `quality`, `kv_cache` and `inference` of a record.
@@ -47,7 +47,8 @@ def point(found: Mapping[str, Any]) -> dict[str, Any]:
         f"cache_{name}": found["kv_cache"][name] for name in ("bytes_per_token", "bytes_measured", "bytes_predicted")
     }
     speed = found["inference"]["tokens_per_second"]
-    return {"perplexity": found["quality"]["perplexity"], **cache, "tokens_per_second": speed}
+    needle = {"needle": found["quality"]["needle"]} if "needle" in found["quality"] else {}
+    return {"perplexity": found["quality"]["perplexity"], **cache, "tokens_per_second": speed, **needle}
 
 
 def target_of(cfg: DictConfig) -> Conversion | None:

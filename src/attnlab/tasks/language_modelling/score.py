@@ -20,6 +20,7 @@ from attnlab.errors import ConfigError
 from attnlab.metrics import Perplexity
 from attnlab.runs.device import busy_cores, scoring_dtype
 from attnlab.tasks.language_modelling.module import LanguageModelling
+from attnlab.tasks.language_modelling.needle import Needle
 
 
 @bounded
@@ -35,11 +36,13 @@ class LanguageScore:
             so that every token has a long past; None: over disjoint windows alone.
         continuations: places of the test text that are continued, evenly spread.
         prompt_tokens: tokens of the text before each of these places that the model reads.
+        needle: recall of a fact over the length of a text and the fact's depth in it; None: not measured.
     """
 
     sliding_stride: Annotated[int, Ge(1)] | None = None
     continuations: Annotated[int, Ge(1)] = 8
     prompt_tokens: Annotated[int, Ge(1)] = 16
+    needle: Needle | None = None
 
     def quality(self, data: LanguageModellingData, alone: bool = False) -> Quality:
         """The callback that computes the record's `quality` from the test dataloaders of `data`.
@@ -93,6 +96,25 @@ class LanguageScore:
         low = scoring_dtype(precision)
         with torch.autocast(device.type, low) if low else nullcontext():
             return self._continue(module, data, sampling, device, low, directory)
+
+    def recall(
+        self, module: LanguageModelling, data: LanguageModellingData, device: torch.device, precision: str
+    ) -> dict[str, Any]:
+        """What `needle` measures, on one process; empty where it is off.
+
+        Args:
+            module: has the model.
+            data: has the validation text and the vocabulary.
+            device: to compute on.
+            precision: of hardware.precision.
+        """
+        if self.needle is None or self.needle.lengths is None:
+            return {}
+        module, size = module.to(device).eval(), data.eval_batch_size * data.eval_window
+        return self.needle.score(
+            module.model, data.vocabulary, data.tokens("validation"),
+            tokens=size, device=device, dtype=scoring_dtype(precision),
+        )  # fmt: skip
 
     def _continue(
         self,

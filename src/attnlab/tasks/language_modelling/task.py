@@ -98,6 +98,21 @@ class LanguageModellingTask(TextTask):
                 f"make {together} positions, more than {limit}"
             )
 
+    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[Any, Any]:
+        """As for every task; what a needle in a haystack cannot be asked for is refused before the data is read."""
+        cfg = self.cfg
+        score: LanguageScore = instantiate(cfg.task.score, path="task.score")
+        needle = score.needle
+        if needle is None or needle.lengths is None:
+            return super().prepare(record, stage)
+        words = isinstance(instantiate(cfg.task.data.vocabulary, path="task.data.vocabulary"), Words)
+        with without_memory():
+            needle.check(self.build().longest, "word" if words else "token")
+        data, module = super().prepare(record, stage)
+        for length in needle.ordered:  # that they fit is known once the tokens are
+            list(needle.texts(length, data.vocabulary, data.tokens("validation")))
+        return data, module
+
     def module(self, record: dict[str, Any], data: LanguageModellingData) -> LanguageModelling:
         run = self.cfg.checkpoint or self.cfg.resume
         nodes = None
@@ -188,7 +203,10 @@ class LanguageModellingTask(TextTask):
         callbacks = self.scoring(directory, data, module)
         if not test(self.cfg, data, module, callbacks) or not first_process():
             return {}
-        return point(contributions(callbacks) | self._continued(directory, data, module))
+        found = contributions(callbacks)
+        for section, values in self._continued(directory, data, module).items():
+            found[section] = found.get(section, {}) | values
+        return point(found)
 
     def keep(self, directory: Path, data: LanguageModellingData) -> None:
         data.vocabulary.save(directory / VOCABULARY)
@@ -238,7 +256,7 @@ class LanguageModellingTask(TextTask):
         return [score.quality(data, alone=self.cfg.hardware.strategy == "fsdp")]
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Continue some places of the test text."""
+        """Continue some places of the test text, and ask for the needle in a haystack."""
         for section, values in self._continued(directory, data, module).items():
             record[section] |= values
         if "conversion" in record and self.cfg.mode == "train":
@@ -248,4 +266,8 @@ class LanguageModellingTask(TextTask):
         cfg = self.cfg
         score: LanguageScore = instantiate(cfg.task.score, path="task.score")
         sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
-        return score.continue_texts(module, data, sampling, device_of(cfg), cfg.hardware.precision, directory)
+        device, precision = device_of(cfg), cfg.hardware.precision
+        found = score.continue_texts(module, data, sampling, device, precision, directory)
+        if recall := score.recall(module, data, device, precision):
+            found["quality"] = {"needle": recall}
+        return found

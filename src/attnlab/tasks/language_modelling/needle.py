@@ -1,0 +1,272 @@
+"""Needle in a haystack: what a language model still knows of a fact that stands somewhere in a long text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, Le, MinLen
+from torch import Tensor
+
+from attnlab.config.bounds import bounded
+from attnlab.data.text.tokens import TokenFile
+from attnlab.data.text.vocabulary import Vocabulary
+from attnlab.errors import ConfigError, DataError
+from attnlab.models import Decoder, LanguageModel
+from attnlab.runs.progress import progress
+
+KEY = "task.score.needle"
+TEMPLATES = (  # what stands before the answer, in the fact and in the question; short, for windows of few bytes
+    "The answer of {name} is",
+    "The code for {name} is",
+    "The choice of {name} is",
+    "The secret of {name} is",
+    "The key that {name} has is",
+    "The symbol of {name} is",
+)
+NAMES = (
+    "Adele", "Bruno", "Celeste", "Dmitri", "Esther", "Farid", "Greta", "Hugo", "Ines", "Jasper", "Keiko", "Lorenzo",
+    "Mabel", "Nikolai", "Oskar", "Petra", "Quentin", "Rosa", "Stefan", "Tamara", "Ursula", "Viktor", "Wanda", "Xenia",
+    "Yusuf", "Zofia",
+)  # fmt: skip
+WORDS = (
+    "anchor", "barrel", "castle", "dragon", "engine", "forest", "garden", "hammer", "island", "jacket", "kitchen",
+    "ladder", "marble", "needle", "orchard", "palace", "quarry", "river", "saddle", "temple", "umbrella", "village",
+    "window", "yellow", "bridge", "candle", "desert", "feather", "guitar", "harbor", "mirror", "nation", "pepper",
+    "rocket", "silver", "ticket", "violin", "winter", "basket", "copper",
+)  # fmt: skip
+NEAR = 20  # a line's end is taken for a depth that is off by at most this part of the text
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A text with a fact, and the question for it.
+
+    Args:
+        hay: (c,) ids of the text before the question, without the fact.
+        fact: ids of the needle, which takes the place of as many of the hay's.
+        question: ids of what stands before the number.
+        answer: ids of the number or word.
+        ends: id of the mark between texts.
+    """
+
+    hay: np.ndarray
+    fact: list[int]
+    question: list[int]
+    answer: list[int]
+    ends: int
+
+    def row(self, depth: float | None) -> list[int]:
+        """Text, question and answer; the same number of ids for every depth.
+
+        Args:
+            depth: share of the text that stands before the fact; None: without the fact.
+        """
+        found = self.hay.copy()
+        if depth is not None:
+            start = self.place(depth)
+            found[start : start + len(self.fact)] = self.fact
+        return [*found.tolist(), *self.question, *self.answer]
+
+    def place(self, depth: float) -> int:
+        """Where the fact begins: behind a line's end where there is one nearby, else at the token itself.
+
+        Args:
+            depth: share of the text that stands before the fact.
+        """
+        room = len(self.hay) - len(self.fact)
+        wanted = round(depth * room)
+        lines = [start for start in (np.flatnonzero(self.hay == self.ends) + 1).tolist() if start <= room]
+        nearest = min(lines, key=lambda start: abs(start - wanted), default=wanted)
+        inside = 0 < wanted < room  # the first and the last place are what they say
+        return nearest if inside and abs(nearest - wanted) * NEAR <= len(self.hay) else wanted
+
+
+@bounded
+@dataclass(frozen=True)
+class Needle:
+    """How a model's recall over the length of a text and the depth of a fact in it is measured.
+
+    A sentence with a random name and number stands somewhere in validation text; the text ends with the beginning of
+    that sentence, and the model continues it. All tokens of the answer are scored by one forward pass. Texts, facts and
+    answers follow from `seed`, length and trial alone: every model with the same tokens gets the same ones, and every
+    depth of a trial has the same text and fact.
+
+    Args:
+        lengths: tokens of a text, with question and answer; None: nothing is measured.
+        depths: share of the text that stands before the fact; 1: the question follows it.
+        trials: texts of each length, each with its own fact.
+        asks: what the fact says of the name: a random "number", or one of a list of common words, "word".
+        digits: of the number.
+        seed: of texts and facts.
+    """
+
+    lengths: Annotated[list[Annotated[int, Ge(2)]], MinLen(1)] | None = None
+    depths: Annotated[list[Annotated[float, Ge(0), Le(1)]], MinLen(1)] = field(
+        default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0]
+    )
+    trials: Annotated[int, Ge(1)] = 16
+    asks: Literal["number", "word"] = "number"
+    digits: Annotated[int, Ge(1), Le(12)] = 5
+    seed: Annotated[int, Ge(0)] = 1
+
+    @property
+    def ordered(self) -> list[int]:
+        """Each length once, the shortest first."""
+        return sorted(set(self.lengths or ()))
+
+    def check(self, longest: int, unit: str) -> None:
+        """Refuse, from the configuration alone, what cannot be measured.
+
+        Args:
+            longest: positions of the model and its mechanisms.
+            unit: of the vocabulary, "word" or "token".
+
+        Raises:
+            ConfigError: a length is longer than the model, or a vocabulary of words has no random numbers.
+        """
+        if self.lengths is None:
+            return
+        if unit == "word":
+            raise ConfigError(
+                f"{KEY}.lengths: a vocabulary of words has no random names and numbers; expected one of tokens, as "
+                "that of model=... or task.data.vocabulary._target_=attnlab.data.BytePairs"
+            )
+        if self.ordered[-1] > longest:
+            raise ConfigError(f"{KEY}.lengths={self.ordered[-1]}: expected at most the model's {longest} positions")
+
+    def texts(self, length: int, vocabulary: Vocabulary, file: TokenFile) -> Iterator[Trial]:
+        """The trials of one length.
+
+        Args:
+            length: tokens of text, question and answer.
+            vocabulary: the model's.
+            file: ids of the text that is the hay.
+
+        Raises:
+            ConfigError: fact, question and answer do not fit in.
+            DataError: the text is too short.
+        """
+        for trial in range(self.trials):
+            draw = np.random.default_rng([self.seed, length, trial])
+            beginning = " " + TEMPLATES[draw.integers(len(TEMPLATES))].format(name=NAMES[draw.integers(len(NAMES))])
+            said = str(draw.integers(10 ** (self.digits - 1), 10**self.digits))
+            if self.asks == "word":
+                said = WORDS[draw.integers(len(WORDS))]
+            question, answer = divided(vocabulary, beginning, said)
+            fact = vocabulary.ids(f"{beginning} {said}.")
+            size = length - len(question) - len(answer)
+            if size < len(fact):
+                least = len(fact) + len(question) + len(answer)
+                raise ConfigError(
+                    f"{KEY}.lengths={length}: fact, question and answer alone are {least} tokens; give longer ones"
+                )
+            if len(file) < size:
+                raise DataError(
+                    f"{KEY}.lengths={length}: the validation text has {len(file)} tokens, and {size} are needed"
+                )
+            start = int(draw.integers(len(file) - size + 1))
+            yield Trial(file.read(start, start + size), fact, question, answer, vocabulary.end)
+
+    def score(
+        self,
+        model: LanguageModel,
+        vocabulary: Vocabulary,
+        file: TokenFile,
+        *,
+        tokens: int,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> dict[str, Any]:
+        """What the model knows, for each length and depth.
+
+        Args:
+            model: on `device`, in eval mode.
+            vocabulary: the model's.
+            file: ids of the text that is the hay.
+            tokens: of a batch; a longer text is a batch of its own.
+            device: to compute on.
+            dtype: of autocast; None: the weights' own arithmetic.
+
+        Returns:
+            `accuracy`: share of the trials in which each token of the answer is the most probable one. `gain`: mean
+            log-probability of a token of the answer, in nats, minus that without the fact in the text. Both over
+            everything, and in `cells` for each length and depth; `without`: the same for each length without the fact.
+
+        Raises:
+            ConfigError, DataError: as :meth:`texts`.
+        """
+        depths = [None, *sorted(set(self.depths))]
+        cells, without, sizes = [], [], []
+        with progress("needle in a haystack, texts", len(self.ordered) * self.trials * len(depths)) as advance:
+            for length in self.ordered:
+                trials = list(self.texts(length, vocabulary, file))
+                sizes += [len(trial.answer) for trial in trials]
+                rows = [(trial.row(depth), len(trial.answer)) for trial in trials for depth in depths]
+                count, found = max(1, tokens // length), []
+                for first in range(0, len(rows), count):
+                    part = rows[first : first + count]
+                    with torch.autocast(device.type, dtype) if dtype else nullcontext():
+                        found.append(answers(model, part, vocabulary.num_ids, device))
+                    advance(len(part))
+                right, nats = torch.cat(found, 1).view(2, len(trials), len(depths)).mean(1).tolist()
+                without.append({"length": length, "accuracy": right[0], "log_probability": round(nats[0], 4)})
+                cells += [
+                    {"length": length, "depth": depth, "accuracy": one, "gain": round(logp - nats[0], 4)}
+                    for depth, one, logp in zip(depths[1:], right[1:], nats[1:], strict=True)
+                ]
+        return {
+            "accuracy": round(float(np.mean([cell["accuracy"] for cell in cells])), 4),
+            "gain": round(float(np.mean([cell["gain"] for cell in cells])), 4),
+            "trials": self.trials,
+            "answer_tokens": round(float(np.mean(sizes)), 2),
+            "asks": f"numbers of {self.digits} digits" if self.asks == "number" else "words",
+            "seed": self.seed,
+            "cells": cells,
+            "without": without,
+        }
+
+
+def divided(vocabulary: Vocabulary, beginning: str, said: str) -> tuple[list[int], list[int]]:
+    """The ids of a sentence up to its last word, and those of that word, as they are in the whole sentence.
+
+    Args:
+        vocabulary: the model's.
+        beginning: of the sentence.
+        said: what follows it after a space.
+    """
+    whole, alone = vocabulary.ids(f"{beginning} {said}"), vocabulary.ids(beginning)
+    size = next((i for i, (one, other) in enumerate(zip(whole, alone, strict=False)) if one != other), len(alone))
+    return whole[:size], whole[size:]
+
+
+@torch.no_grad()
+def answers(model: LanguageModel, rows: Sequence[tuple[list[int], int]], num_ids: int, device: torch.device) -> Tensor:
+    """Whether all tokens of each answer are the most probable ones, and their mean log-probability in nats.
+
+    Args:
+        model: in eval mode.
+        rows: ids, all of the same number, and how many of the last ones are the answer.
+        num_ids: ids from this one on are never chosen.
+        device: to compute on.
+
+    Returns:
+        (2, rows), float64 on the CPU.
+    """
+    ids = torch.tensor([row for row, _ in rows], device=device)
+    most = max(size for _, size in rows)
+    if isinstance(model, Decoder):  # logits of the answer alone: those of a long text can be more than all the rest
+        logits = model.logits(model.hidden(ids[:, :-1])[:, -most:])
+    else:
+        logits = model(ids[:, :-1])[:, -most:]
+    targets = ids[:, -most:]
+    sizes = torch.tensor([size for _, size in rows], device=device)
+    asked = torch.arange(most, device=device) >= most - sizes[:, None]
+    logp = logits.float().log_softmax(-1)
+    right = (logp[..., :num_ids].argmax(-1) == targets) | ~asked
+    nats = (logp.gather(2, targets[..., None])[..., 0] * asked).sum(1) / sizes
+    return torch.stack((right.all(1).double(), nats.double())).cpu()

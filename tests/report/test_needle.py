@@ -1,0 +1,131 @@
+"""Heat maps of recall over length and depth, from records with a needle in a haystack."""
+
+import copy
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlab.report import everything, needle
+from attnlab.report.__main__ import main
+from attnlab.runs.store import collect
+
+LENGTHS, DEPTHS = (128, 2048), (0.0, 0.5, 1.0)
+
+
+def measured(right: float, gain: float) -> dict[str, Any]:
+    """At half the depth all is half as good."""
+    cells = [
+        {
+            "length": length,
+            "depth": depth,
+            "accuracy": right / (1 + (depth == 0.5)),
+            "gain": gain / (1 + (depth == 0.5)),
+        }
+        for length in LENGTHS
+        for depth in DEPTHS
+    ]
+    about = {
+        "accuracy": right * 5 / 6,
+        "gain": gain * 5 / 6,
+        "trials": 16,
+        "answer_tokens": 6.0,
+        "asks": "words",
+        "seed": 1,
+    }
+    return about | {"cells": cells, "without": []}
+
+
+def write(template: dict[str, Any], place: Path, seed: int = 1, **settings: Any) -> dict[str, Any]:
+    """A record of a conversion that was not healed, with recall 1 and then 0.5."""
+    record = copy.deepcopy(template) | {"seed": seed}
+    target = "mtla" if "stride" in settings else "mla"
+    states = {"original": (3.5, 512.0, measured(1.0, 2.0)), "converted": (3.6 + seed / 10, 256.0, measured(0.5, 1.0))}
+    points = {
+        state: {"perplexity": perplexity, "cache_bytes_per_token": cache, "needle": found}
+        for state, (perplexity, cache, found) in states.items()
+    }
+    record["conversion"] = {
+        "target": target,
+        "settings": {"keep": 0.5, "rotary": "score"} | settings,
+        "points": points | {"healed": "not run"},
+    }
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps(record))
+    return record
+
+
+def test_a_record_under_experiments_is_drawn(template: dict[str, Any], tmp_path: Path) -> None:
+    """By `make figures`, and again, once its table is there, by `make tables`."""
+    root = tmp_path / "experiments"
+    folder = root / "convert" / "needle"
+    write(template, folder / "one.json", stride=2)
+    (root / "t6").mkdir()
+    (root / "t6" / "figure9.yaml").write_text(
+        "{title: x, source: x, baseline: a, command: 'run {row}', columns: [], "
+        "rows: [{label: a, command: task=mustc, published: {}}]}"
+    )
+    files = {path.name for path in everything.figures(root) if path.parent == folder}
+    names = {"needle.md", "needle.tex", "needle.csv"}
+    names |= {f"needle_{name}.{kind}" for name in ("recall", "gain") for kind in ("csv", "png")}
+    assert files == names
+    assert (folder / "needle_recall.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder, needle.render) in everything.folders(root)
+    rows = list(csv.DictReader((folder / "needle_recall.csv").open()))
+    assert len(rows) == 2 * len(LENGTHS) * len(DEPTHS)
+    assert {row["run"] for row in rows} == {"mtla keep=0.5 stride=2"}
+    assert [row["value"] for row in rows if row["length"] == "128"] == ["100", "50", "100", "50", "25", "50"]
+    table = list(csv.DictReader((folder / "needle.csv").open()))
+    assert [row["State"] for row in table] == ["original", "converted"]
+    assert table[1] == {
+        "Run": "mtla keep=0.5 stride=2", "State": "converted", "Perplexity": "3.700", "Cache, bytes per token": "256",
+        "Recall, %": "41.7", "Gain, nats": "0.833", "Recall at 128": "41.7", "Recall at 2,048": "41.7",
+    }  # fmt: skip
+
+
+def test_runs_side_by_side(template: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seeds are one line; conversions that differ in a setting are two; a run without a needle is left out."""
+    write(template, tmp_path / "runs" / "a.json", 1)
+    write(template, tmp_path / "runs" / "b.json", 2)
+    write(template, tmp_path / "runs" / "c.json", 1, rotary="uniform")
+    scored = copy.deepcopy(template)
+    (tmp_path / "runs" / "without.json").write_text(json.dumps(scored))
+    scored["quality"] |= {"perplexity": 4.0, "needle": measured(0.25, 0.5)}
+    (tmp_path / "runs" / "own.json").write_text(json.dumps(scored))
+    found = [one for one in collect([tmp_path / "runs"]) if needle.is_one(one)]
+    assert len(found) == 4
+    names = ["mla keep=0.5 rotary=score", "mla keep=0.5 rotary=uniform", "mha"]
+    grid = needle.table(found)
+    rows = {(row[0], row[1]): row[2:] for row in grid.rows}
+    assert rows[names[0], "converted"][0] == "3.750" and rows[names[1], "converted"][0] == "3.700"
+    assert rows["mha", "scored"] == ["4.000", "not run", "20.8", "0.417", "20.8", "20.8"]
+    page = needle.draw(needle.points(found, "gain"), needle.WHAT["gain"][1])
+    titles = [axes.get_title() for axes in page.axes if axes.get_title()]
+    assert len(titles) == 9 and titles.count("original") == 2 and "mha: scored" in titles
+    shown = next(axes for axes in page.axes if axes.get_title() == f"{names[0]}: converted")
+    assert [text.get_text() for text in shown.texts] == ["1.00", "1.00", "0.50", "0.50", "1.00", "1.00"]
+    assert [text.get_text() for text in shown.get_yticklabels()] == ["0", "0.5", "1"]
+    assert main(["--needle", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    assert {Path(line).name for line in capsys.readouterr().out.split()} == {
+        p.name for p in (tmp_path / "out").iterdir()
+    }
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.json").write_text(json.dumps(template))
+    assert main(["--needle", str(tmp_path / "empty")]) == 1
+    assert "give task.score.needle.lengths" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("broken", ["cells", "trials", "depth"])
+def test_a_damaged_needle_is_named(
+    template: dict[str, Any], tmp_path: Path, broken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = write(template, tmp_path / "a.json")
+    found = record["conversion"]["points"]["original"]["needle"]
+    (found["cells"][0] if broken == "depth" else found)[broken] = None
+    if broken == "trials":
+        del found["trials"]
+    (tmp_path / "a.json").write_text(json.dumps(record))
+    assert main(["--needle", str(tmp_path / "a.json")]) == 1
+    assert "a.json: the needle of a record is damaged" in capsys.readouterr().err
