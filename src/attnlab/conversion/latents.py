@@ -87,7 +87,11 @@ def project(method: Latent, moment: Tensor, metric: Tensor, content: int, weight
     size = len(moment)
     if method == "output_aware":
         scale = metric.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
-        half, inverse = _roots(metric / scale + RIDGE * torch.eye(size, dtype=torch.float64))
+        scaled = metric / scale + RIDGE * torch.eye(size, dtype=torch.float64)
+        apart = not bool(metric[:content, content:].any())  # then the roots are those of two blocks
+        parts = (slice(content), slice(content, None)) if apart else (slice(None),)
+        roots = [_roots(scaled[part, part]) for part in parts]
+        half, inverse = (torch.block_diag(*side) for side in zip(*roots, strict=True))
         target = moment
     else:
         diagonal = torch.ones(size, dtype=torch.float64)
@@ -96,19 +100,23 @@ def project(method: Latent, moment: Tensor, metric: Tensor, content: int, weight
             diagonal[:content] = (energies[content:].mean() / energies[:content].mean()).sqrt()
         half, inverse = torch.diag(diagonal), torch.diag(1 / diagonal)
         target = weights @ weights.mT if method == "weights" else moment
-    vectors = torch.linalg.eigh(half @ target @ half).eigenvectors.flip(-1)
+    values, vectors = (found.flip(-1) for found in torch.linalg.eigh(half @ target @ half))
     down, up = vectors.mT @ half, inverse @ vectors
-    return Projection(down, up, _errors(moment, metric, down, up))
+    return Projection(down, up, _errors(moment, metric, down, up, values if target is moment else None))
 
 
-def _errors(moment: Tensor, metric: Tensor, down: Tensor, up: Tensor) -> Tensor:
+def _errors(moment: Tensor, metric: Tensor, down: Tensor, up: Tensor, values: Tensor | None) -> Tensor:
     """tr S (I - B_r E_r^T) C (I - B_r E_r^T)^T for each r, (n + 1,).
 
     With B = (E^T)^-1 the columns are y = sum_a b_a (e_a . y), so that the error of r components is that of the others.
+    values: the diagonal of E^T C E, (n,), where it has no other elements; None: it has.
     """
-    metric_up, moment_down = up.mT @ metric @ up, down @ moment @ down.mT
-    products = metric_up * moment_down.mT  # tr S b_a b_b^T (e_a^T C e_b)
-    whole = products.flip(0, 1).cumsum(0).cumsum(1).diagonal().flip(0)  # of the components r, r + 1, ...
+    if values is not None:
+        whole = ((metric @ up * up).sum(0) * values).flip(0).cumsum(0).flip(0)
+    else:
+        metric_up, moment_down = up.mT @ metric @ up, down @ moment @ down.mT
+        products = metric_up * moment_down.mT  # tr S b_a b_b^T (e_a^T C e_b)
+        whole = products.flip(0, 1).cumsum(0).cumsum(1).diagonal().flip(0)  # of the components r, r + 1, ...
     return torch.cat((whole, whole.new_zeros(1))).clamp(min=0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 BATCH = 4  # windows at a time
 SURVEYED = 4  # of so many windows one passes through the original first
 TINY = torch.finfo(torch.float64).tiny
+MEASURED = 8  # batches on which the error of a layer's output is measured
 
 
 @torch.no_grad()
@@ -70,14 +71,20 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
             assert isinstance(attention, MHA)
             place = None if folder is None else folder / f"layer-{number:03}.safetensors"
             layer = _stored(place, key)
+            new = layer is None
             if layer is None:
                 inputs = lambda hidden=hidden, block=block: map(block.attention_norm, hidden)  # noqa: E731
                 layer = _layer(attention, target, inputs, plans[number])
+            block.attention = layer.attention.to(attention.out.weight).train(attention.training)
+            measured = OutputError(attention, block.attention)
+            for i, x in enumerate(hidden):  # of the last layer, only what is measured
+                if number + 1 < len(originals) or i < MEASURED:
+                    hidden[i] = block(x, measured if new and i < MEASURED else block.attention)
+            if new:
+                layer = replace(layer, about=layer.about | {"output_error": measured.share})
                 if place is not None:
                     _store(place, key, layer)
-            block.attention = layer.attention.to(attention.out.weight).train(attention.training)
             found.append(layer)
-            hidden = [block(x, block.attention) for x in hidden]
             advance(1)
     return found
 
@@ -102,7 +109,8 @@ def _plans(
                 if place is not None:
                     write_bytes(place, save(found.tensors(), {"key": key}))
             surveys.append(found)
-            hidden = [block(x, attention) for x in hidden]
+            for i, x in enumerate(hidden if number + 1 < len(attentions) else ()):
+                hidden[i] = block(x, attention)
             advance(1)
     return target.plans(attentions, surveys)
 
@@ -133,20 +141,35 @@ def _layer(attention: MHA, target: Conversion, inputs: Inputs, plan: Plan | None
     layer = target.convert(attention, _collected(attention, inputs()), inputs, plan)
     if target.refits:
         refit(layer.attention, attention, inputs)
-    lost = whole = 0.0
-    mean: Tensor | float = 0.0
-    outputs = [attention(x).double() for x in _some(inputs())]
-    mean = torch.cat([out.flatten(0, 1) for out in outputs]).mean(0)
-    for out, x in zip(outputs, _some(inputs()), strict=True):
-        lost += float((layer.attention(x).double() - out).square().sum())
-        whole += float((out - mean).square().sum())
-    return Layer(layer.node, layer.attention, layer.about | {"output_error": lost / whole})
+    return layer
 
 
-def _some(batches: Iterable[Tensor], count: int = 8) -> Iterator[Tensor]:
-    """The first batches, on which the error of a layer's output is measured."""
-    for _, batch in zip(range(count), batches, strict=False):
-        yield batch
+class OutputError:
+    """A converted attention, (B, T, d) -> (B, T, d), that measures how far its outputs are from the original's.
+
+    Args:
+        original: what it is compared with.
+        converted: what is computed.
+    """
+
+    def __init__(self, original: Attention, converted: Attention) -> None:
+        self.original, self.converted = original, converted
+        self.lost = self.squares = 0.0
+        self.count = 0
+        self.sums: Tensor | float = 0.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out, want = self.converted(x), self.original(x).double().flatten(0, 1)
+        self.lost += float((out.double().flatten(0, 1) - want).square().sum())
+        self.squares += float(want.square().sum())
+        self.sums, self.count = self.sums + want.sum(0), self.count + len(want)
+        return out
+
+    @property
+    def share(self) -> float:
+        """Squared error over the original outputs' squared distance from their mean."""
+        assert isinstance(self.sums, Tensor)
+        return self.lost / (self.squares - float(self.sums.square().sum()) / self.count)
 
 
 def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:

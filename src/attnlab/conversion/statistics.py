@@ -35,8 +35,8 @@ class Statistics:
         mean: E [k; v], (2 G D,).
         of_query: E w q q^T of each head, (H, D, D), with the weights w of `weighted`.
         energy: E |q[f]|^2 of each head, (H, F).
-        weighted: E w |q[f]|^2 of each head, (H, F); w = sum_j P_tj^2 |W_o (v_j - o_t)|^2, how much the output moves
-            when the logits of position t move.
+        weighted: E w |q[f]|^2 of each head, (H, F), from the diagonals of `of_query`; w = sum_j P_tj^2
+            |W_o (v_j - o_t)|^2, how much the output moves when the logits of position t move.
         spread: E sum_j P_tj^2 of each head, (H,).
         turn: attention-weighted mean of e^(i theta_f (j - t)), complex, (H, F).
     """
@@ -50,7 +50,6 @@ class Statistics:
     mean: Tensor = field(init=False)
     of_query: Tensor = field(init=False)
     energy: Tensor = field(init=False)
-    weighted: Tensor = field(init=False)
     spread: Tensor = field(init=False)
     turn: Tensor = field(init=False)
 
@@ -58,16 +57,22 @@ class Statistics:
         both = 2 * self.groups * self.width
         self.moment, self.mean = torch.zeros(both, both, dtype=torch.float64), torch.zeros(both, dtype=torch.float64)
         self.of_query = torch.zeros(self.heads, self.width, self.width, dtype=torch.float64)
-        self.energy, self.weighted = (torch.zeros(self.heads, self.pairs, dtype=torch.float64) for _ in range(2))
+        self.energy = torch.zeros(self.heads, self.pairs, dtype=torch.float64)
         self.spread = torch.zeros(self.heads, dtype=torch.float64)
         self.turn = torch.zeros(self.heads, self.pairs, dtype=torch.complex128)
 
     def finished(self) -> Statistics:
         """The same as means."""
         found = Statistics(self.heads, self.groups, self.width, self.pairs, self.tokens)
-        for name in ("moment", "mean", "of_query", "energy", "weighted", "spread", "turn"):
+        for name in ("moment", "mean", "of_query", "energy", "spread", "turn"):
             setattr(found, name, getattr(self, name) / self.tokens)
         return found
+
+    @property
+    def weighted(self) -> Tensor:
+        """See the attributes."""
+        squares = self.of_query.diagonal(dim1=1, dim2=2)
+        return squares[:, : self.pairs] + squares[:, self.pairs : 2 * self.pairs]
 
     def covariance(self) -> Tensor:
         """Of [k; v] around their mean, of finished statistics, (2 G D, 2 G D)."""
@@ -119,44 +124,65 @@ def collect(attention: MHA, inputs: Iterable[Tensor]) -> Statistics:
 
 
 def _add(found: Statistics, a: MHA, x: Tensor, theta: Tensor, metric: Tensor) -> None:
-    group = a.num_heads // a.num_kv_heads
     query, key = a.query_norm(a._heads(x, a.query)), a.key_norm(a._heads(x, a.key))  # (B, H or G, T, D), not rotated
     value = a._heads(x, a.value)
-    steps = x.shape[1]
-    found.tokens += x.shape[0] * steps
+    found.tokens += x.shape[0] * x.shape[1]
     both = torch.cat((key, value), 1).transpose(1, 2).flatten(2).flatten(0, 1).double()
     found.moment += both.mT @ both
     found.mean += both.sum(0)
-    cos, sin = a.rotary_table(steps, x)
-    angles = cos[None], sin[None]
-    q, k = a._rotated(query, angles), a._rotated(key, angles)
-    k, v = k.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    of_values = torch.einsum("bhtd,hde,bhte->bht", v.to(wide), metric.to(wide), v.to(wide))  # |W_o v_j|^2
-    place = torch.arange(steps, device=x.device)
+    angles = tuple(table[None] for table in a.rotary_table(x.shape[1], x))
+    weight, total, lags = _attended(a, a._rotated(query, angles), a._rotated(key, angles), value, metric)
+    raw = query.double().transpose(0, 1).flatten(1, 2)  # (H, B T, D)
+    weights = weight.transpose(0, 1).flatten(1).unsqueeze(-1)
+    found.of_query += (raw * weights).mT @ raw
+    found.spread += total
+    if found.pairs:
+        squares = raw[..., : a.turned].square().sum(1)  # |q[f]|^2 is a sum of two of them
+        found.energy += squares[:, : found.pairs] + squares[:, found.pairs :]
+        turns = -torch.arange(x.shape[1], dtype=torch.float64, device=x.device)[:, None] * theta
+        found.turn += torch.complex(lags @ turns.cos(), lags @ turns.sin())
+
+
+def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the attention weights of texts say, of rotated queries (B, H, T, D), rotated keys and values (B, G, T, D).
+
+    -> w of each position, (B, H, T) float64; sum of P_tj^2 of each head, (H,) float64; and the attention weights
+    summed by the distance t - j, (H, T) float64. The heads of a group are rows of one matrix product; of the rows,
+    QUERIES are computed at a time, against the keys that one of them sees.
+    """
+    groups, steps, heads = k.shape[1], k.shape[2], q.shape[1]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.unflatten(1, (groups, -1)), k * a.scale, v.to(wide)
+    of_head = metric.to(wide).unflatten(0, (groups, -1))  # (G, H / G, D, D)
+    of_values = ((v[:, :, None] @ of_head) * v[:, :, None]).sum(-1).mT  # |W_o v_j|^2, (B, G, T, H / G)
+    read = torch.cat((v, of_values), -1)
+    width, places = v.shape[-1], torch.arange(steps, device=q.device)
+    moved, total = [], q.new_zeros(heads, dtype=torch.float64)
+    lags = q.new_zeros(heads, steps, dtype=torch.float64)
     for first in range(0, steps, QUERIES):
         last = min(first + QUERIES, steps)
-        at, before = place[first:last, None], place[:last]
-        hidden = before > at
+        rows, begin = last - first, max(0, first + 1 - a.window) if isinstance(a, SlidingWindow) else 0
+        logits = (q[:, :, :, first:last].flatten(2, 3) @ k[:, :, begin:last].mT).to(wide)
+        logits = logits.unflatten(2, (-1, rows))  # (B, G, H / G, rows, keys)
+        at, before = places[first:last, None], places[begin:last]
+        logits[..., first - begin :].masked_fill_(before[first - begin :] > at, float("-inf"))
         if isinstance(a, SlidingWindow):
-            hidden |= before <= at - a.window
-        logits = (q[:, :, first:last] @ k[:, :, :last].mT * a.scale).to(wide).masked_fill(hidden, float("-inf"))
+            logits.masked_fill_(before <= at - a.window, float("-inf"))
         p = logits.softmax(-1)
-        out = p @ v[:, :, :last].to(wide)
-        turned = torch.einsum("hde,bhte->bhtd", metric.to(wide), out)
-        square = p.square()
-        total = square.sum(-1)
-        moved = (square @ of_values[:, :, :last, None])[..., 0]
-        moved = moved - 2 * ((square @ v[:, :, :last].to(wide)) * turned).sum(-1) + total * (out * turned).sum(-1)
-        weight = moved.clamp(min=0).double()
-        raw = query[:, :, first:last].double()
-        found.of_query += torch.einsum("bht,bhtd,bhte->hde", weight, raw, raw)
-        found.spread += total.double().sum((0, 2))
-        if found.pairs:
-            size = complex_pairs(raw[..., : a.turned]).abs().square()
-            found.energy += size.sum((0, 2))
-            found.weighted += (weight.unsqueeze(-1) * size).sum((0, 2))
-            lag = torch.polar(torch.ones((), dtype=torch.float64), (before - at)[..., None] * theta).to(
-                torch.complex128
-            )
-            found.turn += torch.einsum("htj,tjf->hf", p.double().sum(0).to(torch.complex128), lag)
+        square = torch.square(p, out=logits)  # fresh memory takes as long as the squares
+        flat = p.flatten(2, 3)
+        out = (flat @ v[:, :, begin:last]).unflatten(2, (-1, rows))
+        squared = (square.flatten(2, 3) @ read[:, :, begin:last]).unflatten(2, (-1, rows))
+        share = square.sum(-1)
+        own = squared[..., width:].diagonal(dim1=2, dim2=4).mT  # of each head its own |W_o v|^2
+        turned = out @ of_head
+        cross = (squared[..., :width] * turned).sum(-1)
+        moved.append((own - 2 * cross + share * (out * turned).sum(-1)).flatten(1, 2))
+        total += share.double().sum((0, 3)).flatten()
+        # each row one place further to the left than the one above: below one another is what has one distance
+        columns = last - begin + rows - 1
+        shifted = q.new_zeros(heads, rows * columns, dtype=torch.float64)
+        place = shifted.as_strided((heads, rows, last - begin), (rows * columns, columns - 1, 1), rows - 1)
+        place.copy_(p.sum(0).flatten(0, 1))
+        lags[:, : last - begin] += shifted.view(heads, rows, columns)[..., : last - begin].sum(1).flip(1)
+    return torch.cat(moved, 2).clamp(min=0).double(), total, lags

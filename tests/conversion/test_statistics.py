@@ -1,0 +1,110 @@
+"""Statistics of calibration texts against their definitions, and what a conversion measures of itself."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnlab.attention import MHA, SlidingWindow
+from attnlab.conversion import ToMLA, layers, statistics
+from attnlab.conversion.latents import project
+from attnlab.conversion.statistics import collect, frequencies_of
+from tests.conversion.models import exact, tokens
+
+KINDS: dict[str, dict[str, Any]] = {
+    "grouped": {"num_kv_heads": 2, "bias": ["query", "key"]},
+    "normed": {"num_kv_heads": 4, "qk_norm": True},
+    "part": {"num_kv_heads": 1, "rope_dim": 4},
+    "not-turned": {"num_kv_heads": 2, "rope_dim": 0},
+    "window": {"num_kv_heads": 2, "window": 7},
+}
+
+
+def naive(a: MHA, texts: list[Tensor]) -> dict[str, Tensor]:
+    """One position, one head, one key at a time: the formulas in the docstring of `Statistics`."""
+    found: dict[str, Any] = dict.fromkeys(("moment", "mean", "of_query", "energy", "weighted", "spread", "turn"), 0)
+    count, pairs, width = 0, a.turned // 2, a.head_dim
+    window = a.window if isinstance(a, SlidingWindow) else 10**9
+    theta, output = frequencies_of(a), a.out.weight.unflatten(1, (a.num_heads, -1)).movedim(1, 0)
+    for x in texts:
+        q, k, v = a.query_norm(a._heads(x, a.query)), a.key_norm(a._heads(x, a.key)), a._heads(x, a.value)
+        cos, sin = (t[None] for t in a.rotary_table(x.shape[1], x))
+        turned = a._rotated(q, (cos, sin)), a._rotated(k, (cos, sin))
+        for b in range(x.shape[0]):
+            for t in range(x.shape[1]):
+                y = torch.cat((k[b, :, t].flatten(), v[b, :, t].flatten()))
+                found["moment"], found["mean"] = found["moment"] + torch.outer(y, y), found["mean"] + y
+                own = {name: [] for name in ("of_query", "energy", "weighted", "spread", "turn")}
+                for h in range(a.num_heads):
+                    g, seen = h * a.num_kv_heads // a.num_heads, range(max(0, t - window + 1), t + 1)
+                    logits = torch.stack([turned[0][b, h, t] @ turned[1][b, g, j] for j in seen]) / width**0.5
+                    p, values = logits.softmax(0), torch.stack([v[b, g, j] for j in seen])
+                    moved = (values - p @ values) @ output[h].mT
+                    w = (p.square() * moved.square().sum(-1)).sum()
+                    size = q[b, h, t, :pairs].square() + q[b, h, t, pairs : 2 * pairs].square()
+                    angles = torch.tensor([float(j - t) for j in seen], dtype=x.dtype)[:, None] * theta
+                    own["of_query"].append(w * torch.outer(q[b, h, t], q[b, h, t]))
+                    own["energy"].append(size)
+                    own["weighted"].append(w * size)
+                    own["spread"].append(p.square().sum())
+                    own["turn"].append((p[:, None] * torch.polar(torch.ones_like(angles), angles)).sum(0))
+                for name, heads in own.items():
+                    found[name] = found[name] + torch.stack(heads)
+                count += 1
+    return {name: total / count for name, total in found.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_sums_over_blocks_are_the_definitions(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "QUERIES", 5)
+    torch.manual_seed(0)
+    options = dict(KINDS[kind])
+    made = SlidingWindow if "window" in options else MHA
+    attention = made(16, 4, head_dim=8, **{"bias": False, **options}).double().eval()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, mean=0.1, std=0.4)
+    texts = [torch.randn(2, 13, 16, dtype=torch.float64), torch.randn(1, 4, 16, dtype=torch.float64)]
+    found, want = collect(attention, texts), naive(attention, texts)
+    for name, value in want.items():
+        torch.testing.assert_close(
+            getattr(found, name), value, rtol=1e-11, atol=1e-13, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("method", ["output_aware", "balanced", "pca", "weights"])
+def test_predicted_errors_are_those_of_every_rank(method: Any) -> None:
+    torch.manual_seed(0)
+    content, size = 5, 11
+    moment, weights = torch.randn(size, 40, dtype=torch.float64), torch.randn(size, 7, dtype=torch.float64)
+    moment = moment @ moment.mT
+    blocks = [torch.randn(n, 9, dtype=torch.float64) for n in (content, size - content)]
+    metric = torch.block_diag(*(block @ block.mT for block in blocks))
+    found = project(method, moment, metric, content, weights)
+    torch.testing.assert_close(found.up @ found.down, torch.eye(size, dtype=torch.float64))
+    for rank in range(size + 1):
+        rest = torch.eye(size, dtype=torch.float64) - found.up[:, :rank] @ found.down[:rank]
+        want = (metric * (rest @ moment @ rest.mT)).sum()
+        torch.testing.assert_close(found.errors[rank], want, rtol=1e-9, atol=1e-9 * float(found.errors[0]))
+
+
+@torch.no_grad()
+def test_the_output_error_is_that_of_the_first_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last layer, which is not computed any further, as of the others."""
+    import copy
+
+    monkeypatch.setattr(layers, "BATCH", 2)
+    monkeypatch.setattr(layers, "MEASURED", 2)
+    original = exact("llama")
+    texts = tokens(7, 12)
+    decoder = copy.deepcopy(original)
+    found = layers.convert(decoder, ToMLA(keep=0.5), texts)
+    x = decoder.embed(texts[:4], 0)
+    for block, old, layer in zip(decoder.blocks, original.blocks, found, strict=True):
+        entered = block.attention_norm(x)
+        want = old.attention(entered)
+        lost = (block.attention(entered) - want).square().sum()
+        whole = (want - want.mean((0, 1))).square().sum()
+        assert layer.about["output_error"] == pytest.approx(float(lost / whole), rel=1e-9)
+        x = block(x, block.attention)
