@@ -1,22 +1,43 @@
 """Check that a variant equals the published algorithm with the same weights.  No ratio is given without this check."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnlab.attention import Attention
+from attnlab.attention import Attention, MTLAWindow
+from attnlab.attention.ops import naive
 from attnlab.bench.settings import rounded
-from attnlab.bench.variants import AttentionVariant, Publish
+from attnlab.bench.variants import AttentionVariant
 
 # Relative to a tensor's norm.  Wrong formulas differ by 1e-2 or more; half precision does not resolve less.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+Reference = Callable[[Attention], Any]  # a mechanism -> the same function, called with a text and a prefix or None
 TEXT, PREFIX, STEPS, BEAM = 67, 29, 9, 3  # no multiple of a stride, more than one tile of a kernel
+FEW = 35  # the same for a formula, whose time is quadratic
 
 
-def check(variant: AttentionVariant, publish: Publish, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Relative errors of a variant against the published parallel form.
+class Formula(nn.Module):
+    """A mechanism's naive form, row by row: the reference where no published algorithm is kept.
+
+    Args:
+        attention: the mechanism, for its weights.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor:
+        """(B, T, d), and prefixes (B, S, d) or None -> (B, T, d)."""
+        prefixes = [None] * len(x) if prefix is None else prefix
+        return torch.stack([naive.attend(self.attention, *row) for row in zip(x, prefixes, strict=True)])
+
+
+def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Relative errors of a variant against the published parallel form, or another reference.
 
     In a hybrid stack each mechanism is checked, and the largest errors count.
 
@@ -42,7 +63,7 @@ def _largest(values: list[float]) -> float:
 
 
 def _check_layer(
-    variant: AttentionVariant, publish: Publish, dtype: torch.dtype, device: torch.device
+    variant: AttentionVariant, publish: Reference, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Any]:
     mechanism = variant.mechanism(dtype, device)
     generator = torch.Generator().manual_seed(variant.cfg.seed)
@@ -54,8 +75,10 @@ def _check_layer(
         return torch.randn(*shape, mechanism.d_model, generator=generator).to(device, dtype)
 
     errors = {"output": 0.0, "gradient": 0.0, "steps": 0.0}
-    text = min(TEXT, mechanism.max_positions or TEXT)
-    for size in (0, PREFIX) if mechanism.reads_prefix else (0,):
+    merged = mechanism.raw + mechanism.stride if isinstance(mechanism, MTLAWindow) else 0  # from here on it merges
+    longest = max(merged, FEW if isinstance(reference, Formula) else TEXT)
+    text = min(longest, mechanism.max_positions or longest)
+    for size in (0, max(merged, PREFIX)) if mechanism.reads_prefix else (0,):
         x, prefix, grad = random(2, text), random(2, size), random(2, text)
         got, want = _passes(tested, x, prefix, grad), _passes(reference, x, prefix, grad)
         errors["output"] = max(errors["output"], _error(got[:1], want[:1]))
@@ -76,7 +99,7 @@ def _sharpen(attention: Attention, generator: torch.Generator) -> None:
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).to(parameter))
 
 
-def _passes(attention: Attention, x: Tensor, prefix: Tensor, grad: Tensor) -> list[Tensor]:
+def _passes(attention: nn.Module, x: Tensor, prefix: Tensor, grad: Tensor) -> list[Tensor]:
     """Output, then the gradients of inputs and weights."""
     dtype = next(attention.parameters()).dtype
     inputs = [t.detach().to(dtype).requires_grad_() for t in ((x, prefix) if prefix.shape[1] else (x,))]
@@ -87,7 +110,7 @@ def _passes(attention: Attention, x: Tensor, prefix: Tensor, grad: Tensor) -> li
 
 
 @torch.no_grad()
-def _steps(tested: Attention, reference: Attention, x: Tensor, prefix: Tensor, order: Tensor, copied: bool) -> float:
+def _steps(tested: Attention, reference: nn.Module, x: Tensor, prefix: Tensor, order: Tensor, copied: bool) -> float:
     """The largest error of cached steps of two sentences with reordered beams, against the parallel form."""
     rows, size = len(x), prefix.shape[1]
     copies = prefix.repeat_interleave(BEAM, 0)

@@ -11,7 +11,9 @@ from attnlab.config.bounds import bounded
 Length = Annotated[int, Ge(1)]
 Filled = Annotated[int, Ge(0)]
 
-What = Literal["training", "model", "decoding", "beam", "forward", "projections", "whole", "decomposition"]
+What = Literal[
+    "training", "model", "decoding", "beam", "forward", "projections", "whole", "decomposition", "generation", "prefill"
+]
 KINDS: tuple[str, ...] = get_args(What)
 
 
@@ -31,10 +33,12 @@ class Settings:
             projections: the attention projections of one compressed layer, `text` tokens.
             whole: one forward pass of a compressed language model, `text` tokens.
             decomposition: partial Tucker of one layer's heads, beside TensorLy's.
+            generation: `steps` cached steps of the task's whole language model, after `context` positions, as decoding.
+            prefill: the task's language model reads `text` positions into empty caches.
         batch: rows, sentences or images.
         beam: hypotheses of a sentence.
         prefix: positions of the encoder's output.
-        text: positions of a training step; several give one row of the table each.
+        text: positions of a training step or of a prompt; several give one row of the table each.
         context: text positions that are cached before decoding begins; several give one row each.
         steps: tokens that are decoded.
         reorder: decoding as it is (false), with the rows in a new order after each step (true), or both.
@@ -42,7 +46,8 @@ class Settings:
         rounds: measured rounds, in which the variants take turns.
         warmup: rounds before them that are not measured.
         memory: whether peak memory is measured too, each number in a process of its own.
-        references: names in conf/attention, `published`, or `published_<name>`; for decomposition `tensorly`.
+        references: names in conf/attention, `published`, or `published_<name>`; for decomposition `tensorly`. Not read
+            with `convert=`: the converted model is compared with the original.
         overrides: a reference's own values, for instance mha.num_heads=12.
         published: the function from a module to the published algorithm with the same weights.
 

@@ -14,14 +14,15 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from attnlab.attention import Attention
+from attnlab.attention import MHA, Attention
 from attnlab.bench.settings import Settings
 from attnlab.config import stack
 from attnlab.config.build import CONF, instantiate, written
 from attnlab.config.nearest import nearest
+from attnlab.conversion import Conversion
 from attnlab.errors import ConfigError
 from attnlab.models import PrefixDecoder
-from attnlab.models.build import build_attention, build_model
+from attnlab.models.build import build_attention, without_memory
 
 Publish = Callable[[Attention], Attention]
 M = TypeVar("M", bound=nn.Module)
@@ -36,12 +37,14 @@ class AttentionVariant:
         cfg: the configuration of a run with this mechanism.
         published: the function that makes the published algorithm; None: our own forward and steps run.
         copied: beam search with the prefix stored once per hypothesis.
+        converted: the mechanisms that `convert=` makes of the model's own, as far as the settings alone tell.
     """
 
     name: str
     cfg: DictConfig
     published: str | None = None
     copied: bool = False
+    converted: bool = False
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> Attention:
         """The mechanism of a layer, as it is measured.
@@ -58,7 +61,18 @@ class AttentionVariant:
     def mechanism(self, dtype: torch.dtype, device: torch.device) -> Attention:
         """Ours, whichever algorithm runs."""
         torch.manual_seed(self.cfg.seed)
-        return build_attention(self.cfg, 0).to(device, dtype).eval()
+        return self._layer(0).to(device, dtype).eval()
+
+    def _layer(self, number: int) -> Attention:
+        if not self.converted:
+            return build_attention(self.cfg, number)
+        target: Conversion = instantiate(self.cfg.convert, path="convert")
+        with without_memory():
+            original = build_attention(self.cfg, number)
+        target.refuse(original)
+        assert isinstance(original, MHA)
+        found: Attention = instantiate(OmegaConf.create(target.planned(original)), path="attention")
+        return found
 
     def layers(self) -> list["AttentionVariant"]:
         """One variant for each mechanism that its layers have: this one, unless the stack is hybrid."""
@@ -82,7 +96,10 @@ class AttentionVariant:
     def model(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
         """The task's whole model, without a CTC head."""
         torch.manual_seed(self.cfg.seed)
-        model: nn.Module = build_model(self.cfg, vocab_size=self.cfg.task.data.vocab_size)
+        task = self.cfg.task
+        model: nn.Module = instantiate(
+            task.model, path="task.model", attention=self._layer, vocab_size=task.data.vocab_size
+        )
         return self._finished(model, dtype, device)
 
     def _finished(self, module: M, dtype: torch.dtype, device: torch.device) -> M:
@@ -98,12 +115,16 @@ class AttentionVariant:
 def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
     """The chosen mechanism, then the references in the order of the settings, each once.
 
+    Of a model that `convert=` converts: the converted mechanisms, and the original's; references are not read.
+
     Args:
         cfg: the fixed configuration.
         settings: the checked node `bench`.
 
     ConfigError: a reference that is no mechanism.
     """
+    if converts(cfg):
+        return [AttentionVariant(cfg.choices.convert, cfg, converted=True), AttentionVariant("original", cfg)]
     chosen = AttentionVariant(cfg.choices.attention, cfg)
     found = {chosen.name: chosen}
     for name in settings.references:
@@ -116,6 +137,15 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
             variant = replace(variant, name=f"published_{base}", published=settings.published)
         found.setdefault(variant.name, variant)
     return list(found.values())
+
+
+def converts(cfg: DictConfig) -> bool:
+    """Whether `convert=` names a conversion.
+
+    Args:
+        cfg: the fixed configuration.
+    """
+    return cfg.choices.get("convert") not in (None, "none")
 
 
 def copied(variant: AttentionVariant) -> AttentionVariant:

@@ -162,9 +162,10 @@ class ToMLA(Conversion):
 
     def planned(self, attention: MHA) -> dict[str, Any]:
         found = self.sizes(attention)
-        if found is None:
-            self._rope_dims(attention, self.budget(attention))
-            return self.node(attention, (0, self.budget(attention)))
+        if found is None:  # searched: three eighths of a cache are a typical share
+            total = self.budget(attention)
+            rope = min(self._rope_dims(attention, total), key=lambda one: abs(one - 3 * total / 8))
+            return self.node(attention, (rope, total - rope))
         if found[1] > attention.d_model and isinstance(attention.query_norm, nn.Identity):
             raise ConfigError(
                 f"convert: a latent of {found[1]} numbers is wider than the {attention.d_model} of the inputs, of "

@@ -9,12 +9,12 @@ from torch import Tensor
 from attnlab.attention import Attention
 from attnlab.bench import exactness
 from attnlab.bench.settings import Settings, Shape
-from attnlab.bench.variants import AttentionVariant, lineup, publish_by
+from attnlab.bench.variants import AttentionVariant, converts, lineup, publish_by
 from attnlab.bench.workloads.base import Workload
 
 
 class AttentionWorkload(Workload):
-    """Mechanisms side by side, each checked against its published algorithm.
+    """Mechanisms side by side, each checked against its published algorithm, or its formula in a converted model.
 
     Attributes:
         attentions: the attention layers that a run goes through.
@@ -30,7 +30,8 @@ class AttentionWorkload(Workload):
     def check(
         cls, variant: AttentionVariant, settings: Settings, dtype: torch.dtype, device: torch.device
     ) -> dict[str, Any]:
-        return exactness.check(variant, publish_by(settings.published), dtype, device)
+        reference = exactness.Formula if converts(variant.cfg) else publish_by(settings.published)
+        return exactness.check(variant, reference, dtype, device)
 
 
 class TrainingWorkload(AttentionWorkload):

@@ -6,10 +6,32 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from attnlab.attention import Cache
+from attnlab.attention import Attention, Cache
 from attnlab.bench.settings import Settings, Shape
 from attnlab.bench.variants import AttentionVariant
 from attnlab.bench.workloads.attention import AttentionWorkload, random_inputs
+
+
+def begins_with_context(attention: Attention) -> None:
+    """LookupError: the mechanism's cache has no buffers that could be filled.
+
+    Args:
+        attention: the mechanism.
+    """
+    if not attention.new_cache(1, 1).buffers():
+        raise LookupError("its cache grows step by step: it cannot begin with a context")
+
+
+def begin(cache: Cache, context: int) -> None:
+    """Fill a cache at random: a step's time does not depend on the values, and attending would take long.
+
+    Args:
+        cache: new, with room for them.
+        context: text positions.
+    """
+    for buffer in cache.buffers():
+        buffer[...] = torch.randn(buffer.shape[1:], dtype=buffer.dtype, device=buffer.device)
+    cache.length = context
 
 
 class Decoding(AttentionWorkload):
@@ -35,13 +57,13 @@ class Decoding(AttentionWorkload):
         self.prefix = random_inputs(attention, shape.batch, shape.prefix)
         self.rows = torch.arange(shape.batch, device=self.x.device)
         self.size = (shape.batch, shape.context + shape.text + 1, shape.prefix)
-        if shape.context and not attention.new_cache(1, shape.context).buffers():
-            raise LookupError("its cache grows step by step: it cannot begin with a context")
+        if shape.context:
+            begins_with_context(attention)
         self.cache: Cache | None = None
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
-        common = "decoding", settings.batch, settings.beam, settings.prefix, settings.steps
+        common = cls.__name__.lower(), settings.batch, settings.beam, settings.prefix, settings.steps
         ways = itertools.product(settings.contexts, settings.reorder)
         return [Shape(*common, reorder, context) for context, reorder in ways]
 
@@ -55,10 +77,8 @@ class Decoding(AttentionWorkload):
         self.cache = self.attention.new_cache(*self.size)
         if self.shape.prefix:
             self.attention.read_prefix(self.prefix, None, self.cache)
-        if self.shape.context:  # random: a step's time does not depend on the values, and attending would take long
-            for buffer in self.cache.buffers():
-                buffer[...] = torch.randn(buffer.shape[1:], dtype=buffer.dtype, device=buffer.device)
-            self.cache.length = self.shape.context
+        if self.shape.context:
+            begin(self.cache, self.shape.context)
         self.attention.extend(self.x[:, :1], self.cache)
 
     @torch.inference_mode()

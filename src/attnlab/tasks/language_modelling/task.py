@@ -48,6 +48,12 @@ class LanguageModellingTask(TextTask):
     better: Literal["min", "max"] = "min"
     kept = (VOCABULARY, CONVERSION)
 
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        whole = ("generation", "prefill")
+        layer = super().workloads
+        return (*whole, "decoding", "training", "model") if self.cfg.task.get("weights") else (*layer, *whole)
+
     def build(self) -> LanguageModel:
         if self.cfg.task.get("weights") is not None:
             model = self._model(self.cfg.task.data.vocab_size)

@@ -1,0 +1,92 @@
+"""mode=bench of a converted model: beside the original one, from a folder that has sizes alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from attnlab.attention import MLA, MTLAWindow
+from attnlab.bench import exactness
+from attnlab.bench.compare import compare
+from attnlab.bench.variants import lineup
+from attnlab.config.build import instantiate
+from attnlab.config.check import check
+from attnlab.errors import ConfigError
+from attnlab.runs.loading import load
+from attnlab.tasks.language_modelling.pretrained import configured
+
+CPU = torch.device("cpu")
+LLAMA = {"model_type": "llama", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1,
+         "eos_token_id": 2}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32,
+        "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+QUICK = ("bench.rounds=1", "bench.warmup=0", "bench.memory=false", "bench.text=9", "bench.steps=3", "hardware=cpu")
+
+
+@pytest.fixture(autouse=True)
+def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"FEW": 5, "PREFIX": 3, "STEPS": 4}.items():
+        monkeypatch.setattr(exactness, name, value)
+
+
+def config(folder: Path, *words: str, sizes: dict[str, Any] = LLAMA) -> DictConfig:
+    (folder / "config.json").write_text(json.dumps(sizes))
+    return check(["experiment=convert/bench", f"model='{folder}'", *QUICK, *words], load, configured).jobs[0]
+
+
+def rows(cfg: DictConfig) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return compare(cfg, instantiate(cfg.bench), CPU, lambda n: None, lambda what, n: None)
+
+
+@pytest.mark.parametrize(("words", "smaller"), [(("convert=mla",), 4.0), (("convert=mtla", "stride=2"), None)])
+def test_decoding_and_reading_beside_the_original(
+    words: tuple[str, ...], smaller: float | None, tmp_path: Path
+) -> None:
+    cfg = config(tmp_path, "bench.context=[40,60]", *words)
+    checks, found = rows(cfg)
+    assert [(row["what"], row.get("context", row.get("text"))) for row in found] == [
+        ("generation", 40), ("generation", 60), ("prefill", 9)
+    ]  # fmt: skip
+    name = words[0].removeprefix("convert=")
+    assert list(checks) == [name, "original"]
+    assert all(one[key] < 1e-4 for one in checks.values() for key in ("output", "gradient", "steps"))
+    for row in found:
+        assert list(row["variants"]) == [name, "original"] and row["ratios"][0]["seconds"]["median"] > 0
+        if row["what"] == "generation":
+            sizes = [variant["cache_bytes"] for variant in row["variants"].values()]
+            assert all(size["measured"] == size["predicted"] for size in sizes)
+            assert sizes[1]["measured"] == 2 * 32 * 4 * (row["context"] + 4)  # layers, 2 G D, float32
+            assert row["ratios"][0]["cache"] == smaller or (smaller is None and row["ratios"][0]["cache"] > 3.9)
+
+
+def test_a_wrong_step_gives_no_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: MLA, *args: Any, **options: Any) -> torch.Tensor:
+        return step(self, *args, **options) * 1.01
+
+    step = MLA._step
+    monkeypatch.setattr(MLA, "_step", wrong)
+    _, (row,) = rows(config(tmp_path, "bench.what=generation", "bench.context=5"))
+    assert "mla was not found equal to its reference: steps off by 0.0" in row["ratios"][0]["not run"]
+
+
+def test_the_mechanism_is_the_planned_one(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "convert=mtla", "convert.keep=0.5", "convert.recent=6")
+    converted, original = (one.mechanism(torch.float32, CPU) for one in lineup(cfg, instantiate(cfg.bench)))
+    assert isinstance(converted, MTLAWindow) and original.cache_elements_per_token == 32
+    assert (converted.rope_dim, converted.latent_dim, converted.recent) == (6, 10, 6)
+    model = lineup(cfg, instantiate(cfg.bench))[0].model(torch.float32, CPU)
+    assert [type(attention) for attention in model.attentions] == [MTLAWindow, MTLAWindow]
+
+
+def test_positions_that_were_never_learned_are_not_measured(tmp_path: Path) -> None:
+    _, (row,) = rows(config(tmp_path, "bench.what=generation", "bench.context=40", sizes=GPT2))
+    assert all("has learned 32 positions, not 44" in one["not run"] for one in row["variants"].values())
+
+
+def test_a_cache_that_would_not_shrink_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="are no less than the 32"):
+        rows(config(tmp_path, "convert.rope_dim=16", "convert.latent_dim=16"))
