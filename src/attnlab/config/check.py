@@ -37,6 +37,7 @@ SWEEPER = "hydra/sweeper"
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
 NOT_FILES = ("prompt", "format", "input", "output")  # of the keys that only some modes read: they need not exist
+DECODERS = "base/language_modelling"  # in the files of tasks that can begin with a pretrained decoder
 NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
 SUBDIR = f"{NUMBERED}_${{hydra.runtime.choices.task}}"  # of several mechanisms
 # What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
@@ -357,7 +358,8 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
     if cfg.task.get("weights") is not None:
         return
     if cfg.model is not None and not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):
-        starting = [name for name in composer.options("task") if "${model}" in composer.text("task", name)]
+        texts = {name: composer.text("task", name) for name in composer.options("task")}
+        starting = [name for name, text in texts.items() if "${model}" in text or DECODERS in text]
         raise ConfigError(
             f"model={cfg.model}: task={choices.task} trains from random weights; pretrained ones are for "
             f"task={' and task='.join(starting)}"

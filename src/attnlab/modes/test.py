@@ -22,6 +22,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """
     task = task_of(cfg)
     stored = None if cfg.checkpoint is None else task.read_weights(Path(cfg.checkpoint).expanduser())
+    if stored is None:
+        task.check(directory)
     seed_everything(cfg.seed, workers=True, verbose=False)
     data, module = task.prepare(record, "test")
     if stored is None:

@@ -13,6 +13,7 @@ from typing import Any
 import attnlab.torchvision_schemas  # noqa: F401  (before transformers)
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from attnlab.errors import ConfigError, DataError
@@ -164,9 +165,16 @@ def _downloaded(name: str, weights: bool) -> Path:
 def _complete(path: Path, source: str, weights: bool) -> None:
     """DataError: the folder lacks its config or, if they are needed, weights."""
     if not (path / CONFIG).is_file():
-        other = "an adapter: merge it into its model first" if (path / "adapter_config.json").is_file() else "no model"
+        others = {
+            "adapter_config.json": "an adapter: merge it into its model first",
+            "config.yaml": "a run of attnlab: checkpoint= uses it",
+        }
+        other = next((said for name, said in others.items() if (path / name).is_file()), "no model")
         raise DataError(f"model={source}: {path / CONFIG} is missing ({other}); expected {CONFIG} and *.safetensors")
-    if not weights or any((path / name).is_file() for name in WEIGHTS):
+    if not weights:
+        return
+    if whole := next((path / name for name in WEIGHTS if (path / name).is_file()), None):
+        _readable(whole, source)
         return
     for kind in WEIGHTS:
         index = path / f"{kind}.index.json"
@@ -177,8 +185,23 @@ def _complete(path: Path, source: str, weights: bool) -> None:
                 raise DataError(f"{index}: not an index of weights ({first_line(error)})") from error
             if missing := sorted(part for part in parts if not (path / part).is_file()):
                 raise DataError(f"model={source}: {path / missing[0]} is missing; {index.name} names it")
+            for part in sorted(parts):
+                _readable(path / part, source)
             return
     raise DataError(f"model={source}: no weights in {path}; expected model.safetensors or pytorch_model.bin")
+
+
+def _readable(path: Path, source: str) -> None:
+    """DataError: a file of safetensors is cut off or damaged, as far as its head and its size tell."""
+    if path.suffix != ".safetensors":
+        return
+    try:
+        with safe_open(path, "pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"model={source}: {path} is damaged or not complete ({first_line(error)}); copy or download it again"
+        ) from error
 
 
 def read_config(path: Path, source: str) -> dict[str, Any]:
@@ -198,7 +221,7 @@ def read_config(path: Path, source: str) -> dict[str, Any]:
     if quantised := found.get("quantization_config") or found.get("compression_config"):
         kind = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise DataError(
-            f"model={source}: its weights are quantised ({kind}); compression reads weights in float32, float16 or "
+            f"model={source}: its weights are quantised ({kind}); weights are read in float32, float16 or "
             "bfloat16: give the model that was quantised"
         )
     return found
@@ -223,12 +246,17 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
     messages.set_verbosity_error()  # its report of keys is said below in one line
     try:
         model, about = kind.from_pretrained(
-            path, config=config, dtype=dtype or "auto", local_files_only=True, output_loading_info=True, **stored
-        )
+            path, config=config, dtype=dtype or "auto", local_files_only=True, output_loading_info=True,
+            ignore_mismatched_sizes=True, **stored,
+        )  # fmt: skip
     except Exception as error:  # safetensors, pickle, torch and transformers each have classes of their own
         raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
     finally:
         messages.set_verbosity(verbosity)
+    for name, found, wanted in about["mismatched_keys"]:
+        raise DataError(
+            f"model={source}: {name} has shape {tuple(found)} in the weights, and {tuple(wanted)} by {path / CONFIG}"
+        )
     if missing := sorted(about["missing_keys"]):
         raise DataError(f"model={source}: the weights in {path} lack {missing[0]}; they are of another architecture")
     if extra := sorted(about["unexpected_keys"]):
@@ -236,8 +264,8 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise DataError(f"model={source}: {name} has values that are not finite; it cannot be used")
-    found: nn.Module = model.eval()
-    return found
+    module: nn.Module = model.eval()
+    return module
 
 
 def _pickled(path: Path) -> bool:

@@ -33,6 +33,11 @@ def family_for(kind: Any, source: str) -> LanguageModel:
         source: what the user named, for the errors.
     """
     known = language_families()
+    if kind == "attnlab":
+        raise ConfigError(
+            f"model={source}: written by mode=export with code of its own, and code of a model's folder is never run "
+            "here; give checkpoint=<the run that it was written from>"
+        )
     if kind not in known:
         raise ConfigError(
             f"model={source}: the model_type {kind!r} is of no known family ({', '.join(sorted(known))}); "
@@ -68,7 +73,8 @@ def _options(path: Path, source: str) -> dict[str, Any]:
     try:
         return family.options_of(config.from_dict(values))
     except Exception as error:  # strict dataclasses and validators have classes of their own
-        raise DataError(f"{path / hub.CONFIG}: {values['model_type']} refuses it: {first_line(error)}") from error
+        reason = " ".join(str(error).split())[:200]  # the first line may only say where
+        raise DataError(f"{path / hub.CONFIG}: {values['model_type']} refuses it: {reason}") from error
 
 
 def create(source: str, options: dict[str, Any] | None = None) -> nn.Module:

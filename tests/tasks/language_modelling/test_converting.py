@@ -25,7 +25,14 @@ from attnlab.modes import convert, describe, export, generate, test, train
 from attnlab.pretrained import huggingface
 from attnlab.runs.loading import load
 from attnlab.runs.record import new, write
-from attnlab.tasks.language_modelling.converting import CONVERSION, calibration_tokens, read_nodes, target_of
+from attnlab.tasks.language_modelling.converting import (
+    CONVERSION,
+    STORED,
+    calibration_tokens,
+    read_about,
+    read_nodes,
+    target_of,
+)
 from attnlab.tasks.language_modelling.healing import Healed
 from attnlab.tasks.language_modelling.pretrained import configured
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
@@ -133,7 +140,8 @@ def test_a_run_says_what_the_model_lost_and_won_back(healed: tuple[Path, dict[st
     assert original["needle"]["gain"] != converted["needle"]["gain"] != after["needle"]["gain"]
     assert record["training"]["steps"] == 4
     assert [node["_target_"] for node in read_nodes(directory / CONVERSION)] == ["attnlab.attention.MLA"] * 2
-    assert not (directory / "conversion").exists()  # the layers of a conversion that was interrupted
+    assert read_about(directory / CONVERSION) == about | {"points": about["points"] | {"healed": "not run"}}
+    assert not list((Path(record["config"]["cache_dir"]) / STORED).iterdir())  # it would serve an interrupted run
 
 
 def test_the_run_is_used_as_any_other(healed: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: Any) -> None:
@@ -195,12 +203,17 @@ def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatc
     OmegaConf.save(cfg, tmp_path / "parts" / "config.yaml")
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         train.run(cfg, record, tmp_path / "parts")
+    assert len(list((Path(cfg.cache_dir) / STORED).glob("*/layer-*.safetensors"))) == 2
+    points = record["conversion"]["points"]
     monkeypatch.undo()
     monkeypatch.setattr(markov, "LINES", {"train": 200, "validation": 20, "test": 20})
     cfg = check([f"resume='{tmp_path / 'parts'}'"], load, configured).jobs[0]
     record = new(cfg, "test")
     train.run(cfg, record, tmp_path / "parts")
     assert record["training"]["resumed"] and record["training"]["steps"] == 4
+    assert record["conversion"]["points"] == points | {"healed": record["conversion"]["points"]["healed"]}
+    assert record["conversion"]["points"]["healed"]["perplexity"] == record["quality"]["perplexity"]
+    assert not list((Path(cfg.cache_dir) / STORED).iterdir())
     one, other = (load_file(tmp_path / run / "checkpoints" / "averaged.safetensors") for run in ("whole", "parts"))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
@@ -286,6 +299,8 @@ def test_what_is_wrong_is_one_line(words: list[str], said: str, start: Start) ->
 def test_other_tasks_have_nothing_to_convert() -> None:
     with pytest.raises(ConfigError, match="convert=mla: task=mustc has no pretrained decoder"):
         check(["task=mustc", "convert=mla"], load, configured)
+    with pytest.raises(ConfigError, match=r"model=gpt2: task=wmt16 trains .* task=fineweb_edu .* task=wikitext2"):
+        check(["task=wmt16", "model=gpt2"], load, configured)
 
 
 def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) -> None:
@@ -299,10 +314,20 @@ def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) ->
     copied.write_text("something\n" + held_out.read_text())
     short = tmp_path / "short.txt"
     short.write_text("few words")
-    for file, said in ((held_out, "the test split"), (copied, "text of the test split"), (short, "less than")):
-        words = f"convert.calibration.file='{file}'"
-        target = target_of(start("convert=mla", words)[0])
+    own = data.source.files(data.root, "train")[0].read_text()
+    lines = held_out.read_text().splitlines()
+    among = tmp_path / "among.txt"  # the last part of the split after a longer text, with other line breaks
+    among.write_text(own[:3000] + " ".join(lines[len(lines) // 2 :]))
+    (tmp_path / "one.txt").write_text(own[:9000])
+    cases = [(held_out, "that is the test split"), (copied, "text of the test split"), (short, "9 tokens, less than")]
+    cases += [(among, "has text of the test split"), (tmp_path / "one.txt", "")]
+    for file, said in cases:
+        words = [f"convert.calibration.file='{file}'", "convert.calibration.tokens=8000"]
+        target = target_of(start("convert=mla", *words)[0])
         assert target is not None
+        if not said:
+            assert calibration_tokens(target, data)[0].numel() == 8000
+            continue
         with pytest.raises(DataError, match=said):
             calibration_tokens(target, data)
 

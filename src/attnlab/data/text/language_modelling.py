@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 from annotated_types import Ge
 from torch.utils.data import DataLoader
@@ -18,7 +19,7 @@ from attnlab.data.samples.markov import Source
 from attnlab.data.samples.text import write_text
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus, as_tokens
 from attnlab.data.text.pretrained_tokens import PretrainedTokens
-from attnlab.data.text.tokens import TokenFile, build
+from attnlab.data.text.tokens import Ids, TokenFile, build
 from attnlab.data.text.vocabulary import BytePairs, Vocabulary, Words, count_words
 from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window
 from attnlab.errors import ConfigError, DataError
@@ -147,6 +148,33 @@ class LanguageModellingData(Data):
         if split not in self._files:
             self._files[split] = self._read(split)
         return as_tokens(self._files[split])
+
+    def text(self, split: Split) -> str:
+        """The texts of a held-out split, a line break between two; of token shards what their ids stand for.
+
+        Args:
+            split: validation or test.
+        """
+        assert self.root is not None
+        if self.source.shards(self.root, split, self.vocabulary.num_ids):
+            file = self.tokens(split)
+            return self.vocabulary.text(file.read(0, len(file)).tolist())
+        return "\n".join(self.source.texts(self.root, split))
+
+    def beginning(self, split: Split, count: int) -> Ids:
+        """The first ids of a split, int64; all of them where there are less.
+
+        Args:
+            split: which one.
+            count: how many.
+        """
+        parts, left = [], count
+        for file in self._files[split]:  # a training split may have more shards than memory
+            parts.append(file.read(0, min(left, len(file))))
+            left -= len(parts[-1])
+            if not left:
+                break
+        return np.concatenate(parts)
 
     def floor(self, split: Split) -> float | None:
         """The sample corpus's entropy in nats per id of a split; None for a real corpus."""

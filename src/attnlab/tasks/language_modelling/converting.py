@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import logging
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +21,12 @@ from torch import Tensor
 from attnlab.attention import MHA, Attention
 from attnlab.config.build import instantiate
 from attnlab.config.model import SAMPLE
-from attnlab.conversion import Conversion, Layer
+from attnlab.conversion import Conversion, Healing, Layer
 from attnlab.conversion.layers import convert
 from attnlab.data.text.corpora import Split
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import Decoder
+from attnlab.runs.cache import digest
 from attnlab.runs.files import write_text
 from attnlab.runs.record import first_process
 
@@ -32,8 +35,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONVERSION = "conversion.json"  # in the run directory: what builds the attention of each layer
+CONVERSION = "conversion.json"  # in the run directory: what builds the attention of each layer, and the record's part
+STORED = "conversions"  # in the cache: finished layers of conversions, until what comes after them is saved
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
+LONGEST = 32  # characters of a token, of which so many are read
+SAMPLED, SHARED = 200, 0.05  # lines of a held-out split that are looked for; the share of lines that may be the same
 POINTS = ("original", "converted", "healed")
 
 
@@ -131,14 +137,70 @@ def read_nodes(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def write_nodes(path: Path, nodes: Sequence[Mapping[str, Any]]) -> None:
+def write_nodes(
+    path: Path, nodes: Sequence[Mapping[str, Any]], about: Mapping[str, Any] | None = None, stored: Path | None = None
+) -> None:
     """Write what builds the attention of each layer.
 
     Args:
         path: the file.
         nodes: of each layer.
+        about: the record's section `conversion`, which a run that is interrupted and continued needs again.
+        stored: the folder with the finished layers.
     """
-    write_text(path, json.dumps({"layers": list(nodes)}, indent=1) + "\n")
+    content = {"layers": list(nodes), "about": about, "stored": stored and stored.name}
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_about(path: Path) -> dict[str, Any] | None:
+    """The record's section `conversion`, up to the training; None: the file has none.
+
+    Args:
+        path: the file, which `read_nodes` has read.
+    """
+    found = json.loads(path.read_text(encoding="utf-8")).get("about")
+    return found if isinstance(found, dict) else None
+
+
+def remove_stored(path: Path, cache_dir: Path) -> None:
+    """Remove the finished layers of a conversion, whose run has saved its weights.
+
+    Args:
+        path: the file that `write_nodes` has written.
+        cache_dir: the cache with the layers.
+    """
+    name = json.loads(path.read_text(encoding="utf-8")).get("stored")
+    if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name):
+        shutil.rmtree(cache_dir / STORED / name, ignore_errors=True)  # another run may be removing it too
+
+
+def check_inputs(cfg: DictConfig, positions: int) -> None:
+    """Refuse what the weights' files or the settings of a calibration tell before any text is read.
+
+    Args:
+        cfg: the run's configuration, with `task.weights`.
+        positions: the longest text that the model takes.
+
+    Raises:
+        ConfigError: calibration windows that do not fit.
+        DataError: no such model or calibration text, or files that are missing or cut off.
+    """
+    from attnlab.pretrained import hub
+
+    target = target_of(cfg)
+    if target is not None:
+        settings = target.calibration
+        if settings.window > positions:
+            raise ConfigError(f"convert.calibration.window={settings.window}: the model has {positions} positions")
+        if settings.tokens < settings.window:
+            raise ConfigError(
+                f"convert.calibration.tokens={settings.tokens} is less than a text of "
+                f"convert.calibration.window={settings.window} tokens"
+            )
+        if settings.file is not None and not Path(settings.file).expanduser().is_file():
+            raise DataError(f"convert.calibration.file={settings.file}: no such file; expected a text file")
+    if cfg.task.weights != SAMPLE:
+        hub.folder(str(cfg.task.weights))
 
 
 def load_original(cfg: DictConfig, decoder: Decoder, data: LanguageModellingData | None) -> Decoder:
@@ -175,61 +237,86 @@ def calibration_tokens(target: Conversion, data: LanguageModellingData) -> tuple
     Raises:
         DataError: the text is shorter than one window, or it is the one that is scored.
     """
-    settings = target.calibration
+    settings, vocabulary = target.calibration, data.vocabulary
     if settings.file is None:
-        file = data.tokens("train")
-        ids = torch.from_numpy(file.read(0, min(settings.tokens, len(file))))
-        name = f"the first {len(ids)} tokens of the training split of {data.source.name}"
+        ids = data.beginning("train", settings.tokens).tolist()
+        where, name = "the training split", f"the training split of {data.source.name}"
     else:
         path = Path(settings.file).expanduser()
+        where, name = f"convert.calibration.file={path}", path.name
+        _refuse_files(path, where, data)
         try:
-            text = path.read_text(encoding="utf-8")
+            with path.open(encoding="utf-8") as file:
+                text = file.read(LONGEST * settings.tokens)
         except (OSError, ValueError) as error:
-            raise DataError(f"convert.calibration.file={path}: cannot be read ({error})") from error
-        _refuse_scored(path, text, data)
-        ids = torch.tensor(data.vocabulary.ids(text)[: settings.tokens])
-        name = f"the first {len(ids)} tokens of {path.name}"
+            raise DataError(f"{where}: cannot be read as UTF-8 text ({error})") from error
+        ids = vocabulary.ids(text)[: settings.tokens]
     windows = len(ids) // settings.window
     if not windows:
         raise DataError(
-            f"the calibration text has {len(ids)} tokens, less than convert.calibration.window={settings.window}"
+            f"{where}: the calibration text has {len(ids)} tokens, less than one text of "
+            f"convert.calibration.window={settings.window}"
         )
-    return ids[: windows * settings.window].view(windows, settings.window).long(), name
+    _refuse_scored(vocabulary.text(ids), where, data)
+    name = f"the first {len(ids)} tokens of {name}"
+    return torch.tensor(ids[: windows * settings.window]).view(windows, settings.window), name
 
 
-def _refuse_scored(path: Path, text: str, data: LanguageModellingData) -> None:
-    """Refuse a file that is, or has, the held-out text."""
+def _refuse_files(path: Path, where: str, data: LanguageModellingData) -> None:
     assert data.root is not None
     for split in HELD_OUT:
         for file in data.source.files(data.root, split):
-            if file.is_file() and file.samefile(path):
-                raise DataError(f"convert.calibration.file={path}: that is the {split} split, which is scored")
-        lines = [line for one in data.source.texts(data.root, split) for line in one.splitlines() if len(line) > 80]
-        if lines and sum(line in text for line in lines[:50]) > len(lines[:50]) // 2:
-            raise DataError(f"convert.calibration.file={path}: it has the text of the {split} split, which is scored")
+            if file.exists() and file.samefile(path) and file not in data.source.files(data.root, "train"):
+                raise DataError(f"{where}: that is the {split} split, which is scored")
+
+
+def _refuse_scored(text: str, where: str, data: LanguageModellingData) -> None:
+    """Refuse a text with more than a few lines of a held-out split, wherever its lines break.
+
+    Args:
+        text: what a conversion reads.
+        where: it is from, for the error.
+        data: the corpus, ready.
+    """
+    whole, own = " ".join(text.split()), set(_lines(text))
+    for split in HELD_OUT:
+        held = list(dict.fromkeys(_lines(data.text(split))))
+        some = held[:: max(1, len(held) // SAMPLED)]
+        found, shared = sum(line in whole for line in some), len(own.intersection(held))
+        if found > SHARED * len(some) or shared > SHARED * len(own):
+            raise DataError(
+                f"{where}: it has text of the {split} split, which is scored ({found} of {len(some)} lines of that "
+                f"split, {shared} of its own {len(own)} lines); give another convert.calibration.file"
+            )
+
+
+def _lines(text: str) -> list[str]:
+    """The lines that are too long to be the same by chance, with single spaces."""
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return [line for line in lines if len(line) > 80]
 
 
 def converted(
-    cfg: DictConfig, decoder: Decoder, data: LanguageModellingData, directory: Path
-) -> tuple[Decoder, list[Layer], dict[str, Any]]:
-    """A converted copy of a decoder, its layers, and the record's section `conversion`.
+    cfg: DictConfig, decoder: Decoder, tokens: Tensor, text: str
+) -> tuple[Decoder, list[Layer], dict[str, Any], Path]:
+    """A converted copy of a decoder, its layers, the record's section `conversion`, and where the layers are stored.
+
+    Finished layers are stored in the cache, so that the same command continues an interrupted conversion.
 
     Args:
         cfg: the run's configuration.
         decoder: with the pretrained weights.
-        data: the corpus, ready.
-        directory: the run's; finished layers are kept there until all are.
+        tokens: calibration texts, (windows, positions).
+        text: which they are, for the record.
     """
     target = target_of(cfg)
     assert target is not None
-    tokens, text = calibration_tokens(target, data)
-    limit = decoder.max_length
-    if tokens.shape[1] > limit:
-        raise ConfigError(f"convert.calibration.window={tokens.shape[1]}: the model has {limit} positions")
     copied = copy.deepcopy(decoder).eval()
-    folder = directory / "conversion" if first_process() else None
+    texts = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
+    what = [target.name, repr(replace(target, healing=Healing())), str(cfg.task.weights), cfg.seed, texts]
+    folder = Path(cfg.cache_dir).expanduser() / STORED / digest(what)[:24]
     began = time.perf_counter()
-    layers = convert(copied, target, tokens, folder)
+    layers = convert(copied, target, tokens, folder if first_process() else None)
     about = {
         "target": target.name,
         "settings": {key: value for key, value in asdict(target).items() if key not in ("calibration", "healing")},
@@ -238,6 +325,4 @@ def converted(
         "layers": [layer.about for layer in layers],
         "points": dict.fromkeys(POINTS, "not run"),
     }
-    if folder is not None and folder.is_dir():
-        shutil.rmtree(folder)  # the finished layers of a conversion that is whole now
-    return copied, layers, about
+    return copied, layers, about, folder

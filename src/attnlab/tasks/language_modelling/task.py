@@ -15,15 +15,20 @@ from attnlab.errors import ConfigError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.models.build import build_model, identity, without_memory
 from attnlab.runs.device import device_of
+from attnlab.runs.files import write_text
 from attnlab.runs.record import first_process
 from attnlab.tasks.base import TextTask, beside
 from attnlab.tasks.language_modelling.converting import (
     CONVERSION,
+    calibration_tokens,
+    check_inputs,
     converted,
     load_original,
     outline,
     point,
+    read_about,
     read_nodes,
+    remove_stored,
     reshape,
     target_of,
     write_nodes,
@@ -80,9 +85,12 @@ class LanguageModellingTask(TextTask):
 
     def check(self, directory: Path) -> None:
         with without_memory():
-            self._check_lengths(self.build())
+            model = self.build()
+            self._check_lengths(model)
         instantiate(self.cfg.task.score, path="task.score")
         instantiate(self.cfg.task.sampling, path="task.sampling")
+        if self.cfg.task.get("weights") is not None:
+            check_inputs(self.cfg, model.max_length)
 
     def _check_lengths(self, model: LanguageModel) -> None:
         """Refuse a window, or a prompt with its continuation, that is longer than the model or its mechanism."""
@@ -126,6 +134,8 @@ class LanguageModellingTask(TextTask):
             nodes = beside(Path(run).expanduser() / "checkpoints", CONVERSION, "the layers of the converted model")
         module = self._module(data.vocabulary, nodes)
         teacher: list[Decoder] | None = getattr(module, "teacher", None)
+        if self.cfg.resume and nodes is not None and (about := read_about(nodes)) is not None:
+            record["conversion"] = about
         if self.cfg.resume and teacher is not None:
             teacher.append(load_original(self.cfg, self._original(data.vocabulary), data))
         self.sizes(record, module.model)
@@ -169,18 +179,20 @@ class LanguageModellingTask(TextTask):
         """Load the pretrained weights; score them, convert them, and score what comes out."""
         if self.cfg.task.get("weights") is None:
             return
+        target = target_of(self.cfg)
+        texts = None if target is None else calibration_tokens(target, data)  # before the weights are read
         load_original(self.cfg, module.model, data)
-        if target_of(self.cfg) is None:
+        if texts is None:
             return
         original = self._point(record, directory, data, module)
-        model, layers, about = converted(self.cfg, module.model, data, directory)
-        if first_process():
-            write_nodes(directory / CONVERSION, [layer.node for layer in layers])
+        model, layers, about, stored = converted(self.cfg, module.model, *texts)
         module.teacher.append(module.model.requires_grad_(False).eval())
         module.model = model.train()
         module.freeze()
         self.sizes(record, model)
         about["points"] |= {"original": original, "converted": self._point(record, directory, data, module)}
+        if first_process():
+            write_nodes(directory / CONVERSION, [layer.node for layer in layers], about, stored)
         record["conversion"] = about
         module.train()  # scoring has left it in eval mode, and Lightning begins with what it finds
 
@@ -199,6 +211,7 @@ class LanguageModellingTask(TextTask):
         if first_process():
             place = directory / "checkpoints" / "averaged.safetensors"
             write_weights(place, module.model.state_dict(), module.identity)
+            remove_stored(directory / CONVERSION, Path(self.cfg.cache_dir).expanduser())
         self.score(record, directory, data, module)
 
     def _point(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> dict[str, Any]:
@@ -216,6 +229,9 @@ class LanguageModellingTask(TextTask):
 
     def keep(self, directory: Path, data: LanguageModellingData) -> None:
         data.vocabulary.save(directory / VOCABULARY)
+        before = Path(self.cfg.resume or directory).expanduser() / CONVERSION
+        if before.is_file() and not (directory / CONVERSION).exists():  # of the run that a new one continues
+            write_text(directory / CONVERSION, before.read_text(encoding="utf-8"))
 
     def lend(self, data: LanguageModellingData, files: Mapping[str, Path]) -> None:
         if VOCABULARY in files:
@@ -267,6 +283,7 @@ class LanguageModellingTask(TextTask):
             record[section] |= values
         if "conversion" in record and self.cfg.mode == "train":
             record["conversion"]["points"]["healed"] = point(record)
+            remove_stored(directory / CONVERSION, Path(self.cfg.cache_dir).expanduser())
 
     def _continued(self, directory: Path, data: Any, module: Any) -> dict[str, dict[str, Any]]:
         cfg = self.cfg
