@@ -41,6 +41,10 @@ def infinite(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
+def run(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "config.yaml")
+
+
 def adapter(folder: Path) -> None:
     (folder / "config.json").rename(folder / "adapter_config.json")
 
@@ -55,8 +59,13 @@ def adapter(folder: Path) -> None:
         ),
         (lambda x: edit(x, model_type=None), ConfigError, r"model_type None is of no known family"),
         (lambda x: edit(x, quantization_config={"quant_method": "gptq"}), DataError, r"weights are quantised \(gptq\)"),
-        (lambda x: edit(x, hidden_size="wide"), DataError, r"config.json: llama refuses it"),
-        (lambda x: edit(x, hidden_size=48), DataError, r"the weights in .* cannot be read"),
+        (lambda x: edit(x, hidden_size="wide"), DataError, r"config.json: llama refuses it: .*hidden_size.*int"),
+        (
+            lambda x: edit(x, hidden_size=48),
+            DataError,
+            r"has shape \(.*\) in the weights, and \(.*48.*\) by .*config.json",
+        ),
+        (lambda x: edit(x, model_type="attnlab"), ConfigError, r"never run here; give checkpoint=<the run"),
         (
             lambda x: edit(x, num_hidden_layers=3),
             DataError,
@@ -65,9 +74,10 @@ def adapter(folder: Path) -> None:
         (lambda x: (x / "config.json").write_text("{"), DataError, r"config.json: cannot be read as JSON"),
         (lambda x: (x / "config.json").write_text("[]"), DataError, r"config.json: expected an object, got list"),
         (remove("config.json"), DataError, r"config.json is missing \(no model\)"),
+        (run, DataError, r"config.json is missing \(a run of attnlab: checkpoint= uses it\)"),
         (adapter, DataError, r"config.json is missing \(an adapter: merge it into its model first\)"),
         (remove("model.safetensors"), DataError, r"no weights in .*; expected model.safetensors or pytorch_model.bin"),
-        (damage, DataError, r"the weights in .* cannot be read"),
+        (damage, DataError, r"model.safetensors is damaged or not complete \(.*\); copy or download it again"),
         (foreign, DataError, r"lack .*; they are of another architecture"),
         (infinite, DataError, r"model.layers.1.mlp.up_proj.weight has values that are not finite"),
     ],
