@@ -42,7 +42,7 @@ def test_the_distribution_is_the_best_of_all() -> None:
         found = distribute(lost, totals, least)
         choices = [range(low, len(errors), 2) for low, errors in zip(least, lost, strict=True)]
         every = [pick for pick in itertools.product(*choices) if sum(pick) == sum(totals)]
-        assert tuple(found) == min(every, key=lambda pick: sum(e[n] for e, n in zip(lost, pick, strict=True)).item())
+        assert tuple(found) == min(every, key=lambda pick: sum(float(e[n]) for e, n in zip(lost, pick, strict=True)))
 
 
 def test_the_cache_is_what_the_settings_tell() -> None:
@@ -96,7 +96,8 @@ def test_deepseek_holds_what_layers_share() -> None:
     with torch.no_grad():
         assert error(theirs(TEXTS).logits, found(TEXTS)) < 1e-5
     last = found.blocks[1].attention
-    last.frequencies = 2 * found.blocks[0].attention.frequencies
+    assert isinstance(last, MLA)
+    last.frequencies = 2 * last.frequencies
     assert "rotary frequencies in all layers" in str(deepseek.refusal(found))
     found.blocks[1].attention = MLA(32, 4, rope_dim=4, latent_dim=11, norm="none", rope_theta=None)
     assert "one latent_dim for all layers; convert with convert.layers=same" in str(deepseek.refusal(found))
