@@ -78,7 +78,7 @@ def test_the_mechanism_is_the_planned_one(tmp_path: Path) -> None:
     converted, original = (one.mechanism(torch.float32, CPU) for one in lineup(cfg, instantiate(cfg.bench)))
     assert isinstance(converted, MTLAWindow) and original.cache_elements_per_token == 32
     assert (converted.rope_dim, converted.latent_dim, converted.recent) == (6, 10, 6)
-    model = lineup(cfg, instantiate(cfg.bench))[0].model(torch.float32, CPU)
+    model: Any = lineup(cfg, instantiate(cfg.bench))[0].model(torch.float32, CPU)
     assert [type(attention) for attention in model.attentions] == [MTLAWindow, MTLAWindow]
 
 

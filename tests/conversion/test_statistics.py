@@ -35,7 +35,9 @@ def naive(a: MHA, texts: list[Tensor]) -> dict[str, Tensor]:
             for t in range(x.shape[1]):
                 y = torch.cat((k[b, :, t].flatten(), v[b, :, t].flatten()))
                 found["moment"], found["mean"] = found["moment"] + torch.outer(y, y), found["mean"] + y
-                own = {name: [] for name in ("of_query", "energy", "weighted", "spread", "turn")}
+                own: dict[str, list[Tensor]] = {
+                    name: [] for name in ("of_query", "energy", "weighted", "spread", "turn")
+                }
                 for h in range(a.num_heads):
                     g, seen = h * a.num_kv_heads // a.num_heads, range(max(0, t - window + 1), t + 1)
                     logits = torch.stack([turned[0][b, h, t] @ turned[1][b, g, j] for j in seen]) / width**0.5
@@ -68,9 +70,7 @@ def test_sums_over_blocks_are_the_definitions(kind: str, monkeypatch: pytest.Mon
     texts = [torch.randn(2, 13, 16, dtype=torch.float64), torch.randn(1, 4, 16, dtype=torch.float64)]
     found, want = collect(attention, texts), naive(attention, texts)
     for name, value in want.items():
-        torch.testing.assert_close(
-            getattr(found, name), value, rtol=1e-11, atol=1e-13, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(getattr(found, name), value, rtol=1e-11, atol=1e-13, msg=f"{name} differs")
 
 
 @pytest.mark.parametrize("method", ["output_aware", "balanced", "pca", "weights"])

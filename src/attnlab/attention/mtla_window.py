@@ -1,5 +1,6 @@
 """MTLA that leaves its newest and its first positions unmerged."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -280,10 +281,8 @@ class MTLAWindow(MTLA):
         angles = cache.angles(start, start + steps)
         q, new = self._queries(x, angles), torch.cat(self._latents(x, angles), -1)
         if steps == 1:
-            mask = self._store(new[:, 0], start, cache)
-            return self._step(
-                q, cache, self.raw + self.text_slots(cache.prefix_size, start + 1), cache.prefix_slots, mask
-            )
+            used, mask = self._store(new[:, 0], start, cache)
+            return self._step(q, cache, used, cache.prefix_slots, mask)
         base = cache.starts() + start
         rows, ring = torch.arange(len(text), device=text.device)[:, None], self.recent + self.stride
         order = self.first + (base[:, None] + torch.arange(ring, device=text.device)) % ring  # oldest first
@@ -316,22 +315,31 @@ class MTLAWindow(MTLA):
         rows = torch.arange(len(text), device=text.device)[:, None].expand_as(kept)
         text[rows[kept], place[kept]] = new[kept].to(text.dtype)
 
-    def _store(self, new: Tensor, start: int, cache: WindowedCache) -> Tensor:
-        """Store one position, (B, r + d_r), and merge the chunk that is old enough now -> (B or 1, columns) read."""
+    def _store(self, new: Tensor, start: int, cache: WindowedCache) -> tuple[int, Tensor]:
+        """Store one position, (B, r + d_r), and merge the chunk that is old enough now.
+
+        -> how many columns are read, and which of the first ones, (B or 1, columns).
+        """
         if cache.prefix_lengths is not None:
-            return self._store_ragged(new, cache.starts() + start, cache)
+            used = self.raw + self.text_slots(cache.prefix_size, start + 1)
+            return used, self._store_ragged(new, cache.starts() + start, cache)
         text, s, ring, p = cache.text["slots"], self.stride, self.recent + self.stride, cache.prefix_size + start
         place = p if p < self.first else self.first + p % ring
         text[:, place : place + 1] = new.unsqueeze(1).to(text.dtype)  # a slice: a plain index is compiled each time
         own, old = self.prefix_merged(cache.prefix_size), p + 1 - self.recent - self.first
         number = old // s - 1
         if old % s == 0 and number >= own:
-            places = self.first + (self.first + number * s + torch.arange(s, device=text.device)) % ring
-            merged = self._slot(text[:, places].to(new.dtype), cache.gate_slot[number : number + 1])
+            begin = (self.first + number * s) % ring
+            if torch.compiler.is_compiling() or begin + s > ring:
+                chunk = text[:, self.first + (begin + torch.arange(s, device=text.device)) % ring]
+            else:  # a view, in a third of the time
+                chunk = text[:, self.first + begin : self.first + begin + s]
+            merged = self._slot(chunk.to(new.dtype), cache.gate_slot[number : number + 1])
             column = self.raw + number - own
             text[:, column : column + 1] = merged.unsqueeze(1).to(text.dtype)
-        slots = self.text_slots(cache.prefix_size, start + 1)
-        return _columns(p, number - own + 1, slots, self.first, self.recent, s, text.device)
+        if not torch.compiler.is_compiling() and p >= self.raw:
+            p = self.raw + (p - self.raw) % math.lcm(ring, s)  # from here on, what is read repeats
+        return self.raw + max(0, number - own + 1), _columns(p, self.first, self.recent, s, text.device)
 
     def _slot(self, chunk: Tensor, gates: Tensor) -> Tensor:
         """[latent | rotary] of one chunk, (B, s, r + d_r), and its slot's gates, (1 or B, g) -> (B, r + d_r)."""
@@ -358,15 +366,13 @@ class MTLAWindow(MTLA):
         return torch.cat((early, self._sees(base[:, None], held)[:, 0], slots <= number[:, None]), -1)
 
 
-@kept(16)
-def _columns(
-    position: int, merged: int, slots: int, first: int, recent: int, stride: int, device: torch.device
-) -> Tensor:
-    """Which columns [first | ring | slots] a position reads, (1, columns) bool; the same in all layers."""
+@kept(64)
+def _columns(position: int, first: int, recent: int, stride: int, device: torch.device) -> Tensor:
+    """Which columns [first | ring] a position reads, (1, columns) bool; the same in all layers."""
     ring = recent + stride
     columns = torch.arange(ring, device=device)
     held = position - (position - columns) % ring  # the newest position of each place of the ring
     end = held + stride - 1 - (held - first) % stride
     seen = (held >= first) & (end > position - recent)
     early = torch.arange(first, device=device) <= position
-    return torch.cat((early, seen, torch.arange(slots, device=device) < merged))[None]
+    return torch.cat((early, seen))[None]

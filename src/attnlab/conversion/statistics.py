@@ -130,7 +130,8 @@ def _add(found: Statistics, a: MHA, x: Tensor, theta: Tensor, metric: Tensor) ->
     both = torch.cat((key, value), 1).transpose(1, 2).flatten(2).flatten(0, 1).double()
     found.moment += both.mT @ both
     found.mean += both.sum(0)
-    angles = tuple(table[None] for table in a.rotary_table(x.shape[1], x))
+    cos, sin = a.rotary_table(x.shape[1], x)
+    angles = cos[None], sin[None]
     weight, total, lags = _attended(a, a._rotated(query, angles), a._rotated(key, angles), value, metric)
     raw = query.double().transpose(0, 1).flatten(1, 2)  # (H, B T, D)
     weights = weight.transpose(0, 1).flatten(1).unsqueeze(-1)

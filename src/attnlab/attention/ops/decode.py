@@ -31,7 +31,7 @@ def attend_cached(
         prefix_key: keys of the prefixes, (N, G, P, D); N divides B. P = 0: there is no prefix.
         prefix_value: their values, (N, G, P, Dv).
         prefix_mask: (N, P) bool, true where a key exists; None: everywhere.
-        text_mask: (B, K) bool, the same of the text.
+        text_mask: (B, K) bool, the same of the text; keys beyond its columns exist.
     """
     batch, heads, _, width = q.shape
     groups, prefixes, size = key.shape[1], prefix_key.shape[0], prefix_key.shape[2]
@@ -57,7 +57,9 @@ def attend_cached(
 
 def _logits(q: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     logits = (q if scale == 1.0 else q * scale) @ key.mT
-    if mask is not None:
+    if mask is not None and mask.shape[-1] < logits.shape[-1]:
+        logits[..., : mask.shape[-1]].masked_fill_(~mask[:, None, None], float("-inf"))
+    elif mask is not None:
         logits = logits.masked_fill(~mask[:, None, None], float("-inf"))
     return logits
 

@@ -33,7 +33,7 @@ class Generation(Decoding):
             begins_with_context(self.attentions[0])
         self.tokens = random_tokens(variant, shape.batch, shape.text + 1, device)
         self.rows = torch.arange(shape.batch, device=device)
-        self.size = (shape.batch, shape.context + shape.text + 1)
+        self.size = (shape.batch, shape.context + shape.text + 1, 0)
         self.itemsize = dtype.itemsize
         self.caches: list[Cache] = []
 
@@ -44,7 +44,7 @@ class Generation(Decoding):
     @torch.inference_mode()
     def prepare(self) -> None:
         self.caches = []  # released before the next ones are made
-        self.caches = self.model.start(*self.size)
+        self.caches = self.model.start(*self.size[:2])
         if self.shape.context:
             for cache in self.caches:
                 begin(cache, self.shape.context)
