@@ -76,6 +76,7 @@ FORMS = {
     "mqa": lambda d, heads: grouped(d, heads, 1),
     "sliding_window": lambda d, heads: grouped(d, heads, heads)._replace(window=128),
     "mla": lambda d, heads: latent(d, heads, gate=False),
+    "mla_window": lambda d, heads: latent(d, heads, gate=False)._replace(window=128),
     "mtla": lambda d, heads: latent(d, heads, gate=True),
     "mtla_window": lambda d, heads: latent(d, heads, gate=True)._replace(unmerged=3),
     "mla_t6": query_latent,
@@ -95,6 +96,7 @@ PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official 
     "mqa": Form(590_976, 128),
     "sliding_window": Form(1_050_624, 1024, window=128),
     "mla": Form(1_065_472, 288),
+    "mla_window": Form(1_065_472, 288, window=128),
     "mtla": Form(1_098_368, 288),
     "mtla_window": Form(1_098_368, 288, unmerged=3),
     # T6's: its closed forms at this width, by hand

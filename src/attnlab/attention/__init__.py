@@ -3,6 +3,7 @@
 from .base import Attention, Cache
 from .mha import MHA
 from .mla import MLA, MLAQueryLatent
+from .mla_window import MLAWindow
 from .mtla import MTLA
 from .mtla_window import MTLAWindow
 from .multilinear import (
@@ -24,6 +25,7 @@ __all__ = [
     "MHA",
     "MLA",
     "MLAQueryLatent",
+    "MLAWindow",
     "MTLA",
     "MTLAWindow",
     "MultiLinearEncoder",

@@ -156,11 +156,13 @@ class MLA(PositionalAttention):
         """(B, S, d), (B,) -> (B, S, d): every position sees all of its row."""
         angles, _ = self._angles(x, None, None)
         packed, mask = self._slots_of(*self._latents(x, angles), lengths)
+        out = self._dense(self._queries(x, angles), packed, mask[:, None, None], self.dropout if self.training else 0.0)
+        return self.out(out.flatten(2))
+
+    def _dense(self, q: Tensor, packed: Tensor, mask: Tensor, dropout: float = 0.0) -> Tensor:
+        """q (B, n, H, D), packed (B, K, H, d_v + D), which keys each sees, to (B, H, n, K) -> (B, n, H, d_v)."""
         value, key = packed.transpose(1, 2).split([self.head_dim, self.head_dim + self.rope_dim], -1)
-        q = self._queries(x, angles).transpose(1, 2)
-        dropout = self.dropout if self.training else 0.0
-        out = dense_attention(q, key, value, mask[:, None, None], dropout=dropout, scale=self.scale)
-        return self.out(out.transpose(1, 2).flatten(2))
+        return dense_attention(q.transpose(1, 2), key, value, mask, dropout=dropout, scale=self.scale).transpose(1, 2)
 
     def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """All slots of each row, packed as by `_expand`, and which of them exist, (B, slots)."""

@@ -11,7 +11,6 @@ from .base import Cache, length_mask
 from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .mla import Biased, LatentCache, Norm
 from .mtla import MTLA, Stride, take
-from .ops.backends import dense_attention
 from .ops.tables import kept
 
 BLOCK = 256  # queries of one kernel call
@@ -217,10 +216,7 @@ class MTLAWindow(MTLA):
     def _masked(self, q: Tensor, kept: Tensor, seen: Tensor, dropout: float) -> Tensor:
         """q (B, n, H, D), [latent | rotary] (B, k, r + d_r), seen (B or 1, n, k) -> (B, n, H, d_v)."""
         latent, rotary = kept.to(q.dtype).split([self.latent_dim, self.rope_dim], -1)
-        packed = self._expand(latent, rotary).transpose(1, 2)
-        value, key = packed.split([self.head_dim, self.head_dim + self.rope_dim], -1)
-        out = dense_attention(q.transpose(1, 2), key, value, seen[:, None], dropout=dropout, scale=self.scale)
-        return out.transpose(1, 2)
+        return self._dense(q, self._expand(latent, rotary), seen[:, None], dropout)
 
     def _finished(self, lengths: Tensor) -> Tensor:
         """`finished` of each row."""

@@ -1,6 +1,6 @@
-"""Multi-head attention over a sliding window of the newest positions."""
+"""Multi-head attention over a sliding window of the newest positions, and what every such window has in common."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,19 +12,19 @@ from .mha import MHA, Projection
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached
 from .ops.rope import Llama3Scaling
-from .positional import PositionalCache
+from .positional import PositionalAttention, PositionalCache
 
 BLOCK = 64  # queries of one kernel call, at least; a wider window takes as many as it is wide
 
 
 class WindowCache(PositionalCache):
-    """Keys and values of the newest `window` text positions: position t is in slot t mod window.
+    """What is kept of the newest `window` text positions: position t is in slot t mod window.
 
     Arguments are those of `PositionalCache`.
     """
 
     def __init__(
-        self, attention: "SlidingWindow", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
+        self, attention: "Windowed", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
     ) -> None:
         super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
         self.window = attention.window
@@ -45,8 +45,86 @@ class WindowCache(PositionalCache):
             )
         self.length, self.reached = length, reached if length else 0
 
+    def before(self) -> dict[str, Tensor]:
+        """What the next text position reads besides itself, oldest first, by the names of `text`."""
+        found = {}
+        for name, buffer in self.text.items():
+            positions = torch.arange(max(0, self.length - self.window + 1), self.length, device=buffer.device)
+            found[name] = buffer.index_select(self.axes[name], positions % self.size)
+        return found
 
-class SlidingWindow(MHA):
+    def keep(self, new: dict[str, Tensor]) -> None:
+        """Write the next text positions, of which the newest stay.
+
+        Args:
+            new: by the names of `text`, of all these positions.
+        """
+        for name, values in new.items():
+            buffer, axis = self.text[name], self.axes[name]
+            count = values.shape[axis]
+            kept = min(count, self.size)
+            end = self.length + count
+            slots = torch.arange(end - kept, end, device=buffer.device) % self.size
+            buffer.index_copy_(axis, slots, values.narrow(axis, count - kept, kept).to(buffer.dtype))
+
+
+class Windowed(PositionalAttention):
+    """What mechanisms share whose text positions see the newest `window` of them, and the whole prefix.
+
+    It stands before the mechanism among the bases of a class, whose caches are of a `WindowCache`.
+
+    Attributes:
+        window: text positions that a position sees, its own among them.
+    """
+
+    window: int
+
+    def _slide(self, window: int) -> None:
+        """Set the window. ValueError: it is below 1."""
+        if window < 1:
+            raise ValueError(f"window={window}: expected at least 1")
+        self.window = window
+
+    def visible(self, position: int) -> range:
+        return range(max(0, position - self.window + 1), position + 1)
+
+    def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
+        return min(capacity, self.window), prefix_capacity
+
+    @property
+    def cache_elements_per_token(self) -> float:
+        """Zero: the cache does not grow beyond the window."""
+        return 0.0
+
+    def _blocks(
+        self, new: int, total: int, block: int, prefix: int, prefix_mask: Tensor | None, device: torch.device
+    ) -> Iterator[tuple[slice, slice, Tensor]]:
+        """The last `new` of `total` text positions as queries, `block` at a time, with the keys that they read.
+
+        Each is: which of the new positions; which text positions they read; and which of the prefix's and then of
+        these each of them sees, (n, S + k), or (B, 1, n, S + k) where prefixes differ in length.
+        """
+        for start in range(total - new, total, block):
+            end = min(start + block, total)
+            first = max(0, start - self.window + 1)
+            i, j = (torch.arange(begin, end, device=device) for begin in (start, first))
+            seen = (j <= i[:, None]) & (j > i[:, None] - self.window)
+            if prefix_mask is not None:
+                rows = prefix_mask[:, None, None].expand(-1, -1, len(i), -1)
+                seen = torch.cat((rows, seen.expand(len(rows), 1, -1, -1)), -1)
+            elif prefix:
+                seen = F.pad(seen, (prefix, 0), value=True)
+            yield slice(start - total + new, end - total + new), slice(first, end), seen
+
+    def _near(self, lengths: Tensor, size: int) -> Tensor:
+        """For `encode`: positions less than `window` apart, on both sides, (B, 1, size, size)."""
+        place = torch.arange(size, device=lengths.device)
+        near = (place - place[:, None]).abs() < self.window
+        own = torch.eye(size, dtype=torch.bool, device=lengths.device)  # padding far from the text reads itself
+        return near & length_mask(lengths, size)[:, None, None] | own
+
+
+class SlidingWindow(Windowed, MHA):
     """Multi-head, grouped-query or multi-query attention to the newest `window` text positions, its own among them.
 
     Text position i sees the text positions j with i - window < j <= i (Longformer, section 3.1, made causal; Mistral
@@ -79,19 +157,11 @@ class SlidingWindow(MHA):
         rope_dim: NonNegativeInt | None = None,
         norm_eps: float = 1e-6,
     ) -> None:
-        if window < 1:
-            raise ValueError(f"window={window}: expected at least 1")
         super().__init__(
             d_model, num_heads, num_kv_heads, head_dim, bias=bias, qk_norm=qk_norm, dropout=dropout,
             rope_theta=rope_theta, rope_scaling=rope_scaling, rope_dim=rope_dim, norm_eps=norm_eps,
         )  # fmt: skip
-        self.window = window
-
-    def visible(self, position: int) -> range:
-        return range(max(0, position - self.window + 1), position + 1)
-
-    def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
-        return min(capacity, self.window), prefix_capacity
+        self._slide(window)
 
     def _forward(
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
@@ -115,33 +185,20 @@ class SlidingWindow(MHA):
 
         Prefixes (B, G, S, D), and which of their positions exist, (B, S) bool.
         """
-        new, total, block = q.shape[2], text["key"].shape[2], max(self.window, BLOCK)
+        new, total, size = q.shape[2], text["key"].shape[2], 0 if prefix is None else prefix["key"].shape[2]
         outs = []
-        for start in range(total - new, total, block):
-            end = min(start + block, total)
-            first = max(0, start - self.window + 1)
-            i, j = (torch.arange(begin, end, device=q.device) for begin in (start, first))
-            mask = (j <= i[:, None]) & (j > i[:, None] - self.window)
-            seen = {name: values[:, :, first:end].to(q.dtype) for name, values in text.items()}
+        for queries, keys, mask in self._blocks(new, total, max(self.window, BLOCK), size, prefix_mask, q.device):
+            seen = {name: values[:, :, keys].to(q.dtype) for name, values in text.items()}
             if prefix is not None:
                 seen = {name: torch.cat((prefix[name].to(q.dtype), values), 2) for name, values in seen.items()}
-                size = prefix["key"].shape[2]
-                if prefix_mask is None:
-                    mask = F.pad(mask, (size, 0), value=True)
-                else:
-                    rows = prefix_mask[:, None, None].expand(-1, -1, len(i), -1)
-                    mask = torch.cat((rows, mask.expand(len(q), 1, -1, -1)), -1)
-            queries = q[:, :, start - total + new : end - total + new]
-            outs.append(dense_attention(queries, seen["key"], seen["value"], mask, dropout=dropout, scale=self.scale))
+            key, value = seen["key"], seen["value"]
+            outs.append(dense_attention(q[:, :, queries], key, value, mask, dropout=dropout, scale=self.scale))
         return self._join(torch.cat(outs, 2))
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """(B, S, d), (B,) -> (B, S, d): every position sees those less than `window` away from it, on both sides."""
         angles, _ = self._angles(x, None, None)
-        place = torch.arange(x.shape[1], device=x.device)
-        near = (place - place[:, None]).abs() < self.window
-        own = torch.eye(len(place), dtype=torch.bool, device=x.device)  # padding far from the text reads itself
-        mask = near & length_mask(lengths, x.shape[1])[:, None, None] | own
+        mask = self._near(lengths, x.shape[1])
         key, value = self._kept(x, angles).values()
         q = self._queries(x, angles)
         return self._join(dense_attention(q, key, value, mask, dropout=self._dropout, scale=self.scale))
@@ -157,20 +214,12 @@ class SlidingWindow(MHA):
             key, value = (buffer[:, :, : min(start + 1, cache.size)] for buffer in cache.text.values())
             out = attend_cached(q, key, value, self.scale, prefix["key"], prefix["value"], cache.prefix_mask)
             return self._join(out.to(q.dtype))
-        held = torch.arange(max(0, start - self.window + 1), start, device=x.device) % cache.size
-        text = {name: torch.cat((cache.text[name][:, :, held].to(q.dtype), kept[name]), 2) for name in kept}
+        text = {name: torch.cat((held.to(q.dtype), kept[name]), 2) for name, held in cache.before().items()}
         own = {name: buffer.repeat_interleave(cache.beam, 0) for name, buffer in prefix.items()} if size else None
         mask = None if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
         out = self._read(q, text, own, mask)
-        newest = torch.arange(max(start, start + new - cache.size), start + new, device=x.device)
-        for name, buffer in cache.text.items():
-            buffer[:, :, newest % cache.size] = kept[name][:, :, newest - start].to(buffer.dtype)
+        cache.keep(kept)
         return out
-
-    @property
-    def cache_elements_per_token(self) -> float:
-        """Zero: the cache does not grow beyond the window."""
-        return 0.0
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         return super().multiply_adds(prefix + min(context - prefix, self.window))

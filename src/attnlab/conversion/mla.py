@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
-from attnlab.attention import MHA, MLA, Attention, SlidingWindow
+from attnlab.attention import MHA, MLA, MLAWindow, SlidingWindow
 from attnlab.attention.mla import NormedKeys, NormedQueries
 from attnlab.config.bounds import bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer
@@ -52,8 +52,8 @@ class ToMLA(Conversion):
         rope_dim: d_r, even; None: searched, with the latent, for the smallest predicted error.
         latent_dim: r; None: what `keep` leaves.
         layers: how layers share the cache. "budget": sizes of their own, with the smallest sum of predicted errors at
-            the same sum of sizes, each error over the size of the residual stream that it is added to; "equal": r + d_r
-            the same, d_r of each layer's own; "same": d_r, r and the rotary frequencies the same, which formats of
+            the same sum of sizes, each error over the size of the residual stream that it is added to, apart for layers
+            with a sliding window and those without; "equal": r + d_r the same, d_r of each layer's own; "same": d_r, r and the rotary frequencies the same, which formats of
             other libraries ask for. All but "equal" need a pass through the original first, with a quarter of the
             texts.
         rotary: how rotary components are chosen, see :func:`attnlab.conversion.mixing.mix`.
@@ -136,17 +136,13 @@ class ToMLA(Conversion):
     def refits(self) -> bool:
         return self.refit
 
-    def refuse(self, attention: Attention) -> None:
-        super().refuse(attention)
-        if isinstance(attention, SlidingWindow):
-            raise ConfigError(f"convert={self.name}: MLA has no sliding window, which the original has")
-
     def node(self, attention: MHA, split: tuple[int, int]) -> dict[str, Any]:
         rope, rank = split
         normed = not isinstance(attention.query_norm, nn.Identity)
         biased = [("query", attention.query.bias), ("down", attention.key.bias if rope else None), ("out", True)]
+        window = {"window": attention.window} if isinstance(attention, SlidingWindow) else {}
         return {
-            "_target_": "attnlab.attention.MLA",
+            "_target_": f"attnlab.attention.{'MLAWindow' if window else 'MLA'}",
             "d_model": attention.d_model,
             "num_heads": attention.num_heads,
             "head_dim": attention.head_dim,
@@ -158,6 +154,7 @@ class ToMLA(Conversion):
             "norm_eps": attention.query_norm.eps if isinstance(attention.query_norm, nn.RMSNorm) else 1e-6,
             "dropout": attention.dropout,
             "rope_theta": None,
+            **window,
         }
 
     def planned(self, attention: MHA) -> dict[str, Any]:
@@ -196,7 +193,14 @@ class ToMLA(Conversion):
             min(total, max(total // 4, int(one.rope_dims.min()) + self.least_rank))
             for one, total in zip(surveys, totals, strict=True)
         ]
-        sizes = distribute([one.lost for one in surveys], totals, least)
+        windows = [attention.window if isinstance(attention, SlidingWindow) else None for attention in attentions]
+        sizes = list(totals)
+        for window in set(windows):  # layers that hold equally much of a text: others would not keep the cache's size
+            alike = [i for i, own in enumerate(windows) if own == window]
+            lost = [surveys[i].lost for i in alike]
+            found = distribute(lost, [totals[i] for i in alike], [least[i] for i in alike])
+            for i, size in zip(alike, found, strict=True):
+                sizes[i] = size
         allowed = [widths(self.rotary, a.num_kv_heads, a.turned // 2) for a in attentions]
         return [Plan(n, near(one, n, valid)) for one, n, valid in zip(surveys, sizes, allowed, strict=True)]
 
@@ -229,7 +233,8 @@ class ToMLA(Conversion):
         Args:
             node: as :meth:`node` gives it.
         """
-        return MLA(**{key: value for key, value in node.items() if key != "_target_"})
+        kind = MLAWindow if "window" in node else MLA
+        return kind(**{key: value for key, value in node.items() if key != "_target_"})
 
     def split(self, attention: MHA, found: Statistics, plan: Plan | None = None) -> Split:
         """The rotary components and the latent of a layer.

@@ -8,12 +8,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 from annotated_types import Ge, Le
 
-from attnlab.attention import MHA, MLA, MTLA, MTLAWindow
+from attnlab.attention import MHA, MLA, MTLA, Attention, MTLAWindow, SlidingWindow
 from attnlab.config.bounds import bounded
 from attnlab.conversion.base import Inputs, Layer
 from attnlab.conversion.budget import Plan
 from attnlab.conversion.mla import ToMLA
 from attnlab.conversion.statistics import Statistics
+from attnlab.errors import ConfigError
 
 
 @bounded
@@ -36,6 +37,14 @@ class ToMTLA(ToMLA):
     first: Annotated[int, Ge(0)] = 4
 
     least_rank: ClassVar[int] = 2  # the sinusoid of the gates has pairs
+
+    def refuse(self, attention: Attention) -> None:
+        super().refuse(attention)
+        if isinstance(attention, SlidingWindow):
+            raise ConfigError(
+                f"convert={self.name}: sliding windows with merging are not supported, and the original has a window "
+                f"of {attention.window} positions; use convert=mla, which keeps it"
+            )
 
     def node(self, attention: MHA, split: tuple[int, int]) -> dict[str, Any]:
         rope, rank = split

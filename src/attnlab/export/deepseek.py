@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention import MLA
+from attnlab.attention import MLA, MLAWindow
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import ACTIVATIONS, Decoder
 from attnlab.models.language_model import LanguageModel
@@ -33,6 +33,8 @@ def refusal(model: LanguageModel) -> str | None:
     if not isinstance(model, Decoder):
         return f"{type(model).__name__} is no converted decoder"
     block, attentions = model.blocks[0], model.attentions
+    if any(isinstance(attention, MLAWindow) for attention in attentions):
+        return "DeepseekV3 has no sliding windows, and some layers have one; export with format=hf"
     if any(type(attention) is not MLA for attention in attentions):
         kinds = sorted({type(attention).__name__ for attention in attentions if type(attention) is not MLA})
         return f"DeepseekV3 has no {', '.join(kinds)}; it holds convert=mla"

@@ -21,6 +21,7 @@ from .. import (
     Attention,
     Llama3Scaling,
     MLAQueryLatent,
+    MLAWindow,
     MTLAWindow,
     RelativeMultiLinear,
     SlidingWindow,
@@ -145,9 +146,13 @@ def sliding_window(a: SlidingWindow, x: Tensor, prefix: Tensor | None = None, tu
 
     `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
     """
+    return _read_keys(a, x, prefix, turn, _window(a, x, prefix))
+
+
+def _window(a: SlidingWindow | MLAWindow, x: Tensor, prefix: Tensor | None) -> list[list[int]]:
+    """The positions that each position sees, of prefix and text together."""
     start = 0 if prefix is None else len(prefix)
-    seen = [[j for j in range(i + 1) if j < start or i - j < a.window] for i in range(start + len(x))]
-    return _read_keys(a, x, prefix, turn, seen)
+    return [[j for j in range(i + 1) if j < start or i - j < a.window] for i in range(start + len(x))]
 
 
 def _theta(a: MHA | MLA) -> float | Tensor:
@@ -192,6 +197,16 @@ def mla(a: MLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split
     """
     c, kp = _latents(a, x, prefix, turn)
     return _read_latents(a, x, prefix, turn, c, kp, [list(range(i + 1)) for i in range(len(c))])
+
+
+@formula(MLAWindow)
+def mla_window(a: MLAWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """MLA whose query i sees the prefix, and the `window` newest positions of the text.
+
+    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
+    """
+    c, kp = _latents(a, x, prefix, turn)
+    return _read_latents(a, x, prefix, turn, c, kp, _window(a, x, prefix))
 
 
 @formula(MLAQueryLatent)

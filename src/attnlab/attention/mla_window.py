@@ -1,0 +1,115 @@
+"""Multi-head latent attention over a sliding window of the newest positions."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .base import Cache, length_mask
+from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from .mla import MLA, Biased, LatentCache, Norm
+from .sliding_window import BLOCK, WindowCache, Windowed
+
+WIDEST = 256  # queries of one kernel call, at most: kernels without values as wide as keys make all of their logits
+
+
+class LatentWindowCache(WindowCache, LatentCache):
+    """[latent | rotary key] of the newest `window` text positions: position t is in slot t mod window.
+
+    Arguments are those of `PositionalCache`.
+    """
+
+
+class MLAWindow(Windowed, MLA):
+    """Multi-head latent attention to the newest `window` text positions, its own among them, and to the whole prefix.
+
+    Text position i sees the text positions j with i - window < j <= i, as `SlidingWindow` does (Mistral 7B, section 2).
+    With a window of at least the text's length this is `MLA`. Cache: r + d_r elements per position for at most `window`
+    text positions, none for older ones; prefixes are kept whole.
+
+    Args:
+        window: text positions that a position sees, at least 1.
+        Others are those of `MLA`.
+
+    ValueError: `window` is below 1, or as for `MLA`.
+    """
+
+    cache_type = LatentWindowCache
+
+    def __init__(
+        self,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
+        head_dim: PositiveInt | None = None,
+        rope_dim: NonNegativeInt | None = None,
+        latent_dim: PositiveInt | None = None,
+        window: PositiveInt = 128,
+        *,
+        norm: Norm = "layer",
+        bias: Sequence[Biased] = (),
+        qk_norm: PositiveInt | None = None,
+        norm_eps: PositiveFloat = 1e-6,
+        dropout: Rate = 0.0,
+        rope_theta: PositiveFloat | None = 10000.0,
+    ) -> None:
+        super().__init__(
+            d_model, num_heads, head_dim, rope_dim, latent_dim, norm=norm, bias=bias, qk_norm=qk_norm,
+            norm_eps=norm_eps, dropout=dropout, rope_theta=rope_theta,
+        )  # fmt: skip
+        self._slide(window)
+
+    def _forward(
+        self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
+    ) -> Tensor:
+        if x.shape[1] <= self.window:
+            return super()._forward(x, prefix, lengths, prefix_lengths)
+        angles, before = self._angles(x, prefix, prefix_lengths)
+        past = None if prefix is None else self._expand(*self._latents(prefix, before))
+        mask = None if prefix is None or prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
+        dropout = self.dropout if self.training else 0.0
+        return self._read(self._queries(x, angles), self._expand(*self._latents(x, angles)), past, mask, dropout)
+
+    def _read(
+        self, q: Tensor, text: Tensor, prefix: Tensor | None, prefix_mask: Tensor | None, dropout: float = 0.0
+    ) -> Tensor:
+        """Queries (B, n, H, D), the last n of the K positions of `text`, block by block -> (B, n, d).
+
+        `text` and `prefix` are packed as by `_expand`, (B, K, H, d_v + D) and (B, S, H, d_v + D); `prefix_mask`: which
+        of the prefix's positions exist, (B, S) bool.
+        """
+        size, block = 0 if prefix is None else prefix.shape[1], min(max(self.window, BLOCK), WIDEST)
+        outs = []
+        for queries, keys, mask in self._blocks(q.shape[1], text.shape[1], block, size, prefix_mask, q.device):
+            packed = text[:, keys] if prefix is None else torch.cat((prefix, text[:, keys]), 1)
+            outs.append(self._dense(q[:, queries], packed.to(q.dtype), mask, dropout))
+        return self.out(torch.cat(outs, 1).flatten(2))
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(B, S, d), (B,) -> (B, S, d): every position sees those less than `window` away from it, on both sides."""
+        angles, _ = self._angles(x, None, None)
+        q, packed = self._queries(x, angles), self._expand(*self._latents(x, angles))
+        dropout = self.dropout if self.training else 0.0
+        return self.out(self._dense(q, packed, self._near(lengths, x.shape[1]), dropout).flatten(2))
+
+    def _extend(self, x: Tensor, cache: Cache) -> Tensor:
+        assert isinstance(cache, LatentWindowCache)
+        new, start, size = x.shape[1], cache.length, cache.prefix_size
+        if start + new <= self.window:  # nothing is left behind yet
+            return super()._extend(x, cache)
+        angles = cache.angles(start, start + new)
+        q, kept = self._queries(x, angles), self._kept(x, angles)
+        if new == 1:
+            cache.write(cache.text, start % cache.size, kept)
+            return self._step(q, cache, cache.size, size)
+        text = self._stored(torch.cat((cache.before()["slots"].to(q.dtype), kept["slots"]), 1), q.dtype).packed
+        past = mask = None
+        if size:
+            past = self._stored(cache.prefix["slots"][:, :size], q.dtype).packed.repeat_interleave(cache.beam, 0)
+            mask = None if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
+        out = self._read(q, text, past, mask)
+        cache.keep(kept)
+        return out
+
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        read = prefix + min(context - prefix, self.window)
+        return super().multiply_adds(1) + (read - 1) * self.num_heads * (2 * self.latent_dim + self.rope_dim)
