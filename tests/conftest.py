@@ -69,12 +69,25 @@ MANY = {  # tests of many cases that take the same path: two of three cases are 
 }
 
 
+def _is_mla_besides(item: pytest.Item) -> bool:
+    """A case of `mla_window` whose texts are shorter than the window, or that is about what mechanisms are used for.
+
+    It takes the paths of `mla` and `sliding_window`, whose cases are not slow.
+    """
+    case = item.name.partition("[")[2]
+    if "mla_window" not in case or item.path.name == "test_closed_forms.py":
+        return False
+    return "mla_window-w" not in case or item.path.parent.name != "attention"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seen: Counter[str] = Counter()
     for item in items:
         name = getattr(item, "originalname", "")
-        if name in MANY:
+        if _is_mla_besides(item):
+            item.add_marker(pytest.mark.slow)
+        elif name in MANY:
             if seen[name] % 3:
                 item.add_marker(pytest.mark.slow)
             seen[name] += 1

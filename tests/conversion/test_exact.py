@@ -1,23 +1,27 @@
 """Conversions of full rank compute what the original computes; smaller ones decode as they compute in parallel."""
 
+import copy
 import itertools
 
 import pytest
 import torch
 from torch import Tensor
 
-from attnlab.attention import MHA, MTLA, Attention, MTLAWindow
+from attnlab.attention import MHA, MLA, MTLA, Attention, MLAWindow, MTLAWindow
 from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA
+from attnlab.conversion.budget import Sharing
 from attnlab.conversion.latents import Latent, project
+from attnlab.conversion.layers import convert
 from attnlab.conversion.mixing import Rotary, _moments, mix
 from attnlab.conversion.statistics import Statistics, collect, frequencies_of
 from attnlab.errors import ConfigError
+from attnlab.export import deepseek
 from tests.attention.mechanisms import error
-from tests.conversion.models import exact
+from tests.conversion.models import exact, tokens
 
 ROTARY: tuple[Rotary, ...] = ("score", "two_norm", "transmla", "uniform")
 LATENT: tuple[Latent, ...] = ("output_aware", "balanced", "pca", "weights")
-FULL = ("llama", "llama3", "llama-biased", "smollm", "yarn", "mistral", "qwen2", "qwen3", "gpt2")
+FULL = ("llama", "llama3", "llama-biased", "smollm", "yarn", "mistral", "mistral-window", "qwen2", "qwen3", "gpt2")
 
 
 class Whole(ToMLA):
@@ -186,6 +190,27 @@ def test_what_does_not_fit_is_one_line(
         converted(target, name, statistics[name])
 
 
-def test_a_sliding_window_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no sliding window"):
-        ToMLA().refuse(exact("mistral-window").attentions[0])
+@pytest.mark.parametrize("recent", [None, 8])
+def test_sliding_windows_with_merging_are_refused(recent: int | None) -> None:
+    with pytest.raises(ConfigError, match="convert=mtla: sliding windows with merging .* a window of 5 positions"):
+        ToMTLA(recent=recent).refuse(exact("qwen2-window").attentions[1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", ["budget", "same"])
+def test_each_layer_keeps_its_window(layers: Sharing) -> None:
+    """Of a stack in which some have one: `keep` holds for these and for the others, and steps equal the parallel form.
+
+    DeepseekV3 has no windows.
+    """
+    decoder, ids = copy.deepcopy(exact("qwen2-window")), tokens(3, 20)
+    originals = [attention.cache_elements(1, 20) for attention in decoder.attentions]
+    found = convert(decoder, ToMLA(keep=0.5, layers=layers), tokens(8, 16, seed=2))
+    assert [type(a) for a in decoder.attentions] == [MLA, MLAWindow]
+    assert [layer.node.get("window") for layer in found] == [None, 5]
+    assert [2 * attention.cache_elements(1, 20) for attention in decoder.attentions] == originals
+    assert originals[1] == originals[0] * 5 / 20
+    caches = decoder.start(3, 20)
+    steps = torch.cat([decoder.step(part, caches) for part in ids.split([3, 9, 1, 1, 1, 5], 1)], 1)
+    assert error(steps, decoder(ids)) < 1e-12
+    assert deepseek.refusal(decoder) == "DeepseekV3 has no sliding windows, and some layers have one; use format=hf"

@@ -1,6 +1,7 @@
 """Converted decoders as a table and a plot."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from attnlab.errors import DataError
 from attnlab.report import conversion, everything
 from attnlab.report.__main__ import main
+from attnlab.runs.store import Found
 from tests.report.conftest import Run
 
 
@@ -44,6 +46,15 @@ def test_seeds_points_and_methods(tmp_path: Path, run: Run) -> None:
     points = read(out / "perplexity.csv")
     assert ["sample", "original", "", "100", "2", "4.5000", "4.0000", "5.0000"] in points
     assert (out / "perplexity.png").is_file()
+
+
+def test_windows_in_all_layers_have_no_bytes_per_token(tmp_path: Path, run: Run) -> None:
+    found = about("mla", 4.0, 5.0)
+    for name, size in (("original", 600), ("converted", 150)):
+        found["points"][name] |= {"cache_bytes_per_token": 0.0, "cache_bytes_measured": size}
+    path = run("r1", "task=wikitext2 convert=mla", conversion=found)
+    one = conversion.run_of(Found(path, json.loads(path.read_text())))
+    assert (one.share, one.sizes) == (25, (600, 150))
 
 
 def test_the_lines_of_the_runs_give_the_same_again(tmp_path: Path, run: Run) -> None:

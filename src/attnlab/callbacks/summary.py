@@ -72,8 +72,11 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield from ((label(key), str(quality[key])) for key in others if isinstance(quality[key], float))
     for point, values in record.get("conversion", {}).get("points", {}).items():
         if values != NOT_RUN:
-            measured = f"{values['cache_bytes_per_token']:,} bytes of cache per token, {values['tokens_per_second']}"
-            yield point, f"perplexity {values['perplexity']:.4f}, {measured} tokens/s"
+            size = f"{values['cache_bytes_per_token']:,} bytes of cache per token"
+            if not values["cache_bytes_per_token"]:
+                size = f"{values['cache_bytes_measured']:,} bytes of cache, which windows bound"
+            speed = f"{values['tokens_per_second']} tokens/s"
+            yield point, f"perplexity {values['perplexity']:.4f}, {size}, {speed}"
     if needle := quality.get("needle"):
         asked = f"of {needle['trials']} texts for each of {len(needle['cells'])} lengths and depths"
         yield (

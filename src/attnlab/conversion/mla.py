@@ -53,9 +53,9 @@ class ToMLA(Conversion):
         latent_dim: r; None: what `keep` leaves.
         layers: how layers share the cache. "budget": sizes of their own, with the smallest sum of predicted errors at
             the same sum of sizes, each error over the size of the residual stream that it is added to, apart for layers
-            with a sliding window and those without; "equal": r + d_r the same, d_r of each layer's own; "same": d_r, r and the rotary frequencies the same, which formats of
-            other libraries ask for. All but "equal" need a pass through the original first, with a quarter of the
-            texts.
+            with a sliding window and those without; "equal": r + d_r the same, d_r of each layer's own; "same": d_r, r
+            and the rotary frequencies the same, which formats of other libraries ask for. All but "equal" need a pass
+            through the original first, with a quarter of the texts.
         rotary: how rotary components are chosen, see :func:`attnlab.conversion.mixing.mix`.
         latent: how the latent is chosen, see :func:`attnlab.conversion.latents.project`.
         centre: whether means of content are taken out: a constant key changes no attention weight, and a constant

@@ -34,7 +34,7 @@ def refusal(model: LanguageModel) -> str | None:
         return f"{type(model).__name__} is no converted decoder"
     block, attentions = model.blocks[0], model.attentions
     if any(isinstance(attention, MLAWindow) for attention in attentions):
-        return "DeepseekV3 has no sliding windows, and some layers have one; export with format=hf"
+        return "DeepseekV3 has no sliding windows, and some layers have one; use format=hf"
     if any(type(attention) is not MLA for attention in attentions):
         kinds = sorted({type(attention).__name__ for attention in attentions if type(attention) is not MLA})
         return f"DeepseekV3 has no {', '.join(kinds)}; it holds convert=mla"

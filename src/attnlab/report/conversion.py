@@ -37,7 +37,8 @@ class Run:
         model: the name of `model=` without its folders, or "sample".
         method: `convert=` with the settings of the command that are not the size of the cache, or the experiment.
         seed: of the run.
-        sizes: bytes of the cache per token of a long text, all layers, of the original and of the converted model.
+        sizes: bytes of the cache per token of a long text, all layers, of the original and of the converted model; of
+            all of the cache as measured, where sliding windows bound it in every layer.
         perplexities: of the original, the converted and the healed model; None: not measured.
         about: seconds of the conversion, corpus, device, revision and command.
     """
@@ -109,7 +110,8 @@ def run_of(one: Found) -> Run:
     record, about = one.record, one.record["conversion"]
     states = [about["points"][point] for point in POINTS]
     given = record["config"]["model"]
-    original, converted = (float(state["cache_bytes_per_token"]) for state in states[:2])
+    size = "cache_bytes_per_token" if states[0]["cache_bytes_per_token"] else "cache_bytes_measured"
+    original, converted = (float(state[size]) for state in states[:2])
     return Run(
         "sample" if given is None else Path(given).name,
         _method(one),
@@ -165,7 +167,8 @@ def table(found: Sequence[Run]) -> Grid:
         "Perplexity of a token (of the sample model: of a byte) of the test split; mean ± standard deviation over the "
         "seeds. Ratios are taken seed by seed. Converted: without training; healed: trained afterwards.",
         "Cache: of a long text, all layers, as a share of the original's; measured bytes equal these. Slots of merged "
-        "positions count as by stride; the window of unmerged positions has a fixed size and is left out.",
+        "positions count as by stride; the window of unmerged positions has a fixed size and is left out, and so are "
+        "layers with a sliding window. Where all layers have one: bytes of the whole cache, as measured.",
         "Method: `convert=` and the settings of the command; an experiment's name stands for its settings.",
         "Each run with its command, device and revision: runs.csv.",
     ]

@@ -19,6 +19,7 @@ from attnlab.conversion import Healing
 from attnlab.data.samples import markov
 from attnlab.data.text.pretrained_tokens import byte_tokenizer
 from attnlab.data.text.vocabulary import BytePairVocabulary
+from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder
 from attnlab.modes import convert, describe, export, generate, test, train
@@ -79,11 +80,14 @@ def _short_texts() -> Any:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as people have them."""
+    return written(tmp_path_factory.mktemp("llama"), SIZES)
+
+
+def written(folder: Path, sizes: dict[str, Any]) -> Path:
     from transformers import PreTrainedTokenizerFast
 
-    folder = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
-    tiny: Any = huggingface.create("tiny", SIZES)
+    tiny: Any = huggingface.create("tiny", sizes)
     for parameter in tiny.parameters():
         nn.init.normal_(parameter, std=0.1) if parameter.dim() > 1 else nn.init.ones_(parameter)
     tiny.save_pretrained(folder)
@@ -99,7 +103,8 @@ def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
 
     def make(*words: str) -> tuple[DictConfig, dict[str, Any]]:
         quick = QUICK if any(word.startswith("convert=") for word in words) else []
-        given = [*TINY, f"model='{model}'", f"cache_dir='{cache}'", *quick, *words]
+        named = [] if any(word.startswith("model=") for word in words) else [f"model='{model}'"]
+        given = [*TINY, *named, f"cache_dir='{cache}'", *quick, *words]
         cfg = check(given, load, configured).jobs[0]
         return cfg, new(cfg, "test")
 
@@ -240,6 +245,44 @@ def test_mode_convert_trains_nothing_and_exports(start: Start, tmp_path: Path) -
         )
         with torch.no_grad():
             assert torch.allclose(theirs(ids).logits, own(ids), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_sliding_windows_are_kept_up_to_generate_of_transformers(start: Start, tmp_path: Path) -> None:
+    """Of Qwen2, whose first layer has none; no longer text makes the second layer's cache larger."""
+    from transformers import AutoModelForCausalLM
+
+    windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    folder, run = written(tmp_path / "qwen2", {**SIZES, "model_type": "qwen2", **windows}), tmp_path / "run"
+    cfg, record = start(f"model='{folder}'", "convert=mla", "convert.keep=0.5", "mode=convert")
+    run.mkdir()
+    OmegaConf.save(cfg, run / "config.yaml")
+    convert.run(cfg, record, run)
+    points = record["conversion"]["points"]
+    for point in (points["original"], points["converted"]):
+        assert point["cache_bytes_measured"] == point["cache_bytes_predicted"] and point["perplexity"] > 1
+    assert 2 * points["converted"]["cache_bytes_measured"] == points["original"]["cache_bytes_measured"]
+    kinds = [(node["_target_"].rpartition(".")[2], node.get("window")) for node in read_nodes(run / CONVERSION)]
+    assert kinds == [("MLA", None), ("MLAWindow", 6)]
+    module: Any = attnlab.load(run)
+    own: Decoder = module.module.model
+    cfg, record = used(run, "export", "format=hf")
+    export.run(cfg, record, tmp_path / "hf")
+    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "hf" / "exported", trust_remote_code=True)
+    ids = torch.randint(256, (2, 20), generator=torch.Generator().manual_seed(0))
+    padded = torch.cat((torch.zeros(2, 3, dtype=torch.long), ids), 1)
+    with torch.no_grad():
+        assert torch.allclose(theirs(ids).logits, own(ids), atol=1e-4)
+        found = theirs.generate(
+            padded, attention_mask=(torch.arange(23) >= 3).long().expand(2, -1), max_new_tokens=12,
+            do_sample=False, return_dict_in_generate=True, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        assert found.sequences[:, 23:].equal(Sampling(tokens=12, temperature=0)(own, ids))
+    held = [(first.capacity, second.nbytes) for first, second in [found.past_key_values.rows[0].caches]]
+    assert held == [(31, 4 * 2 * 6 * own.attentions[1].elements_per_slot)]
+    cfg, record = used(run, "export", "format=deepseek")
+    with pytest.raises(ConfigError, match="DeepseekV3 has no sliding windows"):
+        export.run(cfg, record, tmp_path / "deepseek")
 
 
 def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: Path, tmp_path: Path) -> None:
