@@ -95,6 +95,15 @@ def test_a_cache_that_does_not_grow(attention: dict[str, Any], words: str) -> No
     assert found["cache per token and layer"] == words
 
 
+def test_converted_decoders_with_and_without_a_cache_that_grows() -> None:
+    point = {"perplexity": 4.0, "cache_bytes_per_token": 512, "cache_bytes_measured": 8192, "tokens_per_second": 9.5}
+    points = {"original": point, "converted": point | {"cache_bytes_per_token": 0.0}, "healed": NOT_RUN}
+    found = dict(lines_of(blank(conversion={"points": points})))
+    assert found["original"] == "perplexity 4.0000, 512 bytes of cache per token, 9.5 tokens/s"
+    assert found["converted"] == "perplexity 4.0000, 8,192 bytes of cache, which windows bound, 9.5 tokens/s"
+    assert "healed" not in found
+
+
 def test_images() -> None:
     """Three points, ranks of layers, and no line for what was not measured."""
     points = {"dense": {"top1": 80.0, "top5": 95.0}, "compressed": NOT_RUN, "finetuned": {"top1": 79.0, "top5": 94.0}}
