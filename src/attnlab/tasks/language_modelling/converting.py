@@ -262,6 +262,17 @@ def calibration_tokens(target: Conversion, data: LanguageModellingData) -> tuple
     return torch.tensor(ids[: windows * settings.window]).view(windows, settings.window), name
 
 
+def scale_tokens(data: LanguageModellingData) -> Tensor:
+    """The first texts of the training split, on which the layers of a teacher are measured, (windows, positions).
+
+    Args:
+        data: the corpus, ready.
+    """
+    ids = torch.from_numpy(data.beginning("train", 16 * data.window))
+    size = min(data.window, len(ids))
+    return ids[: len(ids) // size * size].view(-1, size)
+
+
 def _refuse_files(path: Path, where: str, data: LanguageModellingData) -> None:
     assert data.root is not None
     for split in HELD_OUT:

@@ -25,14 +25,35 @@ class Healed(LanguageModelling):
 
     Attributes:
         teacher: the original in a list, so that it is no part of this module; empty until training begins.
+        scales: of each layer, the variance of the output of the teacher's attention.
     """
 
     def __init__(self, model: Decoder, vocabulary: Any, *, healing: Healing, **arguments: Any) -> None:
         super().__init__(model, vocabulary, **arguments)
         self.healing = healing
         self.teacher: list[Decoder] = []
+        self.scales: list[float] = []
         self._updates = 0.0  # of the whole training, known when it begins
         self.freeze()
+
+    @torch.no_grad()
+    def teach(self, teacher: Decoder, tokens: Tensor) -> None:
+        """Set the teacher, before training begins or continues.
+
+        The scales are those of one text for the whole training: a batch's own would depend on how many processes, or
+        batches of one update, share it.
+
+        Args:
+            teacher: the original.
+            tokens: a text of the training split, (windows, positions).
+        """
+        self.teacher[:] = [teacher.requires_grad_(False).eval()]
+        self.scales = []
+        x = teacher.embed(tokens, 0)
+        for block in teacher.blocks:
+            out = block.attention(block.attention_norm(x))
+            self.scales.append(max(float(out.float().var((0, 1)).sum()), 1e-12))
+            x = block(x, lambda _, out=out: out)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -72,12 +93,11 @@ class Healed(LanguageModelling):
         found = torch.zeros_like(tokens, dtype=torch.float32)
         with torch.no_grad():
             x = teacher.embed(tokens, 0)
-        for own, block in zip(self.model.blocks, teacher.blocks, strict=True):
+        for own, block, scale in zip(self.model.blocks, teacher.blocks, self.scales, strict=True):
             with torch.no_grad():
                 entering = block.attention_norm(x)
                 wanted = block.attention(entering)
                 x = block(x, lambda _, wanted=wanted: wanted)
-                scale = wanted.float().var((0, 1)).sum().clamp(min=1e-12)
             found = found + (own.attention(entering) - wanted).float().square().sum(-1) / scale
         return found / len(teacher.blocks)
 

@@ -30,6 +30,7 @@ from attnlab.tasks.language_modelling.converting import (
     read_nodes,
     remove_stored,
     reshape,
+    scale_tokens,
     target_of,
     write_nodes,
 )
@@ -133,11 +134,11 @@ class LanguageModellingTask(TextTask):
         if run and target_of(self.cfg) is not None:
             nodes = beside(Path(run).expanduser() / "checkpoints", CONVERSION, "the layers of the converted model")
         module = self._module(data.vocabulary, nodes)
-        teacher: list[Decoder] | None = getattr(module, "teacher", None)
+        teach = getattr(module, "teach", None)
         if self.cfg.resume and nodes is not None and (about := read_about(nodes)) is not None:
             record["conversion"] = about
-        if self.cfg.resume and teacher is not None:
-            teacher.append(load_original(self.cfg, self._original(data.vocabulary), data))
+        if self.cfg.resume and teach is not None:
+            teach(load_original(self.cfg, self._original(data.vocabulary), data), scale_tokens(data))
         self.sizes(record, module.model)
         return module
 
@@ -186,7 +187,7 @@ class LanguageModellingTask(TextTask):
             return
         original = self._point(record, directory, data, module)
         model, layers, about, stored = converted(self.cfg, module.model, *texts)
-        module.teacher.append(module.model.requires_grad_(False).eval())
+        module.teach(module.model, scale_tokens(data))
         module.model = model.train()
         module.freeze()
         self.sizes(record, model)
