@@ -246,6 +246,7 @@ class LanguageModellingTask(TextTask):
         device, data = device_of(self.cfg), self.cfg.task.data
         words: PretrainedTokens = instantiate(data.vocabulary, path="task.data.vocabulary")
         module = self._module(words.vocabulary(data.vocab_size))
+        assert isinstance(module.model, Decoder)
         load_original(self.cfg, module.model, None)
         return module.to(device).eval()
 
