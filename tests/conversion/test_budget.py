@@ -15,7 +15,7 @@ from attnlab.conversion.layers import convert
 from attnlab.conversion.mixing import Rotary
 from attnlab.conversion.refit import refit
 from attnlab.conversion.statistics import collect
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder
 from tests.attention.mechanisms import error
 from tests.conversion.models import exact, tokens
@@ -175,3 +175,11 @@ def test_a_latent_alone_is_enough_without_rotary_positions() -> None:
     original = exact("gpt2").attentions[0]
     assert isinstance(original, MHA)
     assert ToMLA(latent_dim=12).planned(original)["latent_dim"] == 12
+
+
+def test_values_that_are_not_finite_are_of_a_layer() -> None:
+    decoder = copy.deepcopy(exact("llama"))
+    with torch.no_grad():
+        decoder.attentions[1].out.weight[0, 0] = torch.nan
+    with pytest.raises(DataError, match="not finite in layer 1"):
+        convert(decoder, ToMLA(keep=0.5), tokens(2, 8))

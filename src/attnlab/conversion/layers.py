@@ -74,7 +74,7 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
             new = layer is None
             if layer is None:
                 inputs = lambda hidden=hidden, block=block: map(block.attention_norm, hidden)  # noqa: E731
-                layer = _layer(attention, target, inputs, plans[number])
+                layer = _layer(attention, target, inputs, plans[number], number)
             block.attention = layer.attention.to(attention.out.weight).train(attention.training)
             measured = OutputError(attention, block.attention)
             for i, x in enumerate(hidden):  # of the last layer, only what is measured
@@ -103,7 +103,7 @@ def _plans(
             place = None if folder is None else folder / f"survey-{number:03}.safetensors"
             found = _surveyed(place, key)
             if found is None:
-                statistics = _collected(attention, map(block.attention_norm, hidden))
+                statistics = _collected(attention, map(block.attention_norm, hidden), number)
                 energy = sum(float(x.double().square().sum()) for x in hidden) / statistics.tokens
                 found = replace(target.survey(attention, statistics), weight=1 / max(energy, TINY))
                 if place is not None:
@@ -128,17 +128,18 @@ def _surveyed(place: Path | None, key: str) -> Survey | None:
         return None
 
 
-def _collected(attention: MHA, inputs: Iterable[Tensor]) -> Statistics:
+def _collected(attention: MHA, inputs: Iterable[Tensor], number: int) -> Statistics:
     found = collect(attention, inputs)
     if not found.moment.isfinite().all() or not found.of_query.isfinite().all():
         raise DataError(
-            "the calibration texts give keys or values that are not finite; check the model in float32 and the texts"
+            f"the calibration texts give queries, keys or values that are not finite in layer {number}; check the "
+            "model's weights, in float32, and the texts"
         )
     return found
 
 
-def _layer(attention: MHA, target: Conversion, inputs: Inputs, plan: Plan | None) -> Layer:
-    layer = target.convert(attention, _collected(attention, inputs()), inputs, plan)
+def _layer(attention: MHA, target: Conversion, inputs: Inputs, plan: Plan | None, number: int) -> Layer:
+    layer = target.convert(attention, _collected(attention, inputs(), number), inputs, plan)
     if target.refits:
         refit(layer.attention, attention, inputs)
     return layer
