@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from attnlab.tasks.language_modelling.score import LanguageScore
 
 VOCABULARY = "vocabulary.json"  # in the run directory
+SCORED = {"convert": "converted", "train": "healed"}  # the state of the model that a mode scores at its end
 
 
 class LanguageModellingTask(TextTask):
@@ -191,7 +192,9 @@ class LanguageModellingTask(TextTask):
         module.model = model.train()
         module.freeze()
         self.sizes(record, model)
-        about["points"] |= {"original": original, "converted": self._point(record, directory, data, module)}
+        about["points"]["original"] = original
+        if self.cfg.mode != "convert":  # there it is what the run itself scores
+            about["points"]["converted"] = self._point(record, directory, data, module)
         if first_process():
             write_nodes(directory / CONVERSION, [layer.node for layer in layers], about, stored)
         record["conversion"] = about
@@ -212,7 +215,6 @@ class LanguageModellingTask(TextTask):
         if first_process():
             place = directory / "checkpoints" / "averaged.safetensors"
             write_weights(place, module.model.state_dict(), module.identity)
-            remove_stored(directory / CONVERSION, Path(self.cfg.cache_dir).expanduser())
         self.score(record, directory, data, module)
 
     def _point(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> dict[str, Any]:
@@ -283,8 +285,8 @@ class LanguageModellingTask(TextTask):
         """Continue some places of the test text, and ask for the needle in a haystack."""
         for section, values in self._continued(directory, data, module).items():
             record[section] |= values
-        if "conversion" in record and self.cfg.mode == "train":
-            record["conversion"]["points"]["healed"] = point(record)
+        if "conversion" in record and self.cfg.mode in SCORED:
+            record["conversion"]["points"][SCORED[self.cfg.mode]] = point(record)
             remove_stored(directory / CONVERSION, Path(self.cfg.cache_dir).expanduser())
 
     def _continued(self, directory: Path, data: Any, module: Any) -> dict[str, dict[str, Any]]:
