@@ -57,7 +57,7 @@ class Wide(TorchFunctionMode):
 
 
 class WholeMLA(ToMLA):
-    """A cache as large as the original's, which the command refuses."""
+    """A cache as large as the original's, which the command refuses; its latent is no wider than the layer's inputs."""
 
     name = "mla"
 
@@ -66,7 +66,7 @@ class WholeMLA(ToMLA):
 
     def sizes(self, attention: MHA, total: int | None = None) -> tuple[int, int]:
         rope = attention.num_kv_heads * attention.turned
-        return rope, self.budget(attention) - rope
+        return rope, min(self.budget(attention) - rope, attention.d_model)
 
 
 class WholeMTLA(WholeMLA, ToMTLA):
@@ -145,7 +145,7 @@ def table(names: Sequence[str] = tuple(FAMILIES)) -> Grid:
     grid.notes.append(
         "Relative norm of the difference of logits from transformers' own, of random weights in which every bias and "
         "norm counts; both sides compute in float64 throughout. MLA has all rotary components and all content (r + "
-        "d_r = 2 G D, a cache as large as the original's); GPT-2 too, although half of that is exact for it. "
+        "d_r = 2 G D, a cache as large as the original's); GPT-2 the half of that, r = d, which is exact for it. "
         "Bound of the test: 1e-12."
     )
     grid.notes += [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
