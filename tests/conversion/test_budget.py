@@ -179,7 +179,9 @@ def test_a_latent_alone_is_enough_without_rotary_positions() -> None:
 
 def test_values_that_are_not_finite_are_of_a_layer() -> None:
     decoder = copy.deepcopy(exact("llama"))
+    damaged = decoder.attentions[1]
+    assert isinstance(damaged, MHA)
     with torch.no_grad():
-        decoder.attentions[1].out.weight[0, 0] = torch.nan
+        damaged.out.weight[0, 0] = torch.nan
     with pytest.raises(DataError, match="not finite in layer 1"):
         convert(decoder, ToMLA(keep=0.5), tokens(2, 8))
