@@ -85,6 +85,10 @@ def dense_attention(
         (B, H, T, Dv).
     """
     assert choose("dense", q, dropout=dropout) is Backend.SDPA
-    return F.scaled_dot_product_attention(
+    width, missing = value.shape[-1], key.shape[-1] - value.shape[-1]
+    if q.device.type == "cpu" and q.shape[2] > 1 and not dropout and 0 < missing <= width:
+        value = F.pad(value, (0, missing))  # the fused kernel of CPUs has values as wide as keys
+    out = F.scaled_dot_product_attention(
         q, key, value, mask, dropout, causal, scale=scale, enable_gqa=key.shape[1] < q.shape[1]
     )
+    return out[..., :width]
