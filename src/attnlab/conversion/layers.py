@@ -17,13 +17,13 @@ from torch import Tensor
 
 from attnlab.attention import MHA, Attention
 from attnlab.config.build import instantiate
-from attnlab.conversion.base import Conversion, Inputs, Layer
+from attnlab.conversion.base import Conversion, Layer
 from attnlab.conversion.budget import Plan, Survey
-from attnlab.conversion.refit import refit
+from attnlab.conversion.refit import refit, spaced
 from attnlab.conversion.settings import Healing
 from attnlab.conversion.statistics import Statistics, collect
 from attnlab.errors import DataError
-from attnlab.models.decoder import Decoder
+from attnlab.models.decoder import Decoder, DecoderBlock
 from attnlab.runs.cache import digest
 from attnlab.runs.files import write_bytes
 from attnlab.runs.progress import progress
@@ -73,8 +73,7 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
             layer = _stored(place, key)
             new = layer is None
             if layer is None:
-                inputs = lambda hidden=hidden, block=block: map(block.attention_norm, hidden)  # noqa: E731
-                layer = _layer(attention, target, inputs, plans[number], number)
+                layer = _layer(block, attention, target, hidden, plans[number], number)
             block.attention = layer.attention.to(attention.out.weight).train(attention.training)
             measured = OutputError(attention, block.attention)
             for i, x in enumerate(hidden):  # of the last layer, only what is measured
@@ -138,10 +137,16 @@ def _collected(attention: MHA, inputs: Iterable[Tensor], number: int) -> Statist
     return found
 
 
-def _layer(attention: MHA, target: Conversion, inputs: Inputs, plan: Plan | None, number: int) -> Layer:
+def _layer(
+    block: DecoderBlock, attention: MHA, target: Conversion, hidden: list[Tensor], plan: Plan | None, number: int
+) -> Layer:
+    def inputs() -> Iterable[Tensor]:
+        return map(block.attention_norm, hidden)
+
     layer = target.convert(attention, _collected(attention, inputs(), number), inputs, plan)
     if target.refits:
-        refit(layer.attention, attention, inputs)
+        part = hidden[:: spaced(sum(x.shape[0] * x.shape[1] for x in hidden), attention.out.in_features)]
+        refit(layer.attention, attention, lambda: map(block.attention_norm, part))
     return layer
 
 

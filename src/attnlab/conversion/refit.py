@@ -9,6 +9,17 @@ from attnlab.attention import MHA, Attention
 from attnlab.conversion.base import Inputs
 
 RIDGE = 1e-3  # of the mean variance of what the projection reads
+POSITIONS, FOR_EACH = 16384, 16  # enough for the regression, and for each column that the projection reads
+
+
+def spaced(positions: int, width: int) -> int:
+    """Of how many batches one is read: more positions than :data:`POSITIONS`, or 16 for each column, change little.
+
+    Args:
+        positions: that there are.
+        width: columns of the projection.
+    """
+    return max(1, positions // max(POSITIONS, FOR_EACH * width))
 
 
 @torch.no_grad()
