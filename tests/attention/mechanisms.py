@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from attnlab.attention import Attention, Cache
+from attnlab.attention import Attention, Cache, MTLAWindow
 from attnlab.config.build import CONF, GROUPS, instantiate, knob_paths
 
 NAMES = sorted(path.stem for path in (CONF / "attention").glob("*.yaml") if path.stem != "hybrid")  # a stack of them
@@ -113,6 +113,19 @@ def check_visibility(attention: Attention, batch: int, steps: int, prefix: Tenso
             f"{declared.nonzero().flatten().tolist()}"
         )
         assert all((grad != 0).any(-1).all() for grad in grads[1:]), f"position {i} misses a part of the prefix"
+
+
+def gates_of_other_steps(attention: Attention, context: int) -> int:
+    """Multiply-adds by which a step at this position differs from the mean: `MTLAWindow` gates whole chunks at a time.
+
+    Args:
+        attention: any mechanism.
+        context: positions before and at the step, those of a prefix included.
+    """
+    if not isinstance(attention, MTLAWindow):
+        return 0
+    old, gate = context - attention.recent - attention.first, attention.gate_latent.weight.numel()
+    return gate * (1 - attention.stride * (old > 0 and old % attention.stride == 0))
 
 
 def extend_by(attention: Attention, x: Tensor, cache: Cache, chunks: list[int]) -> Tensor:

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnlab.attention import MTLAWindow
-from tests.attention.mechanisms import EVERY, NAMES, Mechanism
+from tests.attention.mechanisms import EVERY, NAMES, Mechanism, gates_of_other_steps
 
 PAPER = ("scale=paper", "task.attention_dropout=0.0")
 
@@ -184,8 +183,5 @@ def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism, context: i
         attention.extend(torch.randn(1, context - 1, 512), cache)
     with FlopCounterMode(display=False, custom_mapping={FUSED: fused_flops}) as counter:
         attention.extend(torch.randn(1, 1, 512), cache)
-    counted = counter.get_total_flops() / 2
-    if isinstance(attention, MTLAWindow):  # it counts the gates of a chunk as one in each step
-        old, gate = context - attention.recent - attention.first, attention.gate_latent.weight.numel()
-        counted += gate * (1 - attention.stride * (old > 0 and old % attention.stride == 0))
+    counted = counter.get_total_flops() / 2 + gates_of_other_steps(attention, context)
     assert counted == pytest.approx(attention.multiply_adds(context), rel=1e-4)
