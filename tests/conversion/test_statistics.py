@@ -83,6 +83,8 @@ def test_predicted_errors_are_those_of_every_rank(method: Any) -> None:
     metric = torch.block_diag(*(block @ block.mT for block in blocks))
     found = project(method, moment, metric, content, weights)
     torch.testing.assert_close(found.up @ found.down, torch.eye(size, dtype=torch.float64))
+    apart = project(method, moment, metric, content, weights, [content, 0, size - content])
+    torch.testing.assert_close(apart.errors, found.errors, rtol=1e-9, atol=1e-9 * float(found.errors[0]))
     for rank in range(size + 1):
         rest = torch.eye(size, dtype=torch.float64) - found.up[:, :rank] @ found.down[:rank]
         want = (metric * (rest @ moment @ rest.mT)).sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -72,7 +73,9 @@ def content_map(found: Statistics, mixing: Mixing) -> Tensor:
     return torch.block_diag(mixing.content, torch.eye(found.groups * found.width, dtype=torch.float64))
 
 
-def project(method: Latent, moment: Tensor, metric: Tensor, content: int, weights: Tensor) -> Projection:
+def project(
+    method: Latent, moment: Tensor, metric: Tensor, content: int, weights: Tensor, blocks: Sequence[int] | None = None
+) -> Projection:
     """The projection of a method, of full rank: its first r rows and columns are the best of rank r.
 
     Args:
@@ -83,14 +86,14 @@ def project(method: Latent, moment: Tensor, metric: Tensor, content: int, weight
         metric: of outputs, (n, n).
         content: components of y that are keys; the others are values.
         weights: the matrix W_y that makes y of inputs, (n, d).
+        blocks: sizes of the metric's diagonal blocks, outside of which it is zero, so that its root is theirs; None:
+            it is one block.
     """
     size = len(moment)
     if method == "output_aware":
         scale = metric.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
         scaled = metric / scale + RIDGE * torch.eye(size, dtype=torch.float64)
-        apart = not bool(metric[:content, content:].any())  # then the roots are those of two blocks
-        parts = (slice(content), slice(content, None)) if apart else (slice(None),)
-        roots = [_roots(scaled[part, part]) for part in parts]
+        roots = [_roots(part) for part in _diagonal(scaled, [size] if blocks is None else blocks)]
         half, inverse = (torch.block_diag(*side) for side in zip(*roots, strict=True))
         target = moment
     else:
@@ -103,6 +106,15 @@ def project(method: Latent, moment: Tensor, metric: Tensor, content: int, weight
     values, vectors = (found.flip(-1) for found in torch.linalg.eigh(half @ target @ half))
     down, up = vectors.mT @ half, inverse @ vectors
     return Projection(down, up, _errors(moment, metric, down, up, values if target is moment else None))
+
+
+def _diagonal(matrix: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
+    """The blocks along the diagonal; those of no size are left out."""
+    start = 0
+    for size in sizes:
+        if size:
+            yield matrix[start : start + size, start : start + size]
+        start += size
 
 
 def _errors(moment: Tensor, metric: Tensor, down: Tensor, up: Tensor, values: Tensor | None) -> Tensor:

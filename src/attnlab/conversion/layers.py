@@ -30,9 +30,10 @@ from attnlab.runs.progress import progress
 
 log = logging.getLogger(__name__)
 BATCH = 4  # windows at a time
-SURVEYED = 4  # of so many windows one passes through the original first
+SURVEYED = 8  # of so many windows one passes through the original first
+ATTENDED = 2  # of so many batches one is read with its attention weights
 TINY = torch.finfo(torch.float64).tiny
-MEASURED = 8  # batches on which the error of a layer's output is measured
+MEASURED = 4  # batches on which the error of a layer's output is measured
 
 
 @torch.no_grad()
@@ -128,7 +129,7 @@ def _surveyed(place: Path | None, key: str) -> Survey | None:
 
 
 def _collected(attention: MHA, inputs: Iterable[Tensor], number: int) -> Statistics:
-    found = collect(attention, inputs)
+    found = collect(attention, inputs, ATTENDED)
     if not found.moment.isfinite().all() or not found.of_query.isfinite().all():
         raise DataError(
             f"the calibration texts give queries, keys or values that are not finite in layer {number}; check the "

@@ -271,7 +271,8 @@ class ToMLA(Conversion):
         weights = torch.cat((attention.key.weight, attention.value.weight)).detach().double()
         output = attention.out.weight.detach().double().unflatten(1, (found.heads, -1)).movedim(1, 0)
         metric = metric_of(found, mixing, output)
-        projection = project(self.latent, moment, metric, len(mixing.content), change @ weights)
+        content, blocks = len(mixing.content), [len(mixing.content), *[found.width] * found.groups]
+        projection = project(self.latent, moment, metric, content, change @ weights, blocks)
         rank = min(rank, len(moment))
         return Split(mixing, projection, rank, mixing.lost + float(projection.errors[rank]))
 

@@ -31,6 +31,7 @@ class Statistics:
 
     Attributes:
         tokens: how many positions were seen.
+        attended: how many of these were seen with their queries and attention weights.
         moment: E [k; v] [k; v]^T, keys before rotation, (2 G D, 2 G D).
         mean: E [k; v], (2 G D,).
         of_query: E w q q^T of each head, (H, D, D), with the weights w of `weighted`.
@@ -46,6 +47,7 @@ class Statistics:
     width: int
     pairs: int
     tokens: int = 0
+    attended: int = 0
     moment: Tensor = field(init=False)
     mean: Tensor = field(init=False)
     of_query: Tensor = field(init=False)
@@ -64,8 +66,11 @@ class Statistics:
     def finished(self) -> Statistics:
         """The same as means."""
         found = Statistics(self.heads, self.groups, self.width, self.pairs, self.tokens)
-        for name in ("moment", "mean", "of_query", "energy", "spread", "turn"):
+        found.attended = self.attended
+        for name in ("moment", "mean"):
             setattr(found, name, getattr(self, name) / self.tokens)
+        for name in ("of_query", "energy", "spread", "turn"):
+            setattr(found, name, getattr(self, name) / self.attended)
         return found
 
     @property
@@ -103,12 +108,13 @@ def complex_pairs(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def collect(attention: MHA, inputs: Iterable[Tensor]) -> Statistics:
+def collect(attention: MHA, inputs: Iterable[Tensor], every: int = 1) -> Statistics:
     """The statistics of an attention layer.
 
     Args:
         attention: multi-head or grouped-query attention, as it was trained.
         inputs: what enters it, batches (B, T, d); each row is a text of its own.
+        every: of so many batches one is read for what needs queries or attention weights, which takes longest.
 
     Returns:
         Means over all positions.
@@ -118,18 +124,21 @@ def collect(attention: MHA, inputs: Iterable[Tensor]) -> Statistics:
     theta = frequencies_of(attention)
     output = attention.out.weight.double().unflatten(1, (attention.num_heads, -1)).movedim(1, 0)  # (H, d, D)
     metric = output.mT @ output  # W_o^T W_o of each head, (H, D, D)
-    for x in inputs:
-        _add(found, attention, x, theta, metric)
+    for number, x in enumerate(inputs):
+        _add(found, attention, x, theta, metric, number % every == 0)
     return found.finished()
 
 
-def _add(found: Statistics, a: MHA, x: Tensor, theta: Tensor, metric: Tensor) -> None:
-    query, key = a.query_norm(a._heads(x, a.query)), a.key_norm(a._heads(x, a.key))  # (B, H or G, T, D), not rotated
-    value = a._heads(x, a.value)
+def _add(found: Statistics, a: MHA, x: Tensor, theta: Tensor, metric: Tensor, attended: bool) -> None:
+    key, value = a.key_norm(a._heads(x, a.key)), a._heads(x, a.value)  # (B, G, T, D), not rotated
     found.tokens += x.shape[0] * x.shape[1]
     both = torch.cat((key, value), 1).transpose(1, 2).flatten(2).flatten(0, 1).double()
     found.moment += both.mT @ both
     found.mean += both.sum(0)
+    if not attended:
+        return
+    found.attended += x.shape[0] * x.shape[1]
+    query = a.query_norm(a._heads(x, a.query))  # (B, H, T, D)
     cos, sin = a.rotary_table(x.shape[1], x)
     angles = cos[None], sin[None]
     weight, total, lags = _attended(a, a._rotated(query, angles), a._rotated(key, angles), value, metric)

@@ -312,6 +312,7 @@ def converted(
 ) -> tuple[Decoder, list[Layer], dict[str, Any], Path]:
     """A converted copy of a decoder, its layers, the record's section `conversion`, and where the layers are stored.
 
+    The copy shares the decoder's weights where no training changes them.
     Finished layers are stored in the cache, so that the same command continues an interrupted conversion.
 
     Args:
@@ -322,7 +323,10 @@ def converted(
     """
     target = target_of(cfg)
     assert target is not None
-    copied = copy.deepcopy(decoder).eval()
+    trained = cfg.mode != "convert" and (target.healing.trained == "all" or cfg.hardware.strategy == "fsdp")
+    shared = [attention.parameters() for attention in decoder.attentions] if trained else [decoder.parameters()]
+    memo: dict[int, Any] = {id(parameter): parameter for parameters in shared for parameter in parameters}
+    copied = copy.deepcopy(decoder, memo).eval()  # weights that no training changes are held once
     texts = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
     what = [target.name, repr(replace(target, healing=Healing())), str(cfg.task.weights), cfg.seed, texts]
     folder = Path(cfg.cache_dir).expanduser() / STORED / digest(what)[:24]
