@@ -87,6 +87,8 @@ def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.Mo
             OmegaConf.save(compose(f"task={task}", f"{group}={mechanism}"), Path(value) / "config.yaml")
         if key == "model" and value.startswith("outputs/"):
             Path(value).mkdir(parents=True)
+        elif key == "model" and value.startswith("experiments/"):
+            Path("experiments").symlink_to(ROOT / "experiments")
         elif key == "model" and value.endswith(".pth"):
             torch.save({}, value)
     plan = check([quoted(word) for word in words], load, configured)

@@ -42,7 +42,10 @@ def rows(cfg: DictConfig) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return compare(cfg, instantiate(cfg.bench), CPU, lambda n: None, lambda what, n: None)
 
 
-@pytest.mark.parametrize(("words", "smaller"), [(("convert=mla",), 4.0), (("convert=mtla", "stride=2"), None)])
+@pytest.mark.parametrize(
+    ("words", "smaller"),
+    [(("convert=mla",), 4.0), pytest.param(("convert=mtla", "stride=2"), None, marks=pytest.mark.slow)],
+)
 def test_decoding_and_reading_beside_the_original(
     words: tuple[str, ...], smaller: float | None, tmp_path: Path
 ) -> None:

@@ -362,7 +362,7 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
         starting = [name for name, text in texts.items() if "${model}" in text or DECODERS in text]
         raise ConfigError(
             f"model={cfg.model}: task={choices.task} trains from random weights; pretrained ones are for "
-            f"task={' and task='.join(starting)}"
+            f"task={', '.join(starting)}"
         )
     if cfg.model is not None:
         check_model(cfg.model, cfg.task.model._target_)

@@ -164,7 +164,10 @@ def test_mode_compress_with_calibration_images_and_a_budget(start: Start, tmp_pa
         ("task=imagenet mode=compress", "mode=compress needs compress=<method>, one of cp_slimatt, "),
         ("task=imagenet compress=irratt compress.vo_rank=0", "compress.vo_rank=0: expected int >= 1 or null"),
         ("task=mustc mode=compress", "mode=compress: task=mustc has no such mode; it has train, "),
-        ("task=mustc model=x", "model=x: task=mustc trains from random weights; pretrained ones are for task=imagenet"),
+        (
+            "task=mustc model=x",
+            "model=x: task=mustc trains from random weights; pretrained ones are for task=fineweb_edu,",
+        ),
         ("task=imagenet task.model.checkpoint=x", "task.model.checkpoint was removed: write model=..., a local file"),
     ],
 )

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,7 @@ def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: P
         assert torch.allclose(both[0](ids).logits, both[1](ids).logits, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_fewer_heads_are_written_as_the_same_family(start: Start, tmp_path: Path) -> None:
     """Which other programs read without code of the folder."""
     from transformers import AutoModelForCausalLM
@@ -364,10 +366,11 @@ def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) ->
     (tmp_path / "one.txt").write_text(own[:9000])
     cases = [(held_out, "that is the test split"), (copied, "text of the test split"), (short, "9 tokens, less than")]
     cases += [(among, "has text of the test split"), (tmp_path / "one.txt", "")]
+    own_text = target_of(cfg)
+    assert own_text is not None
     for file, said in cases:
-        words = [f"convert.calibration.file='{file}'", "convert.calibration.tokens=8000"]
-        target = target_of(start("convert=mla", *words)[0])
-        assert target is not None
+        settings = replace(own_text.calibration, file=str(file), tokens=8000)
+        target = replace(own_text, calibration=settings)
         if not said:
             assert calibration_tokens(target, data)[0].numel() == 8000
             continue

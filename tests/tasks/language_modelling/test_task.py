@@ -212,7 +212,7 @@ def test_token_shards_train(start: Start, tmp_path: Path, pieces: tuple[Path, di
         train.run(cfg, record, tmp_path / "foreign")
 
 
-@pytest.mark.parametrize("limit", [64, 32])
+@pytest.mark.parametrize("limit", [pytest.param(64, marks=pytest.mark.slow), 32])
 def test_resuming_equals_not_stopping(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
