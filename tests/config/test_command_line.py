@@ -257,6 +257,17 @@ def test_a_knob_feeds_one_place_or_is_refused(attention: str, knob: str) -> None
     assert OmegaConf.select(compose(f"attention={attention}"), path) != 12
 
 
+def test_settings_of_an_option_that_is_swept() -> None:
+    """Hydra composes a sweep as a whole with the default option, which has no such key: it gets sweeps of one value."""
+    words = ["task=reasoning", "seed=1", "compress=laser,tensorllm", "compress.layers=[0]"]
+    with pytest.raises(ConfigError, match="compress.matrices=.*expected a list, each q or k or v or o"):
+        check(["-m", *words, "compress.matrices=[attn]"])  # laser's alone
+    plan = check(["-m", *words, "compress.keep=0.5"])
+    assert [(job.compress.keep, list(job.compress.layers)) for job in plan.jobs] == [(0.5, [0])] * 2
+    assert {"compress.keep=choice(0.5)", "compress.layers=choice([0])", "seed=1"} <= set(plan.arguments)
+    assert plan.swept == ("compress",)
+
+
 def test_a_multirun_is_checked_job_by_job() -> None:
     plan = check(["-m", "attention=glob(m?a)", "seed=range(1,3)"])
     assert plan.multirun

@@ -119,7 +119,9 @@ def check(arguments: Sequence[str], load: Loader | None = None, complete: Comple
             jobs = _jobs(overrides, swept) if swept else [options.overrides]
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
-        every = {str(override.input_line) for override in swept}
+        groups = tuple(f"{override.key_or_group}." for override in swept)
+        within = {str(override.input_line) for override in overrides if str(override.key_or_group).startswith(groups)}
+        every = within | {str(override.input_line) for override in swept}
         loaded = [load(composer, job) if load else None for job in jobs]
         of_hydra = [text for text in options.overrides if text.startswith("hydra.")]
         pairs = list(zip(loaded, jobs, strict=True))
@@ -152,13 +154,24 @@ def check(arguments: Sequence[str], load: Loader | None = None, complete: Comple
         if first and "hydra.sweep.subdir" not in keys and any(one and one.choices != first.choices for one in loaded):
             chosen.append(SUBDIR if any(text.startswith("task=") for text in chosen) else NUMBERED)
         searches = any(override.key_or_group == SWEEPER and override.value() != "basic" for override in overrides)
-        given = [*spelled(stack.plain(arguments)), *chosen, *stack.added(fixed, [*keys, *chosen])]
         several = tuple(str(override.key_or_group) for override in swept)
+        alone = within - {str(override.input_line) for override in swept}
+        given = [_as_a_sweep(text) if text in alone else text for text in spelled(stack.plain(arguments))]
+        given = [*given, *chosen, *stack.added(fixed, [*keys, *chosen])]
         return Plan(fixed, multirun, sweep, given, keeps, searches, several)
     quoted = first.directory.replace("'", "\\'")
     where = [] if "hydra.run.dir" in keys else [f"hydra.run.dir='{quoted}'"]
     flags = [f"--config-dir={options.config_dir}"] if options.config_dir else []
     return Plan(fixed, multirun, sweep, [*flags, *of_hydra, *where], keeps)
+
+
+def _as_a_sweep(text: str) -> str:
+    """A setting of an option that is swept, `compress.keep=0.5`, as a sweep of one value.
+
+    Hydra composes a sweep as a whole without what is swept, and the default option need not have the key.
+    """
+    key, _, value = text.partition("=")
+    return f"{key}=choice({value})" if value else text
 
 
 def _shared(loaded: Sequence[Job | None]) -> list[str]:
