@@ -27,10 +27,11 @@ from omegaconf import DictConfig
 
 from attnlab.config import stack
 from attnlab.config.build import CONF
-from attnlab.config.check import SWEEPER, Plan, check
+from attnlab.config.check import Plan, check
 from attnlab.config.compose import one_line
 from attnlab.config.listing import help_text, listing
 from attnlab.config.spelling import spelled
+from attnlab.config.sweeps import SWEEPER
 from attnlab.errors import AttnlabError, ConfigError, TrainingError
 from attnlab.runs import job, multirun
 from attnlab.runs.loading import load

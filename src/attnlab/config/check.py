@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra import initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,10 +28,10 @@ from attnlab.config.rules import check_relations
 from attnlab.config.schema import constant, siblings, signature
 from attnlab.config.settings import MODES, OPEN, SCHEMAS, modes_of_every_task, owner, read_by
 from attnlab.config.spelling import spelled
+from attnlab.config.sweeps import as_a_sweep, jobs_of, of_options, searches
 from attnlab.config.targets import check_hydra, check_targets
 from attnlab.errors import ConfigError
 
-SWEEPER = "hydra/sweeper"
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
 NOT_FILES = ("prompt", "format", "input", "output")  # of the keys that only some modes read: they need not exist
@@ -116,11 +114,10 @@ def check(arguments: Sequence[str], load: Loader | None = None, complete: Comple
         if swept and not multirun:
             raise ConfigError(f"{swept[0].input_line}: several values need -m; quote the value if it is one text")
         try:
-            jobs = _jobs(overrides, swept) if swept else [options.overrides]
+            jobs = jobs_of(overrides, swept) if swept else [options.overrides]
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
-        groups = tuple(f"{override.key_or_group}." for override in swept)
-        within = {str(override.input_line) for override in overrides if str(override.key_or_group).startswith(groups)}
+        within = of_options(overrides, swept)
         every = within | {str(override.input_line) for override in swept}
         loaded = [load(composer, job) if load else None for job in jobs]
         of_hydra = [text for text in options.overrides if text.startswith("hydra.")]
@@ -153,25 +150,14 @@ def check(arguments: Sequence[str], load: Loader | None = None, complete: Comple
         chosen = [text for text in _shared(loaded) if text.partition("=")[0] not in keys]
         if first and "hydra.sweep.subdir" not in keys and any(one and one.choices != first.choices for one in loaded):
             chosen.append(SUBDIR if any(text.startswith("task=") for text in chosen) else NUMBERED)
-        searches = any(override.key_or_group == SWEEPER and override.value() != "basic" for override in overrides)
         several = tuple(str(override.key_or_group) for override in swept)
-        alone = within - {str(override.input_line) for override in swept}
-        given = [_as_a_sweep(text) if text in alone else text for text in spelled(stack.plain(arguments))]
+        given = [as_a_sweep(text) if text in within else text for text in spelled(stack.plain(arguments))]
         given = [*given, *chosen, *stack.added(fixed, [*keys, *chosen])]
-        return Plan(fixed, multirun, sweep, given, keeps, searches, several)
+        return Plan(fixed, multirun, sweep, given, keeps, searches(overrides), several)
     quoted = first.directory.replace("'", "\\'")
     where = [] if "hydra.run.dir" in keys else [f"hydra.run.dir='{quoted}'"]
     flags = [f"--config-dir={options.config_dir}"] if options.config_dir else []
     return Plan(fixed, multirun, sweep, [*flags, *of_hydra, *where], keeps)
-
-
-def _as_a_sweep(text: str) -> str:
-    """A setting of an option that is swept, `compress.keep=0.5`, as a sweep of one value.
-
-    Hydra composes a sweep as a whole without what is swept, and the default option need not have the key.
-    """
-    key, _, value = text.partition("=")
-    return f"{key}=choice({value})" if value else text
 
 
 def _shared(loaded: Sequence[Job | None]) -> list[str]:
@@ -181,26 +167,6 @@ def _shared(loaded: Sequence[Job | None]) -> list[str]:
     """
     first = loaded[0].choices if loaded[0] else []
     return [text for text in first if all(one is not None and text in one.choices for one in loaded)]
-
-
-def _jobs(overrides: list[Override], swept: list[Override]) -> list[list[str]]:
-    """The command lines to check: every job of Hydra's own sweeper; of another one, the ends of each search space."""
-    fixed = [override for override in overrides if override not in swept]
-    chosen = {str(override.key_or_group): override.value() for override in fixed}
-    if chosen.get(SWEEPER, "basic") == "basic":
-        jobs: list[list[str]] = BasicSweeper.split_arguments(overrides, None)[0]
-        return jobs
-    if "hydra.sweeper.direction" not in chosen:
-        raise ConfigError(
-            f"{SWEEPER}={chosen[SWEEPER]}: give hydra.sweeper.direction=maximize or minimize; a job's value is the "
-            "validation metric by which its task chooses checkpoints"
-        )
-    spaces = {str(override.key_or_group): _ends(override) for override in swept}
-    first = {key: values[0] for key, values in spaces.items()}
-    lines = [first | {key: value} for key, values in spaces.items() for value in values]
-    return [
-        [*(str(one.input_line) for one in fixed), *(f"{key}={value}" for key, value in line.items())] for line in lines
-    ]
 
 
 def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
@@ -240,16 +206,6 @@ def _check_folder(job: DictConfig, composed: DictConfig, given: Sequence[str]) -
             f"{FOLDER}={folder}: a file of the configuration names this folder, and tasks can bring code; if the "
             f"folder is yours, give {FOLDER}=<folder> on the command line, or {FOLDER}=null for the harness's own tasks"
         )
-
-
-def _ends(override: Override) -> list[str]:
-    """The values of a search space that are checked: every choice, or the ends of a range."""
-    space = override.value()
-    if isinstance(space, IntervalSweep):
-        return [str(space.start), str(space.end)]
-    if isinstance(space, RangeSweep):
-        return [str(space.start), str(space.stop)]
-    return list(override.sweep_string_iterator())
 
 
 def compose(*overrides: str) -> DictConfig:
