@@ -137,12 +137,12 @@ def test_a_refitted_output_is_nearer() -> None:
     mla = ToMLA(keep=0.25).convert(attention, found, lambda: [x]).attention
     want = attention(x)
     before = (mla(x) - want).square().sum()
-    refit(mla, attention, lambda: [x])
+    refit(mla, [(x, want)])
     assert (mla(x) - want).square().sum() < 0.99 * before
     weight = attention.out.weight.clone()
     biased = copy.deepcopy(attention)
     biased.out.bias = torch.nn.Parameter(torch.zeros(attention.d_model, dtype=torch.float64))
-    refit(biased, attention, lambda: [x])
+    refit(biased, [(x, want)])
     assert error(biased.out.weight, weight) < 1e-12
 
 

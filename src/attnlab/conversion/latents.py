@@ -59,8 +59,11 @@ def moment_of(found: Statistics, mixing: Mixing, centred: bool) -> Tensor:
         mixing: which components are content.
         centred: whether the mean is taken away.
     """
-    change = content_map(found, mixing)
-    return change @ (found.covariance() if centred else found.moment) @ change.mT
+    whole, content = found.covariance() if centred else found.moment, mixing.content
+    size = content.shape[1]
+    keys = content @ whole[:size]
+    upper = torch.cat((keys[:, :size] @ content.mT, keys[:, size:]), 1)
+    return torch.cat((upper, torch.cat((keys[:, size:].mT, whole[size:, size:]), 1)))
 
 
 def content_map(found: Statistics, mixing: Mixing) -> Tensor:
@@ -74,7 +77,12 @@ def content_map(found: Statistics, mixing: Mixing) -> Tensor:
 
 
 def project(
-    method: Latent, moment: Tensor, metric: Tensor, content: int, weights: Tensor, blocks: Sequence[int] | None = None
+    method: Latent,
+    moment: Tensor,
+    metric: Tensor,
+    content: int,
+    weights: Tensor | None = None,
+    blocks: Sequence[int] | None = None,
 ) -> Projection:
     """The projection of a method, of full rank: its first r rows and columns are the best of rank r.
 
@@ -85,7 +93,7 @@ def project(
         moment: second moments of y, (n, n).
         metric: of outputs, (n, n).
         content: components of y that are keys; the others are values.
-        weights: the matrix W_y that makes y of inputs, (n, d).
+        weights: the matrix W_y that makes y of inputs, (n, d); only "weights" reads it.
         blocks: sizes of the metric's diagonal blocks, outside of which it is zero, so that its root is theirs; None:
             it is one block.
     """
@@ -102,7 +110,10 @@ def project(
             energies = moment.diagonal()
             diagonal[:content] = (energies[content:].mean() / energies[:content].mean()).sqrt()
         half, inverse = torch.diag(diagonal), torch.diag(1 / diagonal)
-        target = weights @ weights.mT if method == "weights" else moment
+        target = moment
+        if method == "weights":
+            assert weights is not None
+            target = weights @ weights.mT
     values, vectors = (found.flip(-1) for found in torch.linalg.eigh(half @ target @ half))
     down, up = vectors.mT @ half, inverse @ vectors
     return Projection(down, up, _errors(moment, metric, down, up, values if target is moment else None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from attnlab.conversion.budget import Plan, Survey
 from attnlab.conversion.refit import refit, spaced
 from attnlab.conversion.settings import Healing
 from attnlab.conversion.statistics import Statistics, collect
+from attnlab.conversion.texts import Texts
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
 from attnlab.runs.cache import digest
@@ -29,7 +30,8 @@ from attnlab.runs.files import write_bytes
 from attnlab.runs.progress import progress
 
 log = logging.getLogger(__name__)
-BATCH = 4  # windows at a time
+BATCH = 4  # windows that are chosen together
+PIECE = 2  # windows computed at a time: twice as many take twice the memory, and no less time
 SURVEYED = 8  # of so many windows one passes through the original first
 ATTENDED = 2  # of so many batches one is read with its attention weights
 TINY = torch.finfo(torch.float64).tiny
@@ -41,14 +43,16 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
     """Replace the attention of every layer.
 
     The texts pass through the model once: a layer's inputs come from the converted layers before it, so that it can
-    make up for their errors. Besides the weights, the inputs of one layer are held, and sums of one layer. Where layers
-    share a budget, a part of the texts passes through the original first, and a table of errors is kept of each layer.
+    make up for their errors. The inputs of one layer are held in a file; memory holds the weights, one batch and sums
+    of one layer. Where layers share a budget, a part of the texts passes through the original first, and a table of
+    errors is kept of each layer.
 
     Args:
         decoder: in eval mode; it is changed.
         target: what each attention becomes.
         tokens: calibration texts, (windows, positions).
-        folder: keeps finished layers, so that an interrupted conversion continues; None: nothing is kept.
+        folder: keeps finished layers, so that an interrupted conversion continues; None: nothing is kept, and the
+            layers' inputs are in the system's folder for temporary files.
 
     Returns:
         The converted layers, with their errors in `about`.
@@ -56,17 +60,16 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
     Raises:
         ConfigError: a layer cannot be converted; nothing is changed if the settings alone tell.
         DataError: the texts give values that are not finite.
+        WriteError: the disk is full, for example.
     """
-    originals = decoder.attentions
-    for attention in originals:
+    for attention in decoder.attentions:
         target.refuse(attention)
         assert isinstance(attention, MHA)
         target.planned(attention)
     key = _key(decoder, target, tokens) if folder is not None else ""
     plans = _plans(decoder, target, tokens, folder, key)
-    hidden = [decoder.embed(rows, 0) for rows in tokens.split(BATCH)]
-    found = []
-    with progress("converting layers", len(originals)) as advance:
+    found, last = [], len(decoder.blocks) - 1
+    with Texts(decoder, tokens, folder, BATCH, PIECE) as texts, progress("converting layers", last + 1) as advance:
         for number, block in enumerate(decoder.blocks):
             attention = block.attention
             assert isinstance(attention, MHA)
@@ -74,12 +77,11 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
             layer = _stored(place, key)
             new = layer is None
             if layer is None:
-                layer = _layer(block, attention, target, hidden, plans[number], number)
+                layer = _layer(block, attention, target, texts, plans[number], number)
             block.attention = layer.attention.to(attention.out.weight).train(attention.training)
-            measured = OutputError(attention, block.attention)
-            for i, x in enumerate(hidden):  # of the last layer, only what is measured
-                if number + 1 < len(originals) or i < MEASURED:
-                    hidden[i] = block(x, measured if new and i < MEASURED else block.attention)
+            measured = OutputError(texts, attention)
+            if number < last or new:  # of the last layer, only what is measured
+                texts.enter(block, texts.first(MEASURED) if number == last else None, measured if new else None)
             if new:
                 layer = replace(layer, about=layer.about | {"output_error": measured.share})
                 if place is not None:
@@ -96,21 +98,24 @@ def _plans(
     attentions = [attention for attention in decoder.attentions if isinstance(attention, MHA)]
     if not target.looks_ahead(attentions[0]):
         return [None] * len(attentions)
-    hidden = [decoder.embed(rows, 0) for rows in tokens[::SURVEYED].split(BATCH)]
-    surveys = []
-    with progress("surveying layers", len(attentions)) as advance:
+    surveys, last = [], len(attentions) - 1
+    with (
+        Texts(decoder, tokens[::SURVEYED], folder, BATCH, PIECE) as texts,
+        progress("surveying layers", last + 1) as advance,
+    ):
         for number, (block, attention) in enumerate(zip(decoder.blocks, attentions, strict=True)):
             place = None if folder is None else folder / f"survey-{number:03}.safetensors"
             found = _surveyed(place, key)
             if found is None:
-                statistics = _collected(attention, map(block.attention_norm, hidden), number)
-                energy = sum(float(x.double().square().sum()) for x in hidden) / statistics.tokens
-                found = replace(target.survey(attention, statistics), weight=1 / max(energy, TINY))
+                statistics = _collected(attention, block, texts, number)
+                energy = sum(float(texts.hidden[i].double().square().sum()) for i in texts.some())
+                weight = 1 / max(energy / statistics.tokens, TINY)
+                found = replace(target.survey(attention, statistics), weight=weight)
                 if place is not None:
                     write_bytes(place, save(found.tensors(), {"key": key}))
             surveys.append(found)
-            for i, x in enumerate(hidden if number + 1 < len(attentions) else ()):
-                hidden[i] = block(x, attention)
+            if number < last:
+                texts.enter(block)
             advance(1)
     return target.plans(attentions, surveys)
 
@@ -128,8 +133,14 @@ def _surveyed(place: Path | None, key: str) -> Survey | None:
         return None
 
 
-def _collected(attention: MHA, inputs: Iterable[Tensor], number: int) -> Statistics:
-    found = collect(attention, inputs, ATTENDED)
+def _collected(
+    attention: MHA,
+    block: DecoderBlock,
+    texts: Texts,
+    number: int,
+    seen: Callable[[int, Tensor], None] | None = None,
+) -> Statistics:
+    found = collect(attention, texts.inputs(block), texts.some(ATTENDED), seen)
     if not found.moment.isfinite().all() or not found.of_query.isfinite().all():
         raise DataError(
             f"the calibration texts give queries, keys or values that are not finite in layer {number}; check the "
@@ -139,38 +150,55 @@ def _collected(attention: MHA, inputs: Iterable[Tensor], number: int) -> Statist
 
 
 def _layer(
-    block: DecoderBlock, attention: MHA, target: Conversion, hidden: list[Tensor], plan: Plan | None, number: int
+    block: DecoderBlock, attention: MHA, target: Conversion, texts: Texts, plan: Plan | None, number: int
 ) -> Layer:
-    def inputs() -> Iterable[Tensor]:
-        return map(block.attention_norm, hidden)
+    part = texts.some(spaced(texts.positions, attention.out.in_features)) if target.refits else []
+    again = {*part, *texts.first(MEASURED)}
 
-    layer = target.convert(attention, _collected(attention, inputs(), number), inputs, plan)
+    def seen(i: int, heads: Tensor) -> None:
+        if i in again:
+            texts.originals[i] = heads
+
+    def refitted(i: int, heads: Tensor) -> None:
+        texts.outputs[part[i]] = heads
+
+    statistics = _collected(attention, block, texts, number, seen)
+    layer = target.convert(attention, statistics, lambda: texts.inputs(block), plan)
     if target.refits:
-        part = hidden[:: spaced(sum(x.shape[0] * x.shape[1] for x in hidden), attention.out.in_features)]
-        refit(layer.attention, attention, lambda: map(block.attention_norm, part))
+        inputs = zip(part, texts.inputs(block, part), strict=True)
+        pairs = ((x, texts.original(i, x, attention)) for i, x in inputs)
+        refit(layer.attention, pairs, refitted)
     return layer
 
 
 class OutputError:
-    """A converted attention, (B, T, d) -> (B, T, d), that measures how far its outputs are from the original's.
+    """How far the outputs of a converted attention are from the original's, on the first batches.
 
     Args:
+        texts: on their way through the layer.
         original: what it is compared with.
-        converted: what is computed.
     """
 
-    def __init__(self, original: Attention, converted: Attention) -> None:
-        self.original, self.converted = original, converted
+    def __init__(self, texts: Texts, original: Attention) -> None:
+        self.texts, self.original = texts, original
         self.lost = self.squares = 0.0
         self.count = 0
         self.sums: Tensor | float = 0.0
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out, want = self.converted(x), self.original(x).double().flatten(0, 1)
+    def __call__(self, number: int, x: Tensor, out: Tensor) -> None:
+        """Add a piece of a batch.
+
+        Args:
+            number: of the piece; those of the first :data:`MEASURED` batches count.
+            x: what enters both, (B, T, d).
+            out: what the converted one puts out, (B, T, d).
+        """
+        if number not in self.texts.first(MEASURED):
+            return
+        want = self.texts.original(number, x, self.original).double().flatten(0, 1)
         self.lost += float((out.double().flatten(0, 1) - want).square().sum())
         self.squares += float(want.square().sum())
         self.sums, self.count = self.sums + want.sum(0), self.count + len(want)
-        return out
 
     @property
     def share(self) -> float:
@@ -184,8 +212,8 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
     content = hashlib.sha256()
     for name, value in decoder.state_dict().items():
         content.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
-        content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    content.update(tokens.contiguous().numpy().tobytes())
+        content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy())
+    content.update(tokens.contiguous().numpy())
     settings = repr(replace(target, healing=Healing()))  # which does not change what is converted
     return digest([2, content.hexdigest(), type(target).__name__, settings])
 

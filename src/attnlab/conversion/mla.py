@@ -266,13 +266,14 @@ class ToMLA(Conversion):
             kept: the components that keep their rotation, (G, F) bool; None: the method chooses.
         """
         mixing = mix(found, frequencies_of(attention), self.rotary, rope, kept)
-        change = content_map(found, mixing)
-        moment = moment_of(found, mixing, self.centre)
-        weights = torch.cat((attention.key.weight, attention.value.weight)).detach().double()
+        moment, weights = moment_of(found, mixing, self.centre), None
+        if self.latent == "weights":
+            both = torch.cat((attention.key.weight, attention.value.weight)).detach().double()
+            weights = content_map(found, mixing) @ both
         output = attention.out.weight.detach().double().unflatten(1, (found.heads, -1)).movedim(1, 0)
         metric = metric_of(found, mixing, output)
         content, blocks = len(mixing.content), [len(mixing.content), *[found.width] * found.groups]
-        projection = project(self.latent, moment, metric, content, change @ weights, blocks)
+        projection = project(self.latent, moment, metric, content, weights, blocks)
         rank = min(rank, len(moment))
         return Split(mixing, projection, rank, mixing.lost + float(projection.errors[rank]))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention import MHA, Attention
-from attnlab.conversion.base import Inputs
+from attnlab.attention import Attention
+from attnlab.conversion.statistics import add_products, symmetric
 
 RIDGE = 1e-3  # of the mean variance of what the projection reads
 POSITIONS, FOR_EACH = 16384, 16  # enough for the regression, and for each column that the projection reads
@@ -23,7 +25,9 @@ def spaced(positions: int, width: int) -> int:
 
 
 @torch.no_grad()
-def refit(converted: Attention, attention: MHA, inputs: Inputs) -> None:
+def refit(
+    converted: Attention, pairs: Iterable[tuple[Tensor, Tensor]], seen: Callable[[int, Tensor], None] | None = None
+) -> None:
     """Add to the output projection what a ridge regression finds of the original's output.
 
     With z the heads' outputs of the converted attention, e = original(x) - converted(x), and both around their means:
@@ -32,8 +36,9 @@ def refit(converted: Attention, attention: MHA, inputs: Inputs) -> None:
 
     Args:
         converted: its projection `out`, which has a bias, is changed.
-        attention: the original.
-        inputs: gives the batches that enter both.
+        pairs: batches that enter both, (B, T, d), and what the original puts out, (B, T, d).
+        seen: called with the number of each batch and what the projection reads of it, which the fit does not change;
+            None: nobody.
     """
     out = converted.out
     assert isinstance(out, nn.Linear) and out.bias is not None
@@ -43,16 +48,21 @@ def refit(converted: Attention, attention: MHA, inputs: Inputs) -> None:
     gram = torch.zeros(width, width, dtype=torch.float64)
     cross, sums = gram.new_zeros(width, size), (gram.new_zeros(width), gram.new_zeros(size))
     try:
-        for x in inputs():
+        for number, (x, want) in enumerate(pairs):
+            error = (want - converted(x)).double().flatten(0, -2)
+            (heads,) = read  # it is called once
             read.clear()
-            error = (attention(x) - converted(x)).double().flatten(0, -2)
-            z = read[0].double().flatten(0, -2)
-            gram, cross, count = gram + z.mT @ z, cross + z.mT @ error, count + len(z)
+            if seen is not None:
+                seen(number, heads)
+            z = heads.double().flatten(0, -2)
+            add_products(gram, z)
+            cross.addmm_(z.mT, error)
+            count += len(z)
             sums = sums[0] + z.sum(0), sums[1] + error.sum(0)
     finally:
         handle.remove()
     of_z, of_error = (total / count for total in sums)
-    gram, cross = gram / count - torch.outer(of_z, of_z), cross / count - torch.outer(of_z, of_error)
+    gram, cross = symmetric(gram) / count - torch.outer(of_z, of_z), cross / count - torch.outer(of_z, of_error)
     gram.diagonal().add_(RIDGE * gram.diagonal().mean())
     added = torch.linalg.solve(gram, cross).mT
     out.weight.add_(added)

@@ -7,7 +7,7 @@ components f and f + F is the complex number z[f], which a rotary embedding mult
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from attnlab.attention import MHA, SlidingWindow
 
 QUERIES = 64  # rows of attention weights computed at a time
+BLOCKS = 4  # of the columns of a Gram matrix, of which the upper triangle is computed
 
 
 @dataclass
@@ -67,8 +68,7 @@ class Statistics:
         """The same as means."""
         found = Statistics(self.heads, self.groups, self.width, self.pairs, self.tokens)
         found.attended = self.attended
-        for name in ("moment", "mean"):
-            setattr(found, name, getattr(self, name) / self.tokens)
+        found.moment, found.mean = symmetric(self.moment) / self.tokens, self.mean / self.tokens
         for name in ("of_query", "energy", "spread", "turn"):
             setattr(found, name, getattr(self, name) / self.attended)
         return found
@@ -107,14 +107,44 @@ def complex_pairs(x: Tensor) -> Tensor:
     return torch.complex(real, imaginary)
 
 
+def add_products(sums: Tensor, x: Tensor) -> None:
+    """Add x^T x to a sum, but for blocks below its diagonal, which :func:`symmetric` fills in.
+
+    Args:
+        sums: (n, n).
+        x: rows, (tokens, n).
+    """
+    size = len(sums)
+    bounds = [size * i // BLOCKS for i in range(BLOCKS + 1)]
+    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+        sums[first:last, first:].addmm_(x[:, first:last].mT, x[:, first:])
+
+
+def symmetric(sums: Tensor) -> Tensor:
+    """The whole matrix of what :func:`add_products` summed.
+
+    Args:
+        sums: (n, n).
+    """
+    return sums.triu() + sums.triu(1).mT
+
+
 @torch.no_grad()
-def collect(attention: MHA, inputs: Iterable[Tensor], every: int = 1) -> Statistics:
+def collect(
+    attention: MHA,
+    inputs: Iterable[Tensor],
+    attended: Container[int] | None = None,
+    seen: Callable[[int, Tensor], None] | None = None,
+) -> Statistics:
     """The statistics of an attention layer.
 
     Args:
         attention: multi-head or grouped-query attention, as it was trained.
         inputs: what enters it, batches (B, T, d); each row is a text of its own.
-        every: of so many batches one is read for what needs queries or attention weights, which takes longest.
+        attended: numbers of the batches that are read for what needs queries or attention weights, which takes longest;
+            None: all.
+        seen: called with the number of each such batch and what its output projection reads, (B, T, H D), which is
+            computed anyway; None: nobody.
 
     Returns:
         Means over all positions.
@@ -125,40 +155,44 @@ def collect(attention: MHA, inputs: Iterable[Tensor], every: int = 1) -> Statist
     output = attention.out.weight.double().unflatten(1, (attention.num_heads, -1)).movedim(1, 0)  # (H, d, D)
     metric = output.mT @ output  # W_o^T W_o of each head, (H, D, D)
     for number, x in enumerate(inputs):
-        _add(found, attention, x, theta, metric, number % every == 0)
+        heads = _add(found, attention, x, theta, metric, attended is None or number in attended)
+        if seen is not None and heads is not None:
+            seen(number, heads)
     return found.finished()
 
 
-def _add(found: Statistics, a: MHA, x: Tensor, theta: Tensor, metric: Tensor, attended: bool) -> None:
+def _add(found: Statistics, a: MHA, x: Tensor, theta: Tensor, metric: Tensor, attended: bool) -> Tensor | None:
+    """Add a batch -> what its output projection reads, (B, T, H D); None: it is not `attended`."""
     key, value = a.key_norm(a._heads(x, a.key)), a._heads(x, a.value)  # (B, G, T, D), not rotated
     found.tokens += x.shape[0] * x.shape[1]
     both = torch.cat((key, value), 1).transpose(1, 2).flatten(2).flatten(0, 1).double()
-    found.moment += both.mT @ both
+    add_products(found.moment, both)
     found.mean += both.sum(0)
     if not attended:
-        return
+        return None
     found.attended += x.shape[0] * x.shape[1]
     query = a.query_norm(a._heads(x, a.query))  # (B, H, T, D)
     cos, sin = a.rotary_table(x.shape[1], x)
     angles = cos[None], sin[None]
-    weight, total, lags = _attended(a, a._rotated(query, angles), a._rotated(key, angles), value, metric)
-    raw = query.double().transpose(0, 1).flatten(1, 2)  # (H, B T, D)
-    weights = weight.transpose(0, 1).flatten(1).unsqueeze(-1)
-    found.of_query += (raw * weights).mT @ raw
+    weight, total, lags, heads = _attended(a, a._rotated(query, angles), a._rotated(key, angles), value, metric)
     found.spread += total
-    if found.pairs:
+    for rows, moved in zip(query, weight, strict=True):  # of one text, (H, T, D) and (H, T): float64 is twice as large
+        raw = rows.double()
+        found.of_query += (raw * moved.unsqueeze(-1)).mT @ raw
         squares = raw[..., : a.turned].square().sum(1)  # |q[f]|^2 is a sum of two of them
         found.energy += squares[:, : found.pairs] + squares[:, found.pairs :]
+    if found.pairs:
         turns = -torch.arange(x.shape[1], dtype=torch.float64, device=x.device)[:, None] * theta
         found.turn += torch.complex(lags @ turns.cos(), lags @ turns.sin())
+    return heads.to(x.dtype)
 
 
-def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the attention weights of texts say, of rotated queries (B, H, T, D), rotated keys and values (B, G, T, D).
 
-    -> w of each position, (B, H, T) float64; sum of P_tj^2 of each head, (H,) float64; and the attention weights
-    summed by the distance t - j, (H, T) float64. The heads of a group are rows of one matrix product; of the rows,
-    QUERIES are computed at a time, against the keys that one of them sees.
+    -> w of each position, (B, H, T) float64; sum of P_tj^2 of each head, (H,) float64; the attention weights summed by
+    the distance t - j, (H, T) float64; and the heads' outputs, (B, T, H D). The heads of a group are rows of one matrix
+    product; of the rows, QUERIES are computed at a time, against the keys that one of them sees.
     """
     groups, steps, heads = k.shape[1], k.shape[2], q.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -168,6 +202,7 @@ def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[
     read = torch.cat((v, of_values), -1)
     width, places = v.shape[-1], torch.arange(steps, device=q.device)
     moved, total = [], q.new_zeros(heads, dtype=torch.float64)
+    outputs = v.new_empty(len(q), steps, groups, heads // groups, width)
     lags = q.new_zeros(heads, steps, dtype=torch.float64)
     for first in range(0, steps, QUERIES):
         last = min(first + QUERIES, steps)
@@ -182,6 +217,7 @@ def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[
         square = torch.square(p, out=logits)  # fresh memory takes as long as the squares
         flat = p.flatten(2, 3)
         out = (flat @ v[:, :, begin:last]).unflatten(2, (-1, rows))
+        outputs[:, first:last] = out.movedim(3, 1)
         squared = (square.flatten(2, 3) @ read[:, :, begin:last]).unflatten(2, (-1, rows))
         share = square.sum(-1)
         own = squared[..., width:].diagonal(dim1=2, dim2=4).mT  # of each head its own |W_o v|^2
@@ -195,4 +231,4 @@ def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[
         place = shifted.as_strided((heads, rows, last - begin), (rows * columns, columns - 1, 1), rows - 1)
         place.copy_(p.sum(0).flatten(0, 1))
         lags[:, : last - begin] += shifted.view(heads, rows, columns)[..., : last - begin].sum(1).flip(1)
-    return torch.cat(moved, 2).clamp(min=0).double(), total, lags
+    return torch.cat(moved, 2).clamp(min=0).double(), total, lags, outputs.flatten(2)

@@ -1,0 +1,93 @@
+"""Calibration texts between layers: they are in files, and what is known of them is what would be computed."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnlab.attention import MHA
+from attnlab.conversion import Conversion, ToMLA, ToMTLA, layers
+from attnlab.conversion.scratch import Scratch
+from attnlab.conversion.statistics import add_products, collect, symmetric
+from attnlab.conversion.texts import Texts
+from attnlab.errors import WriteError
+from tests.conversion.models import exact, tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_read_is_what_was_written(dtype: torch.dtype, tmp_path: Path) -> None:
+    held = Scratch(tmp_path / "new")
+    values = {number: torch.randn(2, 3, 4).to(dtype) for number in (5, 0)}
+    for number, value in values.items():
+        held[number] = value.transpose(0, 1)
+    held[5] = values[5] = torch.randn(7, 1).to(dtype)
+    held[0] = values[0]
+    for number, value in values.items():
+        assert number in held and torch.equal(held[number], value)
+    assert not list((tmp_path / "new").iterdir())  # nothing is left of a process that is killed
+    held.clear()
+    assert 5 not in held
+    held[1] = values[0]
+    assert torch.equal(held[1], values[0])
+    held.close()
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    held = Scratch(tmp_path)
+    held._file.close()
+    held._file = Path("/dev/full").open("r+b", buffering=0)  # noqa: SIM115
+    said = rf"^{tmp_path}: cannot be written \(hidden states of the calibration texts: No space .*\); disk full$"
+    with pytest.raises(WriteError, match=said):
+        held[0] = torch.zeros(9)
+    held.close()
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="file: cannot be written"):
+        Scratch(tmp_path / "file")
+
+
+def test_half_of_the_products_is_the_whole_matrix() -> None:
+    torch.manual_seed(0)
+    for size in (1, 3, 9):
+        x = torch.randn(5, size, dtype=torch.float64)
+        sums = torch.zeros(size, size, dtype=torch.float64)
+        for rows in x.split(2):
+            add_products(sums, rows)
+        torch.testing.assert_close(symmetric(sums), x.mT @ x, rtol=1e-13, atol=1e-13)
+
+
+@torch.no_grad()
+def test_heads_that_the_statistics_see_are_the_outputs(tmp_path: Path) -> None:
+    """Also within a window, and only of the batches that are read with attention weights."""
+    for name in ("qwen3", "mistral-window"):
+        decoder = exact(name)
+        block, found = decoder.blocks[0], {}
+        assert isinstance(block.attention, MHA)
+        with Texts(decoder, tokens(5, 11), tmp_path, batch=2, piece=1) as texts:
+            assert texts.some(2) == [0, 1, 4] and list(texts.first(9)) == [0, 1, 2, 3, 4]
+            collect(block.attention, texts.inputs(block), texts.some(2), found.__setitem__)
+            assert sorted(found) == [0, 1, 4]
+            for number, x in zip((1, 4), texts.inputs(block, (1, 4)), strict=True):
+                want = block.attention(x)
+                texts.originals[number] = found[number]
+                torch.testing.assert_close(texts.original(number, x, block.attention), want, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("target", [ToMLA(keep=0.4), ToMTLA(keep=0.4)], ids=lambda target: target.name)
+@torch.no_grad()
+def test_neither_pieces_nor_what_is_known_change_a_conversion(
+    target: Conversion, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = []
+    for known, piece in ((True, 2), (True, 1), (False, 2)):
+        monkeypatch.setattr(layers, "BATCH", 2)
+        monkeypatch.setattr(layers, "PIECE", piece)
+        if not known:  # all is computed again
+            monkeypatch.setattr(Scratch, "__contains__", lambda *_: False)
+        decoder = copy.deepcopy(exact("llama"))
+        converted = layers.convert(decoder, target, tokens(9, 12), tmp_path / str(len(found)))
+        about = torch.tensor([layer.about["output_error"] for layer in converted])
+        found.append((decoder(tokens(2, 12, seed=2)), about))
+    for logits, about in found[1:]:
+        torch.testing.assert_close(logits, found[0][0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(about, found[0][1], rtol=1e-8, atol=1e-12)
