@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from attnlab.attention import MHA
 from attnlab.conversion import Conversion, ToMLA, ToMTLA, layers
@@ -61,7 +62,8 @@ def test_heads_that_the_statistics_see_are_the_outputs(tmp_path: Path) -> None:
     """Also within a window, and only of the batches that are read with attention weights."""
     for name in ("qwen3", "mistral-window"):
         decoder = exact(name)
-        block, found = decoder.blocks[0], {}
+        block = decoder.blocks[0]
+        found: dict[int, Tensor] = {}
         assert isinstance(block.attention, MHA)
         with Texts(decoder, tokens(5, 11), tmp_path, batch=2, piece=1) as texts:
             assert texts.some(2) == [0, 1, 4] and list(texts.first(9)) == [0, 1, 2, 3, 4]
@@ -78,7 +80,7 @@ def test_heads_that_the_statistics_see_are_the_outputs(tmp_path: Path) -> None:
 def test_neither_pieces_nor_what_is_known_change_a_conversion(
     target: Conversion, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found = []
+    found: list[tuple[Tensor, Tensor]] = []
     for known, piece in ((True, 2), (True, 1), (False, 2)):
         monkeypatch.setattr(layers, "BATCH", 2)
         monkeypatch.setattr(layers, "PIECE", piece)

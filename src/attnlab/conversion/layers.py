@@ -212,8 +212,8 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
     content = hashlib.sha256()
     for name, value in decoder.state_dict().items():
         content.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
-        content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy())
-    content.update(tokens.contiguous().numpy())
+        content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    content.update(tokens.contiguous().numpy().data)
     settings = repr(replace(target, healing=Healing()))  # which does not change what is converted
     return digest([2, content.hexdigest(), type(target).__name__, settings])
 

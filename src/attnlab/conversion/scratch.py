@@ -82,4 +82,4 @@ class Scratch:
 
 def _bytes(value: Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
-    return memoryview(value.view(-1).view(torch.uint8).numpy())
+    return value.view(-1).view(torch.uint8).numpy().data
