@@ -79,6 +79,11 @@ def test_an_experiment_that_says_how_a_run_is_scored(run: Path, tmp_path: Path) 
     given = (f"--config-dir={tmp_path / 'own'}", "experiment=how")
     assert use(run, *given).task.evaluation.tasks == ["arc_easy", "piqa"]
     assert use(run, *given, "task.evaluation.tasks=[x]").task.evaluation.tasks == ["x"]
+    file.write_text(file.read_text().replace("wikitext2", "fineweb_edu"))  # it says nothing that depends on the task
+    assert use(run, *given, "mode=evaluate").task.evaluation.tasks == ["arc_easy", "piqa"]
+    file.write_text(file.read_text() + "  score:\n    nothing: 1\n")
+    with pytest.raises(ConfigError, match="task=fineweb_edu: checkpoint= takes the configuration of its run"):
+        use(run, *given)
     file.write_text("task:\n  optimizer:\n    lr: 3.0\n")
     with pytest.raises(ConfigError, match="task.optimizer.lr=3.0: checkpoint= takes the configuration of its run"):
         use(run, *given)

@@ -111,7 +111,7 @@ class MTLA(MLA):
     diagonal is the query's own running sum: s stock causal kernels over T/s slots, merged with that diagonal.
 
     Args:
-        gate_dim: width g of the hyper-network that computes gates; None: a quarter of `latent_dim`.
+        gate_dim: width g of the hyper-network that computes gates; None: a quarter of `latent_dim`, at least 1.
         stride: positions s that are merged into one slot of the cache; 1 merges none, but still gates them.
         Others are those of `MLA`; `latent_dim` must be even.
 
@@ -146,7 +146,7 @@ class MTLA(MLA):
         if self.latent_dim % 2:
             raise ValueError(f"latent_dim must be even for the sinusoid of the gate, not {self.latent_dim}")
         self.stride = stride
-        gate_dim = self.latent_dim // 4 if gate_dim is None else gate_dim
+        gate_dim = max(1, self.latent_dim // 4) if gate_dim is None else gate_dim
         self.gate_slot = nn.Linear(self.latent_dim, gate_dim)  # fc_c, of the slot's position
         self.gate_latent = nn.Linear(self.latent_dim, gate_dim)  # fc_p, of the latent
 

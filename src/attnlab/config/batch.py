@@ -54,10 +54,24 @@ def share_tokens(tokens: int, window: int, limit: int, processes: int) -> Share:
         ConfigError: the update cannot be shared equally; the message names the nearest values that can.
     """
     key = "task.train.batch.tokens"
+    check_tokens(key, tokens, window)
+    return _share(key, tokens // window, window, "windows", limit, processes, paired=False)
+
+
+def check_tokens(key: str, tokens: int, window: int) -> None:
+    """Refuse an update of a language model that is no whole number of windows.
+
+    Args:
+        key: that says how many tokens, for the error.
+        tokens: of an update.
+        window: tokens of a training window.
+
+    Raises:
+        ConfigError: the message names the nearest values that are multiples.
+    """
     if tokens < 1 or tokens % window:
         near = " or ".join(map(str, _multiples(tokens, window)))
         raise ConfigError(f"{key}={tokens}: expected a multiple of task.data.window={window}; nearest: {near}")
-    return _share(key, tokens // window, window, "windows", limit, processes, paired=False)
 
 
 def share_images(images: int, limit: int, processes: int, paired: bool = False) -> Share:

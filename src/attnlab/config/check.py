@@ -21,15 +21,16 @@ from attnlab.config import build as config
 from attnlab.config import stack
 from attnlab.config.batch import check_batch
 from attnlab.config.columns import check_columns
-from attnlab.config.compose import Composer, declared, one_line, require
+from attnlab.config.compose import Composer, one_line
 from attnlab.config.model import check_model, check_weights
 from attnlab.config.nearest import nearest
+from attnlab.config.nodes import check_nodes
 from attnlab.config.rules import check_relations
-from attnlab.config.schema import constant, siblings, signature
-from attnlab.config.settings import MODES, OPEN, SCHEMAS, modes_of_every_task, owner, read_by
+from attnlab.config.schema import constant
+from attnlab.config.settings import MODES, modes_of_every_task, read_by
 from attnlab.config.spelling import spelled
 from attnlab.config.sweeps import as_a_sweep, jobs_of, of_options, searches
-from attnlab.config.targets import check_hydra, check_targets
+from attnlab.config.targets import check_hydra
 from attnlab.errors import ConfigError
 
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
@@ -242,8 +243,7 @@ def check_fixed(cfg: DictConfig) -> None:
     Args:
         cfg: resolved.
     """
-    check_targets(config.written(cfg))
-    _check_nodes(config.written(cfg), "")
+    check_nodes(config.written(cfg))
     check_relations(cfg)
     check_batch(cfg)
 
@@ -372,36 +372,3 @@ def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
         named = [name for name in chosen if not name.endswith("=none")]
         mechanism = " with ".join(named) or chosen[-1]
         raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
-
-
-def _check_nodes(node: object, path: str) -> None:
-    """Check that every `_target_` exists, and that every key of a node is declared and its value fits."""
-    if isinstance(node, list):
-        for i, item in enumerate(node):
-            _check_nodes(item, f"{path}.{i}")
-    if not isinstance(node, dict):
-        return
-    if owner(node, path):
-        _check_node(node, path)
-    for key, child in node.items():
-        _check_nodes(child, f"{path}.{key}" if path else str(key))
-
-
-def _check_node(node: dict[str, object], path: str) -> None:
-    target = owner(node, path)
-    try:
-        found = signature(target)
-    except LookupError as error:
-        hint = nearest(target, siblings(target))
-        raise ConfigError(f"{path}._target_={target}: no such class{hint}") from error
-    is_open = SCHEMAS.get(path) in OPEN or (found is not None and found.open)
-    for key, value in node.items():
-        if found is None or key in ("_target_", "_partial_"):
-            continue
-        here = f"{path}.{key}" if path else key
-        if key not in found.parameters and not is_open:
-            hint = nearest(key, found.parameters)
-            raise ConfigError(f"{here}: {target.rpartition('.')[2]} has no parameter {key!r}{hint}")
-        if not (isinstance(value, dict) and "_target_" in value):
-            for annotation in declared(node, path, key):
-                require(here, annotation, value)

@@ -50,7 +50,7 @@ class Healing:
     steps: Annotated[int, Ge(1)] = 250
     tokens: Annotated[int, Ge(1)] = 2048
     lr: Annotated[float, Gt(0)] = 1e-3
-    warmup: Annotated[int, Ge(0)] = 20
+    warmup: Annotated[int, Ge(1)] = 20
     objective: Annotated[list[Objective], MinLen(1)] | None = None
     share: Annotated[float, Gt(0), Le(1)] = 0.5
     trained: Literal["attention", "all"] = "attention"

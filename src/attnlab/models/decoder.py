@@ -1,6 +1,6 @@
 """Decoders that others have trained, over any attention mechanism: Llama and its like, and GPT-2."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -63,6 +63,11 @@ class DecoderBlock(nn.Module):
         """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
         u = x + self._dropped(attend(self.attention_norm(x)))
         return u + self._dropped(self.mlp(self.mlp_norm(u)))
+
+    def attend(self, h: Tensor) -> Tensor:
+        """The attention alone, in its parallel form, (B, T, d) -> (B, T, d)."""
+        out: Tensor = self.attention(h)
+        return out
 
     def mlp(self, h: Tensor) -> Tensor:
         """(B, T, d) -> (B, T, d)."""
@@ -153,6 +158,14 @@ class Decoder(LanguageModel):
             x = block(x, block.attention)
         normed: Tensor = self.norm(x)
         return normed
+
+    def attended(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The output of each layer's attention on an input of its own, each (B, T, d) -> (B, T, d).
+
+        Args:
+            inputs: of each layer, past its norm.
+        """
+        return [block.attend(x) for block, x in zip(self.blocks, inputs, strict=True)]
 
     def embed(self, tokens: Tensor, start: int) -> Tensor:
         """(B, T) -> (B, T, d): embeddings, of positions `start` on where these are learned."""

@@ -277,7 +277,7 @@ def _exit_code_and_message(
         said = f"interrupted by {name}{_why()}"
         if resumable:
             said += f"; resume={directory} continues the run"
-        elif directory is not None and mode in ("train", "compress"):
+        elif directory is not None and mode in ("train", "convert", "compress"):
             said += "; the same command starts again, with what is complete in the cache"
         return 128 + received[0], said
     if isinstance(error, KeyboardInterrupt):

@@ -327,13 +327,20 @@ class _Loading:
         return OmegaConf.create(own)
 
     def _overlay(self, name: str) -> dict[str, Any]:
-        """The keys that an experiment's file sets; the options of groups that it takes must be the run's."""
+        """The keys that an experiment's file sets; the options of groups that it takes must be the run's.
+
+        Its task need not be, where it sets only how any run of a task of the kind is used: tasks of `mode=evaluate`.
+        """
         overlay = yaml.safe_load(self.composer.text("experiment", name)) or {}
-        for entry in overlay.pop("defaults", []):
+        defaults = overlay.pop("defaults", [])
+        found = dict(_settings(overlay))
+        any_task = bool(found) and all(self._is_free(key) and not walk(self.own, key)[2] for key in found)
+        for entry in defaults:
             for group, option in entry.items() if isinstance(entry, Mapping) else ():
                 group = group.rpartition("/")[2]
-                self._agree(group, option, self.own["choices"].get)
-        return dict(_settings(overlay))
+                if not (any_task and group == "task"):
+                    self._agree(group, option, self.own["choices"].get)
+        return found
 
     def _change(self, cfg: DictConfig, overlays: Mapping[str, Any], overrides: Sequence[Override]) -> list[str]:
         """Set what may be set; the limits of training that were set."""

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -384,6 +385,50 @@ def test_a_damaged_list_of_layers_is_named(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DataError, match=CONVERSION):
             read_nodes(path)
+
+
+def test_damaged_layers_are_named_before_the_corpus_is_read(
+    healed: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Nothing that the file names is imported or called."""
+    (tmp_path / "config.yaml").write_text((healed[0] / "config.yaml").read_text())
+    content = json.loads((healed[0] / CONVERSION).read_text())
+    first, second = content["layers"]
+    cfg, _ = used(tmp_path, "test", f"data_root='{tmp_path}'")  # no corpus
+    path = tmp_path / CONVERSION
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"latent_dim": -8}, "latent_dim=-8"),
+        ({"latent_dim": "a"}, "layer 1: attention.latent_dim=a: expected int"),
+        ({"latent_dim": "${oc.env:HOME}"}, "layer 1: has a reference"),
+        ({"_partial_": True}, "layer 1: has a reference or _partial_"),
+        ({"bias": {"_target_": "os.system", "command": "true"}}, "layer 1: attention.bias._target_=os.system"),
+        ({"foo": 1}, "layer 1: attention.foo: MLA has no parameter 'foo'"),
+        ({"_target_": "attnlab.attention.Nope"}, "layer 1: attention._target_=attnlab.attention.Nope: no such class"),
+        ({"_target_": "attnlab.attention.ops.published.of"}, "layer 1: attention._target_=.*: expected"),
+        ({"d_model": 64}, "layer 1: attention.d_model=64: the model is 32 wide"),
+    ]
+    for layers, said in [([first, second | change], said) for change, said in cases] + [([first], "has 1 layer, and")]:
+        path.write_text(json.dumps(content | {"layers": layers}))
+        with pytest.raises(DataError, match=f"^{re.escape(str(path))}: .*{said}"):
+            LanguageModellingTask(cfg).check(tmp_path)
+    path.write_text(json.dumps(content))
+    LanguageModellingTask(cfg).check(tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match="no such file; expected the layers of the converted model"):
+        LanguageModellingTask(cfg).check(tmp_path)
+
+
+def test_a_file_of_weights_of_a_converted_run_is_used(healed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    cfg, record = used(healed[0] / "checkpoints" / "averaged.safetensors", "test")
+    test.run(cfg, record, tmp_path)
+    assert record["quality"] == healed[1]["quality"]
+
+
+def test_the_keys_of_healing_are_named(start: Start) -> None:
+    with pytest.raises(ConfigError, match="^convert.healing.warmup=0: expected int >= 1"):
+        start("convert=mla", "convert.healing.warmup=0")
+    with pytest.raises(ConfigError, match="^convert.healing.tokens=100: expected a multiple of task.data.window=16"):
+        start("convert=mla", "convert.healing.tokens=100")
 
 
 @pytest.mark.parametrize("objective", ["layers", "logits"])

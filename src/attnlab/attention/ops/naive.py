@@ -155,7 +155,7 @@ def _window(a: SlidingWindow | MLAWindow, x: Tensor, prefix: Tensor | None) -> l
     return [[j for j in range(i + 1) if j < start or i - j < a.window] for i in range(start + len(x))]
 
 
-def _theta(a: MHA | MLA) -> float | Tensor:
+def _theta(a: MHA | MLA | TPA) -> float | Tensor:
     return a.frequencies if a.rope_theta is None else a.rope_theta
 
 
@@ -463,12 +463,12 @@ def _tensor_products(a: TPA, x: Tensor, position: int, turn: Turn) -> list[Tenso
     for source in "qkv":
         total = torch.zeros(a.num_heads, a.head_dim, dtype=x.dtype)
         for r in range(ranks[source]):
-            b = token[source][r] if source == "v" else turn(token[source][r], position, a.rope_theta)
+            b = token[source][r] if source == "v" else turn(token[source][r], position, _theta(a))
             if a.third_dim:
                 b = torch.cat([component * b for component in third[source][r]])  # vec of the outer product
             total = total + torch.outer(head[source][r], b) / ranks[source]
         if source == "q" and isinstance(a, TPAKVOnly):
             blocks = a.query(x).view(a.num_heads, -1, a.turned)
-            total = turn(blocks, position, a.rope_theta).flatten(1)
+            total = turn(blocks, position, _theta(a)).flatten(1)
         found.append(total)
     return found

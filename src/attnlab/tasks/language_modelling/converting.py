@@ -19,8 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from attnlab.attention import MHA, Attention
+from attnlab.config.batch import counted
 from attnlab.config.build import instantiate
 from attnlab.config.model import SAMPLE
+from attnlab.config.nodes import check_nodes
 from attnlab.conversion import Conversion, Healing, Layer
 from attnlab.conversion.layers import convert
 from attnlab.data.text.corpora import Split
@@ -84,16 +86,37 @@ def reshape(decoder: Decoder, nodes: Sequence[Mapping[str, Any]]) -> Decoder:
 
     Args:
         decoder: it is changed.
-        nodes: what builds them.
-
-    Raises:
-        DataError: there are not as many as layers.
+        nodes: what builds them, of each layer.
     """
-    if len(nodes) != len(decoder.blocks):
-        raise DataError(f"{CONVERSION} has {len(nodes)} layers, the model {len(decoder.blocks)}: of another run")
     for block, node in zip(decoder.blocks, nodes, strict=True):
         block.attention = attention_of(node)
     return decoder
+
+
+def restored(decoder: Decoder, path: Path) -> Decoder:
+    """Put the mechanisms that a run has converted, with random weights, in the place of each layer's.
+
+    Args:
+        decoder: it is changed.
+        path: the file that `write_nodes` has written.
+
+    Raises:
+        DataError: the file is damaged, or of another model.
+    """
+    nodes, attentions = read_nodes(path), decoder.attentions
+    if len(nodes) != len(attentions):
+        raise DataError(
+            f"{path}: has {counted(len(nodes), 'layer')}, and the model {len(attentions)}: the file is of another run"
+        )
+    for number, (node, own) in enumerate(zip(nodes, attentions, strict=True)):
+        if node.get("d_model") != own.d_model:
+            raise DataError(
+                f"{path}: layer {number}: attention.d_model={node.get('d_model')}: the model is {own.d_model} wide"
+            )
+    try:
+        return reshape(decoder, nodes)
+    except ConfigError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def outline(decoder: Decoder, target: Conversion) -> Decoder:
@@ -114,6 +137,25 @@ def outline(decoder: Decoder, target: Conversion) -> Decoder:
     return reshape(decoder, planned)
 
 
+def layers_of(weights: Path) -> Path:
+    """The file of a run that tells the layers of its converted model.
+
+    Args:
+        weights: the file of weights, or the folder of checkpoints.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    places = [folder / CONVERSION for folder in (weights.parent, weights.parent.parent)]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise DataError(
+            f"{places[weights.is_file()]}: no such file; expected the layers of the converted model, which a run "
+            "writes once it has converted its model: copy the whole run directory, or start the run's command again"
+        )
+    return found
+
+
 def read_nodes(path: Path) -> list[dict[str, Any]]:
     """What `write_nodes` has written.
 
@@ -127,13 +169,18 @@ def read_nodes(path: Path) -> list[dict[str, Any]]:
         found = json.loads(path.read_text(encoding="utf-8"))["layers"]
         assert isinstance(found, list) and all(isinstance(node, dict) and "_target_" in node for node in found)
     except (OSError, ValueError, LookupError, TypeError, AssertionError) as error:
-        raise DataError(
-            f"{path}: not the layers of a converted model ({' '.join(str(error).split())[:100]})"
-        ) from error
-    for node in found:
+        why = " ".join(str(error).split())[:100] or "no list of nodes"
+        raise DataError(f"{path}: not the layers of a converted model ({why}); copy the run directory again") from error
+    for number, node in enumerate(found):
         kind = str(node["_target_"])
         if not kind.startswith("attnlab.attention."):
             raise DataError(f"{path}: {kind} is no mechanism of attnlab")
+        if "${" in json.dumps(node) or "_partial_" in node:
+            raise DataError(f"{path}: layer {number}: has a reference or _partial_; expected plain values")
+        try:
+            check_nodes({"attention": node})
+        except ConfigError as error:
+            raise DataError(f"{path}: layer {number}: {error}") from error
     return found
 
 

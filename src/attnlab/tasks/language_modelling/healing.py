@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import functional as F
 
 from attnlab.conversion import Healing
@@ -35,6 +36,14 @@ class Healed(LanguageModelling):
         self.scales: list[float] = []
         self._updates = 0.0  # of the whole training, known when it begins
         self.freeze()
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        if isinstance(self.model, FSDPModule):  # attention alone is called, of the model and of each layer
+            assert isinstance(self.model, Decoder)
+            register_fsdp_forward_method(self.model, "attended")
+            for block in self.model.blocks:
+                register_fsdp_forward_method(block, "attend")
 
     @torch.no_grad()
     def teach(self, teacher: Decoder, tokens: Tensor) -> None:
@@ -90,16 +99,17 @@ class Healed(LanguageModelling):
         """The mean over layers of the squared error of an attention's output, over its variance, (B, T)."""
         assert isinstance(self.model, Decoder)
         teacher = self._teacher
-        found = torch.zeros_like(tokens, dtype=torch.float32)
+        inputs, outputs = [], []
         with torch.no_grad():
             x = teacher.embed(tokens, 0)
-        for own, block, scale in zip(self.model.blocks, teacher.blocks, self.scales, strict=True):
-            with torch.no_grad():
-                entering = block.attention_norm(x)
-                wanted = block.attention(entering)
-                x = block(x, lambda _, wanted=wanted: wanted)
-            found = found + (own.attention(entering) - wanted).float().square().sum(-1) / scale
-        return found / len(teacher.blocks)
+            for block in teacher.blocks:
+                inputs.append(block.attention_norm(x))
+                outputs.append(block.attention(inputs[-1]))
+                x = block(x, lambda _, out=outputs[-1]: out)
+        found = torch.zeros_like(tokens, dtype=torch.float32)
+        for own, wanted, scale in zip(self.model.attended(inputs), outputs, self.scales, strict=True):
+            found = found + (own - wanted).float().square().sum(-1) / scale
+        return found / len(outputs)
 
     def _logits(self, tokens: Tensor) -> Tensor:
         """KL(teacher | student) of the next token, in nats, (B, T)."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+from attnlab.config.batch import check_tokens
 from attnlab.config.model import SAMPLE, pretrained_decoder
 
 
@@ -37,6 +38,9 @@ def configured(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
         window = cfg.task.data.window
         if "task.data.window" not in given and window > model["max_length"]:
             cfg.task.data.window = model["max_length"]
+    tokens, window = OmegaConf.select(cfg, "convert.healing.tokens"), cfg.task.data.window
+    if "task.train.batch.tokens" not in given and isinstance(tokens, int) and isinstance(window, int) and window > 0:
+        check_tokens("convert.healing.tokens", tokens, window)
     return cfg
 
 

@@ -23,13 +23,14 @@ from attnlab.tasks.language_modelling.converting import (
     calibration_tokens,
     check_inputs,
     converted,
+    layers_of,
     load_original,
     outline,
     point,
     read_about,
     read_nodes,
     remove_stored,
-    reshape,
+    restored,
     scale_tokens,
     target_of,
     write_nodes,
@@ -89,6 +90,8 @@ class LanguageModellingTask(TextTask):
         with without_memory():
             model = self.build()
             self._check_lengths(model)
+            if isinstance(model, Decoder) and (path := self._layers()) is not None:
+                restored(model, path)
         instantiate(self.cfg.task.score, path="task.score")
         instantiate(self.cfg.task.sampling, path="task.sampling")
         if self.cfg.task.get("weights") is not None:
@@ -130,10 +133,7 @@ class LanguageModellingTask(TextTask):
         return data, module
 
     def module(self, record: dict[str, Any], data: LanguageModellingData) -> LanguageModelling:
-        run = self.cfg.checkpoint or self.cfg.resume
-        nodes = None
-        if run and target_of(self.cfg) is not None:
-            nodes = beside(Path(run).expanduser() / "checkpoints", CONVERSION, "the layers of the converted model")
+        nodes = self._layers()
         module = self._module(data.vocabulary, nodes)
         teach = getattr(module, "teach", None)
         if self.cfg.resume and nodes is not None and (about := read_about(nodes)) is not None:
@@ -142,6 +142,14 @@ class LanguageModellingTask(TextTask):
             teach(load_original(self.cfg, self._original(data.vocabulary), data), scale_tokens(data))
         self.sizes(record, module.model)
         return module
+
+    def _layers(self) -> Path | None:
+        """The layers of the converted model of `checkpoint=` or `resume=`; None: there is no such run."""
+        run = self.cfg.checkpoint or self.cfg.resume
+        if not run or target_of(self.cfg) is None:
+            return None
+        place = Path(run).expanduser()
+        return layers_of(place / "checkpoints" if place.is_dir() else place)
 
     def _original(self, vocabulary: Vocabulary) -> Decoder:
         """The decoder that `task.weights` fills."""
@@ -163,7 +171,7 @@ class LanguageModellingTask(TextTask):
         model = self._model(vocabulary.size)
         if nodes is not None:
             assert isinstance(model, Decoder)
-            reshape(model, read_nodes(nodes))
+            restored(model, nodes)
         arguments = {
             "compile": cfg.hardware.compile,
             "optimizer": instantiate(cfg.task.optimizer, path="task.optimizer"),
@@ -254,10 +262,7 @@ class LanguageModellingTask(TextTask):
 
     def rebuilt(self, weights: Path) -> LanguageModelling:
         vocabulary = read_vocabulary(beside(weights, VOCABULARY, "the vocabulary"))
-        nodes = None
-        if target_of(self.cfg) is not None:
-            nodes = beside(weights, CONVERSION, "the layers of the converted model")
-        return self._module(vocabulary, nodes)
+        return self._module(vocabulary, None if target_of(self.cfg) is None else layers_of(weights))
 
     def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
         """As for every task; "hf": a Llama or a folder with its own modelling files, which transformers loads."""
