@@ -126,6 +126,10 @@ def test_an_interrupted_survey_continues(tmp_path: Path, monkeypatch: pytest.Mon
     again = converted(ToMLA(keep=0.4), tmp_path)
     assert len(calls) == 2  # the damaged survey, and the layer that was not finished
     assert sizes(again) == sizes(whole) and error(again(TEXTS), whole(TEXTS)) < 1e-12
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    calls.clear()
+    assert torch.equal(converted(ToMLA(keep=0.4), tmp_path)(TEXTS), again(TEXTS)) and len(calls) == 4
 
 
 def test_a_refitted_output_is_nearer() -> None:

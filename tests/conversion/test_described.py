@@ -29,7 +29,7 @@ KNOBS = [
     "convert=mla convert.keep=0.5 convert.layers=equal",
     "convert=mla convert.keep=0.5 convert.layers=same",
     "convert=mla convert.rope_dim=4 convert.latent_dim=7",
-    "convert=mla convert.keep=0.45 convert.latent_dim=9",
+    "convert=mla convert.keep=0.5 convert.latent_dim=10",
     "convert=mtla",
     "convert=mtla convert.keep=0.45",
     "convert=mtla convert.keep=0.5 stride=4 convert.recent=3 convert.first=1",
@@ -42,7 +42,7 @@ KNOBS = [
     "convert=gqa",
     "convert=gqa convert.groups=2",
 ]
-REFUSED = ("convert=tpa", "convert=mtla", "convert=gqa")  # of some families
+REFUSED = ("convert=tpa", "convert=mtla", "convert=gqa", "convert=mla convert.rope_dim=4")  # of some families
 
 
 @cache

@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from tests.data.conftest import write_corpus
 from tests.tasks.conftest import TINY
 from tests.tasks.image_classification.test_task import TINY as TINY_IMAGES
+from tests.tasks.language_modelling.test_converting import SIZES, written
+from tests.tasks.language_modelling.test_converting import TINY as TINY_CONVERTED
 from tests.tasks.language_modelling.test_task import TINY as TINY_TEXT
 
 
@@ -172,3 +174,25 @@ def test_a_refused_resume_leaves_the_run_as_it_was(root: Path, tmp_path: Path) -
     assert done.returncode == 2
     assert "attention=mla: resume= takes the configuration of its run, which has attention=mtla" in done.stderr
     assert {name: (directory / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.slow
+def test_sharded_healing_is_that_of_one_process(tmp_path: Path) -> None:
+    """hardware=fsdp, a converted decoder: both objectives, of which one calls attention alone."""
+    root, model = write_texts(tmp_path), written(tmp_path / "model", SIZES)
+    healing = ["convert.healing.steps=4", "convert.healing.tokens=64", "convert.healing.warmup=1"]
+    words = [*TINY_CONVERTED, f"model='{model}'", "convert=mla", "convert.keep=0.5", *healing, f"data_root='{root}'"]
+    words += ["convert.calibration.tokens=256", "convert.calibration.window=32", f"cache_dir='{root}/cache'"]
+    sharded = ["hardware=fsdp", "hardware.accelerator=cpu", "hardware.devices=2"]
+    for place, given in (("alone", []), ("fsdp", sharded)):
+        arguments = [sys.executable, "-m", "attnlab", *words, *given, f"hydra.run.dir='{tmp_path / place}'"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, other = (load_file(tmp_path / place / "checkpoints" / "averaged.safetensors") for place in ("alone", "fsdp"))
+    assert one.keys() == other.keys()
+    assert max(float((other[name] - value).abs().max()) for name, value in one.items()) < 1e-5
+    one, other = (record(tmp_path / place)["conversion"] for place in ("alone", "fsdp"))
+    assert one["layers"] == other["layers"]
+    for point in ("original", "converted", "healed"):
+        assert one["points"][point]["perplexity"] == pytest.approx(other["points"][point]["perplexity"], rel=1e-5)
+    assert one["points"]["healed"]["perplexity"] != one["points"]["converted"]["perplexity"]

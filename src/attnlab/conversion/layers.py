@@ -23,7 +23,7 @@ from attnlab.conversion.refit import refit, spaced
 from attnlab.conversion.settings import Healing
 from attnlab.conversion.statistics import Statistics, collect
 from attnlab.conversion.texts import Texts
-from attnlab.errors import DataError
+from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
 from attnlab.runs.cache import digest
 from attnlab.runs.files import write_bytes
@@ -237,7 +237,7 @@ def _stored(place: Path | None, key: str) -> Layer | None:
         attention: Attention = instantiate(OmegaConf.create(layer["node"]), path="attention")
         state = load_file(place)
         attention.to(state["out.weight"].dtype).load_state_dict(state)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, ConfigError) as error:
         log.warning("%s: damaged (%s); the layer is converted again", place, " ".join(str(error).split())[:120])
         return None
     log.info("%s: the layer was converted before", place)

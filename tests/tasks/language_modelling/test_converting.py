@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder
 from attnlab.modes import convert, describe, export, generate, test, train
 from attnlab.pretrained import huggingface
+from attnlab.runs.job import _exit_code_and_message
 from attnlab.runs.loading import load
 from attnlab.runs.record import new, write
 from attnlab.tasks.language_modelling.converting import (
@@ -453,3 +455,9 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(objective: Any, star
     each.sum().backward()
     assert float(each.detach().min()) > -1e-6 and float(each.detach().max()) > 1e-4
     assert {name.split(".")[2] for name, value in model.named_parameters() if value.grad is not None} == {"attention"}
+
+
+def test_an_interrupted_conversion_says_how_it_goes_on(tmp_path: Path) -> None:
+    code, said = _exit_code_and_message(KeyboardInterrupt(), [signal.SIGINT], tmp_path, "convert")
+    told = "interrupted by SIGINT; the same command starts again, with what is complete in the cache"
+    assert (code, said) == (130, told)
