@@ -186,6 +186,9 @@ WRONG = {
     "-m attention=mha,mtla stride=2": "attention=mha has no stride",
     "-m stride='interval(1,2)'": "does not support",
     "-m hydra/sweeper=optuna stride='interval(1,2)'": "give hydra.sweeper.direction=maximize or minimize",
+    "-m hydra/sweeper=optuna hydra.sweeper.direction=minimize convert='choice(mla,mtla)' convert.refit=false": (
+        "convert.refit=false: hydra/sweeper=optuna composes all but what it searches"
+    ),
 }
 
 

@@ -6,6 +6,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from attnlab.errors import ConfigError
 
 SWEEPER = "hydra/sweeper"
+EMPTY = ("compress", "convert")  # groups whose default option has no keys
 
 
 def searches(overrides: list[Override]) -> bool:
@@ -49,7 +50,7 @@ def jobs_of(overrides: list[Override], swept: list[Override]) -> list[list[str]]
         swept: those with several values.
 
     Raises:
-        ConfigError: a sweeper that searches is not told in which direction.
+        ConfigError: a sweeper that searches is not told in which direction, or cannot be given a setting.
     """
     fixed = [override for override in overrides if override not in swept]
     chosen = {str(override.key_or_group): override.value() for override in fixed}
@@ -61,6 +62,14 @@ def jobs_of(overrides: list[Override], swept: list[Override]) -> list[list[str]]
             f"{SWEEPER}={chosen[SWEEPER]}: give hydra.sweeper.direction=maximize or minimize; a job's value is the "
             "validation metric by which its task chooses checkpoints"
         )
+    groups = {str(override.key_or_group) for override in swept if override.key_or_group in EMPTY}
+    for override in fixed:
+        key, text = str(override.key_or_group), str(override.input_line)
+        if key.partition(".")[0] in groups and "." in key:
+            raise ConfigError(
+                f"{text}: {SWEEPER}={chosen[SWEEPER]} composes all but what it searches, so without the options of "
+                f"{key.partition('.')[0]}=; give it as a search space of one value, {as_a_sweep(text)}"
+            )
     spaces = {str(override.key_or_group): ends(override) for override in swept}
     first = {key: values[0] for key, values in spaces.items()}
     lines = [first | {key: value} for key, values in spaces.items() for value in values]
