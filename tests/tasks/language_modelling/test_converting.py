@@ -451,7 +451,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(objective: Any, star
     each = healed._layers(tokens) if objective == "layers" else healed._logits(tokens)
     with torch.no_grad():  # processes and batches of an update may share its rows in any way
         alone = [healed._layers(row) if objective == "layers" else healed._logits(row) for row in tokens.split(1)]
-        assert torch.allclose(torch.cat(alone), each, rtol=1e-5)
+        assert torch.allclose(torch.cat(alone), each, rtol=1e-5, atol=1e-6)  # float32, of differences of logits
     each.sum().backward()
     assert float(each.detach().min()) > -1e-6 and float(each.detach().max()) > 1e-4
     assert {name.split(".")[2] for name, value in model.named_parameters() if value.grad is not None} == {"attention"}
