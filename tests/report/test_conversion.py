@@ -35,6 +35,7 @@ def test_seeds_points_and_methods(tmp_path: Path, run: Run) -> None:
     row = "task=wikitext2 convert=mla convert.rotary=two_norm"
     run("r4", row, conversion=about("mla", 4.0, 9.0))
     run("r5", "task=wikitext2 convert=mla", conversion=about("mla", 4.0, 5.0), status="failed")
+    run("r6", "task=wikitext2 convert=mla", status="running")  # nothing of a conversion stands in it yet
     out = tmp_path / "out"
     assert main(["--compressed", str(tmp_path), "--out", str(out)]) == 0
     headers, one, two = read(out / "conversions.csv")

@@ -144,8 +144,9 @@ def written(options: argparse.Namespace) -> list[Path]:
             if not records:
                 raise DataError("no readable record among those given")
             if places is options.compressed:
-                kinds = [kind for kind in (reasoning, conversion) if all(kind.is_one(one) for one in records)]
-                report = kinds[0] if kinds else report
+                done = [one for one in records if one.record["status"] == "finished"]
+                kinds = [kind for kind in (reasoning, conversion) if done and all(map(kind.is_one, done))]
+                report, records = (kinds[0], done) if kinds else (report, records)
             return report.render(records, options.out or records[0].path.parent)
     return []
 
