@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from attnlab.data.inputs import Inputs
 from attnlab.runs.loading import configuration
+from attnlab.runs.record import mechanism_of
 from attnlab.tasks.base import Task, task_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Trained:
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.module.model.parameters())
-        mechanism = self.cfg.choices.attention or "none"
+        mechanism = mechanism_of(self.cfg.choices)
         return f"Trained(task={self.cfg.task.name}, attention={mechanism}, parameters={count:,})"
 
     def predictor(self, **settings: Any) -> Predictor:

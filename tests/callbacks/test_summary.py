@@ -44,6 +44,18 @@ def test_a_translation() -> None:
     }
 
 
+def test_a_conversion_tells_the_sizes_and_the_error_of_each_layer() -> None:
+    layers = [
+        {"rope_dim": 28, "latent_dim": 32, "output_error": 0.0051},
+        {"rope_dim": 6, "latent_dim": 6, "output_error": 0.35462},
+    ]
+    found = dict(lines_of(blank(conversion={"layers": layers})))
+    assert found["rope_dim + latent_dim"] == "28 + 32, 6 + 6   (of the layers, in numbers per token)"
+    assert found["output error of layers"].startswith("0.51, 35 %   (of the original output's variance")
+    found = dict(lines_of(blank(conversion={"layers": [{"output_error": 0.65}]})))  # tensor products have no latents
+    assert "rope_dim + latent_dim" not in found and found["output error of layers"].startswith("65 %")
+
+
 def test_nothing_is_cut_on_a_narrow_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from attnlab.attention import MLA
 from attnlab.decoding import Sampling
 from attnlab.export import language, llama
 from attnlab.export.configuration_attnlab import AttnlabConfig
 from attnlab.export.modeling_attnlab import AttnlabCache, AttnlabForCausalLM
-from attnlab.models import LanguageModel
+from attnlab.models import Decoder, LanguageModel
 from tests.export.trained import TENSORIZED, WORDS, config, ids, model_of, pieces, record
 
 
@@ -93,6 +94,8 @@ def test_what_a_llama_cannot_hold() -> None:
     for attention, options, reason in cases:
         assert reason in str(llama.refusal(model_of(config(attention, **options)))), attention
     assert llama.refusal(model_of(config("mha"))) is None
+    decoder = Decoder(9, 16, lambda _: MLA(16, 2, latent_dim=4, rope_dim=2), num_layers=1, ffn_dim=8)
+    assert llama.refusal(decoder) == "a Llama has no MLA"
 
 
 # --- a folder with its own modelling files --------------------------------------------------------------------------

@@ -322,6 +322,8 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
     if cfg.mode == "compress" and choices.compress == "none" and cfg.task.modes[0] != "compress":
         methods = ", ".join(name for name in composer.options("compress") if name != "none")
         raise ConfigError(f"mode=compress needs compress=<method>, one of {methods}")
+    if cfg.mode == "convert" and choices.convert == "none":
+        raise ConfigError("mode=convert needs convert=<method>: mla, mtla, tpa or gqa")
     if choices.convert != "none" and cfg.task.get("weights") is None:
         raise ConfigError(f"convert={choices.convert}: task={choices.task} has no pretrained decoder to convert")
     if cfg.task.get("weights") is not None:

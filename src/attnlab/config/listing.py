@@ -35,7 +35,8 @@ SHORT = (
     "callbacks",
 )  # in --help, with options
 KEYS = {
-    "mode": "train, test, predict, generate, evaluate, compress, export, bench, describe; unset: the task's first",
+    "mode": "train, test, predict, generate, evaluate, compress, convert, export, bench, describe; unset: the "
+    "task's first",
     "stride, rank": "the one knob of a mechanism or method; unset: the paper's value",
     "seed": "of weights, order and dropout",
     "data_root": "the corpus in its published layout; unset: the embedded sample corpus",

@@ -47,7 +47,9 @@ def pretrained_decoder(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
     if OmegaConf.select(cfg, "task.kind._target_") != LANGUAGE_MODELLING or not (converts or cfg.model is not None):
         return cfg
     if own := [key for key in given if key == "attention" or key.startswith(("attention.", "task.model"))]:
-        raise ConfigError(f"{own[0]}=: the pretrained model has its own; convert=mla or the like changes its attention")
+        raise ConfigError(
+            f"{own[0]}=: the pretrained model has its own; leave it out (convert=mla or the like changes its attention)"
+        )
     cfg = copy.deepcopy(cfg)
     with open_dict(cfg):
         cfg.task.weights = SAMPLE if cfg.model is None else str(cfg.model)

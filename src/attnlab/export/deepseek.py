@@ -47,7 +47,7 @@ def refusal(model: LanguageModel) -> str | None:
         return "its latents have norms already; it was not converted"
     first = mla[0]
     if first.rope_dim == 0:
-        return "DeepseekV3 has no attention without rotary keys; give convert.rope_dim"
+        return "DeepseekV3 has no attention without rotary keys; convert with convert.rope_dim=2 or more"
     for a in mla:
         if (a.rope_dim, a.latent_dim) != (first.rope_dim, first.latent_dim):
             return "DeepseekV3 has one rope_dim and one latent_dim for all layers; convert with convert.layers=same"

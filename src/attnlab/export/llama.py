@@ -19,11 +19,11 @@ def refusal(model: LanguageModel) -> str | None:
     Args:
         model: a trained language model.
     """
-    if type(model) is not T6:
-        return f"{type(model).__name__} has other blocks than a Llama: norms, positions or output layer"
     kinds = {type(attention) for attention in model.attentions}
     if kinds != {MHA}:
         return f"a Llama has no {', '.join(sorted(kind.__name__ for kind in kinds - {MHA}))}"
+    if type(model) is not T6:
+        return f"{type(model).__name__} has other blocks than a Llama: norms, positions or output layer"
     attentions = [attention for attention in model.attentions if isinstance(attention, MHA)]
     if len({_sizes(attention) for attention in attentions}) > 1:
         return "a Llama has the same heads and rotary frequencies in every layer"

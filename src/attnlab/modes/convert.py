@@ -8,7 +8,6 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 from lightning import seed_everything
 from omegaconf import DictConfig
 
-from attnlab.errors import ConfigError
 from attnlab.runs.record import first_process
 from attnlab.tasks.base import task_of
 
@@ -20,12 +19,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         cfg: the fixed configuration, with `convert`.
         record: the run's; it is filled.
         directory: the run's; the converted model is written there.
-
-    Raises:
-        ConfigError: `convert` is none.
     """
-    if cfg.choices.convert == "none":
-        raise ConfigError("mode=convert needs convert=<method>: mla, mtla, tpa or gqa")
     task = task_of(cfg)
     task.check(directory)
     seed_everything(cfg.seed, workers=True, verbose=False)

@@ -53,7 +53,11 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         _compressed(cfg, place)
     else:
         source = Path(cfg.checkpoint).expanduser()
-        about = {"task": cfg.task.name, "attention": cfg.choices.attention, "compress": cfg.choices.compress}
+        about = {
+            "task": cfg.task.name,
+            "attention": records.mechanism_of(cfg.choices),
+            "compress": cfg.choices.compress,
+        }
         folders = [source] if source.is_dir() else [source.parent, source.parent.parent]
         task_of(cfg).export(place, cfg.format or "hf", _record_of(folders, about))
     record["exported"] = str(place)

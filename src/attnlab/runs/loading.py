@@ -27,6 +27,7 @@ from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.runs.identity import current, stable_name
 from attnlab.runs.reached import recorded, saved
+from attnlab.runs.record import mechanism_of
 
 CONFIG = "config.yaml"
 TEXTS = ("prompt", "input", "output")  # of a person: taken as they are
@@ -416,5 +417,5 @@ class _Loading:
         """Where the job writes: a run that continues as it was, into its own directory; any other into a new one."""
         if self.key == "resume" and not changed:
             return str(self.run)
-        stamp, choices = os.environ.get("ATTNLAB_STAMP", "run"), cfg.choices
-        return f"outputs/{choices.task}/{choices.attention or choices.compress}/{stamp}"
+        stamp, name = os.environ.get("ATTNLAB_STAMP", "run"), mechanism_of(cfg.choices)
+        return f"outputs/{cfg.choices.task}/{cfg.choices.compress if name == 'none' else name}/{stamp}"

@@ -87,7 +87,7 @@ def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None)
         "command": command,
         "task": cfg.task.name,
         "corpus": NOT_RUN,
-        "attention": _mechanism(choices),
+        "attention": mechanism_of(choices),
         "stride": cfg.stride,
         "rank": cfg.rank,
         "compress": choices.compress,
@@ -104,8 +104,15 @@ def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None)
     return skeleton
 
 
-def _mechanism(choices: Mapping[str, Any]) -> str:
-    """The name of the attention that a run ends with: of a converted model that which its own became."""
+def mechanism_of(choices: Mapping[str, Any]) -> str:
+    """The name of the attention that a run ends with: of a converted model that which its own became.
+
+    Args:
+        choices: the option taken from each group.
+
+    Returns:
+        The name of the conversion, else of the attention; "none": the model brings its own.
+    """
     convert = choices.get("convert")
     return str(choices["attention"] or "none") if convert in (None, "none") else str(convert)
 

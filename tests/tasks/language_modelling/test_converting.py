@@ -334,6 +334,7 @@ def test_fewer_heads_are_written_as_the_same_family(start: Start, tmp_path: Path
         (["convert=mla", "convert.keep=1.0"], "convert.keep"),
         (["convert=mla", "convert.latent=svd"], "convert.latent"),
         (["convert=mlp"], "no such convert"),
+        (["mode=convert"], "mode=convert needs convert=<method>"),
         (["convert=tpa", "stride=2"], "has no stride"),
         (["convert=mla", "mode=generate"], "mode=generate with convert=mla: a model is converted by mode=convert"),
         (["mode=export"], "is what transformers reads already"),

@@ -238,7 +238,9 @@ def check_inputs(cfg: DictConfig, positions: int) -> None:
     if target is not None:
         settings = target.calibration
         if settings.window > positions:
-            raise ConfigError(f"convert.calibration.window={settings.window}: the model has {positions} positions")
+            raise ConfigError(
+                f"convert.calibration.window={settings.window}: the model has {positions} positions; give no more"
+            )
         if settings.tokens < settings.window:
             raise ConfigError(
                 f"convert.calibration.tokens={settings.tokens} is less than a text of "
