@@ -11,6 +11,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small operations 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():  # before anything imports triton: its kernels are tested in its interpreter
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
@@ -92,12 +96,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
             seen[name] += 1
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked:
-        import torch
-
-        if not torch.cuda.is_available():
-            for item in marked:
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    if marked and not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 def pytest_collection_finish() -> None:

@@ -6,18 +6,22 @@ Operations, and the backends that each has:
              (`dense_attention` here)
     merged   causal with a stride, over any number of pasts    FUSED_CPU, FUSED_CUDA, PLAIN
              (`partial_softmax.merged_attention` and its relatives)
-    step     one new position against a cache                  SDPA, PLAIN
+    step     one new position against a cache                  TRITON, SDPA, PLAIN
              (`decode.attend_cached`)
 
     SDPA        `torch.nn.functional.scaled_dot_product_attention`, which itself takes the device's fastest kernel
     FUSED_CPU   torch's flash kernel for CPUs, called for parts of a softmax that are merged afterwards (`sdpa.Kernel`)
     FUSED_CUDA  torch's memory-efficient kernel for CUDA, in the same way
     PLAIN       matrix products and one softmax: any device, dtype and dropout, and all transforms of torch.func
+    TRITON      a kernel of `kernels`: CUDA, half precision or float32, no gradient
 
-A further backend (Triton, FlexAttention) is a member of `Backend`, a condition in `choose`, and a branch where its
-operation is computed. Each backend is held to the naive form of every mechanism, forward and backward.
+A further backend (FlexAttention) is a member of `Backend`, an entry in `BACKENDS`, a condition in `_refusal` and in
+`choose`, and a branch where its operation is computed. Each backend is held to the naive form of every mechanism,
+forward and, where it has one, backward. Tests and benchmarks ask for one with `prefer`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Literal
 
@@ -25,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import kernels
 from .tables import transformed
 
 Operation = Literal["dense", "merged", "step"]
@@ -37,6 +42,33 @@ class Backend(Enum):
     FUSED_CPU = auto()
     FUSED_CUDA = auto()
     PLAIN = auto()
+    TRITON = auto()
+
+
+BACKENDS: dict[Operation, tuple[Backend, ...]] = {
+    "dense": (Backend.SDPA,),
+    "merged": (Backend.FUSED_CPU, Backend.FUSED_CUDA, Backend.PLAIN),
+    "step": (Backend.TRITON, Backend.SDPA, Backend.PLAIN),
+}
+_preferred: Backend | None = None
+
+
+@contextmanager
+def prefer(backend: Backend) -> Iterator[None]:
+    """Within the context this backend computes every operation that has it; the others are computed as otherwise.
+
+    For tests and benchmarks, of one thread: what is asked for holds for the whole process. `choose` raises ValueError
+    where the backend cannot compute what is asked of it.
+
+    Args:
+        backend: for instance `Backend.TRITON`.
+    """
+    global _preferred
+    before, _preferred = _preferred, backend
+    try:
+        yield
+    finally:
+        _preferred = before
 
 
 def choose(operation: Operation, q: Tensor, *, dropout: float = 0.0, masked: bool = False) -> Backend:
@@ -47,10 +79,19 @@ def choose(operation: Operation, q: Tensor, *, dropout: float = 0.0, masked: boo
         q: queries, or another tensor of the same device and dtype.
         dropout: of attention weights.
         masked: for a step: whether one softmax kernel cannot do it (a prefix, a mask, or values narrower than keys).
+
+    Raises:
+        ValueError: a backend is preferred that cannot compute this.
     """
+    if _preferred is not None and _preferred in BACKENDS[operation]:
+        if reason := _refusal(_preferred, q, dropout, masked):
+            raise ValueError(f"backend {_preferred.name} cannot compute operation {operation}: {reason}")
+        return _preferred
     if operation == "dense":
         return Backend.SDPA
     if operation == "step":
+        if q.is_cuda and _refusal(Backend.TRITON, q, dropout, masked) is None:
+            return Backend.TRITON
         return Backend.PLAIN if masked else Backend.SDPA
     if transformed():  # the fused kernels' backward is ours, which torch.func cannot transform
         return Backend.PLAIN
@@ -59,6 +100,31 @@ def choose(operation: Operation, q: Tensor, *, dropout: float = 0.0, masked: boo
     if q.device.type == "cpu" and dropout == 0.0:
         return Backend.FUSED_CPU
     return Backend.PLAIN
+
+
+def _refusal(backend: Backend, q: Tensor, dropout: float, masked: bool) -> str | None:
+    """Why a backend cannot compute an operation that has it; None: it can."""
+    if backend in (Backend.PLAIN, Backend.SDPA):
+        return "it has no prefix, no mask, and values as wide as keys" if backend is Backend.SDPA and masked else None
+    if transformed():
+        return "transforms of torch.func cannot go through a fused kernel"
+    device = "cpu" if backend is Backend.FUSED_CPU else "cuda"
+    if backend is not Backend.TRITON:
+        if q.device.type != device:
+            return f"the tensors are on {q.device}, expected {device}"
+        if backend is Backend.FUSED_CPU and dropout:
+            return f"dropout is {dropout}, expected 0"
+        return "the dtype is float64" if backend is Backend.FUSED_CUDA and q.dtype == torch.float64 else None
+    if q.dtype not in kernels.DTYPES:
+        return f"the dtype is {q.dtype}, expected {', '.join(str(dtype) for dtype in kernels.DTYPES)}"
+    if dropout or torch.is_grad_enabled() and q.requires_grad:
+        return "it has neither dropout nor a gradient"
+    if not kernels.usable(q.device):
+        return (
+            f"no Triton kernel runs on {q.device}: expected a CUDA device of compute capability 8.0 or later and "
+            "triton (pip install 'attnlab[gpu]'), or TRITON_INTERPRET=1 and the CPU"
+        )
+    return None
 
 
 def dense_attention(
