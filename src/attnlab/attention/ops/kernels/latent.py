@@ -1,0 +1,389 @@
+"""Latent decode: one new position's queries against caches, split along the context.
+
+The queries of all heads read one shared slot whose first columns are also its value (MLA, MTLA); with a value tensor
+and G key heads the same kernel computes MQA, GQA and MHA. A segment is a part of the context with rows, room and count
+of its own: a prefix that the beams of a sentence share, merged slots, a window of recent positions. The partial
+outputs of all segments enter one reduction (`split.reduce`).
+
+Counts lie on the device, and the grid follows from shapes alone: buffers are given whole, nothing waits for the host,
+and a step can be captured in a CUDA graph and replayed with other counts.
+"""
+
+from collections.abc import Sequence
+from functools import partial as partial_call
+from itertools import product
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import DTYPES
+from .split import LOG2_E, device_of, num_splits, number, numbers, precision, reduce, span, widened
+
+
+class Segment(NamedTuple):
+    """A part of the context: N rows of K slots; rows n B/N ... (n + 1) B/N - 1 of the queries read row n.
+
+    Args:
+        key: (N, G, K, D), the last axis dense.
+        value: (N, G, K, Dv), the last axis dense; None: the first columns of `key`, as many as `value_dim`.
+        count: the first slot that does not exist: an int, or int32 or int64 on the device, (N,) or one element; None:
+            K. What exceeds K is not read.
+        start: the first slot that exists, in the same form; None: 0.
+        mask: (N, M) bool, true where a key exists; slots beyond its M columns exist. What does not is not read.
+    """
+
+    key: Tensor
+    value: Tensor | None = None
+    count: int | Tensor | None = None
+    start: int | Tensor | None = None
+    mask: Tensor | None = None
+
+
+class Blocks(NamedTuple):
+    """Sizes of one program.
+
+    Args:
+        lines: queries, at least 16 for a matrix product.
+        slots: slots of one step of its loop, at least 16.
+        warps: of 32 threads.
+        stages: of the pipeline: so many blocks of slots, or one less, are in flight.
+    """
+
+    lines: int
+    slots: int
+    warps: int
+    stages: int
+
+
+CHOICES = tuple(Blocks(*sizes) for sizes in product((16, 32, 64), (16, 32, 64, 128), (4, 8), (2, 3, 4)))
+
+
+class _Widths(NamedTuple):
+    """Columns of key and value, and the powers of two that hold them: [content | rest] of a key, and a value."""
+
+    content: int
+    rest: int
+    value: int
+    shared: bool
+
+    @property
+    def padded(self) -> tuple[int, int, int]:
+        content, rest, value = (max(16, triton.next_power_of_2(width)) for width in self[:3])
+        return content, rest if self.rest else 0, value
+
+
+def fits(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int, memory: int) -> bool:
+    """Whether the accumulator fits the registers, and the blocks in flight shared memory.
+
+    Args:
+        blocks: the sizes.
+        padded: columns of a key's content, of the rest of it, and of a value, as padded.
+        shared: whether the value is the key's content.
+        itemsize: bytes of a number.
+        memory: bytes of shared memory of one program.
+    """
+    return _shared_memory(blocks, padded, shared, itemsize) <= memory and blocks.lines * padded[2] <= 128 * (
+        32 * blocks.warps
+    )
+
+
+def _shared_memory(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int) -> int:
+    content, rest, value = padded
+    slot = content + rest + (0 if shared else value)
+    held = blocks.stages if blocks.lines >= 64 else max(1, blocks.stages - 1)  # the former for Hopper's products
+    return 1024 + itemsize * (held * blocks.slots * slot + blocks.lines * (content + rest + blocks.slots))
+
+
+def choose_blocks(
+    lines: int, padded: tuple[int, int, int], shared: bool, dtype: torch.dtype, device: torch.device
+) -> Blocks:
+    """Block sizes without a search: as many lines as there are and registers hold, then as many slots as fit.
+
+    The bounds are where Triton 3.9 compiles for compute capability 8.0 and 9.0 without spilling registers.
+
+    Args:
+        lines: queries that read the same slots.
+        padded: as in `fits`.
+        shared: as in `fits`.
+        dtype: of the cache.
+        device: of the cache.
+    """
+    most = (8192 if dtype == torch.float32 else 16384) // padded[2]
+    lines = min(64, max(16, min(most, triton.next_power_of_2(lines))))
+    warps = 4 if lines * padded[2] <= 8192 else 8
+    memory = device_of(device).shared_memory
+    for slots, stages in ((64, 3), (32, 4), (32, 3), (16, 3), (16, 2)):
+        blocks = Blocks(lines, slots, warps, stages)
+        if fits(blocks, padded, shared, dtype.itemsize, memory):
+            return blocks
+    return Blocks(16, 16, 8, 1)
+
+
+def latent_decode(
+    q: Tensor,
+    segments: Sequence[Segment],
+    scale: float = 1.0,
+    *,
+    value_dim: int | None = None,
+    blocks: Blocks | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """softmax(q k^T scale) v over all segments, of one new position: (B, H, D) -> (B, H, Dv) of the cache's dtype.
+
+    Products are accumulated and softmaxes computed in float32. A row for which no slot exists gets zeros.
+
+    Args:
+        q: (B, H, D), the last axis dense; float32, bfloat16 or float16, as all keys and values are.
+        segments: at least one. All have the same G, which divides H, and the same D and Dv.
+        scale: factor of the logits.
+        value_dim: Dv where the value is the first columns of the key.
+        blocks: block sizes, of `CHOICES`; None: `choose_blocks`.
+        splits: of each segment; None: `num_splits`, from shapes alone.
+
+    ValueError: shapes, dtypes or devices do not fit each other.
+    """
+    batch, heads, _ = q.shape
+    segments = [segment for segment in segments if segment.key.shape[2]]
+    width = _check(q, segments, value_dim)
+    out = q.new_empty(batch, heads, width)
+    if not segments or not out.numel():
+        return out.zero_()
+    plans = [_plan(q, segment, width, blocks, splits) for segment in segments]
+    total = sum(plan.splits for plan in plans)
+    partial = q.new_empty(batch, heads, total, width, dtype=torch.float32)
+    sums = q.new_empty(batch, heads, total, dtype=torch.float32)
+    first = 0
+    for segment, plan in zip(segments, plans, strict=True):
+        _launch(q, segment, plan, scale, partial, sums, first)
+        first += plan.splits
+    return reduce(partial, sums, out)
+
+
+class _Plan(NamedTuple):
+    """How one segment is computed."""
+
+    blocks: Blocks
+    widths: _Widths
+    beam: int
+    group: int
+    programs: int
+    splits: int
+
+
+def _plan(q: Tensor, segment: Segment, value_dim: int, blocks: Blocks | None, splits: int | None) -> _Plan:
+    rows, groups, slots, width = segment.key.shape
+    beam, group = q.shape[0] // rows, q.shape[1] // groups
+    shared = segment.value is None
+    widths = _Widths(value_dim, width - value_dim, value_dim, True) if shared else _Widths(width, 0, value_dim, False)
+    blocks = blocks or choose_blocks(beam * group, widths.padded, shared, q.dtype, q.device)
+    programs = rows * groups * triton.cdiv(beam * group, blocks.lines)
+    if splits is None:
+        device = device_of(q.device)
+        used = _shared_memory(blocks, widths.padded, shared, q.dtype.itemsize)
+        together = max(1, min(4, device.shared_memory // max(used, 1)))
+        splits = num_splits(programs, triton.cdiv(slots, blocks.slots), together * device.processors)
+    return _Plan(blocks, widths, beam, group, programs, splits)
+
+
+def _launch(q: Tensor, segment: Segment, plan: _Plan, scale: float, partial: Tensor, sums: Tensor, first: int) -> None:
+    key, mask = segment.key, segment.mask
+    rows, _, slots, _ = key.shape
+    value = key if segment.value is None else segment.value
+    counts, count_step, count = numbers(segment.count, rows, slots, "count", key)
+    starts, start_step, start = numbers(segment.start, rows, 0, "start", key)
+    content, rest, wide = plan.widths.padded
+    read = key if mask is None else mask.view(torch.uint8)
+    _attend[(plan.programs, plan.splits)](
+        q, key, value, counts, starts, read, partial, sums,
+        scale * LOG2_E, count, start, slots, plan.beam, plan.group, key.shape[1], 0 if mask is None else mask.shape[1],
+        q.stride(0), q.stride(1), key.stride(0), key.stride(1), key.stride(2),
+        value.stride(0), value.stride(1), value.stride(2), 0 if mask is None else mask.stride(0),
+        count_step, start_step, partial.shape[2], first,
+        COUNTED=count_step >= 0, STARTED=start_step >= 0, MASKED=mask is not None, SHARED=plan.widths.shared,
+        CONTENT=plan.widths.content, REST=plan.widths.rest, VALUE=plan.widths.value,
+        CONTENT_BLOCK=content, REST_BLOCK=rest, VALUE_BLOCK=wide,
+        LINES=plan.blocks.lines, SLOTS=plan.blocks.slots, PRECISION=precision(q.dtype), WIDE=widened(q.dtype),
+        num_warps=plan.blocks.warps, num_stages=plan.blocks.stages,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["count", "start", "capacity", "mask_width", "first_split"])
+def _attend(
+    q: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    counts: tl.tensor,
+    starts: tl.tensor,
+    mask: tl.tensor,
+    partial: tl.tensor,
+    sums: tl.tensor,
+    scale: tl.tensor,  # times log2(e)
+    count: tl.tensor,
+    start: tl.tensor,
+    capacity: tl.tensor,
+    beam: tl.tensor,
+    group: tl.tensor,  # query heads of a key head
+    groups: tl.tensor,  # key heads
+    mask_width: tl.tensor,
+    q_row: tl.tensor,  # strides
+    q_head: tl.tensor,
+    key_row: tl.tensor,
+    key_head: tl.tensor,
+    key_slot: tl.tensor,
+    value_row: tl.tensor,
+    value_head: tl.tensor,
+    value_slot: tl.tensor,
+    mask_row: tl.tensor,
+    count_step: tl.tensor,
+    start_step: tl.tensor,
+    all_splits: tl.tensor,  # of all segments
+    first_split: tl.tensor,  # of this one
+    COUNTED: tl.constexpr,
+    STARTED: tl.constexpr,
+    MASKED: tl.constexpr,
+    SHARED: tl.constexpr,
+    CONTENT: tl.constexpr,
+    REST: tl.constexpr,
+    VALUE: tl.constexpr,
+    CONTENT_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    LINES: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,  # multiply in float32
+):
+    split = tl.program_id(1)
+    blocks = tl.cdiv(beam * group, LINES)
+    row = tl.program_id(0) // (blocks * groups)  # of the segment
+    head = tl.program_id(0) // blocks % groups  # of the keys
+    line = tl.program_id(0) % blocks * LINES + tl.arange(0, LINES)
+    asked = line < beam * group
+    q_at = (row * beam + line // group).to(tl.int64)
+    head_at = head * group + line % group
+    place = (q_at * (groups * group) + head_at) * all_splits + first_split + split
+
+    low = tl.maximum(number(starts, row, start_step, start, STARTED), 0)
+    high = tl.minimum(number(counts, row, count_step, count, COUNTED), capacity)
+    begin, end = span(low, high, split, tl.num_programs(1), SLOTS)
+    if begin >= end:
+        tl.store(sums + place, tl.full([LINES], float("-inf"), tl.float32), mask=asked)
+        return
+
+    column = tl.arange(0, CONTENT_BLOCK)
+    wide = tl.arange(0, VALUE_BLOCK)
+    q_line = q + q_at * q_row + head_at * q_head
+    q_content = tl.load(q_line[:, None] + column[None, :], mask=asked[:, None] & (column < CONTENT)[None, :], other=0.0)
+    if REST:
+        other = tl.arange(0, REST_BLOCK)
+        beyond = CONTENT + other
+        q_rest = tl.load(q_line[:, None] + beyond[None, :], mask=asked[:, None] & (other < REST)[None, :], other=0.0)
+        if WIDE:
+            q_rest = q_rest.to(tl.float32)
+    if WIDE:
+        q_content = q_content.to(tl.float32)
+    key += row.to(tl.int64) * key_row + head * key_head
+    value += row.to(tl.int64) * value_row + head * value_head
+    mask += row.to(tl.int64) * mask_row
+
+    top = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    read = tl.zeros([LINES, VALUE_BLOCK], tl.float32)
+    for position in range(begin, end, SLOTS):
+        slot = position + tl.arange(0, SLOTS)
+        there = slot < end
+        if MASKED:  # first: what does not exist may hold anything, and is not read
+            there = there & (tl.load(mask + slot, mask=there & (slot < mask_width), other=1) != 0)
+        at = slot.to(tl.int64) * key_slot
+        k = tl.load(key + at[:, None] + column[None, :], mask=there[:, None] & (column < CONTENT)[None, :], other=0.0)
+        if WIDE:
+            k = k.to(tl.float32)
+        logits = tl.dot(q_content, tl.trans(k), input_precision=PRECISION)
+        if REST:
+            beside = key + CONTENT + at[:, None] + other[None, :]
+            k_rest = tl.load(beside, mask=there[:, None] & (other < REST)[None, :], other=0.0)
+            if WIDE:
+                k_rest = k_rest.to(tl.float32)
+            logits = tl.dot(q_rest, tl.trans(k_rest), acc=logits, input_precision=PRECISION)
+        logits = tl.where(there[None, :], logits * scale, float("-inf"))
+        highest = tl.maximum(top, tl.max(logits, 1))
+        safe = tl.where(highest == float("-inf"), 0.0, highest)  # -inf - -inf is NaN
+        weights = tl.exp2(logits - safe[:, None])
+        shrunk = tl.exp2(top - safe)
+        total = total * shrunk + tl.sum(weights, 1)
+        if SHARED:
+            v = k
+        else:
+            beside = value + slot.to(tl.int64)[:, None] * value_slot + wide[None, :]
+            v = tl.load(beside, mask=there[:, None] & (wide < VALUE)[None, :], other=0.0)
+            if WIDE:
+                v = v.to(tl.float32)
+        read = tl.dot(weights.to(v.dtype), v, acc=read * shrunk[:, None], input_precision=PRECISION)
+        top = highest
+
+    found = total > 0.0
+    some = tl.where(found, total, 1.0)
+    lse = tl.where(found, top + tl.log2(some), float("-inf"))
+    tl.store(sums + place, lse, mask=asked)
+    where = partial + place[:, None] * VALUE + wide[None, :]
+    tl.store(where, read / some[:, None], mask=(asked & found)[:, None] & (wide < VALUE)[None, :])
+
+
+def _check(q: Tensor, segments: Sequence[Segment], value_dim: int | None) -> int:
+    """Dv. ValueError: something does not fit."""
+    batch, heads, width = q.shape
+    if q.dtype not in DTYPES:
+        raise ValueError(f"queries of {q.dtype}: expected {', '.join(str(dtype) for dtype in DTYPES)}")
+    found = {value_dim} - {None}
+    for segment in segments:
+        rows, groups, slots, wide = segment.key.shape
+        if rows < 1 or batch % rows or heads % groups or wide != width:
+            raise ValueError(
+                f"keys {tuple(segment.key.shape)} do not fit queries {tuple(q.shape)}: expected (N, G, K, {width}) "
+                f"with N a divisor of {batch} and G of {heads}"
+            )
+        if segment.value is None and not (value_dim and value_dim <= width):
+            raise ValueError(f"value_dim={value_dim}: expected 1 to {width}, columns of the key that are its value")
+        if segment.value is not None:
+            if segment.value.shape[:3] != segment.key.shape[:3]:
+                raise ValueError(f"values {tuple(segment.value.shape)} of keys {tuple(segment.key.shape)}")
+            found.add(segment.value.shape[3])
+        mask = segment.mask
+        if mask is not None and (mask.dtype != torch.bool or mask.dim() != 2 or mask.shape[0] != rows):
+            raise ValueError(f"a mask {tuple(mask.shape)} of {mask.dtype}: expected bool, ({rows}, up to {slots})")
+        tensors = [t for t in (segment.key, segment.value) if t is not None]
+        for tensor in (*tensors, *([] if mask is None else [mask])):
+            if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 or tensor.device != q.device:
+                raise ValueError(f"a tensor {tuple(tensor.shape)}: expected a dense last axis, on {q.device}")
+        if any(tensor.dtype != q.dtype for tensor in tensors):
+            raise ValueError(f"keys and values of {segment.key.dtype}, expected {q.dtype} as the queries")
+    if len(found) > 1:
+        raise ValueError(f"values of several widths: {sorted(w for w in found if w)}")
+    if q.stride(-1) != 1 and width > 1:
+        raise ValueError("the last axis of the queries must be dense")
+    return next((w for w in found if w), 0)
+
+
+def measured(
+    q: Tensor, segments: Sequence[Segment], scale: float = 1.0, *, value_dim: int | None = None
+) -> dict[Blocks, float]:
+    """Milliseconds of a step with each of `CHOICES` that fits, the fastest first; for benchmarks, on CUDA.
+
+    Args:
+        q, segments, scale, value_dim: as in `latent_decode`.
+
+    ValueError: the tensors are not on CUDA.
+    """
+    if not q.is_cuda:
+        raise ValueError(f"block sizes are measured on CUDA, not on {q.device}")
+    width = _check(q, segments, value_dim)
+    memory, found = device_of(q.device).shared_memory, {}
+    for blocks in CHOICES:
+        plans = [_plan(q, segment, width, blocks, 1) for segment in segments]
+        if all(fits(blocks, plan.widths.padded, plan.widths.shared, q.dtype.itemsize, memory) for plan in plans):
+            run = partial_call(latent_decode, q, segments, scale, value_dim=value_dim, blocks=blocks)
+            found[blocks] = float(triton.testing.do_bench(run))
+    return dict(sorted(found.items(), key=lambda one: one[1]))

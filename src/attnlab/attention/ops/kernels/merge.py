@@ -1,0 +1,121 @@
+"""A decoding step's merge into each row's open slot (MTLA paper, section 4).
+
+It is a launch of its own before the attention: every program of the attention that has some of a row's heads reads the
+open slot, so that a merge inside of them would be done several times, or read half done. What it reads and writes is
+one slot of each row; it takes the place of a dozen small operations, and where to write is read on the device.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .split import number, numbers
+
+
+def merge_slot(
+    slots: Tensor,
+    latent: Tensor,
+    rotary: Tensor,
+    hidden: Tensor,
+    gates: Tensor,
+    at: int | Tensor,
+    stride: int,
+    first: int | Tensor = 0,
+) -> Tensor:
+    """Add the gated latent of a position to its row's slot, or begin the slot with it; its rotary key is the slot's.
+
+    The gate is sigmoid(hidden . gates[first + floor(at / stride)]), in float32. Written in place.
+
+    Args:
+        slots: (B, K, r + d_r), the last axis dense.
+        latent: of the new position, (B, r).
+        rotary: its rotary key, (B, d_r).
+        hidden: fc_p(latent), (B, g).
+        gates: fc_c(pe(k)) of every slot k, (A, g).
+        at: the position, counted from where slot 0 begins: an int, or int32 or int64 on the device, (B,) or of one
+            element. Its slot is floor(at / stride); the slot begins anew where `stride` divides it.
+        stride: positions of a slot.
+        first: number of slot 0, in the same form.
+
+    Returns:
+        How many slots of each row hold something then, (B,) int32, for `latent.Segment`.
+
+    ValueError: shapes do not fit each other.
+    """
+    rows, _, width = slots.shape
+    if latent.shape[0] != rows or rotary.shape[0] != rows or latent.shape[1] + rotary.shape[1] != width:
+        raise ValueError(f"latents {tuple(latent.shape)}, rotary keys {tuple(rotary.shape)}: slots {rows, width}")
+    if hidden.shape != (rows, gates.shape[1]):
+        raise ValueError(f"hidden {tuple(hidden.shape)}: expected {(rows, gates.shape[1])}")
+    latent, rotary, hidden, gates = (
+        t if t.stride(-1) == 1 else t.contiguous() for t in (latent, rotary, hidden, gates)
+    )
+    places, place_step, place = numbers(at, rows, 0, "at", slots)
+    firsts, first_step, one = numbers(first, rows, 0, "first", slots)
+    counts = torch.empty(rows, dtype=torch.int32, device=slots.device)
+    r = latent.shape[1]
+    _merge[(rows,)](
+        slots, latent, rotary, hidden, gates, places, firsts, counts, place, one,
+        slots.stride(0), slots.stride(1), latent.stride(0), rotary.stride(0), hidden.stride(0), gates.stride(0),
+        place_step, first_step, slots.shape[1], gates.shape[0],
+        PLACED=place_step >= 0, NUMBERED=first_step >= 0, STRIDE=stride,
+        LATENT=r, ROTARY=width - r, GATES=gates.shape[1], LATENT_BLOCK=triton.next_power_of_2(r),
+        ROTARY_BLOCK=triton.next_power_of_2(max(1, width - r)), GATES_BLOCK=triton.next_power_of_2(gates.shape[1]),
+        num_warps=4,
+    )  # fmt: skip
+    return counts
+
+
+@triton.jit(do_not_specialize=["at", "first", "place_step", "first_step", "capacity", "table"])
+def _merge(
+    slots: tl.tensor,
+    latent: tl.tensor,
+    rotary: tl.tensor,
+    hidden: tl.tensor,
+    gates: tl.tensor,
+    places: tl.tensor,
+    firsts: tl.tensor,
+    counts: tl.tensor,
+    at: tl.tensor,
+    first: tl.tensor,
+    slots_row: tl.tensor,  # strides
+    slots_slot: tl.tensor,
+    latent_row: tl.tensor,
+    rotary_row: tl.tensor,
+    hidden_row: tl.tensor,
+    gates_row: tl.tensor,
+    place_step: tl.tensor,
+    first_step: tl.tensor,
+    capacity: tl.tensor,
+    table: tl.tensor,  # rows of `gates`
+    PLACED: tl.constexpr,
+    NUMBERED: tl.constexpr,
+    STRIDE: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROTARY: tl.constexpr,
+    GATES: tl.constexpr,
+    LATENT_BLOCK: tl.constexpr,
+    ROTARY_BLOCK: tl.constexpr,
+    GATES_BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    position = number(places, row, place_step, at, PLACED)
+    slot = position // STRIDE
+    tl.store(counts + row, slot + 1)
+    if slot >= capacity:
+        return
+    chosen = tl.minimum(number(firsts, row, first_step, first, NUMBERED) + slot, table - 1)
+    gate = tl.arange(0, GATES_BLOCK)
+    column, other = tl.arange(0, LATENT_BLOCK), tl.arange(0, ROTARY_BLOCK)
+    mine = tl.load(hidden + row * hidden_row + gate, mask=gate < GATES, other=0.0).to(tl.float32)
+    its = tl.load(gates + chosen.to(tl.int64) * gates_row + gate, mask=gate < GATES, other=0.0).to(tl.float32)
+    weight = tl.sigmoid(tl.sum(mine * its, 0))
+    new = weight * tl.load(latent + row * latent_row + column, mask=column < LATENT, other=0.0).to(tl.float32)
+    here = slots + row * slots_row + slot.to(tl.int64) * slots_slot
+    held = tl.where(position % STRIDE == 0, 0, LATENT)  # a slot that begins holds nothing yet
+    new += tl.load(here + column, mask=column < held, other=0.0).to(tl.float32)
+    tl.store(here + column, new.to(slots.dtype.element_ty), mask=column < LATENT)
+    if ROTARY > 0:
+        turned = tl.load(rotary + row * rotary_row + other, mask=other < ROTARY, other=0.0)
+        tl.store(here + LATENT + other, turned.to(slots.dtype.element_ty), mask=other < ROTARY)

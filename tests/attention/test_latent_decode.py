@@ -1,0 +1,268 @@
+"""The kernels of a decoding step against their naive form: in Triton's interpreter on the CPU, and on a GPU."""
+
+import os
+from itertools import product
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnlab.attention.ops import kernels
+from attnlab.attention.ops.kernels import naive
+
+pytest.importorskip("triton")
+from attnlab.attention.ops.kernels import latent, split
+from attnlab.attention.ops.kernels.latent import Blocks, Segment, latent_decode
+from attnlab.attention.ops.kernels.merge import merge_slot
+
+CPU = torch.device("cpu")
+interpreter = pytest.mark.skipif(not kernels.usable(CPU), reason="needs TRITON_INTERPRET=1, which a GPU does not take")
+gpu = pytest.mark.gpu
+# The largest error in units of the root mean square; outputs of half precision are rounded to it.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+SMALL = Blocks(16, 16, 4, 2)
+
+
+class Case(NamedTuple):
+    """A step: the text's slots and count; a prefix's, `beam` rows each; widths (r, d_r), or (D, Dv) of G key heads."""
+
+    heads: int
+    widths: tuple[int, int]
+    slots: int
+    counts: str = "int"  # int, one, rows, none
+    prefix: int = 0
+    ragged: str = "no"  # no, counts, mask
+    beam: int = 1
+    groups: int | None = None  # None: the value is the key's content
+    dtype: torch.dtype = torch.float32
+    loud: float = 1.0
+    splits: int | None = None
+
+    def __str__(self) -> str:
+        return "-".join(str(value).removeprefix("torch.") for value in self if value is not None).replace(" ", "")
+
+
+def drawn(case: Case, device: torch.device) -> tuple[Tensor, list[Segment], dict[str, int]]:
+    """Queries, segments and `value_dim`. What does not exist is NaN."""
+    rng, batch = torch.Generator().manual_seed(0), 2 * case.beam
+    width = sum(case.widths) if case.groups is None else case.widths[0]
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng).to(device, case.dtype)
+
+    def segment(rows: int, slots: int, kind: str) -> Segment:
+        key = draw(rows, case.groups or 1, slots, width)
+        value = None if case.groups is None else draw(rows, case.groups, slots, case.widths[1])
+        held = torch.randint(1, slots + 1, (rows,), generator=rng).tolist()
+        held = [slots] * rows if kind == "none" else [held[0]] * rows if kind in ("int", "one") else held
+        exists = torch.arange(slots) < torch.tensor(held)[:, None]
+        if kind == "mask":
+            exists = torch.rand(rows, slots, generator=rng) < 0.6
+        for tensor in (key, value):
+            if tensor is not None:
+                tensor.masked_fill_(~exists.to(device)[:, None, :, None], torch.nan)
+        given = torch.tensor(held[:1] if kind == "one" else held, device=device)
+        if kind == "mask":
+            return Segment(key, value, mask=exists.to(device))
+        return Segment(key, value, None if kind == "none" else held[0] if kind == "int" else given)
+
+    segments = [segment(batch, case.slots, case.counts)]
+    if case.prefix:
+        segments.insert(0, segment(2, case.prefix, {"no": "none", "counts": "rows"}.get(case.ragged, "mask")))
+    more = {"value_dim": case.widths[0]} if case.groups is None else {}
+    return case.loud * draw(batch, case.heads, width), segments, more
+
+
+def check(case: Case, device: torch.device, blocks: Blocks | None) -> None:
+    q, segments, more = drawn(case, device)
+    scale = q.shape[-1] ** -0.5
+    got = latent_decode(q, segments, scale, blocks=blocks, splits=case.splits, **more)
+    want = naive.latent_decode(q.cpu(), [_on_cpu(segment) for segment in segments], scale, **more)
+    assert got.dtype == case.dtype
+    assert _error(got.cpu(), want) < TOLERANCE[case.dtype] * (100 if case.loud > 1 else 1)
+
+
+def _on_cpu(segment: Segment) -> Segment:
+    return Segment(*(t.cpu() if isinstance(t, Tensor) else t for t in segment))
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want).abs().max() / want.square().mean().sqrt())
+
+
+FEW = [
+    Case(3, (40, 8), 33, "rows", prefix=17, ragged="counts", beam=2, splits=2),
+    Case(1, (16, 16), 1, "none"),
+    Case(6, (20, 12), 17, "one", prefix=5, ragged="mask", groups=3, dtype=torch.bfloat16),
+]
+GRID = [
+    *FEW,
+    *(Case(h, (r, e), k, dtype=d) for h, (r, e), k, d in product(
+        (1, 33), ((16, 16), (100, 20), (512, 64)), (1, 65), (torch.float32, torch.bfloat16))),
+    Case(2, (576, 16), 40), Case(2, (16, 576), 40), Case(5, (64, 0), 31),
+    Case(8, (48, 16), 130, "rows", dtype=torch.float16, splits=4),
+    Case(8, (48, 16), 130, "one", splits=3), Case(4, (32, 8), 64, "none", splits=4), Case(4, (32, 8), 65, splits=4),
+    *(Case(4, (32, 8), 20, *given, dtype=torch.float16) for given in product(
+        ("int", "rows"), (1, 33), ("no", "counts", "mask"), (1, 5))),
+    *(Case(12, widths, 33, "rows", 18, "counts", 3, groups) for widths, groups in product(
+        ((64, 64), (24, 40), (128, 16)), (1, 4, 12))),
+    *(Case(4, (32, 8), 50, "rows", 20, "mask", 2, dtype=dtype, loud=60.0) for dtype in TOLERANCE),
+]  # fmt: skip
+
+
+@interpreter
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_the_kernel_equals_the_naive_form(case: Case) -> None:
+    check(case, CPU, SMALL)
+
+
+@interpreter
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_the_kernel_equals_the_naive_form_at_odd_shapes(case: Case) -> None:
+    check(case, CPU, None)
+
+
+@gpu
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_on_a_gpu_the_kernel_equals_the_naive_form(case: Case) -> None:
+    check(case, torch.device("cuda"), None)
+
+
+@gpu
+def test_all_block_sizes_give_the_same() -> None:
+    case = Case(33, (512, 64), 300, "rows", 70, "mask", 2, dtype=torch.bfloat16)
+    q, segments, more = drawn(case, torch.device("cuda"))
+    found = latent.measured(q, segments, 0.05, value_dim=more["value_dim"])
+    assert latent.choose_blocks(66, (512, 64, 512), True, q.dtype, q.device) in found
+    want = naive.latent_decode(q.cpu(), [_on_cpu(segment) for segment in segments], 0.05, **more)
+    for blocks in found:
+        assert _error(latent_decode(q, segments, 0.05, blocks=blocks, **more).cpu(), want) < 6e-2, blocks
+
+
+@interpreter
+def test_a_row_without_any_slot_gets_zeros_and_splits_beyond_a_count_have_no_weight() -> None:
+    q, key = torch.randn(2, 2, 16), torch.full((2, 1, 64, 16), torch.nan)
+    key[1, 0, 5:9] = torch.randn(4, 16)
+    ends = {"start": torch.tensor([0, 5]), "count": torch.tensor([0, 9], dtype=torch.int32)}
+    y = latent_decode(q, [Segment(key, **ends)], value_dim=16, blocks=SMALL, splits=4)
+    assert not y[0].any()
+    assert _error(y[1:], naive.latent_decode(q[1:], [Segment(key[1:, :, 5:9])], value_dim=16)) < 1e-5
+
+
+def test_splits_follow_from_shapes_and_fill_the_device() -> None:
+    assert split.num_splits(64, 512, 132) == 2  # 128 of 132 multiprocessors
+    assert split.num_splits(1, 512, 132) > 100
+    assert split.num_splits(1, 3, 132) == 3  # no split is less than a block
+    assert split.num_splits(1320, 512, 132) == 1
+    assert all(1 <= split.num_splits(programs, 40, 132) <= 40 for programs in range(300))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_chosen_blocks_fit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every width that the kernel promises, in the shared memory of A100, L40 and H200."""
+    for memory, content, rest, lines in product(
+        (166912, 101376, 232448), range(16, 577, 40), (0, 16, 64), (1, 16, 999)
+    ):
+        device = split.Device(CPU)
+        device.shared_memory = memory
+        monkeypatch.setattr(latent, "device_of", lambda _, device=device: device)
+        for shared in (True, False):
+            widths = latent._Widths(content, rest, content, shared).padded
+            blocks = latent.choose_blocks(lines, widths, shared, dtype, CPU)
+            if content * dtype.itemsize <= 1024 or shared and dtype.itemsize == 2:
+                assert latent.fits(blocks, widths, shared, dtype.itemsize, memory), (blocks, widths, memory)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": torch.zeros(3, 1, 4, 24)}, "do not fit queries"),
+        ({"key": torch.zeros(2, 1, 4, 25)}, "do not fit queries"),
+        ({"key": torch.zeros(2, 1, 4, 24).half()}, "keys and values of torch.float16"),
+        ({"count": torch.tensor([1, 2, 3])}, r"count: torch.int64 of shape \(3,\)"),
+        ({"start": torch.tensor([1.0, 2.0])}, "start: torch.float32"),
+        ({"mask": torch.zeros(2, 4)}, "expected bool"),
+        ({"value": torch.zeros(2, 1, 5, 16)}, "values"),
+        ({"key": torch.zeros(2, 1, 24, 4).mT}, "dense last axis"),
+    ],
+)
+def test_what_does_not_fit_is_one_error(change: dict[str, Tensor], message: str) -> None:
+    segment = Segment(torch.zeros(2, 1, 4, 24))._replace(**change)
+    with pytest.raises(ValueError, match=message):
+        latent_decode(torch.zeros(2, 3, 24), [segment], value_dim=None if segment.value is not None else 16)
+
+
+def merged(device: torch.device, dtype: torch.dtype, ragged: bool) -> None:
+    rng, stride = torch.Generator().manual_seed(0), 3
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng).to(device, dtype)
+
+    slots, gates = draw(4, 5, 30), draw(9, 6)
+    at = torch.tensor([0, 4, 8, 12]) if ragged else torch.tensor(7)
+    first = torch.tensor([0, 3, 1, 2]) if ragged else torch.tensor([2])
+    for given in (lambda t: t.to(device), lambda t: t if ragged else int(t)):
+        latents, rotary, hidden = draw(4, 20), draw(4, 10), draw(4, 6)
+        want = naive.merge_slot(*(t.cpu() for t in (slots, latents, rotary, hidden, gates)), at, stride, first)
+        counts = merge_slot(
+            slots, latents, rotary, hidden, gates, given(at.to(device)), stride, given(first.to(device))
+        )
+        assert _error(slots.cpu(), want) < TOLERANCE[dtype]
+        assert counts.tolist() == (at // stride + 1).expand(4).tolist()
+
+
+@interpreter
+@pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
+def test_merging_a_slot_equals_the_naive_form(ragged: bool) -> None:
+    merged(CPU, torch.float32, ragged)
+
+
+@gpu
+@pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_on_a_gpu_merging_a_slot_equals_the_naive_form(dtype: torch.dtype, ragged: bool) -> None:
+    merged(torch.device("cuda"), dtype, ragged)
+
+
+@gpu
+def test_a_captured_step_follows_its_counts() -> None:
+    """Merge and attention in one CUDA graph, replayed at every position: as eager, without a new launch shape."""
+    stride, r, turned, steps = 2, 64, 16, 9
+    make = {"device": "cuda", "dtype": torch.bfloat16}
+    slots, gates = torch.zeros(4, 8, r + turned, **make), torch.randn(8, 16, **make)
+    prefix, counts = torch.randn(2, 1, 40, r + turned, **make), torch.tensor([40, 3], device="cuda")
+    latents, rotary, hidden, q = (
+        torch.randn(steps, 4, *shape, **make) for shape in ((r,), (turned,), (16,), (8, r + turned))
+    )
+    at = torch.zeros(1, dtype=torch.int64, device="cuda")
+    inputs = [t[0].clone() for t in (latents, rotary, hidden, q)]
+
+    def step(slots: Tensor) -> Tensor:
+        held = merge_slot(slots, *inputs[:3], gates, at, stride)
+        text = Segment(slots[:, None], count=held)
+        return latent_decode(inputs[3], [Segment(prefix, count=counts), text], 0.1, value_dim=r)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):  # compiles the kernels
+            step(slots.clone())
+    torch.cuda.current_stream().wait_stream(side)
+    eager, captured = slots.clone(), slots.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step(captured)
+    captured.zero_()
+    for t in range(steps):
+        at.fill_(t)
+        for held, new in zip(inputs, (latents, rotary, hidden, q), strict=True):
+            held.copy_(new[t])
+        graph.replay()
+        assert torch.equal(out, step(eager)), t
+        assert torch.equal(captured, eager), t
+
+
+def test_the_interpreter_runs_in_the_tests_without_a_gpu() -> None:
+    assert torch.cuda.is_available() or os.environ["TRITON_INTERPRET"] == "1" and kernels.usable(CPU)
