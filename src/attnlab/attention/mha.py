@@ -147,17 +147,24 @@ class MHA(PositionalAttention):
         angles = cache.angles(start, start + new)
         q, kept = self._queries(x, angles), self._kept(x, angles)
         cache.write(cache.text, start, kept)
-        prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         if new == 1:
-            key, value = (buffer[:, :, : start + 1] for buffer in cache.text.values())
-            out = attend_cached(q, key, value, self.scale, prefix["key"], prefix["value"], cache.prefix_mask)
-            return self._join(out.to(q.dtype))
+            return self._step(q, cache, start + 1)
+        prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         past = []
         if start:
             past.append(Past(self._pack(**{name: buffer[:, :, :start] for name, buffer in cache.text.items()})))
         if size:
             past.append(Past(self._pack(**prefix), cache.prefix_mask))
         return self._attend(q, self._pack(**kept), past)
+
+    def _step(self, q: Tensor, cache: PositionalCache, used: int) -> Tensor:
+        """One position, (B, H, 1, D) -> (B, 1, d), over the prefix and the first so many slots of the text."""
+        text, prefix = cache.text, cache.prefix
+        out = attend_cached(
+            q, text["key"], text["value"], self.scale, prefix["key"], prefix["value"], cache.prefix_mask,
+            used=used, prefix_used=cache.prefix_size, prefix_counts=cache.prefix_counts,
+        )  # fmt: skip
+        return self._join(out.to(q.dtype))
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         projections = 2 * self.d_model * (self.num_heads + self.num_kv_heads) * self.head_dim

@@ -192,15 +192,26 @@ class MLA(PositionalAttention):
         return Past(self._expand(latent, rotary), mask)
 
     def _step(
-        self, q: Tensor, cache: LatentCache, used: int, prefix_slots: int, text_mask: Tensor | None = None
+        self,
+        q: Tensor,
+        cache: LatentCache,
+        used: int,
+        prefix_slots: int,
+        text_mask: Tensor | None = None,
+        counts: Tensor | None = None,
     ) -> Tensor:
-        """One position, (B, 1, H, d_n + d_r) -> (B, 1, d), in latent space, over the first slots of the cache."""
+        """One position, (B, 1, H, d_n + d_r) -> (B, 1, d), in latent space, over the first slots of the cache.
+
+        Which of the `used` text slots exist: `text_mask` (B, columns), or the first `counts`, (B,); None: all.
+        """
         content, rotary = q[:, 0].to(cache.up_key.dtype).split([self.head_dim, self.rope_dim], -1)
         absorbed = torch.matmul(content.transpose(0, 1), cache.up_key).transpose(0, 1)  # (B, H, r), scaled
         q_bh1d = torch.cat((absorbed, rotary * self.scale), -1).unsqueeze(2)
-        text, prefix = cache.text["slots"][:, None, :used], cache.prefix["slots"][:, None, :prefix_slots]
-        r = self.latent_dim
-        read = attend_cached(q_bh1d, text, text[..., :r], 1.0, prefix, prefix[..., :r], cache.prefix_mask, text_mask)
+        read = attend_cached(
+            q_bh1d, cache.text["slots"].unsqueeze(1), None, 1.0, cache.prefix["slots"].unsqueeze(1), None,
+            cache.prefix_mask, text_mask, value_dim=self.latent_dim,
+            used=used, counts=counts, prefix_used=prefix_slots, prefix_counts=cache.prefix_counts,
+        )  # fmt: skip
         out = torch.matmul(read[:, :, 0].transpose(0, 1), cache.up_value).transpose(0, 1)  # (B, H, d_v)
         return self.out(out.reshape(q.shape[0], 1, -1).to(q.dtype))
 

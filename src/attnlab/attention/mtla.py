@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from .base import Cache, length_mask
 from .bounds import Ge, Le, NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .mla import MLA, Biased, LatentCache, Norm
+from .ops.backends import Backend, choose
 from .ops.partial_softmax import Past, expanded_attention
 from .ops.tables import kept
 from .positional import Angles
@@ -268,6 +269,7 @@ class MTLA(MLA):
         cache.write(cache.prefix, 0, {"slots": torch.cat((read.latent, read.rotary), -1)})
         cache.prefix_size, cache.prefix_slots, cache.prefix_lengths = size, read.latent.shape[1], prefix_lengths
         cache.offset, cache.prefix_mask = read.offset, read.mask
+        cache.prefix_counts = read.first_slot if isinstance(read.first_slot, Tensor) else None
         if read.carry is not None:
             cache.text["slots"][:, 0, : self.latent_dim] = read.carry.repeat_interleave(cache.beam, 0)
 
@@ -278,8 +280,8 @@ class MTLA(MLA):
         q = self._queries(x, angles)
         latent, rotary = self._latents(x, angles)
         if new == 1:
-            mask = self._write(latent[:, 0], rotary[:, 0], start, cache)
-            return self._step(q, cache, cache.slots_up_to(start + 1), cache.prefix_slots, mask)
+            counts = self._write(latent[:, 0], rotary[:, 0], start, cache)
+            return self._step(q, cache, cache.slots_up_to(start + 1), cache.prefix_slots, counts=counts)
         begin = cache.row_offset() + start
         base = begin // s  # text slot of the first new position
         rows = torch.arange(len(begin), device=begin.device)[:, None]
@@ -307,9 +309,16 @@ class MTLA(MLA):
         return self.out(out.flatten(2))
 
     def _write(self, latent: Tensor, rotary: Tensor, start: int, cache: MTLACache) -> Tensor | None:
-        """Merge one position, (B, r) and (B, d_r), into its row's slot. Which slots a row sees, if rows differ."""
+        """Merge one position, (B, r) and (B, d_r), into its row's slot. How many slots a row sees, if rows differ."""
         s, r, text = self.stride, self.latent_dim, cache.text["slots"]
         first = cache.first_slot()
+        if choose("step", text, masked=True) is Backend.TRITON:
+            from .ops.kernels.merge import merge_slot  # needs triton
+
+            alike = isinstance(cache.offset, int)
+            at = (cache.offset if alike else cache.row_offset()) + start
+            held = merge_slot(text, latent, rotary, self.gate_latent(latent), cache.gate_slot, at, s, first)
+            return None if alike else held
         if isinstance(cache.offset, int) and isinstance(first, int):
             number, place = (cache.offset + start) // s, (cache.offset + start) % s
             slot = slice(number, number + 1)  # a slice: a plain index, or divmod, would be compiled again for each slot
@@ -326,7 +335,7 @@ class MTLA(MLA):
         gated = self._gate(latent, cache.gate_slot[first + slots]) * latent
         held = text[rows, slots, :r] * (at % s != 0).unsqueeze(-1)
         text[rows, slots] = torch.cat((held + gated, rotary.to(gated.dtype)), -1).to(text.dtype)
-        return length_mask(slots + 1, cache.slots_up_to(start + 1))
+        return slots + 1
 
     @property
     def cache_elements_per_token(self) -> float:

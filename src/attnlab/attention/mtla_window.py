@@ -265,6 +265,7 @@ class MTLAWindow(MTLA):
         cache.write(cache.prefix, 0, {"slots": merged})
         cache.prefix_size, cache.prefix_slots, cache.prefix_lengths = size, merged.shape[1], prefix_lengths
         cache.prefix_mask = None if prefix_lengths is None else exists
+        cache.prefix_counts = None if prefix_lengths is None else self._prefix_merged(prefix_lengths)
         text[:, : self.first] = early.repeat_interleave(cache.beam, 0)
         ring = self.recent + self.stride
         places = (cache.starts()[:, None] + torch.arange(ring, device=text.device)) % ring  # oldest first

@@ -30,6 +30,7 @@ class PositionalCache(Cache):
         prefix_size: positions of the longest prefix.
         prefix_lengths: (N,) where prefixes differ in length, else None.
         prefix_mask: (N, slots) bool then: the slots that exist.
+        prefix_counts: (N,) then: how many these are; they come first.
         cos, sin: rotary tables of all positions of prefix and text.
     """
 
@@ -49,6 +50,7 @@ class PositionalCache(Cache):
         self.prefix_size = 0
         self.prefix_lengths: Tensor | None = None
         self.prefix_mask: Tensor | None = None
+        self.prefix_counts: Tensor | None = None
         self.cos, self.sin = attention.rotary_table(prefix_capacity + capacity, like)
 
     def buffers(self) -> list[Tensor]:
@@ -69,6 +71,8 @@ class PositionalCache(Cache):
         self.prefix = {name: buffer[prefixes] for name, buffer in self.prefix.items()}
         if self.prefix_lengths is not None and self.prefix_mask is not None:
             self.prefix_lengths, self.prefix_mask = self.prefix_lengths[prefixes], self.prefix_mask[prefixes]
+        if self.prefix_counts is not None:
+            self.prefix_counts = self.prefix_counts[prefixes]
 
     def crop(self, length: int) -> None:
         self._check_crop(length)
@@ -157,7 +161,7 @@ class PositionalAttention(Attention):
         assert isinstance(cache, PositionalCache)
         size = prefix.shape[1]
         cache.write(cache.prefix, 0, self._kept(prefix, cache.prefix_angles(0, size)))
-        cache.prefix_size, cache.prefix_lengths = size, prefix_lengths
+        cache.prefix_size, cache.prefix_lengths, cache.prefix_counts = size, prefix_lengths, prefix_lengths
         cache.prefix_mask = None if prefix_lengths is None else length_mask(prefix_lengths, size)
 
     @property

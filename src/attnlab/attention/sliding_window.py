@@ -10,7 +10,6 @@ from .base import Cache, length_mask
 from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .mha import MHA, Projection
 from .ops.backends import dense_attention
-from .ops.decode import attend_cached
 from .ops.rope import Llama3Scaling
 from .positional import PositionalAttention, PositionalCache
 
@@ -208,12 +207,10 @@ class SlidingWindow(Windowed, MHA):
         new, start, size = x.shape[1], cache.length, cache.prefix_size
         angles = cache.angles(start, start + new)
         q, kept = self._queries(x, angles), self._kept(x, angles)
-        prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         if new == 1:
             cache.write(cache.text, start % cache.size, kept)
-            key, value = (buffer[:, :, : min(start + 1, cache.size)] for buffer in cache.text.values())
-            out = attend_cached(q, key, value, self.scale, prefix["key"], prefix["value"], cache.prefix_mask)
-            return self._join(out.to(q.dtype))
+            return self._step(q, cache, min(start + 1, cache.size))
+        prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         text = {name: torch.cat((held.to(q.dtype), kept[name]), 2) for name, held in cache.before().items()}
         own = {name: buffer.repeat_interleave(cache.beam, 0) for name, buffer in prefix.items()} if size else None
         mask = None if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)

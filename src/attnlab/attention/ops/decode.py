@@ -10,34 +10,69 @@ from .backends import Backend, choose
 def attend_cached(
     q: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     scale: float,
     prefix_key: Tensor,
-    prefix_value: Tensor,
+    prefix_value: Tensor | None,
     prefix_mask: Tensor | None = None,
     text_mask: Tensor | None = None,
+    *,
+    value_dim: int | None = None,
+    used: int | None = None,
+    counts: Tensor | None = None,
+    prefix_used: int | None = None,
+    prefix_counts: Tensor | None = None,
 ) -> Tensor:
     """(B, H, 1, Dv): one softmax over a row's prefix and its own text.
 
     q (B, H, 1, D); text keys and values (B, G, K, .), G dividing H; prefixes (N, G, P, .), N dividing B.
     Masks (N, P) and (B, K), bool, true where a key exists. Key heads are never repeated, prefixes never copied:
     the H/G query heads of a key head, and the beams of a prefix, are the rows of one matrix product.
+    Buffers are given whole, with how many of their slots are used: a kernel then takes the same shapes at every step.
 
     Args:
         q: queries of the step, (B, H, 1, D).
         key: text keys, (B, G, K, D); G divides H.
-        value: text values, (B, G, K, Dv).
+        value: text values, (B, G, K, Dv); None: the first `value_dim` columns of the keys.
         scale: factor of the logits.
         prefix_key: keys of the prefixes, (N, G, P, D); N divides B. P = 0: there is no prefix.
-        prefix_value: their values, (N, G, P, Dv).
+        prefix_value: their values, (N, G, P, Dv); None as for the text.
         prefix_mask: (N, P) bool, true where a key exists; None: everywhere.
         text_mask: (B, K) bool, the same of the text; keys beyond its columns exist.
+        value_dim: Dv, where keys are values too.
+        used: the first so many text slots are read at most; None: K.
+        counts: how many of these exist in each row, (B,) or one element, int64 or int32 on the device, in place of
+            `text_mask`; None: all.
+        prefix_used: the same of the prefixes as `used`; None: P.
+        prefix_counts: how many of these exist, (N,), where `prefix_mask` is true for the first ones; a kernel reads it
+            in place of the mask.
     """
-    batch, heads, _, width = q.shape
-    groups, prefixes, size = key.shape[1], prefix_key.shape[0], prefix_key.shape[2]
-    q_bgqd = q.to(key.dtype).reshape(batch, groups, heads // groups, width)
-    masked = bool(size) or text_mask is not None or key.shape[-1] != value.shape[-1]
-    if choose("step", q, masked=masked) is Backend.SDPA:
+    q_bhd = q[:, :, 0].to(key.dtype)
+    batch, heads, width = q_bhd.shape
+    prefix_used = prefix_key.shape[2] if prefix_used is None else prefix_used
+    narrow = width != (value_dim if value is None else value.shape[-1])
+    masked = bool(prefix_used) or text_mask is not None or counts is not None or narrow
+    backend = choose("step", q_bhd, masked=masked)
+    if backend is Backend.TRITON:
+        from .kernels.latent import Segment, latent_decode  # needs triton
+
+        segments = [Segment(key, value, used if counts is None else counts, mask=text_mask)]
+        if prefix_used:
+            held = prefix_used if prefix_counts is None else prefix_counts
+            mask = prefix_mask if prefix_counts is None else None
+            segments.insert(0, Segment(prefix_key, prefix_value, held, mask=mask))
+        return latent_decode(q_bhd.contiguous(), segments, scale, value_dim=value_dim).unsqueeze(2)
+
+    key, prefix_key = key[:, :, :used], prefix_key[:, :, :prefix_used]
+    value = key[..., :value_dim] if value is None else value[:, :, :used]
+    prefix_value = prefix_key[..., :value_dim] if prefix_value is None else prefix_value[:, :, :prefix_used]
+    if counts is not None:
+        text_mask = torch.arange(key.shape[2], device=counts.device) < counts.reshape(-1, 1)
+    groups, prefixes, size = key.shape[1], prefix_key.shape[0], prefix_used
+    if prefix_counts is not None and prefix_mask is None:
+        prefix_mask = torch.arange(size, device=prefix_counts.device) < prefix_counts.reshape(-1, 1)
+    q_bgqd = q_bhd.reshape(batch, groups, heads // groups, width)
+    if backend is Backend.SDPA:
         return F.scaled_dot_product_attention(q_bgqd, key, value, scale=scale).reshape(batch, heads, 1, -1)
     if not size:
         p = _softmax(_logits(q_bgqd, key, text_mask, scale), key.dtype)

@@ -113,7 +113,7 @@ def choose_blocks(
     """
     most = (8192 if dtype == torch.float32 else 16384) // padded[2]
     lines = min(64, max(16, min(most, triton.next_power_of_2(lines))))
-    warps = 4 if lines * padded[2] <= 8192 else 8
+    warps = 4 if lines * padded[2] * dtype.itemsize <= 16384 else 8
     memory = device_of(device).shared_memory
     for slots, stages in ((64, 3), (32, 4), (32, 3), (16, 3), (16, 2)):
         blocks = Blocks(lines, slots, warps, stages)
@@ -145,6 +145,12 @@ def latent_decode(
 
     ValueError: shapes, dtypes or devices do not fit each other.
     """
+    if torch.compiler.is_compiling():
+        keys, values, counts, starts, masks = zip(*segments, strict=True)
+        held = [-1 if count is None or isinstance(count, Tensor) else count for count in counts]
+        begun = [0 if start is None or isinstance(start, Tensor) else start for start in starts]
+        read, first = ([t if isinstance(t, Tensor) else None for t in given] for given in (counts, starts))
+        return _compiled(q, keys, values, read, held, first, begun, masks, scale, value_dim)
     batch, heads, _ = q.shape
     segments = [segment for segment in segments if segment.key.shape[2]]
     width = _check(q, segments, value_dim)
@@ -160,6 +166,48 @@ def latent_decode(
         _launch(q, segment, plan, scale, partial, sums, first)
         first += plan.splits
     return reduce(partial, sums, out)
+
+
+def _eager(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor | None],
+    counts: Sequence[Tensor | None],
+    held: Sequence[int],
+    starts: Sequence[Tensor | None],
+    begun: Sequence[int],
+    masks: Sequence[Tensor | None],
+    scale: float,
+    value_dim: int | None,
+) -> Tensor:
+    """The step as torch.compile calls it, which sees no triton in it."""
+    given = zip(keys, values, counts, held, starts, begun, masks, strict=True)
+    segments = [
+        Segment(
+            key,
+            value,
+            (None if number < 0 else number) if count is None else count,
+            first if start is None else start,
+            mask,
+        )
+        for key, value, count, number, start, first, mask in given
+    ]
+    return latent_decode(q, segments, scale, value_dim=value_dim)
+
+
+_compiled = torch.library.custom_op(
+    f"{__name__.partition('.')[0]}::latent_decode",
+    _eager,
+    mutates_args=(),
+    schema="(Tensor q, Tensor[] keys, Tensor?[] values, Tensor?[] counts, SymInt[] held, Tensor?[] starts, "
+    "SymInt[] begun, Tensor?[] masks, float scale, SymInt? value_dim) -> Tensor",
+)
+
+
+@_compiled.register_fake
+def _shape_of(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor | None], *more: object) -> Tensor:
+    width = more[-1] if values[0] is None else values[0].shape[3]
+    return q.new_empty(*q.shape[:2], width)
 
 
 class _Plan(NamedTuple):

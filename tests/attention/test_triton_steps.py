@@ -1,0 +1,99 @@
+"""Steps of whole mechanisms through the Triton kernels: what decoding promises, with the kernels computing it."""
+
+import pytest
+import torch
+
+from attnlab.attention import Attention
+from attnlab.attention.ops import backends, kernels
+from attnlab.attention.ops.backends import Backend, choose, prefer
+from tests.attention.mechanisms import EVERY, Mechanism, error
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(not kernels.usable(torch.device("cpu")), reason="no interpreter")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+SERVED = ("mha", "mqa", "gqa", "mla", "mtla", "mla_window", "mtla_window", "sliding_window")
+FIRST = ("mqa", "mtla-s2")  # the others take the same kernels, and longer than a second each
+STEPS = [
+    pytest.param(m, id=str(m), marks=() if str(m) in FIRST else pytest.mark.slow) for m in EVERY if m.name in SERVED
+]
+on_devices = pytest.mark.parametrize("device", DEVICES)
+
+
+def decode(attention: Attention, device: str, lengths: torch.Tensor | None, size: int, steps: int) -> float:
+    """Beams of two after shared prefixes, reordered, one sentence dropped -> the error against `forward`."""
+    rng = torch.Generator().manual_seed(1)
+    x, prefix = (torch.randn(n, t, 32, generator=rng).to(device) for n, t in ((4, steps), (2, size)))
+    rows = torch.tensor([1, 1, 2, 3], device=device)
+    cache = attention.new_cache(4, steps + 2, size, prefix_batch=2)
+    if size:
+        attention.read_prefix(prefix, lengths, cache)
+    history, worst = x[:, :0], 0.0
+    own, given = prefix.repeat_interleave(2, 0), None if lengths is None else lengths.repeat_interleave(2)
+    for t in range(steps):
+        if t == 2:
+            cache.reorder(rows)
+            history = history[rows]
+        if t == steps - 1:
+            cache.select(torch.tensor([1], device=device))
+            history, x, own, given = history[2:], x[2:], own[2:], None if given is None else given[2:]
+        history = torch.cat((history, x[:, t : t + 1]), 1)
+        want = attention(history, own if size else None, prefix_lengths=given)[:, -1:]
+        with prefer(Backend.TRITON):
+            worst = max(worst, error(attention.extend(x[:, t : t + 1], cache), want))
+    return worst
+
+
+@on_devices
+@pytest.mark.parametrize("mechanism", STEPS)
+def test_steps_by_kernels_equal_forward(mechanism: Mechanism, device: str) -> None:
+    attention = mechanism.build(dtype=torch.float32).to(device)
+    for lengths in (None, torch.tensor([5, 2], device=device)):
+        assert decode(attention, device, lengths, 5, 4) < 1e-4
+    assert decode(attention, device, None, 0, 3) < 1e-4
+
+
+@on_devices
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", [m for m in EVERY if str(m) in FIRST], ids=str)
+def test_a_compiled_step_by_kernels_is_one_graph(mechanism: Mechanism, device: str) -> None:
+    attention = mechanism.build(dtype=torch.float32).to(device)
+    x, prefix = torch.randn(4, 6, 32, device=device), torch.randn(2, 5, 32, device=device)
+    caches = [attention.new_cache(4, 6, 5, prefix_batch=2) for _ in range(2)]
+    torch._dynamo.reset()
+    step = torch.compile(attention.extend, fullgraph=True, backend="eager")
+    for cache in caches:
+        attention.read_prefix(prefix, torch.tensor([5, 2], device=device), cache)
+    for t in range(6):
+        with prefer(Backend.TRITON):
+            got = step(x[:, t : t + 1], caches[0])
+        assert error(got, attention.extend(x[:, t : t + 1], caches[1])) < 1e-4
+
+
+def test_a_kernel_is_taken_where_it_is_asked_for_and_no_gradient_is_needed() -> None:
+    q = torch.zeros(2, 3, 16)
+    assert choose("step", q) is Backend.SDPA and choose("step", q, masked=True) is Backend.PLAIN
+    with prefer(Backend.PLAIN):
+        assert choose("step", q) is choose("merged", q) is Backend.PLAIN
+        assert choose("dense", q) is Backend.SDPA  # which has no other
+    with prefer(Backend.TRITON):
+        assert choose("merged", q) is not Backend.TRITON
+        with pytest.raises(ValueError, match="TRITON cannot compute operation step: the dtype is torch.float64"):
+            choose("step", q.double())
+        with pytest.raises(ValueError, match="neither dropout nor a gradient"):
+            choose("step", q.clone().requires_grad_())
+        with pytest.raises(ValueError, match="neither dropout nor a gradient"):
+            choose("step", q, dropout=0.1)
+        if kernels.usable(q.device):
+            assert choose("step", q, masked=True) is Backend.TRITON
+    assert backends._preferred is None
+    with prefer(Backend.SDPA), pytest.raises(ValueError, match="no prefix, no mask"):
+        choose("step", q, masked=True)
+    with prefer(Backend.FUSED_CUDA), pytest.raises(ValueError, match="the tensors are on cpu, expected cuda"):
+        choose("merged", q)
+
+
+def test_without_an_interpreter_or_a_gpu_the_error_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with prefer(Backend.TRITON), pytest.raises(ValueError, match="expected a CUDA device .* or TRITON_INTERPRET=1"):
+        choose("step", torch.zeros(1, 1, 16))
