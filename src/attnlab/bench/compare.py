@@ -127,6 +127,8 @@ def timed(work: Workload, device: torch.device) -> dict[str, float]:
         work.run()
         _wait(device)
         found = {"prepare_seconds": ready - began, "seconds": time.perf_counter() - ready}
+        if (own := work.device_seconds()) is not None:
+            found["seconds"] = own
         if device.type == "cpu":
             found["cpu_seconds"] = time.process_time() - used
         return found
@@ -177,6 +179,7 @@ def _result(times: list[dict[str, float]], work: Workload, shape: Shape) -> dict
         del found["prepare_seconds"]  # of interest only where it reads the prefix
     found["tokens_per_second"] = rounded(shape.tokens / found["seconds"]["median"])
     found["peak_memory_mib"] = NOT_RUN
+    found |= work.rates(found["seconds"]["median"])
     if (cache := work.cache_bytes()) is not None:
         found["cache_bytes"] = cache
     return found

@@ -12,8 +12,9 @@ Length = Annotated[int, Ge(1)]
 Filled = Annotated[int, Ge(0)]
 
 What = Literal[
-    "training", "model", "decoding", "beam", "forward", "projections", "whole", "decomposition", "generation", "prefill"
-]
+    "training", "model", "decoding", "beam", "forward", "projections", "whole", "decomposition", "generation",
+    "prefill", "kernels",
+]  # fmt: skip
 KINDS: tuple[str, ...] = get_args(What)
 
 
@@ -34,6 +35,7 @@ class Settings:
             whole: one forward pass of a compressed language model, `text` tokens.
             decomposition: partial Tucker of one layer's heads, beside TensorLy's.
             generation: `steps` cached steps of the task's whole language model, after `context` positions, as decoding.
+            kernels: the attention of one step alone, by a kernel and by torch, and the bytes that it reads a second.
             prefill: the task's language model reads `text` positions into empty caches.
         batch: rows, sentences or images.
         beam: hypotheses of a sentence.

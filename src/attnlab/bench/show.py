@@ -35,6 +35,10 @@ def show(record: dict[str, Any], directory: Path) -> None:
         table.add_section()
     console.print(table)
     for row in bench["rows"]:
+        for name, found in row["variants"].items():
+            if isinstance(share := found.get("share_of_copy"), float):
+                speed = f"{found['bytes_per_second'] / 1e9:.4g} GB/s"
+                console.print(f"{row['what']} context {row['context']}: {name} reads {speed}, {share:.0%} of a copy")
         for pair in row["ratios"]:
             if NOT_RUN in pair:
                 console.print(f"{row['what']}: no ratio of {pair['of']} against {pair['against']}: {pair[NOT_RUN]}")

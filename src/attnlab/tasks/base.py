@@ -279,7 +279,7 @@ class TextTask(Task):
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        return ("training", "decoding", "model")
+        return ("training", "decoding", "model", "kernels")
 
     @abstractmethod
     def decoder(self, model: Any) -> Any:

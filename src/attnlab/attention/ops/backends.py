@@ -106,7 +106,7 @@ def _refusal(backend: Backend, q: Tensor, dropout: float, masked: bool) -> str |
     """Why a backend cannot compute an operation that has it; None: it can."""
     if backend in (Backend.PLAIN, Backend.SDPA):
         return "it has no prefix, no mask, and values as wide as keys" if backend is Backend.SDPA and masked else None
-    if transformed():
+    if transformed() and not (backend is Backend.TRITON and torch.compiler.is_compiling()):  # dynamo's own
         return "transforms of torch.func cannot go through a fused kernel"
     device = "cpu" if backend is Backend.FUSED_CPU else "cuda"
     if backend is not Backend.TRITON:

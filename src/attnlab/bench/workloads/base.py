@@ -86,6 +86,14 @@ class Workload(ABC):
         """Bytes `measured` after a run and `predicted` from the shape; None where nothing is cached."""
         return None
 
+    def device_seconds(self) -> float | None:
+        """Seconds of the last run by the device's own events; None: the host's clock tells."""
+        return None
+
+    def rates(self, seconds: float) -> dict[str, Any]:
+        """Further numbers of a result, from the median of its seconds."""
+        return {}
+
     def quadratic_bytes(self) -> int | None:
         """Bytes of the T x T tensors that a run forms; None where fused kernels form none."""
         return None

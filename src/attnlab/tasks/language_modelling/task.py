@@ -60,7 +60,9 @@ class LanguageModellingTask(TextTask):
     def workloads(self) -> tuple[str, ...]:
         whole = ("generation", "prefill")
         layer = super().workloads
-        return (*whole, "decoding", "training", "model") if self.cfg.task.get("weights") else (*layer, *whole)
+        return (
+            (*whole, "decoding", "training", "model", "kernels") if self.cfg.task.get("weights") else (*layer, *whole)
+        )
 
     def build(self) -> LanguageModel:
         if self.cfg.task.get("weights") is not None:

@@ -69,7 +69,7 @@ class SequenceToTextTask(TextTask):
         """Beam search is measured for decoders that read the encoder's output as a prefix of their own attention."""
         with without_memory():
             prefixed = isinstance(self.build().decoder, PrefixDecoder)
-        return ("training", "decoding", "beam", "model") if prefixed else super().workloads
+        return ("training", "decoding", "beam", "model", "kernels") if prefixed else super().workloads
 
     def build(self) -> Model:
         data = self.cfg.task.data

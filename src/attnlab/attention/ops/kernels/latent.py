@@ -32,7 +32,7 @@ class Segment(NamedTuple):
         count: the first slot that does not exist: an int, or int32 or int64 on the device, (N,) or one element; None:
             K. What exceeds K is not read.
         start: the first slot that exists, in the same form; None: 0.
-        mask: (N, M) bool, true where a key exists; slots beyond its M columns exist. What does not is not read.
+        mask: (N or 1, M) bool, true where a key exists; slots beyond its M columns exist. What does not is not read.
     """
 
     key: Tensor
@@ -248,7 +248,7 @@ def _launch(q: Tensor, segment: Segment, plan: _Plan, scale: float, partial: Ten
         q, key, value, counts, starts, read, partial, sums,
         scale * LOG2_E, count, start, slots, plan.beam, plan.group, key.shape[1], 0 if mask is None else mask.shape[1],
         q.stride(0), q.stride(1), key.stride(0), key.stride(1), key.stride(2),
-        value.stride(0), value.stride(1), value.stride(2), 0 if mask is None else mask.stride(0),
+        value.stride(0), value.stride(1), value.stride(2), 0 if mask is None or len(mask) == 1 else mask.stride(0),
         count_step, start_step, partial.shape[2], first,
         COUNTED=count_step >= 0, STARTED=start_step >= 0, MASKED=mask is not None, SHARED=plan.widths.shared,
         CONTENT=plan.widths.content, REST=plan.widths.rest, VALUE=plan.widths.value,
@@ -400,8 +400,8 @@ def _check(q: Tensor, segments: Sequence[Segment], value_dim: int | None) -> int
                 raise ValueError(f"values {tuple(segment.value.shape)} of keys {tuple(segment.key.shape)}")
             found.add(segment.value.shape[3])
         mask = segment.mask
-        if mask is not None and (mask.dtype != torch.bool or mask.dim() != 2 or mask.shape[0] != rows):
-            raise ValueError(f"a mask {tuple(mask.shape)} of {mask.dtype}: expected bool, ({rows}, up to {slots})")
+        if mask is not None and (mask.dtype != torch.bool or mask.dim() != 2 or mask.shape[0] not in (1, rows)):
+            raise ValueError(f"a mask {tuple(mask.shape)} of {mask.dtype}: expected bool, ({rows} or 1, up to {slots})")
         tensors = [t for t in (segment.key, segment.value) if t is not None]
         for tensor in (*tensors, *([] if mask is None else [mask])):
             if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 or tensor.device != q.device:

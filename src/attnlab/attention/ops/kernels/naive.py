@@ -25,7 +25,7 @@ def latent_decode(q: Tensor, segments: Sequence[Any], scale: float = 1.0, *, val
             for key, value, count, start, mask in segments:
                 n, g = b * len(key) // batch, h * key.shape[1] // heads
                 for slot in range(_number(start, n, 0), min(_number(count, n, key.shape[2]), key.shape[2])):
-                    if mask is None or slot >= mask.shape[1] or bool(mask[n, slot]):
+                    if mask is None or slot >= mask.shape[1] or bool(mask.expand(len(key), -1)[n, slot]):
                         keys.append(key[n, g, slot].double())
                         values.append(key[n, g, slot, :value_dim].double() if value is None else value[n, g, slot])
             outs.append(_attend(q[b, h].double(), keys, values, scale, _width(segments, value_dim)))

@@ -1,0 +1,232 @@
+"""One step's reading of a layer's cache, by each backend that can compute it, and the bytes that it reads a second."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from attnlab.attention import MHA, MLA, Attention
+from attnlab.attention.base import Cache
+from attnlab.attention.ops.backends import Backend, prefer
+from attnlab.attention.ops.decode import attend_cached
+from attnlab.attention.ops.kernels import usable
+from attnlab.attention.positional import PositionalCache
+from attnlab.bench.exactness import TOLERANCE
+from attnlab.bench.settings import Settings, Shape, rounded
+from attnlab.bench.variants import AttentionVariant, lineup
+from attnlab.bench.workloads.base import Workload
+from attnlab.runs.record import NOT_RUN
+
+CHECKED = {"cpu": (2, 5, 20), "cuda": (4, 130, 1000)}  # rows, prefix and context of the check
+COPIED = 2**30  # bytes of the copy that a device's bandwidth is measured with
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A mechanism whose step is read by a kernel, or as torch alone does it.
+
+    Args:
+        name: what the record calls it.
+        cfg: the configuration of a run with this mechanism.
+        by: triton or torch.
+        converted: as in `AttentionVariant`.
+    """
+
+    name: str
+    cfg: DictConfig
+    by: Literal["triton", "torch"]
+    converted: bool = False
+
+    def attention(self, dtype: torch.dtype, device: torch.device) -> MHA | MLA:
+        """The mechanism of a layer. LookupError: no kernel of a step serves it, or the layers have several."""
+        found = AttentionVariant(self.name, self.cfg, converted=self.converted).attention(dtype, device)
+        if not isinstance(found, MHA | MLA):
+            raise LookupError(f"no kernel reads the cache of {type(found).__name__} in a step")
+        return found
+
+    def backend(self, attention: Attention, prefix: int, device: torch.device) -> Backend:
+        """The kernel, or the fastest of torch. LookupError: no kernel runs on the device."""
+        if self.by == "torch":
+            return Backend.SDPA if isinstance(attention, MHA) and not prefix else Backend.PLAIN
+        if not usable(device):
+            raise LookupError(
+                f"no Triton kernel runs on {device}: expected compute capability 8.0 or later, and triton"
+            )
+        return Backend.TRITON
+
+
+class Step:
+    """A step's queries and a cache that holds random numbers.
+
+    Args:
+        attention: MHA, MLA, or what inherits from them.
+        shape: rows, prefix and context.
+        dtype: of the cache.
+        device: of the cache.
+    """
+
+    def __init__(self, attention: MHA | MLA, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        cache = attention.new_cache(shape.batch, max(1, shape.context), shape.prefix, dtype=dtype, device=device)
+        assert isinstance(cache, PositionalCache)
+        generator = torch.Generator(device).manual_seed(0)
+        for buffer in cache.buffers():
+            buffer.normal_(generator=generator)
+        self.key, self.value = _of(cache.text)
+        self.prefix_key, self.prefix_value = _of(cache.prefix)
+        self.value_dim = attention.latent_dim if isinstance(attention, MLA) else None
+        self.scale = self.key.shape[-1] ** -0.5
+        self.used = self.key.shape[2] if shape.context else 0
+        self.counts = torch.full((shape.batch,), self.used, device=device) if device.type == "cuda" else None
+        heads, width = attention.num_heads, self.key.shape[-1]
+        self.q = torch.randn(shape.batch, heads, 1, width, generator=generator, device=device, dtype=dtype)
+        self.cache: Cache = cache
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read: every slot once."""
+        return self.cache.nbytes
+
+    def read(self, backend: Backend) -> Tensor:
+        """(B, H, 1, Dv), by this backend."""
+        with prefer(backend):
+            return attend_cached(
+                self.q, self.key, self.value, self.scale, self.prefix_key, self.prefix_value,
+                value_dim=self.value_dim, used=self.used, counts=self.counts if backend is Backend.TRITON else None,
+            )  # fmt: skip
+
+    def exact(self) -> "Step":
+        """The same step in float64."""
+        found = copy.copy(self)
+        for name, tensor in vars(self).items():
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                setattr(found, name, tensor.double())
+        return found
+
+
+def _of(buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Keys and values (B, G, K, .); None: they are the first columns of the keys."""
+    return (buffers["slots"].unsqueeze(1), None) if "slots" in buffers else (buffers["key"], buffers["value"])
+
+
+class Kernels(Workload):
+    """One step's reading of a cache of `context` positions after a prefix of each row; projections are left out.
+
+    On CUDA it is captured in a graph, and timed by events of the device; `prepare` flushes the device's cache.
+    Arguments are those of `Workload`.
+
+    Raises:
+        LookupError: no kernel serves the mechanism, or a kernel would run in Triton's interpreter.
+    """
+
+    about = (
+        "the attention of one step of one layer, without projections, over `context` positions of text and a prefix of "
+        "each row, at random. CUDA: seconds of the device by CUDA events around a replayed CUDA graph of it, with the "
+        "device's cache flushed before; share_of_copy: bytes of the cache per second by those of a device copy (read "
+        "and written) in the same run. Triton's interpreter is not timed"
+    )
+    checked = ("output",)
+
+    def __init__(self, variant: Reading, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        attention = variant.attention(dtype, device)
+        backend, self.device = variant.backend(attention, shape.prefix, device), device
+        if backend is Backend.TRITON and device.type != "cuda":
+            raise LookupError("a kernel is timed on CUDA: its time in Triton's interpreter says nothing about it")
+        self.step = Step(attention, shape, dtype, device)
+        self.call: Callable[[], object] = partial(self.step.read, backend)
+        self.events: list[torch.cuda.Event] = []
+        if device.type == "cuda":
+            self.call = _captured(self.call)
+            self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+            self.other = torch.empty(size, dtype=torch.uint8, device=device)
+
+    @classmethod
+    def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Reading]:
+        """The run's mechanism by the kernel and by torch, then each reference that is not a published algorithm."""
+        found = []
+        for one in lineup(cfg, settings):
+            if one.published is None:
+                found.append(Reading(f"{one.name} triton", one.cfg, "triton", one.converted))
+                found.append(Reading(f"{one.name} torch", one.cfg, "torch", one.converted))
+        return found
+
+    @classmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        return [Shape("kernels", settings.batch, 1, settings.prefix, 1, False, c) for c in settings.contexts]
+
+    @classmethod
+    def describe(cls, shape: Shape) -> dict[str, Any]:
+        return {"prefix": shape.prefix, "context": shape.context}
+
+    @classmethod
+    def check(cls, variant: Reading, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        """The error of a step against the same in float64 by matrix products."""
+        batch, prefix, context = CHECKED[device.type]
+        attention = variant.attention(dtype, device)
+        prefix = prefix if settings.prefix else 0
+        backend = variant.backend(attention, prefix, device)
+        step = Step(attention, Shape("kernels", batch, 1, prefix, 1, False, context), dtype, device)
+        want, got = step.exact().read(Backend.PLAIN), step.read(backend).double()
+        error = float((got - want).norm() / want.norm())
+        return {"output": rounded(error, 2), "tolerance": TOLERANCE[dtype]}
+
+    def prepare(self) -> None:
+        if self.events:
+            self.other.zero_()
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        if not self.events:
+            self.call()
+            return
+        self.events[0].record()
+        self.call()
+        self.events[1].record()
+
+    def device_seconds(self) -> float | None:
+        return self.events[0].elapsed_time(self.events[1]) / 1000 if self.events else None
+
+    def rates(self, seconds: float) -> dict[str, Any]:
+        read = {"bytes": self.step.nbytes}
+        if not self.events:
+            return read | {"bytes_per_second": NOT_RUN, "share_of_copy": NOT_RUN}
+        speed = self.step.nbytes / seconds
+        return read | {"bytes_per_second": rounded(speed), "share_of_copy": rounded(speed / copy_speed(self.device))}
+
+
+def _captured(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as a CUDA graph, after two of it in a stream of their own, which compile what is compiled."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.inference_mode(), torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+@cache
+def copy_speed(device: torch.device) -> float:
+    """Bytes per second, read and written, of the fastest of ten copies within a device.
+
+    Args:
+        device: CUDA.
+    """
+    source, target = (torch.empty(COPIED, dtype=torch.uint8, device=device) for _ in range(2))
+    fastest = float("inf")
+    for _ in range(10):
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        target.copy_(source)
+        ended.record()
+        torch.cuda.synchronize(device)
+        fastest = min(fastest, begun.elapsed_time(ended) / 1000)
+    return 2 * COPIED / fastest
