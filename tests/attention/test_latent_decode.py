@@ -2,7 +2,7 @@
 
 import os
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -84,7 +84,8 @@ def check(case: Case, device: torch.device, blocks: Blocks | None) -> None:
 
 
 def _on_cpu(segment: Segment) -> Segment:
-    return Segment(*(t.cpu() if isinstance(t, Tensor) else t for t in segment))
+    given: dict[str, Any] = segment._asdict()
+    return Segment(**{name: t.cpu() if isinstance(t, Tensor) else t for name, t in given.items()})
 
 
 def _error(got: Tensor, want: Tensor) -> float:
@@ -145,7 +146,7 @@ def test_all_block_sizes_give_the_same() -> None:
 def test_a_row_without_any_slot_gets_zeros_and_splits_beyond_a_count_have_no_weight() -> None:
     q, key = torch.randn(2, 2, 16), torch.full((2, 1, 64, 16), torch.nan)
     key[1, 0, 5:9] = torch.randn(4, 16)
-    ends = {"start": torch.tensor([0, 5]), "count": torch.tensor([0, 9], dtype=torch.int32)}
+    ends = {"start": torch.tensor([0, 5]), "end": torch.tensor([0, 9], dtype=torch.int32)}
     y = latent_decode(q, [Segment(key, **ends)], value_dim=16, blocks=SMALL, splits=4)
     assert not y[0].any()
     assert _error(y[1:], naive.latent_decode(q[1:], [Segment(key[1:, :, 5:9])], value_dim=16)) < 1e-5
@@ -181,7 +182,7 @@ def test_chosen_blocks_fit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
         ({"key": torch.zeros(3, 1, 4, 24)}, "do not fit queries"),
         ({"key": torch.zeros(2, 1, 4, 25)}, "do not fit queries"),
         ({"key": torch.zeros(2, 1, 4, 24).half()}, "keys and values of torch.float16"),
-        ({"count": torch.tensor([1, 2, 3])}, r"count: torch.int64 of shape \(3,\)"),
+        ({"end": torch.tensor([1, 2, 3])}, r"end: torch.int64 of shape \(3,\)"),
         ({"start": torch.tensor([1.0, 2.0])}, "start: torch.float32"),
         ({"mask": torch.zeros(2, 4)}, "expected bool"),
         ({"value": torch.zeros(2, 1, 5, 16)}, "values"),
@@ -205,7 +206,8 @@ def merged(device: torch.device, dtype: torch.dtype, ragged: bool) -> None:
     first = torch.tensor([0, 3, 1, 2]) if ragged else torch.tensor([2])
     for given in (lambda t: t.to(device), lambda t: t if ragged else int(t)):
         latents, rotary, hidden = draw(4, 20), draw(4, 10), draw(4, 6)
-        want = naive.merge_slot(*(t.cpu() for t in (slots, latents, rotary, hidden, gates)), at, stride, first)
+        inputs = [t.cpu() for t in (slots, latents, rotary, hidden, gates)]
+        want = naive.merge_slot(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], at, stride, first)
         counts = merge_slot(
             slots, latents, rotary, hidden, gates, given(at.to(device)), stride, given(first.to(device))
         )
@@ -230,7 +232,7 @@ def test_on_a_gpu_merging_a_slot_equals_the_naive_form(dtype: torch.dtype, ragge
 def test_a_captured_step_follows_its_counts() -> None:
     """Merge and attention in one CUDA graph, replayed at every position: as eager, without a new launch shape."""
     stride, r, turned, steps = 2, 64, 16, 9
-    make = {"device": "cuda", "dtype": torch.bfloat16}
+    make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     slots, gates = torch.zeros(4, 8, r + turned, **make), torch.randn(8, 16, **make)
     prefix, counts = torch.randn(2, 1, 40, r + turned, **make), torch.tensor([40, 3], device="cuda")
     latents, rotary, hidden, q = (
@@ -240,9 +242,9 @@ def test_a_captured_step_follows_its_counts() -> None:
     inputs = [t[0].clone() for t in (latents, rotary, hidden, q)]
 
     def step(slots: Tensor) -> Tensor:
-        held = merge_slot(slots, *inputs[:3], gates, at, stride)
-        text = Segment(slots[:, None], count=held)
-        return latent_decode(inputs[3], [Segment(prefix, count=counts), text], 0.1, value_dim=r)
+        held = merge_slot(slots, inputs[0], inputs[1], inputs[2], gates, at, stride)
+        text = Segment(slots[:, None], end=held)
+        return latent_decode(inputs[3], [Segment(prefix, end=counts), text], 0.1, value_dim=r)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -12,7 +12,7 @@ and a step can be captured in a CUDA graph and replayed with other counts.
 from collections.abc import Sequence
 from functools import partial as partial_call
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -29,7 +29,7 @@ class Segment(NamedTuple):
     Args:
         key: (N, G, K, D), the last axis dense.
         value: (N, G, K, Dv), the last axis dense; None: the first columns of `key`, as many as `value_dim`.
-        count: the first slot that does not exist: an int, or int32 or int64 on the device, (N,) or one element; None:
+        end: the first slot that does not exist: an int, or int32 or int64 on the device, (N,) or one element; None:
             K. What exceeds K is not read.
         start: the first slot that exists, in the same form; None: 0.
         mask: (N or 1, M) bool, true where a key exists; slots beyond its M columns exist. What does not is not read.
@@ -37,7 +37,7 @@ class Segment(NamedTuple):
 
     key: Tensor
     value: Tensor | None = None
-    count: int | Tensor | None = None
+    end: int | Tensor | None = None
     start: int | Tensor | None = None
     mask: Tensor | None = None
 
@@ -146,11 +146,12 @@ def latent_decode(
     ValueError: shapes, dtypes or devices do not fit each other.
     """
     if torch.compiler.is_compiling():
-        keys, values, counts, starts, masks = zip(*segments, strict=True)
-        held = [-1 if count is None or isinstance(count, Tensor) else count for count in counts]
+        keys, values, ends, starts, masks = zip(*segments, strict=True)
+        held = [-1 if end is None or isinstance(end, Tensor) else end for end in ends]
         begun = [0 if start is None or isinstance(start, Tensor) else start for start in starts]
-        read, first = ([t if isinstance(t, Tensor) else None for t in given] for given in (counts, starts))
-        return _compiled(q, keys, values, read, held, first, begun, masks, scale, value_dim)
+        read, opened = ([t if isinstance(t, Tensor) else None for t in given] for given in (ends, starts))
+        compiled: Tensor = _compiled(q, keys, values, read, held, opened, begun, masks, scale, value_dim)
+        return compiled
     batch, heads, _ = q.shape
     segments = [segment for segment in segments if segment.key.shape[2]]
     width = _check(q, segments, value_dim)
@@ -205,8 +206,8 @@ _compiled = torch.library.custom_op(
 
 
 @_compiled.register_fake
-def _shape_of(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor | None], *more: object) -> Tensor:
-    width = more[-1] if values[0] is None else values[0].shape[3]
+def _shape_of(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor | None], *more: Any) -> Tensor:
+    width: int = more[-1] if values[0] is None else values[0].shape[3]
     return q.new_empty(*q.shape[:2], width)
 
 
@@ -240,7 +241,7 @@ def _launch(q: Tensor, segment: Segment, plan: _Plan, scale: float, partial: Ten
     key, mask = segment.key, segment.mask
     rows, _, slots, _ = key.shape
     value = key if segment.value is None else segment.value
-    counts, count_step, count = numbers(segment.count, rows, slots, "count", key)
+    counts, count_step, count = numbers(segment.end, rows, slots, "end", key)
     starts, start_step, start = numbers(segment.start, rows, 0, "start", key)
     content, rest, wide = plan.widths.padded
     read = key if mask is None else mask.view(torch.uint8)
@@ -303,7 +304,7 @@ def _attend(
     SLOTS: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,  # multiply in float32
-):
+) -> None:
     split = tl.program_id(1)
     blocks = tl.cdiv(beam * group, LINES)
     row = tl.program_id(0) // (blocks * groups)  # of the segment

@@ -45,7 +45,8 @@ def merge_slot(
     """
     if torch.compiler.is_compiling():
         given = [(x, 0) if isinstance(x, Tensor) else (None, x) for x in (at, first)]
-        return _compiled(slots, latent, rotary, hidden, gates, *given[0], stride, *given[1])
+        compiled: Tensor = _compiled(slots, latent, rotary, hidden, gates, *given[0], stride, *given[1])
+        return compiled
     rows, _, width = slots.shape
     if latent.shape[0] != rows or rotary.shape[0] != rows or latent.shape[1] + rotary.shape[1] != width:
         raise ValueError(f"latents {tuple(latent.shape)}, rotary keys {tuple(rotary.shape)}: slots {rows, width}")
@@ -132,7 +133,7 @@ def _merge(
     LATENT_BLOCK: tl.constexpr,
     ROTARY_BLOCK: tl.constexpr,
     GATES_BLOCK: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     position = number(places, row, place_step, at, PLACED)
     slot = position // STRIDE

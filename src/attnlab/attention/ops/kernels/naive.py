@@ -12,7 +12,7 @@ def latent_decode(q: Tensor, segments: Sequence[Any], scale: float = 1.0, *, val
 
     Args:
         q: (B, H, D).
-        segments: `latent.Segment`s, with their key, value, count, start and mask.
+        segments: `latent.Segment`s, with their key, value, end, start and mask.
         scale: factor of the logits.
         value_dim: Dv where a value is the first columns of its key.
     """
@@ -22,9 +22,9 @@ def latent_decode(q: Tensor, segments: Sequence[Any], scale: float = 1.0, *, val
         outs = []
         for h in range(heads):
             keys, values = [], []
-            for key, value, count, start, mask in segments:
+            for key, value, end, start, mask in segments:
                 n, g = b * len(key) // batch, h * key.shape[1] // heads
-                for slot in range(_number(start, n, 0), min(_number(count, n, key.shape[2]), key.shape[2])):
+                for slot in range(_number(start, n, 0), min(_number(end, n, key.shape[2]), key.shape[2])):
                     if mask is None or slot >= mask.shape[1] or bool(mask.expand(len(key), -1)[n, slot]):
                         keys.append(key[n, g, slot].double())
                         values.append(key[n, g, slot, :value_dim].double() if value is None else value[n, g, slot])

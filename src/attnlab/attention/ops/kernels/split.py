@@ -34,8 +34,9 @@ class Device:
     def __init__(self, device: torch.device) -> None:
         self.processors, self.shared_memory = 3, 100 * 1024
         if device.type == "cuda":
-            found = torch.cuda.get_device_properties(device)
-            self.processors, self.shared_memory = found.multi_processor_count, found.shared_memory_per_block_optin
+            index = torch.cuda.current_device() if device.index is None else device.index
+            found = triton.runtime.driver.active.utils.get_device_properties(index)
+            self.processors, self.shared_memory = found["multiprocessor_count"], found["max_shared_mem"]
 
 
 @cache
@@ -73,7 +74,7 @@ def _num_splits(programs: int, limit: int, processors: int) -> int:
 
 
 @triton.jit
-def span(low: tl.tensor, high: tl.tensor, split: tl.tensor, splits: tl.tensor, BLOCK: tl.constexpr):
+def span(low: tl.tensor, high: tl.tensor, split: tl.tensor, splits: tl.tensor, BLOCK: tl.constexpr) -> tuple:
     """First and end of the slots that a split reads; all splits share what exists, in whole blocks.
 
     `low`, `high`: the slots that exist; `split`: of `splits`; `BLOCK`: slots of one block.
@@ -109,7 +110,7 @@ def numbers(given: int | Tensor | None, rows: int, otherwise: int, name: str, li
 
 
 @triton.jit
-def number(pointer: tl.tensor, row: tl.tensor, step: tl.tensor, otherwise: tl.tensor, READ: tl.constexpr):
+def number(pointer: tl.tensor, row: tl.tensor, step: tl.tensor, otherwise: tl.tensor, READ: tl.constexpr) -> tl.tensor:
     """The number of a `row`, as `numbers` prepares it; int32.
 
     `pointer`: to read from; `step`: from row to row; `otherwise`: the number where nothing is to be READ.
@@ -144,7 +145,7 @@ def _reduce(
     SPLITS: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     line = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     every = tl.arange(0, SPLITS)
