@@ -156,10 +156,10 @@ def _reduce(
     read = tl.zeros([BLOCK], tl.float32)
     for first in range(0, splits, PART):
         split = first + tl.arange(0, PART)
-        lse = tl.load(sums + line * splits + split, mask=split < splits, other=float("-inf"))
-        there = (lse > float("-inf"))[:, None] & (column < width)[None, :]
+        some = tl.load(sums + line * splits + split, mask=split < splits, other=float("-inf"))
+        there = (some > float("-inf"))[:, None] & (column < width)[None, :]
         place = (line * splits + split)[:, None] * width + column[None, :]
-        read += tl.sum(tl.exp2(lse - top)[:, None] * tl.load(partial + place, mask=there, other=0.0), 0)
+        read += tl.sum(tl.exp2(some - top)[:, None] * tl.load(partial + place, mask=there, other=0.0), 0)
     read = read / tl.where(total == 0.0, 1.0, total)
     tl.store(out + line * width + column, read.to(out.dtype.element_ty), mask=column < width)
 

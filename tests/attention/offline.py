@@ -1,0 +1,106 @@
+"""Compile the Triton kernels for GPUs that are not there, and print the shared memory of each: `python offline.py`.
+
+Triton's interpreter runs code that its compiler refuses. TRITON_INTERPRET must be 0.
+"""
+
+import json
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from attnlab.attention.ops.kernels import latent, merge, split
+
+ARCHITECTURES = {80: 166912, 89: 101376, 90: 232448}  # compute capability: bytes of shared memory of a block
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+class Absent(split.Device):
+    """A device that is not there.
+
+    Args:
+        capability: its compute capability, 80 for 8.0.
+    """
+
+    def __init__(self, capability: int) -> None:
+        self.processors, self.shared_memory = 100, ARCHITECTURES[capability]
+
+
+def shared_memory(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int, **options: int
+) -> int:
+    """Bytes of shared memory of a compiled kernel; integers are int32, pointers and strides multiples of 16.
+
+    Args:
+        kernel: what `triton.jit` made.
+        types: of pointers and floats, by name.
+        constants: compile-time constants, by name.
+        capability: compute capability, 80 for 8.0.
+        options: warps and stages, as `num_warps` and `num_stages`.
+    """
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    aligned = [i for i, name in enumerate(names) if signature[name][0] == "*" or name.startswith(("key_", "value_"))]
+    source = ASTSource(
+        kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+    )
+    found: int = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared
+    return found
+
+
+def attend(capability: int, dtype: torch.dtype, lines: int, content: int, rest: int, shared: bool, masked: bool) -> int:
+    """Of the latent kernel, in the sizes that it chooses for this device, less those that the choice expected.
+
+    Args:
+        capability: compute capability, 80 for 8.0.
+        dtype: of the cache.
+        lines: queries that read the same slots.
+        content: columns of a key, without those after the value.
+        rest: columns of a key after the value.
+        shared: whether the key's content is the value.
+        masked: whether there is a mask, and neither start nor end.
+    """
+    latent.device_of = lambda _: Absent(capability)  # type: ignore[assignment]
+    widths = latent._Widths(content, rest, content, shared)
+    padded = widths.padded
+    blocks = latent.choose_blocks(lines, padded, shared, dtype, torch.device("cpu"))
+    pointer = f"*{NAMES[dtype]}"
+    types = dict.fromkeys(("q", "key", "value"), pointer) | dict.fromkeys(("partial", "sums"), "*fp32")
+    types |= {"counts": "*i64", "starts": "*i32", "mask": "*u8", "scale": "fp32"}
+    constants = {
+        "COUNTED": not masked, "STARTED": not masked, "MASKED": masked, "SHARED": shared,
+        "CONTENT": content, "REST": rest, "VALUE": content,
+        "CONTENT_BLOCK": padded[0], "REST_BLOCK": padded[1], "VALUE_BLOCK": padded[2],
+        "LINES": blocks.lines, "SLOTS": blocks.slots, "PRECISION": "ieee", "WIDE": False,
+    }  # fmt: skip
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    return shared_memory(latent._attend, types, constants, capability, **options)
+
+
+def main() -> None:
+    """Print a line for each kernel: its name, what it takes, and what there is."""
+    for capability, memory in ARCHITECTURES.items():
+        for case in (
+            (torch.bfloat16, 32, 512, 64, True, False),
+            (torch.float16, 100, 128, 0, False, True),
+            (torch.float32, 4, 64, 32, True, False),
+        ):
+            print(json.dumps([f"latent {capability} {case}", attend(capability, *case), memory]))
+    types = {"partial": "*fp32", "sums": "*fp32", "out": "*bf16"}
+    print(
+        json.dumps(["reduce", shared_memory(split._reduce, types, {"SPLITS": 64, "PART": 32, "BLOCK": 64}, 90), 2**16])
+    )
+    types = dict.fromkeys(("slots", "latent", "rotary", "hidden", "gates"), "*bf16")
+    types |= {"places": "*i64", "firsts": "*i64", "counts": "*i32"}
+    constants = {"PLACED": True, "NUMBERED": True, "STRIDE": 2, "LATENT": 500, "ROTARY": 64, "GATES": 128}
+    constants |= {"LATENT_BLOCK": 512, "ROTARY_BLOCK": 64, "GATES_BLOCK": 128}
+    print(json.dumps(["merge", shared_memory(merge._merge, types, constants, 90), 2**16]))
+
+
+if __name__ == "__main__":
+    main()
