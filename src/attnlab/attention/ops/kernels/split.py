@@ -113,7 +113,7 @@ def numbers(given: int | Tensor | None, rows: int, otherwise: int, name: str, li
 def number(pointer: tl.tensor, row: tl.tensor, step: tl.tensor, otherwise: tl.tensor, READ: tl.constexpr) -> tl.tensor:
     """The number of a `row`, as `numbers` prepares it; int32.
 
-    `pointer`: to read from; `step`: from row to row; `otherwise`: the number where nothing is to be READ.
+    `pointer`: to read from; `step`: from row to row; `otherwise`: the number if not `READ`.
     """
     return tl.load(pointer + row * step).to(tl.int32) if READ else otherwise
 
