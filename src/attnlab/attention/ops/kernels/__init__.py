@@ -10,6 +10,7 @@ from functools import cache
 import torch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FACTOR_RANKS, FACTOR_WIDTH = 8, 256  # of `factor`: most ranks of keys and of values, which it unrolls, and widest head
 
 
 def interpreted() -> bool:

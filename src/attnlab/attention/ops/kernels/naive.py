@@ -66,6 +66,35 @@ def merge_slot(
     return found
 
 
+def factor_decode(
+    query: Tensor, parts: Sequence[Any], scale: float, *, query_head: Tensor | None = None, third_dim: int | None = None
+) -> Tensor:
+    """The naive form of `factor.factor_decode`, which builds every query, key and value: (B, h, D), float64.
+
+    Args:
+        query: (B, h, D), or token factors (B, R_Q, D).
+        parts: `factor.Part`s.
+        scale: factor of the logits.
+        query_head: head factors of the queries, (B, R_Q, h), or None.
+        third_dim: d_c of factors of third order; None: they are vectors.
+    """
+    rows = []
+    for b in range(len(query)):
+        tokens = query[b].double()
+        q = tokens if query_head is None else _products(query_head[b].double(), tokens)
+        keys, values = [], []
+        for part in parts:
+            n, size = b * len(part.key_token) // len(query), part.key_token.shape[2]
+            for k in range(min(_number(part.used, n, size), size)):
+                if part.mask is None or k >= part.mask.shape[1] or bool(part.mask[n, k]):
+                    keys.append(_built(part.key_head, part.key_token, n, k, third_dim))
+                    values.append(_built(part.value_head, part.value_token, n, k, third_dim) / part.key_token.shape[1])
+        width = q.shape[1]
+        heads = [([k[h] for k in keys], [v[h] for v in values]) for h in range(len(q))]
+        rows.append(torch.stack([_attend(q[h], *heads[h], scale, width) for h in range(len(q))]))
+    return torch.stack(rows)
+
+
 def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor], scale: float, width: int) -> Tensor:
     if not keys:
         return q.new_zeros(width)
@@ -83,3 +112,17 @@ def _width(segments: Sequence[Any], value_dim: int | None) -> int:
     widths = {value_dim if segment.value is None else segment.value.shape[3] for segment in segments}
     (width,) = widths
     return int(width or 0)
+
+
+def _built(head: Tensor, token: Tensor, row: int, position: int, third_dim: int | None) -> Tensor:
+    """The key or value (h, D) of a position."""
+    vectors = token[row, :, position].double()
+    if third_dim is not None:
+        pairs = [(v[:-third_dim], v[-third_dim:]) for v in vectors]
+        vectors = torch.stack([torch.cat([component * turned for component in third]) for turned, third in pairs])
+    fixed = head.shape[0] == head.shape[3] == 1
+    return _products(head[0 if fixed else row, :, :, 0 if fixed else position].double(), vectors)
+
+
+def _products(heads: Tensor, tokens: Tensor) -> Tensor:
+    return torch.stack([torch.outer(a, b) for a, b in zip(heads, tokens, strict=True)]).sum(0)

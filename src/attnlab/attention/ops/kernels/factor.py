@@ -1,0 +1,332 @@
+"""Factor decode: one new position's queries against cached factors of keys and values (the order of FlashTPA).
+
+Keys and values are never built. With head factors A (h) and token factors B (D) of each rank, and c = D^-1/2 / (R_Q R):
+
+    P[r, q, k] = B_Q[q] . B_K[r, k]                                 of all heads at once
+    logits[h, k] = c sum_r A_K[r, h, k] sum_q A_Q[q, h] P[r, q, k]
+    O[h] = 1/R sum_r sum_k (p[h, k] A_V[r, h, k]) B_V[r, k]
+
+The sums over q, and over k in the last line, are matrix products over a block of positions; all ranks add into one
+accumulator (h, D). Where queries are whole (h, D), and where several rows share the positions, Q . B_K[r, k] stands for
+the sum over q. Split along the context: `split`.
+
+Layout. A step reads 2 R (h + D) numbers of a position, and each once: 784 bytes in bfloat16 with h 34, D 64, R 2. Token
+factors (.., K, D) are read in rows of D. Head factors lie with positions last, (.., h, K), as on the CPU: a block of 64
+positions is h rows of 128 bytes, which are whole sectors of memory, in loads of 16 bytes, whatever h is. With positions
+first a row would be h numbers: 68 bytes with h 34, of which loads take 4, and 94 with h 47, of which loads take 2.
+This needs a capacity K that is a multiple of 16: otherwise head factors are read number by number, which is right but
+slow, and a row of 128 bytes touches a fifth sector of 32 bytes. Writing a new position touches 2 R h sectors, 4.3 KB;
+at 32k positions the step reads 25.7 MB.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from . import DTYPES, FACTOR_RANKS, FACTOR_WIDTH, interpreted
+from .factor_kernel import attend
+from .split import LOG2_E, device_of, num_splits, numbers, precision, reduce
+
+
+class Part(NamedTuple):
+    """A part of the context: factors of K positions of N rows; rows n B/N ... (n + 1) B/N - 1 of queries read row n.
+
+    Args:
+        key_head: (N, R, h, K); or (1, R, h, 1): the same of all rows and positions.
+        key_token: (N, R, K, w), rotated; w is D, or d_c + D/d_c for factors of third order.
+        value_head: of the shape of `key_head`.
+        value_token: of the shape of `key_token`.
+        used: positions that exist, the first ones: an int, or int32 or int64 on the device, (N,) or one element; None:
+            K. At most K.
+        mask: (N, M) bool, true where a position exists; those beyond its M columns exist.
+    """
+
+    key_head: Tensor
+    key_token: Tensor
+    value_head: Tensor
+    value_token: Tensor
+    used: int | Tensor | None = None
+    mask: Tensor | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether head factors are the same of all rows and positions."""
+        return self.key_head.shape[0] == self.key_head.shape[3] == 1
+
+
+class Blocks(NamedTuple):
+    """Sizes of one program.
+
+    Args:
+        lines: pairs of a row and a head, at least 16 for a matrix product.
+        positions: of one step of its loop, at least 16.
+        warps: of 32 threads.
+        stages: blocks of positions that are in flight, the one that is used included.
+    """
+
+    lines: int
+    positions: int
+    warps: int
+    stages: int
+
+
+CHOICES = tuple(Blocks(*sizes) for sizes in product((16, 32, 64), (16, 32, 64, 128), (4, 8), (1, 2, 3)))
+
+
+def _padded(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))
+
+
+def shared_memory(blocks: Blocks, part: Part, width: int) -> int:
+    """Bytes that one program takes, estimated: blocks in flight, the queries, and two tiles of logits.
+
+    Args:
+        blocks: the sizes.
+        part: what is read.
+        width: D.
+    """
+    head = 0 if part.fixed else blocks.lines
+    flight = (blocks.stages - 1) * 2 * part.key_token.shape[1] * blocks.positions * (_padded(width) + head)
+    return part.key_token.element_size() * (flight + blocks.lines * (2 * blocks.positions + _padded(width)))
+
+
+def _registers(blocks: Blocks, part: Part, width: int) -> int:
+    """Numbers that a thread holds: accumulator, tiles of logits; products in float32 hold their operands as well."""
+    held = blocks.lines * (_padded(width) + 3 * blocks.positions) * (part.key_token.element_size() // 2)
+    return held // (32 * blocks.warps)
+
+
+def choose_blocks(lines: int, part: Part, width: int) -> Blocks:
+    """Block sizes without a search: all lines up to 64, then the longest block of which two programs fit.
+
+    Two programs on a multiprocessor read while each other computes. Four warps, or eight where four would spill.
+
+    Args:
+        lines: pairs of a row and a head that read the same positions.
+        part: what is read.
+        width: D.
+    """
+    lines, memory = min(64, _padded(lines)), device_of(part.key_token.device).shared_memory
+    for room in (memory // 2, memory):
+        for positions, stages in ((64, 3), (64, 2), (32, 3), (32, 2), (16, 3), (16, 2), (16, 1)):
+            blocks = Blocks(lines, positions, 4, stages)
+            if shared_memory(blocks, part, width) <= room:
+                return blocks if _registers(blocks, part, width) <= 128 else blocks._replace(warps=8)
+    return Blocks(16, 16, 8, 1)
+
+
+def factor_decode(
+    query: Tensor,
+    parts: Sequence[Part],
+    scale: float,
+    *,
+    query_head: Tensor | None = None,
+    third_dim: int | None = None,
+    blocks: Blocks | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """softmax(Q K^T scale) V over all parts, of one new position, K = sum_r A_r B_r, V = 1/R sum_r A_r B_r: (B, h, D).
+
+    Products are accumulated and softmaxes computed in float32; the products P are rounded to the dtype where queries
+    have factors. A row for which no position exists gets zeros. The result has the dtype of the queries.
+
+    Args:
+        query: (B, h, D); or token factors of queries, (B, R_Q, D), rotated. float32, bfloat16 or float16, as all else.
+        parts: at least one; R 1 to 8, D 1 to 256.
+        scale: factor of the logits, D^-1/2 / (R_Q R) for token factors.
+        query_head: head factors of the queries, (B, R_Q, h); None: `query` is whole.
+        third_dim: d_c of factors of third order, B = vec(b' (x) c), cached as [b' | c]; None: vectors.
+        blocks: block sizes, of `CHOICES`; None: `choose_blocks`.
+        splits: of each part; None: `split.num_splits`, from shapes alone.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit each other.
+    """
+    if torch.compiler.is_compiling() and blocks is None and splits is None:
+        factors = [t for part in parts for t in part[:4]]
+        used = [part.used if isinstance(part.used, Tensor) else None for part in parts]
+        held = [part.used if isinstance(part.used, int) else -1 for part in parts]
+        return _compiled(query, factors, used, held, [part.mask for part in parts], scale, query_head, third_dim)
+    heads = _check(query, query_head, parts, third_dim)
+    batch, _, width = query.shape
+    out = query.new_empty(batch, heads, width)
+    parts = [part for part in parts if part.key_token.shape[2]]
+    if not parts or not out.numel():
+        return out.zero_()
+    plans = [_plan(batch, heads, width, part, blocks, splits) for part in parts]
+    total = sum(plan.splits for plan in plans)
+    partial = query.new_empty(batch, heads, total, width, dtype=torch.float32)
+    sums = query.new_empty(batch, heads, total, dtype=torch.float32)
+    queries: dict[bool, tuple[Tensor, Tensor | None]] = {}
+    first = 0
+    for part, plan in zip(parts, plans, strict=True):
+        factored = query_head is not None and plan.on_factors(query.shape[1], width)
+        if factored not in queries:
+            queries[factored] = _queries(query, query_head, factored)
+        _launch(*queries[factored], part, plan, scale, third_dim, partial, sums, first)
+        first += plan.splits
+    return reduce(partial, sums, out)
+
+
+def _eager(
+    query: Tensor,
+    factors: Sequence[Tensor],
+    used: Sequence[Tensor | None],
+    held: Sequence[int],
+    masks: Sequence[Tensor | None],
+    scale: float,
+    query_head: Tensor | None,
+    third_dim: int | None,
+) -> Tensor:
+    """The step as torch.compile calls it, which sees no triton in it."""
+    given = zip(used, held, masks, strict=True)
+    parts = [
+        Part(*factors[4 * i : 4 * i + 4], (None if number < 0 else number) if count is None else count, mask)
+        for i, (count, number, mask) in enumerate(given)
+    ]
+    return factor_decode(query, parts, scale, query_head=query_head, third_dim=third_dim)
+
+
+_compiled = torch.library.custom_op(
+    f"{__name__.partition('.')[0]}::factor_decode",
+    _eager,
+    mutates_args=(),
+    schema="(Tensor query, Tensor[] factors, Tensor?[] used, SymInt[] held, Tensor?[] masks, float scale, "
+    "Tensor? query_head, SymInt? third_dim) -> Tensor",
+)
+
+
+@_compiled.register_fake
+def _shape_of(query: Tensor, factors: Sequence[Tensor], *more: object) -> Tensor:
+    return query.new_empty(query.shape[0], factors[0].shape[2], query.shape[2])
+
+
+def measure_choices(
+    query: Tensor,
+    parts: Sequence[Part],
+    scale: float,
+    time: Callable[[Callable[[], Tensor]], float] | None = None,
+    *,
+    query_head: Tensor | None = None,
+    third_dim: int | None = None,
+) -> list[tuple[float, Blocks]]:
+    """The time of each of `CHOICES` that fits the device, shortest first; for benchmarks.
+
+    Args:
+        query, parts, scale, query_head, third_dim: those of :func:`factor_decode`.
+        time: a function that takes a call and returns its time; None: `triton.testing.do_bench`, milliseconds on CUDA.
+    """
+    time = time or triton.testing.do_bench
+    width, memory = query.shape[2], device_of(query.device).shared_memory
+    heads = parts[0].key_head.shape[2]
+    lines = max(query.shape[0] // len(part.key_token) * heads for part in parts)
+    found = []
+    for blocks in CHOICES:
+        needed = max(shared_memory(blocks, part, width) for part in parts)
+        if needed > memory or blocks.lines > _padded(lines):
+            continue
+
+        def call(blocks: Blocks = blocks) -> Tensor:
+            return factor_decode(query, parts, scale, query_head=query_head, third_dim=third_dim, blocks=blocks)
+
+        found.append((time(call), blocks))
+    return sorted(found)
+
+
+class _Plan(NamedTuple):
+    """How one part is computed."""
+
+    blocks: Blocks
+    beam: int
+    tiles: int  # of lines
+    splits: int
+
+    def on_factors(self, query_ranks: int, width: int) -> bool:
+        """Whether products with the queries' factors, as padded, are fewer than with the queries."""
+        ranks, width, lines = _padded(query_ranks), _padded(width), self.blocks.lines
+        return self.beam == 1 and ranks * (width + lines) < lines * width
+
+
+def _plan(batch: int, heads: int, width: int, part: Part, blocks: Blocks | None, splits: int | None) -> _Plan:
+    rows, _, positions, _ = part.key_token.shape
+    beam = batch // rows
+    blocks = blocks or choose_blocks(beam * heads, part, width)
+    tiles = triton.cdiv(beam * heads, blocks.lines)
+    if splits is None:
+        device = device_of(part.key_token.device)
+        together = max(1, min(4, device.shared_memory // shared_memory(blocks, part, width)))
+        splits = num_splits(rows * tiles, triton.cdiv(positions, blocks.positions), together * device.processors)
+    return _Plan(blocks, beam, tiles, splits)
+
+
+def _queries(query: Tensor, query_head: Tensor | None, factored: bool) -> tuple[Tensor, Tensor | None]:
+    if query_head is None or factored:
+        return query.contiguous(), None if query_head is None else query_head.contiguous()
+    return (query_head.mT @ query).contiguous(), None
+
+
+def _launch(
+    query: Tensor,
+    query_head: Tensor | None,
+    part: Part,
+    plan: _Plan,
+    scale: float,
+    third_dim: int | None,
+    partial: Tensor,
+    sums: Tensor,
+    first: int,
+) -> None:
+    rows, ranks, positions, _ = part.key_token.shape
+    heads, total, width = partial.shape[1:]
+    counts, step, count = numbers(part.used, rows, positions, "used", part.key_token)
+    mask = part.mask
+    read = part.key_token if mask is None else mask.view(torch.uint8)
+    attend[(rows * plan.tiles, plan.splits)](
+        query if query_head is None else query_head, query, part.key_head, part.key_token, part.value_head,
+        part.value_token, counts, read, partial, sums,
+        scale * LOG2_E, count, positions, plan.beam, step,
+        0 if mask is None else mask.stride(0), 0 if mask is None else mask.shape[1], total, first,
+        HEADS=heads, RANKS=ranks, QUERY_RANKS=0 if query_head is None else query.shape[1], WIDTH=width,
+        THIRD=third_dim or 0, COUNTED=step >= 0, MASKED=mask is not None, FIXED=part.fixed, WIDE=interpreted(),
+        LINES=plan.blocks.lines, POSITIONS=plan.blocks.positions, WIDTH_BLOCK=_padded(width),
+        QUERY_BLOCK=_padded(query.shape[1]), STAGES=plan.blocks.stages, PRECISION=precision(query.dtype),
+        num_warps=plan.blocks.warps, num_stages=plan.blocks.stages,
+    )  # fmt: skip
+
+
+def _check(query: Tensor, query_head: Tensor | None, parts: Sequence[Part], third_dim: int | None) -> int:
+    """h. ValueError: something does not fit."""
+    if query.dtype not in DTYPES:
+        raise ValueError(f"queries of {query.dtype}: expected {', '.join(str(dtype) for dtype in DTYPES)}")
+    batch, count, width = query.shape
+    heads = count if query_head is None else query_head.shape[2]
+    if width > FACTOR_WIDTH or third_dim is not None and (third_dim < 1 or width % third_dim):
+        raise ValueError(f"queries {width} wide: expected at most {FACTOR_WIDTH}, a multiple of third_dim={third_dim}")
+    if query_head is not None and query_head.shape[:2] != query.shape[:2]:
+        raise ValueError(f"head factors {tuple(query_head.shape)} of queries {tuple(query.shape)}")
+    stored = width if third_dim is None else width // third_dim + third_dim
+    for part in parts:
+        rows, ranks, positions, _ = part.key_token.shape
+        if rows < 1 or batch % rows or not 1 <= ranks <= FACTOR_RANKS:
+            raise ValueError(f"{rows} rows of {ranks} ranks: expected a divisor of {batch}, and 1 to {FACTOR_RANKS}")
+        if ranks * positions * max(stored, heads) >= 2**31:
+            raise ValueError(f"{positions} positions: a row's factors have 2^31 numbers or more")
+        head = (1, ranks, heads, 1) if part.fixed else (rows, ranks, heads, positions)
+        token = (rows, ranks, positions, stored)
+        for name, shape in (("key_head", head), ("key_token", token), ("value_head", head), ("value_token", token)):
+            tensor: Tensor = getattr(part, name)
+            if tuple(tensor.shape) != shape or tensor.dtype != query.dtype or tensor.device != query.device:
+                raise ValueError(
+                    f"{name} {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}: expected {shape} of "
+                    f"{query.dtype} on {query.device}"
+                )
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name} is not contiguous: give the buffer whole, and what is used")
+        mask = part.mask
+        if mask is not None and (mask.dtype != torch.bool or mask.shape[:-1] != (rows,) or mask.stride(-1) != 1):
+            raise ValueError(f"a mask {tuple(mask.shape)} of {mask.dtype}: expected dense bool, ({rows}, M)")
+    return heads

@@ -1,0 +1,199 @@
+"""The kernel of `factor`: one program computes the softmax of one split, for a tile of lines (a row's heads)."""
+
+import triton
+import triton.language as tl
+
+from .split import number, span
+
+
+@triton.jit
+def _tokens(
+    base: tl.tensor,
+    at: tl.tensor,
+    column: tl.tensor,
+    there: tl.tensor,
+    WIDTH: tl.constexpr,
+    THIRD: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> tl.tensor:
+    """Token factors (positions, D) of one rank from `base`, at the rows `at`; of third order: vec(b' (x) c).
+
+    `column`: 0 to D - 1; `there`: which numbers exist; `WIDTH`, `THIRD`, `WIDE`: as in `attend`.
+    """
+    if THIRD == 0:
+        found = tl.load(base + at[:, None] + column[None, :], mask=there, other=0.0)
+    else:
+        turned = tl.load(base + at[:, None] + (column % (WIDTH // THIRD))[None, :], mask=there, other=0.0)
+        third = base + WIDTH // THIRD + at[:, None] + (column // (WIDTH // THIRD))[None, :]
+        product = turned.to(tl.float32) * tl.load(third, mask=there, other=0.0).to(tl.float32)
+        found = product.to(turned.dtype)
+    if WIDE:
+        found = found.to(tl.float32)
+    return found
+
+
+@triton.jit
+def _heads(
+    base: tl.tensor,
+    at: tl.tensor,
+    position: tl.tensor,
+    room: tl.tensor,
+    asked: tl.tensor,
+    there: tl.tensor,
+    FIXED: tl.constexpr,
+) -> tl.tensor:
+    """Head factors (lines, positions) of one rank, float32, 0 where none exists.
+
+    The mask of the load is that of the buffer, which is a multiple of 16 positions long: loads of 16 bytes.
+    """
+    if FIXED:
+        found = tl.load(base + at, mask=asked, other=0.0).to(tl.float32)[:, None]
+    else:
+        inside = asked[:, None] & (position < room)[None, :]
+        found = tl.load(base + (at * room)[:, None] + position[None, :], mask=inside, other=0.0).to(tl.float32)
+        found = tl.where(there[None, :], found, 0.0)
+    return found
+
+
+@triton.jit(do_not_specialize=["count", "mask_width", "first_split"])
+def attend(
+    query_head: tl.tensor,
+    query: tl.tensor,
+    key_head: tl.tensor,
+    key_token: tl.tensor,
+    value_head: tl.tensor,
+    value_token: tl.tensor,
+    counts: tl.tensor,
+    mask: tl.tensor,
+    partial: tl.tensor,
+    sums: tl.tensor,
+    scale: tl.tensor,
+    count: tl.tensor,
+    room: tl.tensor,
+    beam: tl.tensor,
+    count_step: tl.tensor,
+    mask_row: tl.tensor,
+    mask_width: tl.tensor,
+    all_splits: tl.tensor,
+    first_split: tl.tensor,
+    HEADS: tl.constexpr,
+    RANKS: tl.constexpr,
+    QUERY_RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    THIRD: tl.constexpr,
+    COUNTED: tl.constexpr,
+    MASKED: tl.constexpr,
+    FIXED: tl.constexpr,
+    WIDE: tl.constexpr,
+    LINES: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,
+    QUERY_BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """Programs: (tiles of lines x rows of the part, splits). Writes outputs divided by R, and base-2 log-sum-exps.
+
+    Args:
+        query_head: (B, R_Q, h); not read where QUERY_RANKS is 0.
+        query: (B, R_Q, D), or (B, h, D).
+        key_head, value_head: (N, R, h, K), or (R, h) where FIXED.
+        key_token, value_token: (N, R, K, w).
+        counts, count_step, count: as `split.number` takes them.
+        mask: uint8, (N, mask_width).
+        partial, sums: of all parts, (B, h, all_splits, D) and (B, h, all_splits).
+        scale: factor of the logits, times log2(e).
+        room: K. A multiple of 16 gives loads of 16 bytes.
+        beam: rows of the queries that read a row of the part, B / N; 1 where QUERY_RANKS is not 0.
+        mask_row, mask_width: step from row to row of the mask, and its columns.
+        all_splits, first_split: splits of all parts, and the first of this one.
+        HEADS, RANKS, WIDTH: h, R and D.
+        QUERY_RANKS: R_Q; 0: queries are whole.
+        THIRD: d_c; 0: token factors are vectors.
+        COUNTED, MASKED: whether counts, and the mask, are read.
+        FIXED: whether head factors are the same of all rows and positions.
+        WIDE: multiply in float32, for the interpreter, which has no products of bfloat16; those of float32 are exact.
+        LINES, POSITIONS, WIDTH_BLOCK, QUERY_BLOCK: sizes of the tiles.
+        STAGES: blocks of positions in flight.
+        PRECISION: of tl.dot.
+    """
+    split = tl.program_id(1)
+    tiles = tl.cdiv(beam * HEADS, LINES)
+    row = tl.program_id(0) // tiles  # of the part
+    line = tl.program_id(0) % tiles * LINES + tl.arange(0, LINES)
+    asked = line < beam * HEADS
+    head = line % HEADS
+    q_row = (row * beam + line // HEADS).to(tl.int64)
+    place = (q_row * HEADS + head) * all_splits + first_split + split
+
+    high = tl.minimum(number(counts, row, count_step, count, COUNTED), room)
+    begin, end = span(0, high, split, tl.num_programs(1), POSITIONS)
+    if begin >= end:
+        tl.store(sums + place, tl.full([LINES], float("-inf"), tl.float32), mask=asked)
+        return
+
+    kind = key_token.dtype.element_ty
+    column = tl.arange(0, WIDTH_BLOCK)
+    wide = column < WIDTH
+    if QUERY_RANKS:
+        rank = tl.arange(0, QUERY_BLOCK)
+        real = rank < QUERY_RANKS
+        q_at = row.to(tl.int64) * QUERY_RANKS + rank
+        q = tl.load(query + q_at[:, None] * WIDTH + column[None, :], mask=real[:, None] & wide[None, :], other=0.0)
+        a_q = query_head + q_at[None, :] * HEADS + head[:, None]
+        a_q = tl.load(a_q, mask=real[None, :] & asked[:, None], other=0.0)
+        if WIDE:
+            a_q = a_q.to(tl.float32)
+    else:
+        q_line = query + (q_row * HEADS + head) * WIDTH
+        q = tl.load(q_line[:, None] + column[None, :], mask=asked[:, None] & wide[None, :], other=0.0)
+    if WIDE:
+        q = q.to(tl.float32)
+    STORED: tl.constexpr = WIDTH if THIRD == 0 else WIDTH // THIRD + THIRD
+    far = row.to(tl.int64) * RANKS * room
+    key_token += far * STORED
+    value_token += far * STORED
+    if not FIXED:
+        key_head += far * HEADS
+        value_head += far * HEADS
+    mask += row.to(tl.int64) * mask_row
+
+    top = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    read = tl.zeros([LINES, WIDTH_BLOCK], tl.float32)
+    for first in tl.range(begin, end, POSITIONS, num_stages=STAGES):
+        position = first + tl.arange(0, POSITIONS)
+        there = position < end
+        if MASKED:  # first: what does not exist may hold anything
+            there = there & (tl.load(mask + position, mask=there & (position < mask_width), other=1) != 0)
+        exists = there[:, None] & wide[None, :]
+        logits = tl.zeros([LINES, POSITIONS], tl.float32)
+        for r in tl.static_range(RANKS):
+            b = _tokens(key_token, (r * room + position) * STORED, column, exists, WIDTH, THIRD, WIDE)
+            product = tl.dot(q, tl.trans(b), input_precision=PRECISION) * scale
+            if QUERY_RANKS:
+                product = product.to(kind)
+                if WIDE:
+                    product = product.to(tl.float32)
+                product = tl.dot(a_q, product, input_precision=PRECISION)
+            logits += product * _heads(key_head, r * HEADS + head, position, room, asked, there, FIXED)
+        logits = tl.where(there[None, :], logits, float("-inf"))
+        highest = tl.maximum(top, tl.max(logits, 1))
+        safe = tl.where(highest == float("-inf"), 0.0, highest)  # -inf - -inf is NaN
+        p = tl.exp2(logits - safe[:, None])
+        shrunk = tl.exp2(top - safe)
+        total = total * shrunk + tl.sum(p, 1)
+        read = read * shrunk[:, None]
+        for r in tl.static_range(RANKS):
+            b = _tokens(value_token, (r * room + position) * STORED, column, exists, WIDTH, THIRD, WIDE)
+            weights = (p * _heads(value_head, r * HEADS + head, position, room, asked, there, FIXED)).to(kind)
+            if WIDE:
+                weights = weights.to(tl.float32)
+            read = tl.dot(weights, b, acc=read, input_precision=PRECISION)
+        top = highest
+
+    found = total > 0.0
+    some = tl.where(found, total, 1.0)
+    tl.store(sums + place, tl.where(found, top + tl.log2(some), float("-inf")), mask=asked)
+    where = partial + place[:, None] * WIDTH + column[None, :]
+    tl.store(where, read / (some * RANKS)[:, None], mask=(asked & found)[:, None] & wide[None, :])
