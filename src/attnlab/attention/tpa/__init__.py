@@ -1,7 +1,8 @@
 """Tensor product attention (TPA paper): contextual factors, learned ones, and shared ones."""
 
 from .cache import FactorCache
-from .contextual import TPA, TPAKVOnly
+from .contextual import TPA
+from .keys_values import TPAKVOnly
 from .noncontextual import TPANonContextualA, TPANonContextualB
 from .shared import TPASharedB
 

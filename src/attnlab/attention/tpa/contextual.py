@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 from ..base import Cache, length_mask
 from ..bounds import PositiveFloat, PositiveInt, Rate
+from ..ops import kernels
+from ..ops.backends import Backend, choose
 from ..ops.partial_softmax import Past, rebuilt_attention, tiled_attention
 from ..ops.rope import rotate
 from ..positional import Angles, Layout, PositionalAttention
@@ -46,6 +48,7 @@ class TPA(PositionalAttention):
 
     cache_type = FactorCache
     factorised_queries = True
+    has_kernel = True  # whether `ops.kernels.factor` reads what is cached; variants that it cannot read say False
 
     def __init__(
         self,
@@ -228,6 +231,8 @@ class TPA(PositionalAttention):
         new, start, size = x.shape[1], cache.length, cache.prefix_size
         f = self._factors(cache.angles(start, start + new), *self._compact(x))
         cache.write(cache.text, start, self._held(f))
+        if self.step_backend(new, next(iter(cache.text.values()))) is Backend.TRITON:
+            return self._finish(self._kernel_step(f, len(x), cache))
         prefixes = cache.prefix_segment()
         if self.in_factor_space(new, cache.beam, start + new, size):
             text = cache.text_segment(start + new)
@@ -236,6 +241,23 @@ class TPA(PositionalAttention):
         segments = cache.text_segment(start), prefixes
         past = (self._rebuild(tile, q) for segment in segments for tile in segment.tiles(TILE))
         return self._finish(tiled_attention(q, packed, self.head_dim, self.scale, past))
+
+    def step_backend(self, new: int, like: Tensor) -> Backend:
+        """What computes the next positions of each row: TRITON, the kernel `ops.kernels.factor`, or PLAIN.
+
+        The kernel has one position, up to 8 ranks and heads up to 256 wide. It serves TPA, TPA of keys and values
+        alone, factors of third order, and learned head factors. It does not serve learned token factors, whose keys are
+        rotated as they are read and whose values are the same of all positions, and token factors that keys and values
+        share, which are cached unrotated: these are computed by matrix products on every device.
+
+        Args:
+            new: positions of each row.
+            like: a buffer of the cache, for its dtype and device.
+        """
+        small = self.rank <= kernels.FACTOR_RANKS and self.head_dim <= kernels.FACTOR_WIDTH
+        if new == 1 and self.has_kernel and small and choose("step", like, masked=True) is Backend.TRITON:
+            return Backend.TRITON
+        return Backend.PLAIN
 
     def in_factor_space(self, new: int, beam: int, text: int, prefix: int) -> bool:
         """Whether `new` positions of each of `beam` rows take fewer multiply-adds on factors than on keys and values.
@@ -267,6 +289,24 @@ class TPA(PositionalAttention):
         for head, token in (self._keys(tile), self._values(tile)):
             factors += [head.to(like.dtype).movedim(-1, 1), self._whole(token.to(like.dtype)).transpose(1, 2)]
         return Past(self._pack(*factors), tile.mask)
+
+    def _kernel_step(self, f: Factors, batch: int, cache: FactorCache) -> Tensor:
+        """Outputs (B, 1, h, D) of each row's newest position, which the cache holds already."""
+        from ..ops.kernels.factor import Part, factor_decode
+
+        text = Segment(cache.text, cache.capacity, cache.angles)
+        parts = [Part(*self._keys(text), *self._values(text), cache.length + 1)]
+        if cache.prefix_size:
+            prefix = Segment(cache.prefix, cache.prefix_capacity, cache.prefix_angles)
+            count = cache.prefix_size if cache.prefix_lengths is None else cache.prefix_lengths
+            parts.append(Part(*self._keys(prefix), *self._values(prefix), count))
+        head, query = None, f.query
+        if query is None:
+            head = f.head[:, 0, : self.q_rank].to(text.like.dtype).expand(batch, -1, -1)
+            query = self._whole(f.token[:, :, : self.q_rank])
+        query = query[:, 0].to(text.like.dtype).expand(batch, -1, -1)
+        read = factor_decode(query, parts, self.scale, query_head=head, third_dim=self.third_dim)
+        return read.unsqueeze(1).to(f.head.dtype)
 
     def _step(self, f: Factors, batch: int, segments: list[Segment]) -> Tensor:
         """Outputs (B, n, h, D) of each row's newest n positions, which are the last of the last segment."""
@@ -337,44 +377,3 @@ def _fold(x: Tensor, batch: int, rows: int) -> Tensor:
 
 def _unfold(x: Tensor, batch: int, rows: int) -> Tensor:
     return x if rows == batch else x.unflatten(1, (batch // rows, -1)).flatten(0, 1)
-
-
-class TPAKVOnly(TPA):
-    """TPA of keys and values alone (TPA paper, section 3.5): queries are projected whole, not divided by a rank.
-
-    Args:
-        bias: whether the factors have biases, with which they contain factors that do not depend on the input.
-        Others are those of `TPA`, without `q_rank`.
-    """
-
-    factorised_queries = False
-
-    def __init__(
-        self,
-        d_model: PositiveInt,
-        num_heads: PositiveInt,
-        head_dim: PositiveInt | None = None,
-        rank: PositiveInt = 2,
-        third_dim: PositiveInt | None = None,
-        *,
-        nonlinearity: Nonlinearity = "none",
-        output_norm: bool = False,
-        bias: bool = False,
-        init: Init = "paper_merged",
-        dropout: Rate = 0.0,
-        rope_theta: PositiveFloat | None = 10000.0,
-    ) -> None:
-        super().__init__(
-            d_model, num_heads, head_dim, rank, 0, third_dim, nonlinearity=nonlinearity, output_norm=output_norm,
-            init=init, dropout=dropout, rope_theta=rope_theta,
-        )  # fmt: skip
-        if bias:
-            self.factors.bias = nn.Parameter(torch.zeros(self.factors.out_features))
-        self.query = nn.Linear(d_model, num_heads * self.head_dim, bias=False)
-        nn.init.xavier_uniform_(self.query.weight)
-
-    def _compact(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.factors(x), self.query(x)
-
-    def _split(self, y: Tensor, *more: Tensor) -> Factors:
-        return super()._split(y)._replace(query=more[0].unflatten(-1, (self.num_heads, -1)))

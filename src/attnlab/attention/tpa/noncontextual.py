@@ -50,6 +50,8 @@ class TPANonContextualB(TPA):
     Cache: (R_K + R_V) h elements per token. Arguments are those of `TPA`, without `third_dim`.
     """
 
+    has_kernel = False
+
     def __init__(
         self,
         d_model: PositiveInt,

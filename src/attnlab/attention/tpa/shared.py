@@ -16,6 +16,8 @@ class TPASharedB(TPA):
     Arguments are those of `TPA`.
     """
 
+    has_kernel = False
+
     def _token_blocks(self) -> list[Block]:
         blocks = super()._token_blocks()
         return [block for i, block in enumerate(blocks) if i % 3 < 2]  # of queries and of keys

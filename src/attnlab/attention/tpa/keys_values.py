@@ -1,0 +1,49 @@
+"""Tensor product attention of which keys and values alone have factors."""
+
+import torch
+from torch import Tensor, nn
+
+from ..bounds import PositiveFloat, PositiveInt, Rate
+from .contextual import TPA
+from .factors import Factors, Init, Nonlinearity
+
+
+class TPAKVOnly(TPA):
+    """TPA of keys and values alone (TPA paper, section 3.5): queries are projected whole, not divided by a rank.
+
+    Args:
+        bias: whether the factors have biases, with which they contain factors that do not depend on the input.
+        Others are those of `TPA`, without `q_rank`.
+    """
+
+    factorised_queries = False
+
+    def __init__(
+        self,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
+        head_dim: PositiveInt | None = None,
+        rank: PositiveInt = 2,
+        third_dim: PositiveInt | None = None,
+        *,
+        nonlinearity: Nonlinearity = "none",
+        output_norm: bool = False,
+        bias: bool = False,
+        init: Init = "paper_merged",
+        dropout: Rate = 0.0,
+        rope_theta: PositiveFloat | None = 10000.0,
+    ) -> None:
+        super().__init__(
+            d_model, num_heads, head_dim, rank, 0, third_dim, nonlinearity=nonlinearity, output_norm=output_norm,
+            init=init, dropout=dropout, rope_theta=rope_theta,
+        )  # fmt: skip
+        if bias:
+            self.factors.bias = nn.Parameter(torch.zeros(self.factors.out_features))
+        self.query = nn.Linear(d_model, num_heads * self.head_dim, bias=False)
+        nn.init.xavier_uniform_(self.query.weight)
+
+    def _compact(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.factors(x), self.query(x)
+
+    def _split(self, y: Tensor, *more: Tensor) -> Factors:
+        return super()._split(y)._replace(query=more[0].unflatten(-1, (self.num_heads, -1)))
