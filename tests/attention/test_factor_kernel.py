@@ -4,6 +4,7 @@ Without a CUDA device the kernel runs in Triton's interpreter; the same grid run
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -36,9 +37,9 @@ class Case(NamedTuple):
     width: int = 16
     third_dim: int | None = None
     room: int = 20  # positions of the text's buffers
-    count: int | tuple[int, ...] | None = 17  # one more than a block
+    used: int | tuple[int, ...] | None = 17  # one more than a block
     prefix: int = 9  # positions of the prefix's buffers
-    prefix_count: int | tuple[int, ...] | None = None
+    prefix_used: int | tuple[int, ...] | None = None
     masked: bool = False
     fixed: bool = False
     dtype: torch.dtype = torch.float32
@@ -52,23 +53,24 @@ class Case(NamedTuple):
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator).to(device, self.dtype)
 
-        def part(rows: int, room: int, count: int | tuple[int, ...] | None) -> Part:
+        def part(rows: int, room: int, used: int | tuple[int, ...] | None) -> Part:
             head = (1, self.ranks, self.heads, 1) if self.fixed else (rows, self.ranks, self.heads, room)
             stored = self.width if self.third_dim is None else self.width // self.third_dim + self.third_dim
-            tensors = [draw(*shape) for shape in (head, (rows, self.ranks, room, stored)) * 2]
-            given = torch.tensor(count, device=device) if isinstance(count, tuple) else count
+            found = Part(*(draw(*shape) for shape in (head, (rows, self.ranks, room, stored)) * 2))
             for n in range(rows):  # what does not exist is never used
-                used = room if count is None else count[n % len(count)] if isinstance(count, tuple) else count
-                for tensor in (tensors[1], tensors[3]):
-                    tensor[n, :, used:] = math.nan
+                first = room if used is None else used[n % len(used)] if isinstance(used, tuple) else used
+                found.key_token[n, :, first:] = found.value_token[n, :, first:] = math.nan
             mask = torch.rand(rows, room - 1, generator=generator) > 0.4 if self.masked else None
             if mask is not None:
                 mask[0] = False
-            return Part(*tensors, given, None if mask is None else mask.to(device))
+                mask = mask.to(device)
+            return found._replace(
+                used=torch.tensor(used, device=device) if isinstance(used, tuple) else used, mask=mask
+            )
 
-        parts = [part(self.batch, self.room, self.count)]
+        parts = [part(self.batch, self.room, self.used)]
         if self.prefixes:
-            parts.insert(0, part(self.prefixes, self.prefix, self.prefix_count))
+            parts.insert(0, part(self.prefixes, self.prefix, self.prefix_used))
         lines, scale = self.query_ranks or self.heads, self.width**-0.5 / (max(self.query_ranks, 1) * self.ranks)
         query = draw(self.batch, lines, self.width)
         head = draw(self.batch, self.query_ranks, self.heads) if self.query_ranks else None
@@ -83,17 +85,21 @@ class Case(NamedTuple):
         query, parts, scale, rest = self.inputs(device)
         got = factor_decode(query, parts, scale, **rest, blocks=self.blocks, splits=self.splits)
         assert got.dtype == self.dtype and got.isfinite().all()
-        cpu = [Part(*(t.cpu() if isinstance(t, Tensor) else t for t in part)) for part in parts]
+        cpu = [on_cpu(part) for part in parts]
         rest["query_head"] = None if rest["query_head"] is None else rest["query_head"].cpu()
         want = naive.factor_decode(query.cpu(), cpu, scale, **rest)
         assert error(got.cpu(), want) < TOLERANCE[self.dtype]
 
 
+def on_cpu(part: Part) -> Part:
+    return part._replace(**{name: t.cpu() for name, t in part._asdict().items() if isinstance(t, Tensor)})
+
+
 QUICK = [
     Case("one block and a position, factors of queries", heads=17, blocks=Blocks(32, 16, 4, 1)),
-    Case("beams share ragged prefixes, one is empty", 4, 2, prefix_count=(9, 0), count=1, splits=1),
-    Case("bfloat16, third order", dtype=torch.bfloat16, width=12, third_dim=2, count=5, splits=1),
-    Case("learned head factors, a mask that hides a row", 2, query_ranks=0, fixed=True, masked=True, room=18, count=9),
+    Case("beams share ragged prefixes, one is empty", 4, 2, prefix_used=(9, 0), used=1, splits=1),
+    Case("bfloat16, third order", dtype=torch.bfloat16, width=12, third_dim=2, used=5, splits=1),
+    Case("learned head factors, a mask that hides a row", 2, query_ranks=0, fixed=True, masked=True, room=18, used=9),
     Case("logits 200 apart", query_ranks=1, ranks=1, gap=200.0),
     Case("logits -200 apart", query_ranks=1, ranks=1, gap=-200.0),
 ]
@@ -107,28 +113,28 @@ GRID = [
         )
     ],
     *[
-        Case(f"{size} positions in {splits} splits", room=max(size, 1), count=size, splits=splits)
+        Case(f"{size} positions in {splits} splits", room=max(size, 1), used=size, splits=splits)
         for size in (0, 1, 15, 16, 33)
         for splits in (1, 3)
     ],
     *[
         Case(f"{beam} beams, {heads} heads, {kind}", 2 * beam, 2, heads, query_ranks, splits=splits, **more)
         for kind, query_ranks, more in (
-            ("ragged", 2, {"prefix_count": (3, 9), "count": (7,)}), ("masked", 0, {"masked": True}),
-            ("no prefix at all", 2, {"prefix_count": 0}), ("empty buffers", 2, {"prefix": 0}),
+            ("ragged", 2, {"prefix_used": (3, 9), "used": (7,)}), ("masked", 0, {"masked": True}),
+            ("no prefix at all", 2, {"prefix_used": 0}), ("empty buffers", 2, {"prefix": 0}),
             ("third order", 2, {"third_dim": 4}), ("third order of one", 2, {"third_dim": 1}),
             ("learned", 3, {"fixed": True}),
         )
         for beam, heads, splits in ((1, 5, None), (3, 11, 2))
     ],
-    Case("ragged texts", 3, count=(0, 20, 4)),
-    Case("counts of the lot on the device", 3, count=(18,)),
+    Case("ragged texts", 3, used=(0, 20, 4)),
+    Case("counts of the lot on the device", 3, used=(18,)),
     *[
         Case(f"logits {gap} apart, {dtype}", query_ranks=1, ranks=1, gap=gap, dtype=dtype, splits=4)
         for gap in (200.0, -200.0, 2000.0)
         for dtype in TOLERANCE
     ],
-    *[Case(f"{blocks}", 1, 0, 30, blocks=blocks, room=70, count=69) for blocks in factor.CHOICES[::5]],
+    *[Case(f"{blocks}", 1, 0, 30, blocks=blocks, room=70, used=69) for blocks in factor.CHOICES[::5]],
 ]  # fmt: skip
 
 
@@ -154,7 +160,7 @@ def test_grid_on_cuda(case: Case) -> None:
 @pytest.mark.gpu
 def test_a_captured_step_follows_its_counts() -> None:
     """The grid and the splits depend on shapes alone: a graph is replayed with other counts, and equals the kernel."""
-    case = Case("graph", 2, 1, 5, room=200, count=(200,), prefix=40, prefix_count=(40,), blocks=None, splits=None)
+    case = Case("graph", 2, 1, 5, room=200, used=(200,), prefix=40, prefix_used=(40,), blocks=None, splits=None)
     query, parts, scale, rest = case.inputs("cuda")
 
     def call() -> Tensor:
@@ -170,7 +176,7 @@ def test_a_captured_step_follows_its_counts() -> None:
             assert isinstance(part.used, Tensor)
             part.used.fill_(count)
         graph.replay()
-        cpu = [Part(*(t.cpu() if isinstance(t, Tensor) else t for t in part)) for part in parts]
+        cpu = [on_cpu(part) for part in parts]
         want = naive.factor_decode(query.cpu(), cpu, scale, query_head=rest["query_head"].cpu())
         assert error(out.cpu(), want) < TOLERANCE[torch.float32]
 
@@ -192,7 +198,12 @@ def test_steps_by_the_kernel_equal_forward(
     attention, steps = Mechanism(name).build(*options, dtype=torch.float32), 2
     assert isinstance(attention, TPA)
     calls = []
-    monkeypatch.setattr(factor, "factor_decode", lambda *args, **kw: calls.append(1) or factor_decode(*args, **kw))
+
+    def counted(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append(1)
+        return factor_decode(*args, **kwargs)
+
+    monkeypatch.setattr(factor, "factor_decode", counted)
     prefix, lengths, x = torch.randn(2, 3, 32), torch.tensor([3, 0]), torch.randn(4, 2 + steps, 32)
     cache = attention.new_cache(4, 2 + steps, 4, prefix_batch=2)
     attention.read_prefix(prefix, lengths, cache)
@@ -257,7 +268,12 @@ def test_the_heuristic_chooses_what_fits_and_the_search_tries_all_of_that(monkey
     query, parts, scale, rest = Case("one", heads=40, width=64).inputs("cpu")
     tried = []
     monkeypatch.setattr(factor, "factor_decode", lambda *_, blocks, **__: tried.append(blocks))
-    found = factor.measure_choices(query, parts, scale, lambda call: call() or float(len(tried)), **rest)
+
+    def timed(call: Callable[[], Tensor]) -> float:
+        call()
+        return float(len(tried))
+
+    found = factor.measure_choices(query, parts, scale, timed, **rest)
     assert [blocks for _, blocks in found] == tried and len(set(tried)) == len(tried) > 10
     assert all(factor.shared_memory(blocks, parts[0], 64) <= 100 * 1024 for blocks in tried)
     for dtype in TOLERANCE:

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from attnlab.attention import MHA, MLA, Attention
+from attnlab.attention import MHA, MLA, TPA, Attention
 from attnlab.attention.base import Cache
 from attnlab.attention.ops.backends import Backend, prefer
 from attnlab.attention.ops.decode import attend_cached
@@ -20,6 +20,7 @@ from attnlab.bench.exactness import TOLERANCE
 from attnlab.bench.settings import Settings, Shape, rounded
 from attnlab.bench.variants import AttentionVariant, lineup
 from attnlab.bench.workloads.base import Workload
+from attnlab.bench.workloads.factor_step import FactorStep
 from attnlab.runs.record import NOT_RUN
 
 CHECKED = {"cpu": (2, 5, 20), "cuda": (4, 130, 1000)}  # rows, prefix and context of the check
@@ -42,10 +43,10 @@ class Reading:
     by: Literal["triton", "torch"]
     converted: bool = False
 
-    def attention(self, dtype: torch.dtype, device: torch.device) -> MHA | MLA:
+    def attention(self, dtype: torch.dtype, device: torch.device) -> MHA | MLA | TPA:
         """The mechanism of a layer. LookupError: no kernel of a step serves it, or the layers have several."""
         found = AttentionVariant(self.name, self.cfg, converted=self.converted).attention(dtype, device)
-        if not isinstance(found, MHA | MLA):
+        if not (isinstance(found, MHA | MLA) or isinstance(found, TPA) and found.has_kernel):
             raise LookupError(f"no kernel reads the cache of {type(found).__name__} in a step")
         return found
 
@@ -108,6 +109,20 @@ class Step:
         return found
 
 
+def step_of(attention: MHA | MLA | TPA, shape: Shape, dtype: torch.dtype, device: torch.device) -> Step | FactorStep:
+    """The step of a mechanism.
+
+    Args:
+        attention: what a kernel serves.
+        shape: rows, prefix and context.
+        dtype: of the cache.
+        device: of the cache.
+    """
+    if isinstance(attention, TPA):
+        return FactorStep(attention, shape, dtype, device)
+    return Step(attention, shape, dtype, device)
+
+
 def _of(buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     """Keys and values (B, G, K, .); None: they are the first columns of the keys."""
     return (buffers["slots"].unsqueeze(1), None) if "slots" in buffers else (buffers["key"], buffers["value"])
@@ -136,7 +151,7 @@ class Kernels(Workload):
         backend, self.device = variant.backend(attention, shape.prefix, device), device
         if backend is Backend.TRITON and device.type != "cuda":
             raise LookupError("a kernel is timed on CUDA: its time in Triton's interpreter says nothing about it")
-        self.step = Step(attention, shape, dtype, device)
+        self.step = step_of(attention, shape, dtype, device)
         self.call: Callable[[], object] = partial(self.step.read, backend)
         self.events: list[torch.cuda.Event] = []
         if device.type == "cuda":
@@ -170,7 +185,7 @@ class Kernels(Workload):
         attention = variant.attention(dtype, device)
         prefix = prefix if settings.prefix else 0
         backend = variant.backend(attention, prefix, device)
-        step = Step(attention, Shape("kernels", batch, 1, prefix, 1, False, context), dtype, device)
+        step = step_of(attention, Shape("kernels", batch, 1, prefix, 1, False, context), dtype, device)
         want, got = step.exact().read(Backend.PLAIN), step.read(backend).double()
         error = float((got - want).norm() / want.norm())
         return {"output": rounded(error, 2), "tolerance": TOLERANCE[dtype]}

@@ -183,11 +183,11 @@ def _eager(
     third_dim: int | None,
 ) -> Tensor:
     """The step as torch.compile calls it, which sees no triton in it."""
-    given = zip(used, held, masks, strict=True)
-    parts = [
-        Part(*factors[4 * i : 4 * i + 4], (None if number < 0 else number) if count is None else count, mask)
-        for i, (count, number, mask) in enumerate(given)
-    ]
+    parts = []
+    for i, (count, number, mask) in enumerate(zip(used, held, masks, strict=True)):
+        key_head, key_token, value_head, value_token = factors[4 * i : 4 * i + 4]
+        known = None if number < 0 else number
+        parts.append(Part(key_head, key_token, value_head, value_token, known if count is None else count, mask))
     return factor_decode(query, parts, scale, query_head=query_head, third_dim=third_dim)
 
 
