@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attnlab.attention.ops.kernels import latent, merge, split
+from attnlab.attention.ops.kernels import factor, factor_kernel, latent, merge, split
 
 ARCHITECTURES = {80: 166912, 89: 101376, 90: 232448}  # compute capability: bytes of shared memory of a block
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -82,6 +82,35 @@ def attend(capability: int, dtype: torch.dtype, lines: int, content: int, rest: 
     return shared_memory(latent._attend, types, constants, capability, **options)
 
 
+def factors(capability: int, dtype: torch.dtype, heads: int, ranks: int, query_ranks: int, width: int) -> int:
+    """Of the factor kernel, in the sizes that it chooses for this device.
+
+    Args:
+        capability: compute capability, 80 for 8.0.
+        dtype: of the cache.
+        heads: h.
+        ranks: R.
+        query_ranks: R_Q; 0: queries are whole, and there is a mask.
+        width: D.
+    """
+    factor.device_of = lambda _: Absent(capability)  # type: ignore[assignment]
+    with torch.device("meta"):
+        head = torch.empty(1, ranks, heads, 64, dtype=dtype)
+        token = torch.empty(1, ranks, 64, width, dtype=dtype)
+    blocks = factor.choose_blocks(heads, factor.Part(head, token, head, token), width)
+    names = ("query_head", "query", "key_head", "key_token", "value_head", "value_token")
+    types = dict.fromkeys(names, f"*{NAMES[dtype]}") | dict.fromkeys(("partial", "sums"), "*fp32")
+    types |= {"counts": "*i64", "mask": "*u8", "scale": "fp32"}
+    constants = {
+        "HEADS": heads, "RANKS": ranks, "QUERY_RANKS": query_ranks, "WIDTH": width, "THIRD": 0, "COUNTED": True,
+        "MASKED": not query_ranks, "FIXED": False, "WIDE": False, "LINES": blocks.lines,
+        "POSITIONS": blocks.positions, "WIDTH_BLOCK": factor._padded(width),
+        "QUERY_BLOCK": factor._padded(query_ranks), "STAGES": blocks.stages, "PRECISION": "ieee",
+    }  # fmt: skip
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    return shared_memory(factor_kernel.attend, types, constants, capability, **options)
+
+
 def main() -> None:
     """Print a line for each kernel: its name, what it takes, and what there is."""
     for capability, memory in ARCHITECTURES.items():
@@ -91,6 +120,8 @@ def main() -> None:
             (torch.float32, 4, 64, 32, True, False),
         ):
             print(json.dumps([f"latent {capability} {case}", attend(capability, *case), memory]))
+        for given in ((torch.bfloat16, 34, 2, 6, 64), (torch.float16, 22, 2, 0, 128), (torch.float32, 5, 1, 4, 32)):
+            print(json.dumps([f"factor {capability} {given}", factors(capability, *given), memory]))
     types = {"partial": "*fp32", "sums": "*fp32", "out": "*bf16"}
     print(
         json.dumps(["reduce", shared_memory(split._reduce, types, {"SPLITS": 64, "PART": 32, "BLOCK": 64}, 90), 2**16])
