@@ -29,9 +29,11 @@ class Cache(ABC):
         capacity: text positions that there is room for.
         prefix_capacity: prefix positions that there is room for.
         has_prefix: whether `Attention.read_prefix` was called.
+        static_length: `length` on the device, (1,) int64, of a cache that is static; None: it is not.
     """
 
     length: int = 0
+    static_length: Tensor | None = None
     beam: int = 1
     capacity: int
     prefix_capacity: int = 0
@@ -60,6 +62,35 @@ class Cache(ABC):
 
         ValueError: `length` is negative or above the present one, or the mechanism cannot return to it.
         """
+
+    @property
+    def start(self) -> int | Tensor:
+        """The position that a step adds: `length`, or on the device that of a static cache."""
+        return self.length if self.static_length is None else self.static_length
+
+    def make_static(self) -> None:
+        """From here on steps have one shape whatever the length, which they read from the device.
+
+        Such a step can be captured in a CUDA graph and replayed; `length` has to be counted by who replays it. A static
+        cache takes one position at a time, and all of its capacity is masked and, without a kernel that reads counts,
+        computed.
+
+        TypeError: the mechanism's steps need the length on the host.
+        """
+        if not self.can_be_static:
+            raise TypeError(f"{type(self).__name__}: its steps need the length on the host")
+        device = self.buffers()[0].device
+        self.static_length = torch.full((1,), self.length, dtype=torch.int64, device=device)
+
+    @property
+    def can_be_static(self) -> bool:
+        """Whether `make_static` is possible."""
+        return False
+
+    @property
+    def is_static(self) -> bool:
+        """Whether steps have one shape whatever the length."""
+        return self.static_length is not None
 
     def _check_crop(self, length: int) -> None:
         if not 0 <= length <= self.length:
@@ -158,10 +189,17 @@ class Attention(nn.Module, ABC):
     def extend(self, x: Tensor, cache: Cache) -> Tensor:
         """The next positions of each row, (B, n, d) -> (B, n, d): prefill, a chunk of it, or one decoding step.
 
-        ValueError: the cache has no room for n positions more.
+        ValueError: the cache has no room for n positions more, or it is static and n is not 1.
         """
         new = x.shape[1]
         _check_room(cache, new, cache.capacity)
+        if cache.static_length is not None:
+            if new != 1:
+                raise ValueError(f"a static cache takes one position at a time, not {new}")
+            out = self._extend(x, cache) if x.numel() else x.clone()
+            cache.static_length += 1
+            cache.length += 1
+            return out
         out = self._extend(x, cache) if x.numel() else x.clone()
         cache.length += new
         return out

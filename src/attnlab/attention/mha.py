@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .base import Cache, length_mask
 from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .ops.backends import dense_attention
-from .ops.decode import attend_cached
+from .ops.decode import attend_cached, room
 from .ops.partial_softmax import Past, merged_attention
 from .ops.rope import Llama3Scaling, rotate
 from .positional import Angles, Layout, PositionalAttention, PositionalCache
@@ -143,11 +143,11 @@ class MHA(PositionalAttention):
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, PositionalCache)
-        new, start, size = x.shape[1], cache.length, cache.prefix_size
+        new, start, size = x.shape[1], cache.start, cache.prefix_size
         angles = cache.angles(start, start + new)
         q, kept = self._queries(x, angles), self._kept(x, angles)
         cache.write(cache.text, start, kept)
-        if new == 1:
+        if new == 1 or isinstance(start, Tensor):
             return self._step(q, cache, start + 1)
         prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         past = []
@@ -157,12 +157,12 @@ class MHA(PositionalAttention):
             past.append(Past(self._pack(**prefix), cache.prefix_mask))
         return self._attend(q, self._pack(**kept), past)
 
-    def _step(self, q: Tensor, cache: PositionalCache, used: int) -> Tensor:
+    def _step(self, q: Tensor, cache: PositionalCache, used: int | Tensor) -> Tensor:
         """One position, (B, H, 1, D) -> (B, 1, d), over the prefix and the first so many slots of the text."""
         text, prefix = cache.text, cache.prefix
         out = attend_cached(
             q, text["key"], text["value"], self.scale, prefix["key"], prefix["value"], cache.prefix_mask,
-            used=used, prefix_used=cache.prefix_size, prefix_counts=cache.prefix_counts,
+            **room(used), prefix_used=cache.prefix_size, prefix_counts=cache.prefix_counts,
         )  # fmt: skip
         return self._join(out.to(q.dtype))
 

@@ -174,11 +174,11 @@ class MLA(PositionalAttention):
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, LatentCache)
-        new, start, size = x.shape[1], cache.length, cache.prefix_size
+        new, start, size = x.shape[1], cache.start, cache.prefix_size
         angles = cache.angles(start, start + new)
         q, (latent, rotary) = self._queries(x, angles), self._latents(x, angles)
         cache.write(cache.text, start, {"slots": torch.cat((latent, rotary), -1)})
-        if new == 1:
+        if new == 1 or isinstance(start, Tensor):
             return self._step(q, cache, start + 1, size)
         past = []
         if start:
@@ -195,15 +195,18 @@ class MLA(PositionalAttention):
         self,
         q: Tensor,
         cache: LatentCache,
-        used: int,
+        used: int | Tensor | None,
         prefix_slots: int,
         text_mask: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> Tensor:
         """One position, (B, 1, H, d_n + d_r) -> (B, 1, d), in latent space, over the first slots of the cache.
 
-        Which of the `used` text slots exist: `text_mask` (B, columns), or the first `counts`, (B,); None: all.
+        Which of the `used` text slots exist: `text_mask` (B, columns), or the first `counts`, (B,); None: all. `used`
+        on the device, (1,), are `counts`.
         """
+        if isinstance(used, Tensor):
+            used, counts = None, used
         content, rotary = q[:, 0].to(cache.up_key.dtype).split([self.head_dim, self.rope_dim], -1)
         absorbed = torch.matmul(content.transpose(0, 1), cache.up_key).transpose(0, 1)  # (B, H, r), scaled
         q_bh1d = torch.cat((absorbed, rotary * self.scale), -1).unsqueeze(2)

@@ -93,14 +93,14 @@ class MLAWindow(Windowed, MLA):
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, LatentWindowCache)
-        new, start, size = x.shape[1], cache.length, cache.prefix_size
-        if start + new <= self.window:  # nothing is left behind yet
+        new, start, size = x.shape[1], cache.start, cache.prefix_size
+        if not isinstance(start, Tensor) and start + new <= self.window:  # nothing is left behind yet
             return super()._extend(x, cache)
         angles = cache.angles(start, start + new)
         q, kept = self._queries(x, angles), self._kept(x, angles)
         if new == 1:
             cache.write(cache.text, start % cache.size, kept)
-            return self._step(q, cache, cache.size, size)
+            return self._step(q, cache, cache.used_after(start), size)
         text = self._stored(torch.cat((cache.before()["slots"].to(q.dtype), kept["slots"]), 1), q.dtype).packed
         past = mask = None
         if size:

@@ -79,8 +79,9 @@ class MTLACache(LatentCache):
 
     def row_offset(self) -> Tensor:
         """offset of each row, (B,)."""
-        offset = torch.as_tensor(self.offset, device=self.up_key.device).reshape(-1)
-        return offset.expand(self.prefix["slots"].shape[0]).repeat_interleave(self.beam)
+        if isinstance(self.offset, Tensor):
+            return self.offset.repeat_interleave(self.beam)
+        return torch.full((len(self.text["slots"]),), self.offset, device=self.up_key.device)
 
     def first_slot(self) -> int | Tensor:
         """Number of the slot that text slot 0 is: an int, or (B,)."""
@@ -275,13 +276,14 @@ class MTLA(MLA):
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, MTLACache)
-        new, start, s, r = x.shape[1], cache.length, self.stride, self.latent_dim
+        new, start, s, r = x.shape[1], cache.start, self.stride, self.latent_dim
         text, angles = cache.text["slots"], cache.angles(start, start + new)
         q = self._queries(x, angles)
         latent, rotary = self._latents(x, angles)
-        if new == 1:
+        if new == 1 or isinstance(start, Tensor):
             counts = self._write(latent[:, 0], rotary[:, 0], start, cache)
-            return self._step(q, cache, cache.slots_up_to(start + 1), cache.prefix_slots, counts=counts)
+            used = None if isinstance(start, Tensor) else cache.slots_up_to(start + 1)
+            return self._step(q, cache, used, cache.prefix_slots, counts=counts)
         begin = cache.row_offset() + start
         base = begin // s  # text slot of the first new position
         rows = torch.arange(len(begin), device=begin.device)[:, None]
@@ -308,18 +310,17 @@ class MTLA(MLA):
         ).to(text.dtype)
         return self.out(out.flatten(2))
 
-    def _write(self, latent: Tensor, rotary: Tensor, start: int, cache: MTLACache) -> Tensor | None:
+    def _write(self, latent: Tensor, rotary: Tensor, start: int | Tensor, cache: MTLACache) -> Tensor | None:
         """Merge one position, (B, r) and (B, d_r), into its row's slot. How many slots a row sees, if rows differ."""
         s, r, text = self.stride, self.latent_dim, cache.text["slots"]
         first = cache.first_slot()
         if choose("step", text, masked=True) is Backend.TRITON:
             from .ops.kernels.merge import merge_slot  # needs triton
 
-            alike = isinstance(cache.offset, int)
-            at = (cache.offset if alike else cache.row_offset()) + start
+            at = (cache.offset if isinstance(cache.offset, int) else cache.row_offset()) + start
             held = merge_slot(text, latent, rotary, self.gate_latent(latent), cache.gate_slot, at, s, first)
-            return None if alike else held
-        if isinstance(cache.offset, int) and isinstance(first, int):
+            return held if isinstance(at, Tensor) else None
+        if isinstance(cache.offset, int) and isinstance(first, int) and not isinstance(start, Tensor):
             number, place = (cache.offset + start) // s, (cache.offset + start) % s
             slot = slice(number, number + 1)  # a slice: a plain index, or divmod, would be compiled again for each slot
             gates = cache.gate_slot[first + number : first + number + 1]

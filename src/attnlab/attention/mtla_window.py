@@ -37,7 +37,7 @@ class WindowedCache(LatentCache):
     def starts(self) -> Tensor:
         """Length of each row's prefix, (B,), or (1,) where all are alike."""
         if self.prefix_lengths is None:
-            return torch.tensor([self.prefix_size], device=self.up_key.device)
+            return torch.full((1,), self.prefix_size, device=self.up_key.device)
         return self.prefix_lengths.repeat_interleave(self.beam)
 
     def used_slots(self) -> int:
@@ -274,10 +274,10 @@ class MTLAWindow(MTLA):
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, WindowedCache)
-        steps, start, text = x.shape[1], cache.length, cache.text["slots"]
+        steps, start, text = x.shape[1], cache.start, cache.text["slots"]
         angles = cache.angles(start, start + steps)
         q, new = self._queries(x, angles), torch.cat(self._latents(x, angles), -1)
-        if steps == 1:
+        if steps == 1 or isinstance(start, Tensor):
             used, mask = self._store(new[:, 0], start, cache)
             return self._step(q, cache, used, cache.prefix_slots, mask)
         base = cache.starts() + start
@@ -312,14 +312,16 @@ class MTLAWindow(MTLA):
         rows = torch.arange(len(text), device=text.device)[:, None].expand_as(kept)
         text[rows[kept], place[kept]] = new[kept].to(text.dtype)
 
-    def _store(self, new: Tensor, start: int, cache: WindowedCache) -> tuple[int, Tensor]:
+    def _store(self, new: Tensor, start: int | Tensor, cache: WindowedCache) -> tuple[int | None, Tensor]:
         """Store one position, (B, r + d_r), and merge the chunk that is old enough now.
 
-        -> how many columns are read, and which of the first ones, (B or 1, columns).
+        -> how many columns are read (None: all), and which of the first ones, (B or 1, columns).
         """
+        if isinstance(start, Tensor):
+            return None, self._store_ragged(new, cache.starts() + start, cache, cache.text["slots"].shape[1] - self.raw)
         if cache.prefix_lengths is not None:
-            used = self.raw + self.text_slots(cache.prefix_size, start + 1)
-            return used, self._store_ragged(new, cache.starts() + start, cache)
+            slots = self.text_slots(cache.prefix_size, start + 1)
+            return self.raw + slots, self._store_ragged(new, cache.starts() + start, cache, slots)
         text, s, ring, p = cache.text["slots"], self.stride, self.recent + self.stride, cache.prefix_size + start
         place = p if p < self.first else self.first + p % ring
         text[:, place : place + 1] = new.unsqueeze(1).to(text.dtype)  # a slice: a plain index is compiled each time
@@ -343,8 +345,11 @@ class MTLAWindow(MTLA):
         latent = self._mean(chunk[:, None, :, : self.latent_dim], gates.to(chunk.dtype).unsqueeze(1))
         return torch.cat((latent[:, 0], chunk[:, -1, self.latent_dim :]), -1)
 
-    def _store_ragged(self, new: Tensor, base: Tensor, cache: WindowedCache) -> Tensor:
-        """The same for rows whose prefixes differ in length."""
+    def _store_ragged(self, new: Tensor, base: Tensor, cache: WindowedCache, count: int) -> Tensor:
+        """The same for rows whose prefixes differ in length, or of which the device alone has the length.
+
+        `count` text slots are read at most.
+        """
         text, s, ring = cache.text["slots"], self.stride, self.recent + self.stride
         rows = torch.arange(len(text), device=text.device)
         text[rows, torch.where(base < self.first, base, self.first + base % ring)] = new.to(text.dtype)
@@ -359,7 +364,7 @@ class MTLAWindow(MTLA):
         columns = torch.arange(ring, device=text.device)
         held = base[:, None] - (base[:, None] - columns) % ring  # the newest position of each place of the ring
         early = torch.arange(self.first, device=text.device) <= base[:, None]
-        slots = own[:, None] + torch.arange(self.text_slots(cache.prefix_size, cache.length + 1), device=text.device)
+        slots = own[:, None] + torch.arange(count, device=text.device)
         return torch.cat((early, self._sees(base[:, None], held)[:, 0], slots <= number[:, None]), -1)
 
 

@@ -78,20 +78,37 @@ class PositionalCache(Cache):
         self._check_crop(length)
         self.length = length
 
-    def write(self, buffers: dict[str, Tensor], first: int, new: dict[str, Tensor]) -> None:
-        """Write into `text` or `prefix`, from slot `first` on."""
+    @property
+    def can_be_static(self) -> bool:
+        return True
+
+    def write(self, buffers: dict[str, Tensor], first: int | Tensor, new: dict[str, Tensor]) -> None:
+        """Write into `text` or `prefix`, from slot `first` on; on the device (1,), one slot."""
         for name, values in new.items():
             axis = self.axes[name]
+            if isinstance(first, Tensor):
+                buffers[name].index_copy_(axis, first, values.to(buffers[name].dtype))
+                continue
             buffers[name].narrow(axis, first, values.shape[axis]).copy_(values)
 
-    def angles(self, first: int, last: int) -> Angles:
-        """Of text positions first ... last - 1."""
+    def angles(self, first: int | Tensor, last: int | Tensor) -> Angles:
+        """Of text positions first ... last - 1, on the device (1,) of one position."""
+        if isinstance(first, Tensor):
+            before = self.prefix_size if self.prefix_lengths is None else self.row_lengths()
+            positions = (first + before).unsqueeze(1)
+            return self.cos[positions], self.sin[positions]
+        assert isinstance(last, int)
         if self.prefix_lengths is None:
             span = slice(self.prefix_size + first, self.prefix_size + last)
             return self.cos[None, span], self.sin[None, span]
-        lengths = self.prefix_lengths.repeat_interleave(self.beam)
+        lengths = self.row_lengths()
         positions = lengths[:, None] + torch.arange(first, last, device=lengths.device)
         return self.cos[positions], self.sin[positions]
+
+    def row_lengths(self) -> Tensor:
+        """Lengths of the rows' prefixes, (B,), where these differ."""
+        assert self.prefix_lengths is not None
+        return self.prefix_lengths.repeat_interleave(self.beam)
 
     def prefix_angles(self, first: int, last: int) -> Angles:
         """Of prefix positions first ... last - 1."""

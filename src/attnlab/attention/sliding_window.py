@@ -33,6 +33,11 @@ class WindowCache(PositionalCache):
     def used_slots(self) -> int:
         return min(self.length, self.size)
 
+    def used_after(self, position: int | Tensor) -> int | Tensor:
+        """Text slots that hold something once this position is written."""
+        after = position + 1
+        return after.clamp(max=self.size) if isinstance(after, Tensor) else min(after, self.size)
+
     def crop(self, length: int) -> None:
         self._check_crop(length)
         reached = max(self.reached, self.length)
@@ -204,12 +209,12 @@ class SlidingWindow(Windowed, MHA):
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, WindowCache)
-        new, start, size = x.shape[1], cache.length, cache.prefix_size
+        new, start, size = x.shape[1], cache.start, cache.prefix_size
         angles = cache.angles(start, start + new)
         q, kept = self._queries(x, angles), self._kept(x, angles)
         if new == 1:
             cache.write(cache.text, start % cache.size, kept)
-            return self._step(q, cache, min(start + 1, cache.size))
+            return self._step(q, cache, cache.used_after(start))
         prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         text = {name: torch.cat((held.to(q.dtype), kept[name]), 2) for name, held in cache.before().items()}
         own = {name: buffer.repeat_interleave(cache.beam, 0) for name, buffer in prefix.items()} if size else None

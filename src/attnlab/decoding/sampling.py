@@ -10,6 +10,9 @@ from torch import Tensor
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import bounded
+from attnlab.decoding.steps import Steps
+
+WAIT = 16  # tokens between two looks whether all rows have ended, on a GPU
 
 
 class Continuable(Protocol):
@@ -78,22 +81,27 @@ class Sampling:
         rows, size = prompt.shape
         caches = model.start(rows, size + self.tokens, dtype=dtype, device=prompt.device)
         generator = torch.Generator(prompt.device).manual_seed(self.seed)
+        steps = Steps(model, caches, self.tokens - 1)
+        barred = torch.tensor(never, dtype=torch.long, device=prompt.device)
+        every = WAIT if prompt.is_cuda else 1  # tokens between looks at the device, which wait for it
         found: list[Tensor] = []
-        new = prompt
         ended = torch.zeros(rows, dtype=torch.bool, device=prompt.device)
-        for _ in range(self.tokens):
-            logits = model.step(new, caches)[:, -1, :num_ids].float()
-            if never:
-                logits = logits.index_fill(1, torch.tensor(never, device=logits.device), float("-inf"))
+        for count in range(1, self.tokens + 1):
+            logits = steps(found[-1][:, None]) if found else model.step(prompt, caches)
+            logits = logits[:, -1, :num_ids].float().index_fill(1, barred, float("-inf"))
             token = self.choose(logits, generator)
             if end is not None:
                 token = torch.where(ended, end, token)
                 ended |= token == end
             found.append(token)
-            if (end is not None and ended.all()) or (stop is not None and stop(torch.stack(found, 1))):
+            if end is not None and count % every == 0 and ended.all():
                 break
-            new = token[:, None]
-        return torch.stack(found, 1)
+            if stop is not None and stop(torch.stack(found, 1)):
+                break
+        tokens = torch.stack(found, 1)
+        if end is not None and (whole := (tokens == end).all(0)).any():  # the first token after which all have ended
+            tokens = tokens[:, : int(whole.int().argmax()) + 1]
+        return tokens
 
     def choose(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """(B, V) -> (B,)."""

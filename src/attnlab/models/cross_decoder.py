@@ -41,6 +41,17 @@ class CrossCache(Cache):
     def crop(self, length: int) -> None:
         """The prefix stays."""
 
+    def make_static(self) -> None:
+        """Nothing depends on the length."""
+
+    @property
+    def can_be_static(self) -> bool:
+        return True
+
+    @property
+    def is_static(self) -> bool:
+        return True
+
 
 class CrossAttention(nn.Module):
     """Multi-head attention of text to the encoder's output (Vaswani et al. 2017, section 3.2.3).
@@ -212,7 +223,7 @@ class CrossDecoder(nn.Module):
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
         """The next tokens (B, n) -> logits (B, n, V), through the caches."""
-        x = self._embed(tokens, caches[0].length)
+        x = self._embed(tokens, caches[0].start, caches[0].capacity)
         for layer, own, cross in zip(self.blocks, caches[::2], caches[1::2], strict=True):
             assert isinstance(cross, CrossCache)
             x = layer(
@@ -220,8 +231,10 @@ class CrossDecoder(nn.Module):
             )
         return self._logits(x)
 
-    def _embed(self, tokens: Tensor, start: int) -> Tensor:
+    def _embed(self, tokens: Tensor, start: int | Tensor, capacity: int = 0) -> Tensor:
         x = self.scale * self.embedding(tokens)
+        if isinstance(start, Tensor):  # of a static cache, (1,)
+            return x + sinusoidal_positions(capacity, x.shape[2], x)[start]
         return x + sinusoidal_positions(start + x.shape[1], x.shape[2], x)[start:]
 
     def _logits(self, x: Tensor) -> Tensor:

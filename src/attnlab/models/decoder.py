@@ -167,11 +167,12 @@ class Decoder(LanguageModel):
         """
         return [block.attend(x) for block, x in zip(self.blocks, inputs, strict=True)]
 
-    def embed(self, tokens: Tensor, start: int) -> Tensor:
+    def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         """(B, T) -> (B, T, d): embeddings, of positions `start` on where these are learned."""
         x: Tensor = self.embedding(tokens)
         if self.positions is not None:
-            x = x + self.positions.weight[start : start + tokens.shape[1]]
+            one = isinstance(start, Tensor)  # of a static cache, (1,)
+            x = x + self.positions.weight[start if one else slice(start, start + tokens.shape[1])]
         return F.dropout(x, self.dropout, self.training)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -183,7 +184,7 @@ class Decoder(LanguageModel):
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
         """The next tokens (B, n) -> logits (B, n, V), through the caches."""
-        x = self.embed(tokens, caches[0].length)
+        x = self.embed(tokens, caches[0].start)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, lambda h, block=block, cache=cache: block.attention.extend(h, cache))
         return self.logits(self.norm(x))

@@ -1,5 +1,7 @@
 """One decoding step against a cache whose prefix is shared by the beams of a sentence."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -88,6 +90,15 @@ def attend_cached(
     p = _softmax(torch.cat((prefix_logits, _logits(q_bgqd, key, text_mask, scale)), dim=-1), key.dtype)
     out = unfold(fold(p[..., :size]) @ prefix_value) + p[..., size:] @ value
     return out.reshape(batch, heads, 1, -1)
+
+
+def room(used: int | Tensor) -> dict[str, Any]:
+    """Arguments of `attend_cached` for the text slots that are used.
+
+    Args:
+        used: how many, on the host; or on the device, (1,) or (B,).
+    """
+    return {"counts": used} if isinstance(used, Tensor) else {"used": used}
 
 
 def _logits(q: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:

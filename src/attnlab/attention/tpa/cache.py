@@ -20,6 +20,11 @@ class FactorCache(PositionalCache):
     Positions lie as a step reads them: along the rows of its matrix products.
     """
 
+    @property
+    def can_be_static(self) -> bool:
+        """No: a step without a kernel reads tiles, and how many these are is known on the host."""
+        return False
+
     def text_segment(self, size: int) -> "Segment":
         """The first positions of each row's text."""
         return Segment(span(self.text, 0, size), size, self.angles)
