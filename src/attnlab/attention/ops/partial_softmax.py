@@ -9,7 +9,7 @@ restricted to its part. No T x T tensor is formed, and none but the inputs, o an
 Shapes: q (B, T, H, D). Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .backends import Backend, choose
-from .sdpa import Kernel, Random, additive, dot, mix, wide
+from .sdpa import Kernel, Random, additive, dot, merge, wide
 
 REBUILT_HEADS = 17  # at most, built at a time in backward on a CPU
 
@@ -202,7 +202,8 @@ class _Merged(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, packed, out, *rest = ctx.saved_tensors
         past, kept = _pairs(rest[: ctx.count]), Kept.of(rest[ctx.count :])
-        dq, dpacked, more = ctx.run.backward(grad, q, packed, past, out, kept)
+        dq = torch.empty_like(q)
+        dpacked, more = ctx.run.backward(grad, q, packed, past, out, kept, dq)
         return dq, dpacked, None, *(g for dpast in more for g in (dpast, None))
 
 
@@ -213,7 +214,11 @@ class _Expanded(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor, run: "Run", *rest: Tensor | None
     ) -> Tensor:
-        out, kept = run.forward(q, expand(latent, rotary, up), _pairs(rest))
+        past, out, parts = _pairs(rest), q.new_empty(*q.shape[:3], run.value_dim), []
+        for heads in _groups(q):
+            packed = _expanded(latent, rotary, up[heads])
+            parts.append(run.fill(q[:, :, heads], packed, _of_heads(past, heads), out[:, :, heads]))
+        kept = Kept.joined(parts)
         ctx.save_for_backward(q, latent, rotary, up, out, *rest, *kept.flat())
         ctx.run, ctx.count = run, len(rest)
         return out
@@ -227,9 +232,9 @@ class _Expanded(torch.autograd.Function):
         dlatent, drotary = torch.zeros_like(latent), torch.zeros_like(rotary)
         dpast = [torch.empty_like(p.packed) for p in past]
         for heads in _groups(q):
-            dq[:, :, heads], dpacked, more = ctx.run.backward(
-                grad[:, :, heads], q[:, :, heads], expand(latent, rotary, up[heads]),
-                [Past(p.packed[:, :, heads], p.mask) for p in past], out[:, :, heads], kept.heads(heads),
+            dpacked, more = ctx.run.backward(
+                grad[:, :, heads], q[:, :, heads], _expanded(latent, rotary, up[heads]), _of_heads(past, heads),
+                out[:, :, heads], kept.heads(heads), dq[:, :, heads],
             )  # fmt: skip
             both, shared = dpacked.split([up.shape[1], rotary.shape[-1]], -1)
             drotary += shared.sum(2)
@@ -264,9 +269,10 @@ class _Rebuilt(torch.autograd.Function):
         for heads in _groups(out, REBUILT_HEADS):
             with torch.enable_grad():
                 q, packed = _exactly(ctx.build, heads, leaves)
-            dq, dpacked, more = ctx.run.backward(
-                grad[:, :, heads], q.detach(), packed.detach(), [Past(p.packed[:, :, heads], p.mask) for p in past],
-                out[:, :, heads], kept.heads(heads),
+            dq = torch.empty_like(q)
+            dpacked, more = ctx.run.backward(
+                grad[:, :, heads], q.detach(), packed.detach(), _of_heads(past, heads), out[:, :, heads],
+                kept.heads(heads), dq,
             )  # fmt: skip
             torch.autograd.backward((q, packed), (dq, dpacked), inputs=leaves)
             for whole, part in zip(dpast, more, strict=True):
@@ -292,6 +298,23 @@ def expand(latent: Tensor, rotary: Tensor, up: Tensor) -> Tensor:
     return torch.cat((both, rotary.to(both.dtype).unsqueeze(2).expand(-1, -1, up.shape[0], -1)), -1)
 
 
+def _expanded(latent: Tensor, rotary: Tensor, up: Tensor) -> Tensor:
+    """`expand` without gradients: products are written where they belong; torch.compile refuses that."""
+    if torch.compiler.is_compiling():
+        return expand(latent, rotary, up)
+    heads, both, _ = up.shape
+    packed = latent.new_empty(*latent.shape[:2], heads, both + rotary.shape[-1])
+    packed[..., both:] = rotary.unsqueeze(2)
+    flat, rows = packed.flatten(0, 1), latent.flatten(0, 1)
+    for i in range(heads):
+        torch.mm(rows, up[i].mT, out=flat[:, i, :both])
+    return packed
+
+
+def _of_heads(past: list[Past], heads: slice) -> list[Past]:
+    return [Past(p.packed[:, :, heads], p.mask) for p in past]
+
+
 def _groups(q: Tensor, size: int = 2) -> list[slice]:
     """Heads to make keys and values of at a time: on CUDA all, for a kernel's dropout is drawn for all at once."""
     heads = q.shape[2]
@@ -301,18 +324,18 @@ def _groups(q: Tensor, size: int = 2) -> list[slice]:
 
 
 class Kept(NamedTuple):
-    """What backward needs beside inputs and output: log-sum-exp (B, T, H), own logits (s - 1, B, T/s, H), dropout.
+    """What backward needs beside inputs and output: log-sum-exp (B, T, H), own logits (B, T/s, s - 1, H), dropout.
 
     Args:
         lse: log-sum-exp of each query's logits, (B, T, H).
-        own: logits of the keys that only their own query reads, (s - 1, B, T/s, H); None where s = 1.
+        own: logits of the keys that only their own query reads, (B, T/s, s - 1, H); None where s = 1.
         mask: dropout factors of these keys, of the same shape; None without dropout.
         randoms: the state of each kernel's dropout, in the order of the calls.
     """
 
     lse: Tensor
     own: Tensor | None
-    mask: Tensor | None  # of the own keys, as `own`
+    mask: Tensor | None
     randoms: tuple[Random, ...]
 
     def flat(self) -> list[Tensor | None]:
@@ -323,6 +346,14 @@ class Kept(NamedTuple):
         lse, own, mask, *rest = flat
         return cls(lse, own, mask, tuple(Random(*rest[i : i + 2]) for i in range(0, len(rest), 2)))
 
+    @classmethod
+    def joined(cls, parts: Sequence["Kept"]) -> "Kept":
+        """Of groups of heads, each with the same calls; more than one where there is no dropout alone."""
+        if len(parts) == 1:
+            return parts[0]
+        own = None if parts[0].own is None else torch.cat([part.own for part in parts if part.own is not None], -1)
+        return cls(torch.cat([part.lse for part in parts], -1), own, None, parts[0].randoms)
+
     def heads(self, heads: slice) -> "Kept":
         own, mask = (None if t is None else t[..., heads] for t in (self.own, self.mask))
         return Kept(self.lse[..., heads], own, mask, self.randoms)
@@ -330,6 +361,9 @@ class Kept(NamedTuple):
 
 class Run(NamedTuple):
     """The pattern, forward and backward, over packed keys and values that exist.
+
+    With a stride s, the s queries from the last one of a chunk on see the same slots: shifted by s - 1 positions, query
+    i sees the slots j <= i // s. What only its own query sees is merged afterwards.
 
     Args:
         value_dim: Dv, width of values.
@@ -345,77 +379,102 @@ class Run(NamedTuple):
 
     def forward(self, q: Tensor, packed: Tensor, past: Iterable[Past]) -> tuple[Tensor, Kept]:
         """Output (B, T, H, Dv), and what backward needs."""
+        out = q.new_empty(*q.shape[:3], self.value_dim)
+        return out, self.fill(q, packed, past, out)
+
+    def fill(self, q: Tensor, packed: Tensor, past: Iterable[Past], out: Tensor) -> Kept:
+        """The same, into an output that exists."""
         kernel = Kernel(self.value_dim, self.scale, self.dropout)
-        s, dv = self.stride, self.value_dim
-        slots = packed[:, s - 1 :: s]
-        size = slots.shape[1]
-        out, lse = q.new_empty(*q.shape[:3], dv), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
+        s, lse = self.stride, q.new_empty(q.shape[:3], dtype=wide(q.dtype))
         own = mask = None
-        randoms = [kernel.causal(q[:, s - 1 :: s], slots, out[:, s - 1 :: s], lse[:, s - 1 :: s])]
-        if s > 1:
-            own = lse.new_empty(s - 1, q.shape[0], size, q.shape[2])
+        if s == 1:
+            randoms = kernel.causal(q, packed, out, lse)
+        else:
+            randoms = kernel.causal(
+                _shifted(q, s - 1, q.shape[-1]), packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s
+            )
+            (queries, rows), rows_lse, (value, key) = self._own(q, out), self._places(lse), self._own_packed(packed)
+            own = dot(queries, key) * self.scale
             mask = F.dropout(torch.ones_like(own), self.dropout) if self.dropout else None
-        for r in range(s - 1):
-            assert own is not None
-            value, key = packed[:, r::s].split([dv, q.shape[-1]], -1)
-            queries, rows, rows_lse = q[:, r::s], out[:, r::s], lse[:, r::s]
-            own[r] = dot(queries, key) * self.scale
-            read = value if mask is None else value * mask[r].unsqueeze(-1).to(value.dtype)
-            rows[:, 0], rows_lse[:, 0] = read[:, 0], own[r][:, 0]
-            if size > 1:
-                rows, rows_lse = rows[:, 1:], rows_lse[:, 1:]
-                randoms.append(kernel.causal(queries[:, 1:], slots[:, :-1], rows, rows_lse))
-                rows.copy_(mix(rows, read[:, 1:], rows_lse, own[r][:, 1:]))
-                rows_lse.copy_(torch.logaddexp(rows_lse, own[r][:, 1:]))
+            read = value if mask is None else value * mask.unsqueeze(-1).to(value.dtype)
+            rows[:, 0], rows_lse[:, 0] = read[:, 0], own[:, 0]
+            merge(rows[:, 1:], rows_lse[:, 1:], read[:, 1:], own[:, 1:])
         for p in past:
             beam = q.shape[0] // p.packed.shape[0]
             o, new, random = kernel.forward(_fold(q, beam), p.packed, p.mask, causal=False)
             randoms.append(random)
-            o, new = _unfold(o, beam), _unfold(new, beam)
-            out, lse = mix(out, o, lse, new), torch.logaddexp(lse, new)
-        return out, Kept(lse, own, mask, tuple(randoms))
+            merge(out, lse, _unfold(o, beam), _unfold(new, beam))
+        return Kept(lse, own, mask, tuple(randoms))
 
     def backward(
-        self, grad: Tensor, q: Tensor, packed: Tensor, past: list[Past], out: Tensor, kept: Kept
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Gradients of q, of packed, and of each past."""
+        self, grad: Tensor, q: Tensor, packed: Tensor, past: list[Past], out: Tensor, kept: Kept, dq: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Fill dq, the gradient of q; return those of packed and of each past."""
         kernel = Kernel(self.value_dim, self.scale, self.dropout)
-        s, dv = self.stride, self.value_dim
-        lse, own, randoms = kept.lse, kept.own, iter(kept.randoms)
-        dq, dpacked = torch.empty_like(q), torch.empty_like(packed)
-        slots, d_slots, last = packed[:, s - 1 :: s], dpacked[:, s - 1 :: s], slice(s - 1, None, s)
-        d_slots.zero_()
-        dq[:, last] = kernel.causal_backward(
-            grad[:, last], q[:, last], slots, out[:, last], lse[:, last], d_slots, next(randoms)
-        )
-        for r in range(s - 1):
-            assert own is not None
-            rows = slice(r, None, s)
-            value, key = packed[:, rows].split([dv, q.shape[-1]], -1)
-            queries, g, o, o_lse = q[:, rows], grad[:, rows], out[:, rows], lse[:, rows]
-            p = torch.exp(own[r] - o_lse)
-            scores, weight = value - o, p
-            if kept.mask is not None:
-                scores, weight = value * kept.mask[r].unsqueeze(-1).to(value.dtype) - o, p * kept.mask[r]
-            ds = (dot(g, scores) * p * self.scale).to(q.dtype).unsqueeze(-1)
-            d_own = dpacked[:, rows]
-            _multiply_into(d_own[..., :dv], g, weight.to(q.dtype).unsqueeze(-1))
-            _multiply_into(d_own[..., dv:], queries, ds)
-            _multiply_into(dq[:, rows], key, ds)
-            if slots.shape[1] > 1:
-                dq[:, rows][:, 1:] += kernel.causal_backward(
-                    g[:, 1:], queries[:, 1:], slots[:, :-1], o[:, 1:], o_lse[:, 1:], d_slots[:, :-1], next(randoms)
-                )
+        s, width, randoms = self.stride, q.shape[-1], iter(kept.randoms)
+        dpacked = q.new_empty(packed.shape)
+        if s == 1:
+            wide_grad, wide_out = (kernel.wide_enough(t, width) for t in (grad, out))
+            kernel.causal_backward(wide_grad, q, packed, wide_out, kept.lse, dq, dpacked, randoms)
+        else:
+            value_width = self.value_dim if q.is_cuda else width
+            kernel.causal_backward(
+                _shifted(grad, s - 1, value_width), _shifted(q, s - 1, width), packed[:, s - 1 :: s],
+                _shifted(out, s - 1, value_width), _shifted(kept.lse.unsqueeze(-1), s - 1, 1).squeeze(-1),
+                dq[:, s - 1 :], dpacked[:, s - 1 :: s], randoms, s,
+            )  # fmt: skip
+            dq[:, : s - 1] = 0.0
+            self._own_backward(grad, q, packed, out, kept, dq, dpacked)
         more = []
         for each in past:
             beam = q.shape[0] // each.packed.shape[0]
+            folded = (_fold(t, beam) for t in (kernel.wide_enough(grad, width), q))
             more_q, dk, d_value = kernel.backward(
-                _fold(grad, beam), _fold(q, beam), each.packed, each.mask,
-                _fold(out, beam), _fold(lse, beam), False, next(randoms),
+                *folded, each.packed, each.mask, _fold(kernel.wide_enough(out, width), beam), _fold(kept.lse, beam),
+                False, next(randoms),
             )  # fmt: skip
             dq += _unfold(more_q, beam)
             more.append(torch.cat((d_value, dk), -1))
-        return dq, dpacked, more
+        return dpacked, more
+
+    def _own_backward(
+        self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, kept: Kept, dq: Tensor, dpacked: Tensor
+    ) -> None:
+        """Of the keys that only their own query sees: fill dpacked there, add to dq."""
+        assert kept.own is not None
+        (queries, g, o, d_queries), lse = self._own(q, grad, out, dq), self._places(kept.lse)
+        (value, key), (d_value, d_key) = self._own_packed(packed), self._own_packed(dpacked)
+        p = torch.exp(kept.own - lse)
+        scores, weight = value - o, p
+        if kept.mask is not None:
+            scores, weight = value * kept.mask.unsqueeze(-1).to(value.dtype) - o, p * kept.mask
+        ds = (dot(g, scores) * p * self.scale).to(q.dtype).unsqueeze(-1)
+        _multiply_into(d_value, g, weight.to(q.dtype).unsqueeze(-1))
+        _multiply_into(d_key, queries, ds)
+        d_queries.addcmul_(key, ds)
+
+    def _places(self, x: Tensor) -> Tensor:
+        """(B, T, ...) -> (B, T/s, s - 1, ...): the positions whose keys only their own query sees."""
+        return x.unflatten(1, (-1, self.stride))[:, :, :-1]
+
+    def _own(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._places(x) for x in tensors)
+
+    def _own_packed(self, packed: Tensor) -> tuple[Tensor, ...]:
+        """Values and keys at these positions."""
+        return self._places(packed).split([self.value_dim, packed.shape[-1] - self.value_dim], -1)
+
+
+def _shifted(x: Tensor, by: int, width: int) -> Tensor:
+    """(B, T, ..., w) -> (B, T, ..., width): the positions from `by` on, then zeros; zeros beyond column w."""
+    size, own = x.shape[1] - by, x.shape[-1]
+    if torch.compiler.is_compiling():
+        return F.pad(x[:, by:], (0, width - own, *[0, 0] * (x.dim() - 3), 0, by))
+    found = x.new_empty(*x.shape[:-1], width)
+    found[:, size:] = 0.0
+    found[:, :size, ..., own:] = 0.0
+    found[:, :size, ..., :own] = x[:, by:]
+    return found
 
 
 def _multiply_into(out: Tensor, a: Tensor, b: Tensor) -> None:

@@ -5,6 +5,8 @@ The CPU kernel needs values as wide as keys; packed, the first D columns serve: 
 Dv (which belong to the key) is never read, and their gradient is zero.
 """
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -45,16 +47,17 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1, dtype=wide(a.dtype))
 
 
-def mix(a: Tensor, b: Tensor, a_lse: Tensor, b_lse: Tensor) -> Tensor:
-    """Merge two normalised outputs by their log-sum-exps.
+def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Merge a second normalised output into a first one, by their log-sum-exps, in place.
 
     Args:
-        a: one output, (B, T, H, Dv).
-        b: the other one, of the same queries over other keys.
-        a_lse: log-sum-exp of the first one's logits, (B, T, H).
-        b_lse: of the other one's.
+        out: one output, (..., Dv).
+        lse: log-sum-exp of its logits, (...).
+        other: of the same queries over other keys.
+        other_lse: log-sum-exp of its logits.
     """
-    return torch.lerp(a, b, (b_lse - a_lse).sigmoid().to(a.dtype).unsqueeze(-1))
+    out.lerp_(other, (other_lse - lse).sigmoid().to(out.dtype).unsqueeze(-1))
+    lse.copy_(torch.logaddexp(lse, other_lse))
 
 
 def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -83,49 +86,91 @@ class Kernel(NamedTuple):
     scale: float
     dropout: float
 
-    def causal(self, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor) -> Random:
-        """Fill out and lse: query i sees the keys j <= i.
+    def causal(self, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, group: int = 1) -> list[Random]:
+        """Fill out and lse: query i sees the keys j <= i // group.
 
-        The CPU kernel skips only whole tiles of 512 keys, so there the triangle is halved down to BLOCK.
+        On a CPU the queries are divided into blocks of `group` times at most BLOCK: the triangles on the diagonal are
+        the rows of one call for each place in a group, and the rectangles below them are halved, and halved again.
+
+        Args:
+            q: (B, group K, H, D); rows beyond those of `out` are padding.
+            packed: [value | key], (B, K, H, Dv + D).
+            out: (B, at most group K, H, Dv), to be filled.
+            lse: (B, the same, H), to be filled.
+            group: queries that see the same keys.
         """
-        size = q.shape[1]
-        if q.is_cuda or size <= BLOCK:
-            o, new, random = self.forward(q, packed, None, causal=True)
-            out.copy_(o)
-            lse.copy_(new)
-            return random
-        half = -(-size // 2)
-        for rows in (slice(None, half), slice(half, None)):
-            self.causal(q[:, rows], packed[:, rows], out[:, rows], lse[:, rows])
-        o, new, random = self.forward(q[:, half:], packed[:, :half], None, causal=False)
-        out[:, half:] = mix(out[:, half:], o, lse[:, half:], new)
-        lse[:, half:] = torch.logaddexp(lse[:, half:], new)
-        return random
+        randoms = []
+        bounds = _bounds(q, packed)
+        for place in range(group):
+            queries, target, target_lse = (t[:, place::group] for t in (q, out, lse))
+            for rows, count in _triangles(bounds, target):
+                o, new, random = self.forward(
+                    _folded(queries[:, rows], count), _folded(packed[:, rows], count), None, causal=True
+                )
+                part = target[:, rows]
+                size = part.shape[1]
+                part.copy_(_unfolded(o, count)[:, :size])
+                target_lse[:, rows].copy_(_unfolded(new, count)[:, :size])
+                randoms.append(random)
+        for first, middle, last in _rectangles(bounds):
+            rows = slice(middle * group, min(last * group, out.shape[1]))
+            o, new, random = self.forward(q[:, rows], packed[:, first:middle], None, causal=False)
+            merge(out[:, rows], lse[:, rows], o, new)
+            randoms.append(random)
+        return randoms
 
     def causal_backward(
-        self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, dpacked: Tensor, random: Random
-    ) -> Tensor:
-        """Adds to dpacked, returns dq.  out and lse are those of the whole softmax."""
-        size, dv = q.shape[1], self.value_dim
-        if q.is_cuda or size <= BLOCK:
-            dq, dk, d_value = self.backward(grad, q, packed, None, out, lse, True, random)
-            dpacked[..., :dv] += d_value
-            dpacked[..., dv:] += dk
-            return dq
-        half = -(-size // 2)
-        first, second = slice(None, half), slice(half, None)
-        dq = torch.empty_like(q)
-        for rows in (first, second):
-            dq[:, rows] = self.causal_backward(
-                grad[:, rows], q[:, rows], packed[:, rows], out[:, rows], lse[:, rows], dpacked[:, rows], random
-            )
-        more, dk, d_value = self.backward(
-            grad[:, second], q[:, second], packed[:, first], None, out[:, second], lse[:, second], False, random
-        )
-        dq[:, second] += more
-        dpacked[:, first, :, :dv] += d_value
-        dpacked[:, first, :, dv:] += dk
-        return dq
+        self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, dq: Tensor, dpacked: Tensor,
+        randoms: Iterator[Random], group: int = 1,
+    ) -> None:  # fmt: skip
+        """Fill dq and dpacked.
+
+        Args:
+            grad: of the output, (B, group K, H, Dv), on a CPU as wide as keys; zero in rows of padding.
+            q, packed: as in :meth:`causal`.
+            out: of the whole softmax, as wide as `grad`, with the same rows.
+            lse: of the whole softmax, with the same rows.
+            dq: (B, at most group K, H, D), to be filled.
+            dpacked: (B, K, H, Dv + D), to be filled.
+            randoms: what :meth:`causal` has returned.
+            group: queries that see the same keys.
+        """
+        bounds = _bounds(q, packed)
+        for place in range(group):
+            g, queries, o, o_lse, target = (t[:, place::group] for t in (grad, q, out, lse, dq))
+            for rows, count in _triangles(bounds, target):
+                more, dk, d_value = self.backward(
+                    *(_folded(t[:, rows], count) for t in (g, queries, packed)), None,
+                    *(_folded(t[:, rows], count) for t in (o, o_lse)), True, next(randoms),
+                )  # fmt: skip
+                part = target[:, rows]
+                part.copy_(_unfolded(more, count)[:, : part.shape[1]])
+                self._add(dpacked[:, rows], _unfolded(d_value, count), _unfolded(dk, count), first=place == 0)
+        for first, middle, last in _rectangles(bounds):
+            rows = slice(middle * group, min(last * group, dq.shape[1]))
+            more, dk, d_value = self.backward(
+                grad[:, rows], q[:, rows], packed[:, first:middle], None, out[:, rows], lse[:, rows], False,
+                next(randoms),
+            )  # fmt: skip
+            dq[:, rows] += more
+            self._add(dpacked[:, first:middle], d_value, dk)
+
+    def _add(self, dpacked: Tensor, d_value: Tensor, dk: Tensor, first: bool = False) -> None:
+        for part, more in zip(dpacked.split([self.value_dim, dk.shape[-1]], -1), (d_value, dk), strict=True):
+            if first:
+                part.copy_(more)
+            else:
+                part.add_(more)
+
+    def wide_enough(self, x: Tensor, width: int) -> Tensor:
+        """An output or its gradient, (B, T, H, Dv), as wide as the device's kernel has values.
+
+        Args:
+            x: the output or the gradient.
+            width: of keys, D.
+        """
+        extra = width - x.shape[-1]
+        return x if x.is_cuda or not extra else F.pad(x, (0, extra))
 
     def forward(self, q: Tensor, packed: Tensor, mask: Tensor | None, *, causal: bool) -> tuple[Tensor, Tensor, Random]:
         k, v = self._key_value(packed)
@@ -146,11 +191,8 @@ class Kernel(NamedTuple):
         self, grad: Tensor, q: Tensor, packed: Tensor, mask: Tensor | None,
         out: Tensor, lse: Tensor, causal: bool, random: Random,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """Gradients of q, keys and values."""
+        """Gradients of q, keys and values; `grad` and `out` come from :meth:`wide_enough`."""
         k, v = self._key_value(packed)
-        extra = v.shape[-1] - self.value_dim
-        if extra:
-            grad, out = F.pad(grad, (0, extra)), F.pad(out, (0, extra))
         grad, q, out, lse = (t.transpose(1, 2) for t in (grad, q, out, lse))
         bias = additive(mask, q.dtype)
         if q.is_cuda:
@@ -168,6 +210,46 @@ class Kernel(NamedTuple):
     def _key_value(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         width = packed.shape[-1] - self.value_dim if packed.device.type == "cpu" else self.value_dim
         return packed[..., self.value_dim :].transpose(1, 2), packed[..., :width].transpose(1, 2)
+
+
+def _bounds(q: Tensor, packed: Tensor) -> list[int]:
+    """The keys at which blocks begin, and their number: 2^n blocks of at most BLOCK keys; on CUDA one block."""
+    size = packed.shape[1]
+    count = 1 if q.is_cuda else 1 << max(-(-size // BLOCK) - 1, 0).bit_length()
+    return [size * i // count for i in range(count + 1)]
+
+
+def _triangles(bounds: list[int], rows: Tensor) -> Iterator[tuple[slice, int]]:
+    """Keys of the triangles on the diagonal, and how many triangles these are: all, if they are of one size.
+
+    Args:
+        bounds: of the blocks.
+        rows: the queries' results, (B, at most as many as keys, ...); triangles without any are left out.
+    """
+    size, count = bounds[-1], len(bounds) - 1
+    spans = [(0, size, count)] if size % count == 0 else [(a, b, 1) for a, b in pairwise(bounds)]
+    for first, last, many in spans:
+        if first < rows.shape[1]:
+            yield slice(first, last), many
+
+
+def _rectangles(bounds: list[int]) -> Iterator[tuple[int, int, int]]:
+    """(a, b, c): the queries of keys b ... c - 1 see all of the keys a ... b - 1; every pair of blocks once."""
+    count, step = len(bounds) - 1, 1
+    while step < count:
+        for i in range(0, count, 2 * step):
+            yield bounds[i], bounds[i + step], bounds[i + 2 * step]
+        step *= 2
+
+
+def _folded(x: Tensor, count: int) -> Tensor:
+    """(B, count n, ...) -> (B count, n, ...)."""
+    return x if count == 1 else x.unflatten(1, (count, -1)).flatten(0, 1)
+
+
+def _unfolded(x: Tensor, count: int) -> Tensor:
+    """(B count, n, ...) -> (B, count n, ...)."""
+    return x if count == 1 else x.unflatten(0, (-1, count)).flatten(1, 2)
 
 
 def _cuda_bias(bias: Tensor | None, q: Tensor) -> Tensor | None:
