@@ -61,9 +61,12 @@ class PositionalCache(Cache):
         return self.length
 
     def reorder(self, rows: Tensor) -> None:
+        moved: Tensor | slice = slice(None)
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # a GPU would have to be waited for
+            moved = (rows != torch.arange(len(rows))).nonzero().squeeze(1)
         for name, buffer in self.text.items():
             used = buffer.narrow(self.axes[name], 0, self.used_slots())
-            used.copy_(used[rows])
+            used[moved] = used[rows[moved]]
 
     def select(self, prefixes: Tensor) -> None:
         rows = rows_of(prefixes, self.beam)

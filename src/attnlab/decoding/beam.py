@@ -6,9 +6,12 @@ from typing import Annotated, Protocol
 import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
+from torch.nn import functional as F
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import bounded
+
+BLOCK = 32  # tokens of the vocabulary, of which the best is read first
 
 
 class Decodable(Protocol):
@@ -96,71 +99,154 @@ class BeamSearch:
         longest = int(limits.max())
         caches = model.start(prefix, prefix_lengths, beam, longest + 1, dtype=dtype)
         active = torch.arange(total, device=device)  # which sentence each block of `beam` rows belongs to
-        tokens = torch.full((total * beam, longest + 2), pad, device=device)
-        tokens[:, 0] = bos
+        last = torch.full((total * beam, 1), bos, device=device)
         scores = torch.full((total, beam), float("-inf"), device=device)
         scores[:, 0] = 0.0  # all rows start equal, so that one of them is enough
-        done_scores = torch.full((total, beam), float("-inf"), device=device)
-        done_tokens = torch.full((total, beam, longest + 1), pad, device=device)
+        history = History(total, beam, longest + 1, device)
+        done = torch.full((total, beam), float("-inf"), device=device)
+        done_at = torch.zeros(2, total, beam, dtype=torch.long, device=device)  # step and row of what ended
         done_count = torch.zeros(total, dtype=torch.long, device=device)
+        never = [pad] if unk is None or self.unknown else [pad, unk]
 
         for step in range(longest + 1):
-            logits = model.step(tokens[:, step : step + 1], caches)[:, -1].float() / self.temperature
+            logits = model.step(last, caches)[:, -1].float()
+            if self.temperature != 1.0:
+                logits = logits / self.temperature
             if step == 0 and first is not None:
-                others = torch.ones_like(logits[0], dtype=torch.bool).index_fill(
-                    0, torch.tensor(first, device=device), 0
-                )
-                logits = logits.masked_fill(others, float("-inf"))
+                allowed = torch.zeros_like(logits[0], dtype=torch.bool)
+                allowed[torch.tensor(first, device=device)] = True
+                logits = logits.masked_fill(~allowed, float("-inf"))
             logp = logits.log_softmax(-1).view(len(active), beam, -1)
-            vocab = logp.shape[-1]
-            logp[..., pad] = float("-inf")
-            if unk is not None and not self.unknown:
-                logp[..., unk] = float("-inf")
-            is_eos = torch.arange(vocab, device=device) == eos
-            at_limit = (limits[active] <= step)[:, None, None]
-            barred = torch.where(at_limit, ~is_eos, is_eos & (step < self.min_len))
-            logp = logp.masked_fill(barred, float("-inf"))
-            best, place = (scores[..., None] + logp).flatten(1).topk(min(2 * beam, beam * vocab))
-            origin, token = place // vocab, place % vocab
+            logp[..., never] = float("-inf")
+            ends = logp[..., eos].clone()
+            if step < self.min_len:
+                logp[..., eos] = float("-inf")
+            best, origin, token = best_continuations(logp, scores, 2 * beam)
+            at_limit = limits[active, None] <= step  # then all must end
+            closing, rows_closed = _filled(scores + ends, best.shape[1])
+            best = torch.where(at_limit, closing, best)
+            origin, token = torch.where(at_limit, rows_closed, origin), torch.where(at_limit, eos, token)
             ended = (token == eos) & (best > float("-inf"))
 
             # Candidates that end count only among the `beam` best, as published.
             fresh = best[:, :beam].masked_fill(~ended[:, :beam], float("-inf")) / (step + 1) ** self.length_penalty
-            rows = torch.arange(len(active), device=device)[:, None] * beam
-            texts = torch.full((len(active), beam, longest + 1), pad, device=device)
-            texts[..., :step] = tokens[rows + origin[:, :beam], 1 : step + 1]
-            texts[..., step] = eos
             done_count[active] += ended[:, :beam].sum(1)
-            merged, keep = torch.cat((done_scores[active], fresh), 1).topk(beam)
-            done_scores[active] = merged
-            texts = torch.cat((done_tokens[active], texts), 1)
-            done_tokens[active] = texts.gather(1, keep[..., None].expand(-1, -1, texts.shape[-1]))
+            merged, keep = torch.cat((done[active], fresh), 1).topk(beam)
+            done[active] = merged
+            new_at = torch.stack((torch.full_like(origin, step), origin))[..., :beam]
+            done_at[:, active] = torch.cat((done_at[:, active], new_at), 2).gather(2, keep.expand(2, -1, -1))
 
             # The `beam` best that continue.
-            best = best.masked_fill(ended, float("-inf"))
-            scores, chosen = best.topk(beam)
-            source = (rows + origin.gather(1, chosen)).flatten()
-            tokens = tokens[source]
-            tokens[:, step + 1] = token.gather(1, chosen).flatten()
+            scores, chosen = best.masked_fill(ended, float("-inf")).topk(beam)
+            source, order = stay(origin.gather(1, chosen))
+            scores, chosen = scores.gather(1, order), chosen.gather(1, order)
+            last = token.gather(1, chosen).view(-1, 1)
+            history.write(step, active, source, last.view_as(source))
             going = (done_count[active] < beam) & (limits[active] > step)
-            going &= scores[:, 0] > float("-inf")
+            going &= scores.amax(1) > float("-inf")
             left = going.nonzero().squeeze(1)  # waits for the device: once per step, here
             if len(left) == 0:
                 break
             if beam > 1:
+                rows = torch.arange(len(active), device=device)[:, None] * beam
                 for cache in caches:
-                    cache.reorder(source)
+                    cache.reorder((rows + source).flatten())
             if len(left) < len(active):
                 for cache in caches:
                     cache.select(left)
                 active, scores = active[left], scores[left]
-                tokens = tokens.view(-1, beam, tokens.shape[1])[left].flatten(0, 1)
+                last = last.view(-1, beam)[left].view(-1, 1)
 
+        texts = history.texts(done_at[0], done_at[1])
         return [
             [
-                Hypothesis([t for t in text if t != pad], score)
-                for text, score in zip(texts, values, strict=True)
+                Hypothesis([*text[:size], eos], score)
+                for text, size, score in zip(rows, sizes, values, strict=True)
                 if score > float("-inf")
             ]
-            for texts, values in zip(done_tokens.tolist(), done_scores.tolist(), strict=True)
+            for rows, sizes, values in zip(texts.tolist(), done_at[0].tolist(), done.tolist(), strict=True)
         ]
+
+
+class History:
+    """The tokens of all hypotheses as a tree: of each step its tokens, and the rows that they continue.
+
+    Args:
+        sentences: N.
+        beam: rows of a sentence.
+        steps: the most tokens of a text.
+        device: of the tensors.
+    """
+
+    def __init__(self, sentences: int, beam: int, steps: int, device: torch.device) -> None:
+        self.parents, self.tokens = torch.zeros(2, steps, sentences, beam, dtype=torch.long, device=device)
+        self.steps = 0
+
+    def write(self, step: int, sentences: Tensor, parents: Tensor, tokens: Tensor) -> None:
+        """Store a step of these sentences, (A,): the rows that were continued and their new tokens, (A, beam)."""
+        self.parents[step, sentences], self.tokens[step, sentences] = parents, tokens
+        self.steps = step + 1
+
+    def texts(self, sizes: Tensor, rows: Tensor) -> Tensor:
+        """The first `sizes` tokens, (N, k), of the texts in `rows`, (N, k): (N, k, steps), what follows is arbitrary."""
+        found = [torch.empty_like(rows) for _ in range(self.steps)]
+        for step in reversed(range(self.steps)):
+            inside = step < sizes
+            found[step] = self.tokens[step].gather(1, rows)
+            rows = torch.where(inside, self.parents[step].gather(1, rows), rows)
+        return torch.stack(found, -1)
+
+
+def best_continuations(logp: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `count` best of all continuations of a sentence's rows: their scores, rows and tokens, (A, count), best first.
+
+    The largest value of each BLOCK of the vocabulary is read first: the best are in the blocks with the best of these.
+
+    Args:
+        logp: log-probabilities of the next token, (A, beam, V).
+        scores: of the rows, (A, beam), which are added.
+        count: how many; fewer where there are no more continuations.
+    """
+    size = logp.shape[-1]
+    whole = size - size % BLOCK
+    blocks = logp[..., :whole].unflatten(-1, (-1, BLOCK))
+    values = torch.cat((blocks.amax(-1), logp[..., whole:]), -1) + scores.unsqueeze(-1)
+    per_row = values.shape[-1]
+    best, place = values.flatten(1).topk(min(count, values[0].numel()))
+    row, at = place // per_row, place % per_row
+    tail = at - whole // BLOCK  # of a token that is a block of its own
+    start = torch.where(tail < 0, at * BLOCK, whole + tail)
+    tokens = start.unsqueeze(-1) + torch.arange(BLOCK, device=logp.device)
+    width = torch.where(tail < 0, BLOCK, 1).unsqueeze(-1)
+    inside = tokens < start.unsqueeze(-1) + width
+    tokens = tokens.clamp(max=size - 1)
+    sentence = torch.arange(len(logp), device=logp.device)[:, None, None]
+    found = logp[sentence, row.unsqueeze(-1), tokens] + scores.gather(1, row).unsqueeze(-1)
+    found = found.masked_fill(~inside, float("-inf")).flatten(1)
+    best, place = found.topk(min(count, scores.shape[1] * size, found.shape[1]))
+    return best, row.gather(1, place // BLOCK), tokens.flatten(1).gather(1, place)
+
+
+def stay(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """Places for the rows' continuations, so that few rows of a cache are copied: one of each row takes its place.
+
+    Args:
+        parents: the rows that are continued, (A, beam).
+
+    Returns:
+        For each place the row that it continues, and the number of the continuation that takes it, (A, beam) both.
+    """
+    numbers = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
+    first = torch.full_like(parents, parents.shape[1]).scatter_reduce(1, parents, numbers, "amin")
+    stays = first.gather(1, parents) == numbers
+    free = (first < parents.shape[1]).long().argsort(dim=1, stable=True)  # places without a continuation come first
+    place = torch.where(stays, parents, free.gather(1, ((~stays).cumsum(1) - 1).clamp(min=0)))
+    order = torch.empty_like(numbers).scatter(1, place, numbers)
+    return parents.gather(1, order), order
+
+
+def _filled(closing: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best of the rows' own scores, (A, beam) -> (A, count) and their rows; -inf where there are no more."""
+    best, rows = closing.topk(min(count, closing.shape[1]))
+    missing = (0, count - best.shape[1])
+    return F.pad(best, missing, value=float("-inf")), F.pad(rows, missing)
