@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import MHA, MLA, MTLA, Attention
-from attnlab.decoding import BeamSearch, Sampling
+from attnlab.decoding import BeamSearch, Sampling, beam, sampling
 from attnlab.models import PrefixDecoder
 
 PAD, EOS, VOCAB = 1, 2, 6
@@ -88,6 +88,38 @@ def test_scores_are_those_without_a_cache_and_batches_change_nothing(mechanism: 
             assert len(h.tokens) > 2
             whole = logp(model, prefixes[n, : lengths[n]], [h.tokens])[0] / len(h.tokens)
             assert h.score == pytest.approx(whole, abs=1e-5)
+
+
+def test_looking_seldom_which_sentences_are_finished_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder("mtla2")
+    prefixes = torch.randn(4, 7, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    lengths = torch.tensor([7, 4, 5, 2])
+    found = []
+    for steps in (1, 3, 50):
+        monkeypatch.setitem(beam.WAIT, "cpu", steps)
+        found.append(search(model, prefixes, lengths, beam=3, max_len_a=0.5, max_len_b=9, min_len=1))
+    assert found[0] == found[1] == found[2]
+    assert len({len(h.tokens) for hypotheses in found[0] for h in hypotheses}) > 2  # sentences end at different steps
+
+
+def test_the_best_continuations_are_those_of_a_full_sort() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for size in (5, 32, 100):
+        logp = torch.randn(3, 4, size, generator=generator, dtype=torch.float64)
+        scores = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+        scores[1, 2] = float("-inf")
+        best, rows, tokens = beam.best_continuations(logp, scores, 8)
+        every = (logp + scores[..., None]).flatten(1)
+        want, place = every.topk(8)
+        assert torch.equal(best, want) and torch.equal(rows * size + tokens, place)
+
+
+def test_of_each_row_one_continuation_stays_in_place() -> None:
+    parents = torch.tensor([[3, 3, 0, 3], [1, 0, 2, 3]])
+    sources, order = beam.stay(parents)
+    assert torch.equal(sources, parents.gather(1, order))
+    assert sources.tolist() == [[0, 3, 3, 3], [0, 1, 2, 3]]
+    assert order.sort(1).values.tolist() == [[0, 1, 2, 3]] * 2
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -175,3 +207,23 @@ def test_sampling_never_chooses_what_it_must_not(temperature: float) -> None:
     prompt = torch.zeros(2, 1, dtype=torch.long)
     assert (Sampling(4, temperature)(Certain(), prompt) == 3).all()
     assert (Sampling(4, temperature)(Certain(), prompt, never=[3]) != 3).all()
+
+
+def test_a_text_ends_with_its_rows_however_seldom_that_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting:
+        """Row i says 3 until token 2 i, then 5, the end."""
+
+        def start(self, *_: Any, **__: Any) -> list[Any]:
+            return []
+
+        def step(self, tokens: Tensor, caches: list[Any]) -> Tensor:
+            calls.append(len(calls))
+            said = torch.tensor([5 if len(calls) > 2 * row else 3 for row in range(len(tokens))])
+            return torch.nn.functional.one_hot(said[:, None].expand(-1, tokens.shape[1]), VOCAB) * 1000.0
+
+    for every, made in ((1, 5), (4, 8), (16, 16)):
+        calls: list[int] = []
+        monkeypatch.setitem(sampling.WAIT, "cpu", every)
+        found = Sampling(20, 0.0)(Counting(), torch.zeros(3, 1, dtype=torch.long), end=5)
+        assert found.tolist() == [[5] * 5, [3, 3, 5, 5, 5], [3, 3, 3, 3, 5]]
+        assert len(calls) == made

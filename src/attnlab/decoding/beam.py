@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import bounded
+from attnlab.decoding.steps import Steps
 
 BLOCK = 32  # tokens of the vocabulary, of which the best is read first
+WAIT = {"cuda": 8}  # steps between two looks which sentences are finished; elsewhere one
 
 
 class Decodable(Protocol):
@@ -107,9 +109,13 @@ class BeamSearch:
         done_at = torch.zeros(2, total, beam, dtype=torch.long, device=device)  # step and row of what ended
         done_count = torch.zeros(total, dtype=torch.long, device=device)
         never = [pad] if unk is None or self.unknown else [pad, unk]
+        barred = torch.tensor(never, device=device)
+        finished = torch.zeros(total, dtype=torch.bool, device=device)  # of the active sentences
+        every = WAIT.get(device.type, 1)
+        steps = Steps(model, caches, longest + 1)
 
         for step in range(longest + 1):
-            logits = model.step(last, caches)[:, -1].float()
+            logits = steps(last)[:, -1].float()
             if self.temperature != 1.0:
                 logits = logits / self.temperature
             if step == 0 and first is not None:
@@ -117,7 +123,7 @@ class BeamSearch:
                 allowed[torch.tensor(first, device=device)] = True
                 logits = logits.masked_fill(~allowed, float("-inf"))
             logp = logits.log_softmax(-1).view(len(active), beam, -1)
-            logp[..., never] = float("-inf")
+            logp.index_fill_(-1, barred, float("-inf"))
             ends = logp[..., eos].clone()
             if step < self.min_len:
                 logp[..., eos] = float("-inf")
@@ -126,7 +132,7 @@ class BeamSearch:
             closing, rows_closed = _filled(scores + ends, best.shape[1])
             best = torch.where(at_limit, closing, best)
             origin, token = torch.where(at_limit, rows_closed, origin), torch.where(at_limit, eos, token)
-            ended = (token == eos) & (best > float("-inf"))
+            ended = (token == eos) & (best > float("-inf")) & ~finished[:, None]
 
             # Candidates that end count only among the `beam` best, as published.
             fresh = best[:, :beam].masked_fill(~ended[:, :beam], float("-inf")) / (step + 1) ** self.length_penalty
@@ -142,19 +148,19 @@ class BeamSearch:
             scores, chosen = scores.gather(1, order), chosen.gather(1, order)
             last = token.gather(1, chosen).view(-1, 1)
             history.write(step, active, source, last.view_as(source))
-            going = (done_count[active] < beam) & (limits[active] > step)
-            going &= scores.amax(1) > float("-inf")
-            left = going.nonzero().squeeze(1)  # waits for the device: once per step, here
-            if len(left) == 0:
+            finished |= (done_count[active] >= beam) | (limits[active] <= step) | (scores.amax(1) == float("-inf"))
+            left = None if (step + 1) % every else (~finished).nonzero().squeeze(1)  # waits for the device
+            if left is not None and len(left) == 0:
                 break
             if beam > 1:
                 rows = torch.arange(len(active), device=device)[:, None] * beam
                 for cache in caches:
                     cache.reorder((rows + source).flatten())
-            if len(left) < len(active):
+            if left is not None and len(left) <= (len(active) - 1) // (2 if steps.captured else 1):
                 for cache in caches:
                     cache.select(left)
-                active, scores = active[left], scores[left]
+                steps.reset()
+                active, scores, finished = active[left], scores[left], finished[left]
                 last = last.view(-1, beam)[left].view(-1, 1)
 
         texts = history.texts(done_at[0], done_at[1])

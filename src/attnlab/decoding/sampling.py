@@ -12,7 +12,7 @@ from attnlab.attention import Cache
 from attnlab.config.bounds import bounded
 from attnlab.decoding.steps import Steps
 
-WAIT = 16  # tokens between two looks whether all rows have ended, on a GPU
+WAIT = {"cuda": 16}  # tokens between two looks whether all rows have ended; elsewhere one
 
 
 class Continuable(Protocol):
@@ -83,7 +83,7 @@ class Sampling:
         generator = torch.Generator(prompt.device).manual_seed(self.seed)
         steps = Steps(model, caches, self.tokens - 1)
         barred = torch.tensor(never, dtype=torch.long, device=prompt.device)
-        every = WAIT if prompt.is_cuda else 1  # tokens between looks at the device, which wait for it
+        every = WAIT.get(prompt.device.type, 1)
         found: list[Tensor] = []
         ended = torch.zeros(rows, dtype=torch.bool, device=prompt.device)
         for count in range(1, self.tokens + 1):
