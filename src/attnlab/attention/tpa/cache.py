@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..positional import Angles, PositionalCache
@@ -20,13 +21,11 @@ class FactorCache(PositionalCache):
     Positions lie as a step reads them: along the rows of its matrix products.
     """
 
-    @property
-    def can_be_static(self) -> bool:
-        """No: a step without a kernel reads tiles, and how many these are is known on the host."""
-        return False
-
-    def text_segment(self, size: int) -> "Segment":
-        """The first positions of each row's text."""
+    def text_segment(self, size: int | Tensor) -> "Segment":
+        """The first positions of each row's text; where the device alone knows how many, (1,), all with a mask."""
+        if isinstance(size, Tensor):
+            exists = torch.arange(self.capacity, device=size.device) < size
+            return Segment(self.text, self.capacity, self.angles, exists.unsqueeze(0))
         return Segment(span(self.text, 0, size), size, self.angles)
 
     def prefix_segment(self) -> "Segment":
@@ -42,13 +41,13 @@ class Segment(NamedTuple):
         held: the buffers by name, cut to these positions.
         size: positions.
         angles: a function (first, last) -> cos and sin of these positions, counted from the segment's first.
-        mask: (N, size) bool, true where a position exists; None: everywhere.
+        mask: (N or 1, size) bool, true where a position exists; None: everywhere.
     """
 
     held: Held
     size: int
     angles: Span
-    mask: Tensor | None = None  # (N, size) bool: which positions exist
+    mask: Tensor | None = None
 
     @property
     def like(self) -> Tensor:

@@ -228,13 +228,13 @@ class TPA(PositionalAttention):
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, FactorCache)
-        new, start, size = x.shape[1], cache.length, cache.prefix_size
+        new, start, size = x.shape[1], cache.start, cache.prefix_size
         f = self._factors(cache.angles(start, start + new), *self._compact(x))
         cache.write(cache.text, start, self._held(f))
         if self.step_backend(new, next(iter(cache.text.values()))) is Backend.TRITON:
             return self._finish(self._kernel_step(f, len(x), cache))
         prefixes = cache.prefix_segment()
-        if self.in_factor_space(new, cache.beam, start + new, size):
+        if isinstance(start, Tensor) or self.in_factor_space(new, cache.beam, start + new, size):
             text = cache.text_segment(start + new)
             return self._finish(self._step(f, len(x), [prefixes, text] if size else [text]))
         q, packed = self._dense(f)
@@ -295,7 +295,7 @@ class TPA(PositionalAttention):
         from ..ops.kernels.factor import Part, factor_decode
 
         text = Segment(cache.text, cache.capacity, cache.angles)
-        parts = [Part(*self._keys(text), *self._values(text), cache.length + 1)]
+        parts = [Part(*self._keys(text), *self._values(text), cache.start + 1)]
         if cache.prefix_size:
             prefix = Segment(cache.prefix, cache.prefix_capacity, cache.prefix_angles)
             count = cache.prefix_size if cache.prefix_lengths is None else cache.prefix_lengths
