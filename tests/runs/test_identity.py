@@ -72,7 +72,8 @@ def test_the_encoder_that_training_starts_from_counts(tmp_path: Path) -> None:
 def test_precision_counts_and_the_device_does_not(mtla: DictConfig) -> None:
     assert recipe(mtla) != recipe(compose("attention=mtla", "hardware.precision=bf16-mixed"))
     assert recipe(mtla) == recipe(compose("attention=mtla", "hardware=cpu"))
-    assert recipe(mtla) == recipe(compose("attention=mtla", "hardware.accelerator=gpu", "hardware.devices=4"))
+    gpus = ("hardware.accelerator=gpu", "hardware.devices=4", "hardware.precision=32-true")  # auto would be bf16-mixed
+    assert recipe(mtla) == recipe(compose("attention=mtla", *gpus))
 
 
 def test_each_bench_of_a_sweep_is_a_run() -> None:
@@ -121,7 +122,7 @@ def test_where_and_how_fast_a_run_happens_does_not_count(mtla: DictConfig) -> No
         task__data__num_workers=8, task__train__log_every=1, logger={"wandb": {}}, choices__experiment="x",
         task__name="z", input="a text", output="/o",
         hardware__devices=[0, 1], hardware__num_nodes=4, hardware__strategy="ddp", hardware__accelerator="gpu",
-        hardware__compile=True,
+        hardware__compile=True, hardware__tf32=False, hardware__loss_chunk=8, hardware__find_batch=True,
     )  # fmt: skip
     assert recipe(same) == recipe(mtla)
     assert recipe(mtla) == recipe(compose("attention=mtla", "stride=2"))  # the value that it has

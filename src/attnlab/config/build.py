@@ -24,6 +24,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import stack
+from attnlab.config.hardware import settle
 from attnlab.config.targets import require_target
 from attnlab.errors import ConfigError
 
@@ -105,6 +106,7 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
             if cfg.get(key) is not None:
                 cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
     resolve(cfg)
+    settle(cfg)
     for knob, paths in knobs.items():
         cfg[knob] = OmegaConf.select(cfg, paths[0]) if paths else None
     OmegaConf.set_struct(cfg, True)

@@ -76,25 +76,33 @@ class Root:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The arguments of Lightning's Trainer that say where and how fast a run happens, and two of the model.
+    """The arguments of Lightning's Trainer that say where and how fast a run happens, and what changes no result.
 
     Args:
         accelerator: auto: a GPU if there is one, else the CPU.
         devices: how many on each node, their numbers, or auto.
         num_nodes: machines.
         strategy: how processes share the work, as Lightning calls it.
-        precision: of weights and arithmetic, as Lightning calls it.
+        precision: of weights and arithmetic, as Lightning calls it; auto: see :mod:`attnlab.config.hardware`.
+        tf32: whether CUDA devices round the factors of float32 matrix products to 10 bits, which is much faster.
         compile: whether torch.compile is used.
         gradient_checkpointing: whether each layer is computed again in the backward pass, which needs less memory.
+        loss_chunk: tokens whose logits exist at once in training; auto: as many as 1 GiB of float32 holds; null: all.
+        find_batch: whether the largest batch of one process that fits is searched before training.
+        find_batch_gib: the memory for that search, in GiB; null: what the GPU has free.
     """
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"]
     devices: Annotated[int, Ge(1)] | Literal["auto"] | Annotated[list[Annotated[int, Ge(0)]], MinLen(1)]
     num_nodes: Annotated[int, Ge(1)]
     strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"]
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"]
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"]
+    tf32: bool
     compile: bool
     gradient_checkpointing: bool
+    loss_chunk: Annotated[int, Ge(1)] | Literal["auto"] | None
+    find_batch: bool
+    find_batch_gib: Annotated[float, Gt(0)] | None
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """The device of this process, and how busy the machine is."""
 
 import logging
+from typing import Any
 
 import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from attnlab.config.hardware import BFLOAT16, capabilities
 from attnlab.errors import ConfigError
+from attnlab.runs.record import first_process
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +47,56 @@ def check_devices(cfg: DictConfig) -> None:
     if wanted == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("hardware.accelerator=mps: torch finds no Apple GPU here; take hardware=cpu or hardware=auto")
     if wanted not in ("gpu", "cuda") and not (wanted == "auto" and cuda):
+        _check_precision(cfg, [])
         return
     most = max(devices) + 1 if OmegaConf.is_list(devices) else devices if isinstance(devices, int) else 0
     if cuda and most > cuda:
         raise ConfigError(f"hardware.devices={devices}: this machine has {cuda} GPU{'s' * (cuda > 1)}")
+    _check_precision(cfg, capabilities(devices))
+
+
+def _check_precision(cfg: DictConfig, found: list[tuple[int, int]]) -> None:
+    """Refuse a precision that the devices of a run lack.
+
+    Args:
+        cfg: the fixed configuration.
+        found: the compute capability of each CUDA device; none: the run is on the CPU or on an Apple device.
+
+    Raises:
+        ConfigError: names the precision and what to take instead.
+    """
+    precision = cfg.hardware.precision
+    if precision == "16-mixed" and not found:
+        raise ConfigError(
+            "hardware.precision=16-mixed: float16 needs a CUDA device; take hardware.precision=32-true or bf16-mixed"
+        )
+    if precision.startswith("bf16") and found and min(found) < BFLOAT16:
+        major, minor = min(found)
+        raise ConfigError(
+            f"hardware.precision={precision}: a GPU of compute capability {major}.{minor} has no bfloat16 (8.0 or "
+            "later has); take hardware.precision=32-true or 16-mixed"
+        )
+
+
+def prepare_device(cfg: DictConfig, environment: dict[str, Any]) -> None:
+    """Set how a CUDA device multiplies float32 matrices, and say what the run computes in. Nothing on other devices.
+
+    Args:
+        cfg: the fixed configuration.
+        environment: of the record; gets `float32_products`, "TF32" or "float32".
+    """
+    if device_of(cfg).type != "cuda":
+        return
+    tf32 = bool(cfg.hardware.tf32)
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    environment["float32_products"] = "TF32" if tf32 else "float32"
+    if not first_process():
+        return
+    said = "round their factors to TF32, 10 bits (hardware.tf32=false: exact)" if tf32 else "are exact"
+    log.info("%s, precision %s; products of float32 matrices %s", environment["device"], cfg.hardware.precision, said)
+    if cfg.hardware.precision == "32-true" and min(capabilities(cfg.hardware.devices)) < BFLOAT16:
+        log.info("this GPU has no bfloat16: float32 is used; hardware.precision=16-mixed takes float16, which is faster")
 
 
 def scoring_dtype(precision: str) -> torch.dtype | None:

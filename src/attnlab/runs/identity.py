@@ -73,8 +73,12 @@ LEFT_OUT = (
     "hardware.devices",
     "hardware.num_nodes",
     "hardware.strategy",
+    "hardware.tf32",
     "hardware.compile",
     "hardware.gradient_checkpointing",
+    "hardware.loss_chunk",
+    "hardware.find_batch",
+    "hardware.find_batch_gib",
 )
 OPTIONAL = ("callbacks", "trainer", "convert")  # nodes that say nothing while they are empty
 OF_THE_RUN = ("mode", "seed", "checkpoint", "prompt", "bench")  # not part of the recipe

@@ -128,7 +128,9 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
             record["environment"] = records.environment(cfg.hardware.accelerator)
             importlib.import_module("attnlab.torchvision_schemas")  # before any mode imports lightning
             if cfg.mode not in ("describe", "export"):
-                importlib.import_module("attnlab.runs.device").check_devices(cfg)  # it imports torch
+                device = importlib.import_module("attnlab.runs.device")  # it imports torch
+                device.check_devices(cfg)
+                device.prepare_device(cfg, record["environment"])
             mode = importlib.import_module(f"attnlab.modes.{cfg.mode}")
             _quiet_libraries(first)
             with contextlib.redirect_stdout(sys.stderr) if cfg.mode == "describe" else contextlib.nullcontext():

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from attnlab.config import build as config
 from attnlab.config.check import Job, check_fixed, check_mode
 from attnlab.config.compose import Composer, assigned, check_value, walk
+from attnlab.config.hardware import settle
 from attnlab.config.schema import definition, is_class
 from attnlab.config.settings import SCHEMAS
 from attnlab.config.targets import PLACES as TARGETS
@@ -409,6 +410,7 @@ class _Loading:
             for key in config.PATHS:
                 if cfg.get(key) is not None:
                     cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
+        settle(cfg)
         OmegaConf.set_struct(cfg, True)
         OmegaConf.set_readonly(cfg, True)
         return cfg

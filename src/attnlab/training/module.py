@@ -204,7 +204,7 @@ class Module(LightningModule):
         values = torch.cat([part.to(self.device) for part in parts]).tolist() if parts else []
         losses, rest = values[: len(pending.losses)], values[len(pending.losses) :]
         sums = [rest[i : i + 4] for i in range(0, 4 * len(pending.sums), 4)]
-        self._check(pending, losses, [norm for *_, norm in sums])
+        self._check(pending, losses, [] if self._scales else [norm for *_, norm in sums])
         for loss, plain, items, _ in sums:
             self._curve = [self._curve[0] + loss, self._curve[1] + items]
             self.tokens_seen += int(items)
@@ -212,13 +212,18 @@ class Module(LightningModule):
         tail = rest[4 * len(sums) :]
         return [tail[i : i + 2] for i in range(0, len(tail), 2)]
 
+    @property
+    def _scales(self) -> bool:
+        """Whether losses are scaled (16-mixed): an update whose gradients overflow is then left out, with less scale."""
+        return getattr(self.trainer.precision_plugin, "scaler", None) is not None
+
     def _check(self, pending: Pending, losses: list[float], norms: list[float]) -> None:
         found: list[tuple[int, int, str, Callable[[], str] | None]] = []
         for (update, epoch, batch, first), loss in zip(pending.batches, losses, strict=True):
             if not math.isfinite(loss):
                 what = f"the loss became {loss} at update {update}, epoch {epoch + 1}, batch {batch + 1}"
                 found.append((update, 0, what, first))
-        for (update, epoch), norm in zip(pending.updates, norms, strict=True):
+        for (update, epoch), norm in zip(pending.updates, norms, strict=bool(norms)):
             if not math.isfinite(norm):
                 found.append(
                     (update, 1, f"the gradient's norm became {norm} at update {update}, epoch {epoch + 1}", None)

@@ -1,0 +1,74 @@
+"""What `hardware.precision=auto` stands for on this machine: decided here, once, before a configuration is fixed.
+
+A run's config.yaml, its record and its identity hold the precision itself, never `auto`.
+"""
+
+import ctypes
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig, ListConfig
+
+BFLOAT16 = (8, 0)  # the compute capability from which NVIDIA's devices have bfloat16 (Ampere)
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # of NVIDIA's driver
+AMD = Path("/dev/kfd")  # of AMD's
+
+
+def settle(cfg: DictConfig) -> None:
+    """Replace `hardware.precision=auto` by the precision that it stands for.
+
+    On the CPU and on Apple's devices that is 32-true. On a CUDA device it is bf16-mixed, or 32-true where one of the
+    run's devices has no bfloat16. Where a GPU is asked for and there is none (a login node, or a machine on which the
+    command is only checked), bf16-mixed.
+
+    Args:
+        cfg: references resolved; changed in place.
+    """
+    hardware = cfg.hardware
+    if hardware.precision == "auto":
+        hardware.precision = precision(str(hardware.accelerator), hardware.devices)
+
+
+def precision(accelerator: str, devices: int | str | ListConfig | list[int]) -> str:
+    """The precision of a run for which none is given.
+
+    Args:
+        accelerator: `hardware.accelerator`.
+        devices: `hardware.devices`.
+    """
+    if accelerator not in ("auto", "gpu", "cuda"):
+        return "32-true"
+    found = capabilities(devices)
+    if not found:
+        expected = accelerator == "cuda" or (accelerator == "gpu" and sys.platform != "darwin")
+        return "bf16-mixed" if expected else "32-true"
+    return "bf16-mixed" if min(found) >= BFLOAT16 else "32-true"
+
+
+def capabilities(devices: int | str | ListConfig | list[int]) -> list[tuple[int, int]]:
+    """The compute capability of each CUDA device of a run that this machine has; torch is imported only with a driver.
+
+    Args:
+        devices: how many, their numbers, or "auto": all of them.
+    """
+    if not has_driver():
+        return []
+    import torch
+
+    if not torch.cuda.is_available():  # torch for CPUs, or no device
+        return []
+    every = range(torch.cuda.device_count())
+    if isinstance(devices, int):
+        chosen = [*every][:devices]
+    else:
+        chosen = [*every] if isinstance(devices, str) else [i for i in every if i in devices]
+    return [torch.cuda.get_device_capability(i) for i in chosen]
+
+
+def has_driver() -> bool:
+    """Whether the driver of a CUDA device is installed; without it torch finds none."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return AMD.exists()
+    return True
