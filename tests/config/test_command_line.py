@@ -147,7 +147,7 @@ WRONG = {
     "task.model.encoder.conv_kernels=[0]": "a list, each int >= 1",
     "task.model.decoder.num_layers=0": "task.model.decoder.num_layers=0: expected int >= 1",
     "task.model.decoder.ffn_dim=-4": "expected int >= 1",
-    "task.data.num_workers=-1": "task.data.num_workers=-1: expected int >= 0",
+    "task.data.num_workers=-1": "task.data.num_workers=-1: expected int >= 0 or null",
     "task.data.vocab_size=1": "task.data.vocab_size=1: expected int >= 5",
     "task.data.augment.probability=2": "expected float >= 0 and <= 1",
     "task=imagenet task.data.crop_pct=0": "expected float > 0 and <= 1",

@@ -173,7 +173,10 @@ def test_each_held_out_image_is_counted_once(world_size: int, batch_size: int, r
     found = data(root, tmp_path, eval_batch_size=batch_size)
     labels, indices, shares = [], [], []
     for rank in range(world_size):
-        found.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)  # type: ignore[assignment]
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
+        found.trainer = SimpleNamespace(  # type: ignore[assignment]
+            global_rank=rank, world_size=world_size, strategy=strategy
+        )
         validated = [batch[1].tolist() for batch in found.val_dataloader()]
         assert max(map(len, validated)) <= batch_size
         shares.append(len(validated))

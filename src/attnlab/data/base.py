@@ -1,13 +1,38 @@
 """The interface between a task's data, the trainer and the record."""
 
+import os
 from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
+import torch
+from annotated_types import Ge
 from lightning import LightningDataModule
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
+
+T = TypeVar("T")
+Workers = Annotated[int, Ge(0)] | None  # None: see :meth:`Data.workers`
+MOST_WORKERS = 8
+AHEAD = 4  # batches that each worker process prepares ahead
+
+
+class Loader(DataLoader[T]):
+    """A loader that raises a DataError of a worker process with its message alone, without the worker's traceback.
+
+    Args: those of torch's `DataLoader`.
+    """
+
+    def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch declares its own class
+        try:
+            yield from super().__iter__()
+        except DataError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise DataError(last.rpartition("attnlab.errors.DataError: ")[2]) from error
 
 
 class Data(LightningDataModule):
@@ -18,12 +43,14 @@ class Data(LightningDataModule):
         location: the directory that was read; of an embedded corpus, its place in the cache.
         filtered: the number of training examples left out, by reason.
         resume_at: (epoch, batch) at which a resumed run continues.
+        num_workers: worker processes of a loader, 0: none; None: see :meth:`workers`.
     """
 
     corpus: str
     location: Path
     filtered: dict[str, int]
     resume_at: tuple[int, int] = (0, 0)
+    num_workers: int | None = None
 
     @abstractmethod
     def batches_per_update(self, processes: int) -> int:
@@ -73,3 +100,47 @@ class Data(LightningDataModule):
     def _ranks(self) -> tuple[int, int]:
         """Rank and number of processes."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the trainer moves batches to a CUDA device."""
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+    def workers(self) -> int:
+        """Worker processes of a loader: `num_workers`; where that is None, none without a CUDA device.
+
+        With one, as many as this process has cores for itself, at least 1 and at most 8.
+        """
+        if self.num_workers is not None:
+            return self.num_workers
+        if self.trainer is None or not self.on_cuda:
+            return 0
+        affinity = getattr(os, "sched_getaffinity", None)
+        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        return max(1, min(MOST_WORKERS, cores // max(1, self.trainer.num_devices)))
+
+    def loader(
+        self,
+        items: Dataset[T],
+        batches: Sampler[list[int]] | Sequence[list[int]],
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> Loader[T]:
+        """The loader of every task: with a CUDA device batches are read ahead, and lie in pinned memory.
+
+        Its workers end with the loader: the trainer makes a new one for each epoch.
+
+        Args:
+            items: of the batches.
+            batches: the indices of each batch.
+            collate: makes a batch of items; None: torch's own.
+        """
+        workers = self.workers()
+        return Loader(
+            items,
+            batch_sampler=batches,
+            collate_fn=collate,
+            num_workers=workers,
+            prefetch_factor=AHEAD if workers else None,
+            pin_memory=self.on_cuda,
+            generator=torch.Generator(),  # its own, so that an iterator does not advance the global one
+        )

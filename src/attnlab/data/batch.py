@@ -77,7 +77,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+    def to(self, device: torch.device | str, non_blocking: bool | None = None) -> "Batch":
+        """On another device; by default the host does not wait for a copy to a CUDA device."""
+        if non_blocking is None:  # Lightning says so for tensors alone
+            non_blocking = torch.device(device).type == "cuda"
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))
 
     def select(self, rows: list[int]) -> "Batch":

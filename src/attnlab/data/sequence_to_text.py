@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Protocol, cast
 
 import numpy as np
-import torch
 from annotated_types import Ge, Gt
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from attnlab.config.batch import FrameShare, share_frames
 from attnlab.config.bounds import bounded
-from attnlab.data.base import Data
+from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.batching import FrameBatches, FrameUpdates, filler
 from attnlab.data.corpus import Reader, Segment, Stored, Utterance
@@ -114,7 +113,7 @@ class SequenceToTextData(Data):
         drop_empty: leave out utterances without text rather than refuse the corpus.
         unknown_labels: accept classes in validation and test that training lacks, as errors.
         speeds: training reads each recording once at each of these speeds; None: as it is.
-        num_workers: processes that read ahead; 0: none.
+        num_workers: processes that read ahead; 0: none; None: none on the CPU, up to 8 with a CUDA device.
 
     Raises:
         ConfigError: settings that do not fit, before any feature is computed.
@@ -145,7 +144,7 @@ class SequenceToTextData(Data):
         drop_empty: bool = False,
         unknown_labels: bool = False,
         speeds: list[Annotated[float, Gt(0)]] | None = None,
-        num_workers: Annotated[int, Ge(0)] = 0,
+        num_workers: Workers = None,
     ) -> None:
         super().__init__()
         bucket_frames = bucket_frames or update_frames
@@ -215,7 +214,7 @@ class SequenceToTextData(Data):
     def same_batches(self, processes: int) -> bool:
         return not self.split_buckets
 
-    def train_dataloader(self) -> DataLoader[Example]:
+    def train_dataloader(self) -> Loader[Example]:
         data = self.split(self.reader.splits[0])
         longest = int(data.lengths.max())
         for key, most in (("train.batch.bucket", self.bucket_frames), ("data.max_frames", self.max_frames)):
@@ -231,12 +230,12 @@ class SequenceToTextData(Data):
             data.lengths, self.bucket_frames, self._share(world_size), self.max_sentences,
             seed=self.seed, epoch=epoch, rank=rank, world_size=world_size, start=self.first_batch(epoch),
         )  # fmt: skip
-        return self._loader(data, batches)
+        return self.loader(data, batches, collate)
 
-    def val_dataloader(self) -> DataLoader[Example]:
+    def val_dataloader(self) -> Loader[Example]:
         return self._held_out(self.reader.splits[1], self.max_frames)
 
-    def test_dataloader(self, split: str | None = None, max_frames: int | None = None) -> DataLoader[Example]:
+    def test_dataloader(self, split: str | None = None, max_frames: int | None = None) -> Loader[Example]:
         """The test split, or another; the longest first.
 
         The processes share the split inside `trainer.test`; elsewhere the caller gets all of it.
@@ -258,23 +257,11 @@ class SequenceToTextData(Data):
             self._splits[name] = self._prepare(name, self._utterances[name])
         return self._splits[name]
 
-    def _held_out(self, split: str, max_frames: int, shared: bool = True) -> DataLoader[Example]:
+    def _held_out(self, split: str, max_frames: int, shared: bool = True) -> Loader[Example]:
         data = self.split(split)
         rank, world_size = self._ranks() if shared else (0, 1)
-        return self._loader(
-            data, FrameBatches(data.lengths, max_frames, self.max_sentences, rank=rank, world_size=world_size)
-        )
-
-    def _loader(self, data: Examples, batches: FrameUpdates | FrameBatches) -> DataLoader[Example]:
-        trainer = self.trainer
-        return DataLoader(
-            data,
-            batch_sampler=batches,
-            collate_fn=collate,
-            num_workers=self.num_workers,
-            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
-            generator=torch.Generator(),  # its own: making an iterator must not move the global one
-        )
+        batches = FrameBatches(data.lengths, max_frames, self.max_sentences, rank=rank, world_size=world_size)
+        return self.loader(data, batches, collate)
 
     def _read(self) -> None:
         """All texts, the headers of all recordings, the vocabularies."""

@@ -96,7 +96,9 @@ def prepare_device(cfg: DictConfig, environment: dict[str, Any]) -> None:
     said = "round their factors to TF32, 10 bits (hardware.tf32=false: exact)" if tf32 else "are exact"
     log.info("%s, precision %s; products of float32 matrices %s", environment["device"], cfg.hardware.precision, said)
     if cfg.hardware.precision == "32-true" and min(capabilities(cfg.hardware.devices)) < BFLOAT16:
-        log.info("this GPU has no bfloat16: float32 is used; hardware.precision=16-mixed takes float16, which is faster")
+        log.info(
+            "this GPU has no bfloat16: float32 is used; hardware.precision=16-mixed takes float16, which is faster"
+        )
 
 
 def scoring_dtype(precision: str) -> torch.dtype | None:

@@ -24,11 +24,11 @@ from timm.data import ImageDataset, create_loader, create_transform
 from timm.data.readers import create_reader
 from timm.data.readers.img_extensions import get_img_extensions
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import Sampler
 
 from attnlab.config.batch import Share, share_images
 from attnlab.config.bounds import bounded
-from attnlab.data.base import Data
+from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import OrderedBatches
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
@@ -54,7 +54,7 @@ class ImageData(Data):
         update_images: images of an update, on all processes together.
         batch_size: the largest number of images in a batch of one process.
         eval_batch_size: images of a held-out batch.
-        num_workers: worker processes of a loader; 0: none.
+        num_workers: worker processes of a loader; 0: none; None: none on the CPU, up to 8 with a CUDA device.
         mean, std: of each channel, for normalisation; None: ImageNet's.
         interpolation, crop_pct: timm's settings of resizing; `crop_pct` for held-out images.
         no_aug, hflip, color_jitter, auto_augment, random_erase, erase_mode: timm's settings of augmentation.
@@ -75,7 +75,7 @@ class ImageData(Data):
         update_images: Annotated[int, Ge(1)] = 64,
         batch_size: Annotated[int, Ge(1)] = 64,
         eval_batch_size: Annotated[int, Ge(1)] = 256,
-        num_workers: Annotated[int, Ge(0)] = 0,
+        num_workers: Workers = None,
         mean: list[float] | None = None,
         std: list[float] | None = None,
         interpolation: Literal["bicubic", "bilinear", "nearest", "box", "hamming", "lanczos", "random"] = "bicubic",
@@ -102,7 +102,6 @@ class ImageData(Data):
             "std": tuple(std or (0.229, 0.224, 0.225)),
             "interpolation": interpolation,
             "crop_pct": crop_pct,
-            "num_workers": num_workers,
             "use_prefetcher": False,
             "persistent_workers": False,
         }
@@ -140,7 +139,7 @@ class ImageData(Data):
     def held_out_sizes(self, stage: str | None) -> dict[str, int]:
         return {"val": len(self.sets["val"])}
 
-    def train_dataloader(self) -> "Batches":
+    def train_dataloader(self) -> Loader[Batch]:
         epoch = self.trainer.current_epoch if self.trainer else 0
         rank, world_size = self._ranks()
         dataset = self.sets["train"]
@@ -156,16 +155,16 @@ class ImageData(Data):
             )
         return self._loader(dataset, updates, is_training=True, **self.augment)
 
-    def val_dataloader(self) -> "Batches":
+    def val_dataloader(self) -> Loader[Batch]:
         return self._held_out(self.sets["val"])
 
-    def test_dataloader(self) -> "Batches":
+    def test_dataloader(self) -> Loader[Batch]:
         """The same images, each with its index in the folder."""
         indexed = copy.copy(self.sets["val"])
         indexed.indexed = True
         return self._held_out(indexed)
 
-    def calibration_dataloader(self, count: int = 512) -> "Batches":
+    def calibration_dataloader(self, count: int = 512) -> Loader[Batch]:
         """About `count` training images, evenly spaced, prepared as held-out ones; the same on every process."""
         images = copy.copy(self.sets["train"])
         order = list(range(0, len(images), max(1, len(images) // count)))
@@ -178,24 +177,18 @@ class ImageData(Data):
         made: Callable[[Any], Tensor] = create_transform(**{name: self.common[name] for name in names})
         return made
 
-    def _held_out(self, images: "Images") -> "Batches":
+    def _held_out(self, images: "Images") -> Loader[Batch]:
         """The images of this process; each image is in one batch of one process."""
         rank, world_size = self._ranks()
         batches = OrderedBatches(len(images), self.eval_batch_size, rank=rank, world_size=world_size)
         return self._loader(images, batches, is_training=False)
 
-    def _loader(self, images: "Images", batches: Sampler[list[int]] | list[list[int]], **settings: Any) -> "Batches":
+    def _loader(
+        self, images: "Images", batches: Sampler[list[int]] | list[list[int]], **settings: Any
+    ) -> Loader[Batch]:
         """A loader with timm's transforms, which `create_loader` gives to `images`, and collation."""
-        loader = create_loader(images, batch_size=1, **self.common, **settings)
-        return Batches(
-            DataLoader(
-                images,
-                batch_sampler=batches,
-                num_workers=self.num_workers,
-                collate_fn=loader.collate_fn,
-                generator=torch.Generator(),  # so that an iterator does not advance the global one
-            )
-        )
+        made = create_loader(images, batch_size=1, num_workers=0, **self.common, **settings)
+        return self.loader(images, batches, made.collate_fn)
 
 
 class Images(ImageDataset):
@@ -282,27 +275,6 @@ class ImageUpdates(Sampler[list[int]]):
             front, back = size - size // 2, size // 2
             first, last = part * front, images - part * back
             yield torch.cat([mine[first : first + front], mine[last - back : last]]).tolist()
-
-
-class Batches:
-    """A loader that raises a DataError of a worker process with its message alone, without the worker's traceback.
-
-    Args:
-        loader: of torch.
-    """
-
-    def __init__(self, loader: DataLoader[Batch]) -> None:
-        self.loader = loader
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Batch]:
-        try:
-            yield from self.loader
-        except DataError as error:
-            last = str(error).strip().splitlines()[-1]
-            raise DataError(last.rpartition("attnlab.errors.DataError: ")[2]) from error
 
 
 def _place(root: Path, split: str) -> Path:

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 from annotated_types import Ge
-from torch.utils.data import DataLoader
 
 from attnlab.config.batch import Share, share_tokens
 from attnlab.config.bounds import bounded
-from attnlab.data.base import Data
+from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import OrderedBatches
 from attnlab.data.samples.markov import Source
 from attnlab.data.samples.text import write_text
@@ -53,7 +51,7 @@ class LanguageModellingData(Data):
         eval_batch_size: windows of a held-out batch; None: `batch_size`.
         eval_windows: the largest number of held-out windows, evenly spread; None: all.
         seed: of the order of windows.
-        num_workers: worker processes of a loader; 0: none.
+        num_workers: worker processes of a loader; 0: none; None: none on the CPU, up to 8 with a CUDA device.
 
     Raises:
         ConfigError: settings that do not fit.
@@ -74,7 +72,7 @@ class LanguageModellingData(Data):
         eval_batch_size: Annotated[int, Ge(1)] | None = None,
         eval_windows: Annotated[int, Ge(1)] | None = None,
         seed: int = 1,
-        num_workers: Annotated[int, Ge(0)] = 0,
+        num_workers: Workers = None,
     ) -> None:
         super().__init__()
         self.root = None if root is None else Path(root).expanduser()
@@ -194,7 +192,7 @@ class LanguageModellingData(Data):
         chosen = {"validate": splits[:1], "test": splits[1:]}.get(stage or "", splits)
         return {split: len(self._evaluation(split, None)) for split in chosen}
 
-    def train_dataloader(self) -> DataLoader[Window]:
+    def train_dataloader(self) -> Loader[Window]:
         epoch = self.trainer.current_epoch if self.trainer else 0
         rank, world_size = self._ranks()
         windows = TrainingWindows(self._files["train"], self.window, self.seed, epoch)
@@ -208,12 +206,12 @@ class LanguageModellingData(Data):
                 f"makes {len(windows)} windows of {self.window}, less than one update; expected at most "
                 f"{len(windows) * self.window} tokens"
             )
-        return self._loader(windows, batches)
+        return self.loader(windows, batches)
 
-    def val_dataloader(self) -> DataLoader[Window]:
+    def val_dataloader(self) -> Loader[Window]:
         return self.held_out("validation", shared=True)
 
-    def test_dataloader(self) -> list[DataLoader[Window]]:
+    def test_dataloader(self) -> list[Loader[Window]]:
         """Disjoint windows of the test set; with `sliding_stride`, then also windows every `sliding_stride` tokens.
 
         Inside `trainer.test` the processes share them; elsewhere each loader has all windows.
@@ -229,20 +227,9 @@ class LanguageModellingData(Data):
     def _evaluation(self, split: Split, stride: int | None) -> EvaluationWindows:
         return EvaluationWindows(self.tokens(split), self.eval_window, stride or self.eval_window, self.eval_windows)
 
-    def held_out(self, split: Split, stride: int | None = None, shared: bool = False) -> DataLoader[Window]:
+    def held_out(self, split: Split, stride: int | None = None, shared: bool = False) -> Loader[Window]:
         """Windows of `eval_window` every `stride` tokens (None: disjoint); `shared`: only those of this process."""
         windows = self._evaluation(split, stride)
         rank, world_size = self._ranks() if shared else (0, 1)
         batches = OrderedBatches(len(windows), self.eval_batch_size, rank=rank, world_size=world_size)
-        return self._loader(windows, batches)
-
-    def _loader(
-        self, windows: TrainingWindows | EvaluationWindows, batches: ShuffledBatches | OrderedBatches
-    ) -> DataLoader[Window]:
-        return DataLoader(
-            windows,
-            batch_sampler=batches,
-            num_workers=self.num_workers,
-            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
-            generator=torch.Generator(),  # so that an iterator does not advance the global one
-        )
+        return self.loader(windows, batches)

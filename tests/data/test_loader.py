@@ -1,0 +1,109 @@
+"""The loader of every task: workers and pinned memory follow from the device."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import attnlab
+from attnlab.data.base import Data
+from attnlab.data.batch import Example, collate
+from attnlab.errors import DataError
+
+
+class Numbers(Data):
+    """Items 0 to 9; item 7 cannot be read."""
+
+    def batches_per_update(self, processes: int) -> int:
+        return 1
+
+    def held_out_sizes(self, stage: str | None) -> dict[str, int]:
+        return {}
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            raise DataError("/corpus/7.wav: not a recording")
+        return index
+
+
+def on(device: str, cores: int, monkeypatch: pytest.MonkeyPatch, devices: int = 1) -> Numbers:
+    data = Numbers()
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        strategy=SimpleNamespace(root_device=torch.device(device)), num_devices=devices
+    )
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "devices", "given", "expected"),
+    [
+        ("cpu", 16, 1, None, 0),
+        ("cpu", 16, 1, 3, 3),
+        ("cuda", 16, 1, None, 8),
+        ("cuda", 4, 1, None, 4),
+        ("cuda", 16, 8, None, 2),
+        ("cuda", 4, 8, None, 1),
+        ("cuda", 16, 1, 0, 0),
+    ],
+)
+def test_workers_and_pinned_memory(
+    device: str, cores: int, devices: int, given: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = on(device, cores, monkeypatch, devices)
+    data.num_workers = given
+    loader: Any = data.loader(data, [[0, 1]])  # type: ignore[arg-type]
+    assert loader.num_workers == expected and loader.pin_memory == (device == "cuda")
+    assert loader.prefetch_factor == (4 if expected else None) and not loader.persistent_workers
+
+
+def test_outside_of_a_trainer_there_are_no_workers() -> None:
+    assert Numbers().workers() == 0 and not Numbers().on_cuda
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_worker_cannot_read_is_one_line(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = on("cpu", 2, monkeypatch)
+    data.num_workers = workers
+    with pytest.raises(DataError) as caught:
+        for batch in data.loader(data, [[1, 2], [3, 7]]):  # type: ignore[arg-type]
+            assert isinstance(batch, Tensor) and batch.tolist() == [1, 2]
+    assert str(caught.value) == "/corpus/7.wav: not a recording"
+
+
+def test_every_task_takes_this_loader() -> None:
+    source = Path(attnlab.__file__).parent
+    files = {path.relative_to(source).as_posix(): path.read_text(encoding="utf-8") for path in source.rglob("*.py")}
+    making = {name for name, text in files.items() if re.search(r"(?<![\w.\[\"`])DataLoader\(", text)}
+    assert making <= {"data/base.py"}
+
+
+class Moves(TorchFunctionMode):
+    """Records how tensors are moved, and leaves them where they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, bool]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.to:
+            self.found.append((str(args[1]), (kwargs or {})["non_blocking"]))
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_does_not_wait_until_a_batch_has_been_moved() -> None:
+    ids = torch.tensor([3, 4]).numpy()
+    batch = collate([Example("a", ids, ids, ids, "", "")])
+    with Moves() as moves:
+        batch.to("cuda")
+        batch.to(torch.device("cpu"))
+    assert moves.found == [("cuda", True)] * 6 + [("cpu", False)] * 6
