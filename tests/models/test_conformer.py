@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attnlab.models.conformer import ConformerEncoder, ConformerLayer, ConvolutionModule
+from attnlab.models.conformer import ConformerEncoder, ConformerLayer, ConvolutionModule, MaskedBatchNorm
 
 LENGTHS = torch.tensor([41, 23, 9])
 
@@ -41,6 +41,29 @@ def test_batch_norm_counts_real_frames_only() -> None:
         x[1, 5:] = 7.0
         found.append((module(x, real)[:, :9][real[:, :9]], module.batch_norm.running_var))
     torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_is_torch_s_over_the_real_frames(training: bool) -> None:
+    torch.manual_seed(0)
+    ours, real = MaskedBatchNorm(8).double().train(training), torch.arange(9) < torch.tensor([[9], [5], [1]])
+    theirs = torch.nn.BatchNorm1d(8).double().train(training)
+    for module in (ours, theirs):
+        torch.manual_seed(1)
+        for value in (module.weight.data, module.bias.data, module.running_mean):
+            assert value is not None
+            value.normal_()
+    x, g = torch.randn(3, 9, 8).double(), torch.randn(3, 9, 8).double()
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    found, want = ours(inputs[0], real), torch.zeros_like(x)
+    want[real] = theirs(inputs[1][real])
+    torch.testing.assert_close(found, want)
+    grads = [
+        torch.autograd.grad((y * g).sum(), [i, m.weight, m.bias])
+        for y, i, m in zip((found, want), inputs, (ours, theirs), strict=True)
+    ]
+    torch.testing.assert_close(*grads)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
 
 
 def test_the_convolution_is_the_formula() -> None:

@@ -29,6 +29,34 @@ class FeedForward(nn.Sequential):
         )  # fmt: skip
 
 
+class MaskedBatchNorm(nn.BatchNorm1d):
+    """BatchNorm over the real positions of padded rows; padding becomes zero.
+
+    The same as `nn.BatchNorm1d` of the real positions, for whose selection the host would wait for the device.
+
+    Args: those of `nn.BatchNorm1d`; `momentum` is a number.
+    """
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:  # type: ignore[override]  # torch's has no mask
+        """(B, S, d), (B, S) bool, true where there is no padding -> (B, S, d)."""
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+        wide, weight = x.to(torch.promote_types(x.dtype, torch.float32)), real.unsqueeze(-1)
+        if self.training:
+            count = weight.sum()
+            mean = (wide * weight).sum((0, 1)) / count
+            variance = ((wide - mean) * weight).square().sum((0, 1)) / count
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+                unbiased = variance * (count / (count - 1).clamp(min=1))
+                self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(1)
+        else:
+            mean, variance = self.running_mean, self.running_var
+        out = (wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+        return (out * weight).to(x.dtype)
+
+
 class ConvolutionModule(nn.Module):
     """LayerNorm, pointwise with GLU, depthwise, BatchNorm, SiLU, pointwise; no biases.
 
@@ -47,7 +75,7 @@ class ConvolutionModule(nn.Module):
         self.norm = nn.LayerNorm(d_model)
         self.widen = nn.Linear(d_model, 2 * d_model, bias=False)
         self.depthwise = nn.Conv1d(d_model, d_model, kernel, padding=kernel // 2, groups=d_model, bias=False)
-        self.batch_norm = nn.BatchNorm1d(d_model)
+        self.batch_norm = MaskedBatchNorm(d_model)
         self.mix = nn.Linear(d_model, d_model, bias=False)
         self.dropout = nn.Dropout(dropout)
 
@@ -55,9 +83,7 @@ class ConvolutionModule(nn.Module):
         """(B, S, d), (B, S) bool, true where there is no padding -> (B, S, d)."""
         x = F.glu(self.widen(self.norm(x)), dim=-1) * real.unsqueeze(-1)
         x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)
-        out = torch.zeros_like(x)
-        out[real] = self.batch_norm(x[real]).to(x.dtype)
-        return self.dropout(self.mix(F.silu(out)))
+        return self.dropout(self.mix(F.silu(self.batch_norm(x, real))))
 
 
 class ConformerLayer(nn.Module):

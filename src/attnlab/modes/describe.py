@@ -1,4 +1,4 @@
-"""mode=describe: parameters, cache and arithmetic from the configuration alone."""
+"""mode=describe: parameters, cache and arithmetic from the configuration alone; with hardware=gpu memory, too."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from attnlab.tasks.base import task_of
+from attnlab.tasks.memory import needed
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
 KEEPS = False  # no run directory, unless hydra.run.dir= names one
@@ -19,4 +20,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
         record: the run's; sizes are filled.
         directory: the run's; None: nothing is kept.
     """
-    task_of(cfg).describe(record)
+    task = task_of(cfg)
+    task.describe(record)
+    if cfg.hardware.accelerator in ("gpu", "cuda") and (found := needed(task)):
+        record["memory"] = found.describe()

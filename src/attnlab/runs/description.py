@@ -14,14 +14,20 @@ SECTIONS = {
     "kv_cache": "cache",
     "multiply_adds_per_token": "multiply-adds of one token",
     "compression": "compression",
+    "memory": "memory of training",
 }
-NAMES = {"elements_per_token_per_layer": "per token and layer"}
+MEMORY = ("weights", "gradients", "optimizer_state", "activations", "decoding_cache", "total")
+NAMES = {
+    "elements_per_token_per_layer": "per token and layer",
+    **{f"{name}_mib": name.replace("_", " ") for name in MEMORY},
+}
 UNITS = {
     "bytes_per_token": "bytes",
     "bytes_predicted": "bytes",
     "elements_per_token_per_layer": "numbers",
     "model_saving_percent": "%",
     "context": "positions",
+    **dict.fromkeys((f"{name}_mib" for name in MEMORY), "MiB"),
 }
 
 

@@ -10,10 +10,11 @@ train or score.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
@@ -26,9 +27,11 @@ from attnlab.runs import record as records
 from attnlab.runs.device import device_of
 from attnlab.runs.loading import CONFIG
 from attnlab.runs.speedup import read_baseline, require_same_protocol, speedup
+from attnlab.tasks.memory import check_memory
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
+    from torch.optim import Optimizer
 
     from attnlab.data.inputs import InputKind
     from attnlab.tasks.prediction import Predictor
@@ -49,11 +52,13 @@ class Task(ABC):
         better: "max" or "min", which values of `monitor` are better.
         workloads: the values of `bench.what` that mode=bench can measure for this task, the defaults first.
         kept: names of the files that `keep` may write.
+        batch_key: of `task.data`, what limits a batch of one process; empty: the task trains nothing.
     """
 
     monitor: str = "val_accuracy"
     better: Literal["min", "max"] = "max"
     kept: tuple[str, ...] = ()
+    batch_key: str = ""
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
@@ -70,6 +75,29 @@ class Task(ABC):
     @abstractmethod
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `record` with what follows from the configuration alone: parameters, cache bytes, multiply-adds."""
+
+    def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
+        """A function that gives the training loss of one batch, for the memory that it takes; see `tasks/memory.py`.
+
+        Args:
+            model: as :meth:`build` makes it, on `device`.
+            size: what the batch has, in the unit of `batch_key`.
+            device: of the run.
+        """
+        raise NotImplementedError(f"task={self.cfg.task.name} trains nothing")
+
+    def optimizer_of(self, model: nn.Module) -> Optimizer:
+        """The optimizer of a model."""
+        made: Optimizer = instantiate(self.cfg.task.optimizer, path="task.optimizer")(model.parameters())
+        return made
+
+    def copies(self) -> int:
+        """How often training holds the weights besides the model's own: averages, a teacher."""
+        return sum("EMAWeightAveraging" in str(node.get("_target_")) for node in self.cfg.callbacks.values())
+
+    def decoding_cache(self, model: Any) -> int:
+        """Numbers in the caches of the largest decoding batch of a run; 0: the task has none."""
+        return 0
 
     def check(self, directory: Path) -> None:  # noqa: B027
         """Raise ConfigError or DataError for settings that would otherwise fail after the data is read."""
@@ -104,7 +132,9 @@ class Task(ABC):
         """
         from attnlab.training.trainer import process_count
 
-        device_of(self.cfg)  # a GPU that is not there costs seconds, not the reading of the data
+        device = device_of(self.cfg)  # a GPU that is not there costs seconds, not the reading of the data
+        if device.type == "cuda" and stage is None:
+            check_memory(self, record)
         data = instantiate(self.cfg.task.data, path="task.data")
         files = self.kept_files() if self.cfg.checkpoint else {}
         if all((path.parent / CONFIG).is_file() for path in files.values()):

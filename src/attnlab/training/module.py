@@ -214,7 +214,7 @@ class Module(LightningModule):
 
     @property
     def _scales(self) -> bool:
-        """Whether losses are scaled (16-mixed): an update whose gradients overflow is left out, and the scale lowered."""
+        """Whether losses are scaled (16-mixed): an update whose gradients overflow is left out."""
         return getattr(self.trainer.precision_plugin, "scaler", None) is not None
 
     def _check(self, pending: Pending, losses: list[float], norms: list[float]) -> None:

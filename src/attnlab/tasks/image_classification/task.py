@@ -5,7 +5,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ import torch
 from omegaconf import DictConfig
 from timm.data import Mixup
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from attnlab.callbacks.contribution import Sections, contributions
 from attnlab.callbacks.memory import Memory
@@ -44,6 +46,7 @@ from attnlab.tasks.base import Task, beside
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.predict import INPUT, Classification
 from attnlab.tasks.image_classification.pretraining import pretrain
+from attnlab.training.module import at_least_float32
 from attnlab.training.trainer import test
 
 log = logging.getLogger(__name__)
@@ -66,6 +69,7 @@ class ImageClassificationTask(Task):
     """
 
     kept = (CLASSES_FILE,)
+    batch_key = "batch_size"
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
@@ -118,6 +122,27 @@ class ImageClassificationTask(Task):
                 model = self.build()
                 if self.method:
                     outline(model, self.method)
+
+    def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
+        """A batch of `size` images, through the dense model."""
+        images = torch.zeros(size, *self._image, device=device)
+        if self.cfg.task.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+
+        def loss() -> Tensor:
+            logits = at_least_float32(model(images))
+            return F.cross_entropy(logits, torch.full_like(logits, 1 / logits.shape[-1]), reduction="sum")
+
+        return loss
+
+    def optimizer_of(self, model: nn.Module) -> Optimizer:
+        """By timm, which leaves biases and norms undecayed."""
+        made: Optimizer = instantiate(self.cfg.task.optimizer, path="task.optimizer")(model)
+        return made
+
+    def copies(self) -> int:
+        """With averaged weights."""
+        return super().copies() + bool(self.cfg.task.ema_decay)
 
     @property
     def _image(self) -> tuple[int, int, int]:

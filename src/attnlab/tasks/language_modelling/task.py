@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
 
 from attnlab.config.build import instantiate
 from attnlab.data.samples.markov import Source
@@ -55,6 +58,7 @@ class LanguageModellingTask(TextTask):
     monitor = "val_loss"
     better: Literal["min", "max"] = "min"
     kept = (VOCABULARY, CONVERSION)
+    batch_key = "batch_size"
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -84,6 +88,22 @@ class LanguageModellingTask(TextTask):
     def decoder(self, model: Any) -> LanguageModel:
         decoder: LanguageModel = model
         return decoder
+
+    def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
+        """A batch of `size` windows."""
+        assert isinstance(model, LanguageModel)
+        tokens = torch.zeros(size, self.cfg.task.data.window, dtype=torch.long, device=device)
+        return lambda: model.loss(tokens, tokens).sum()
+
+    def copies(self) -> int:
+        """With a teacher while a converted model is trained."""
+        return super().copies() + (target_of(self.cfg) is not None)
+
+    def decoding_cache(self, model: LanguageModel) -> int:
+        """Of the continuations of the test text."""
+        score, sampling = self.cfg.task.score, self.cfg.task.sampling
+        rows, text = score.continuations, score.prompt_tokens + sampling.tokens
+        return sum(a.cache_elements(rows, text) for a in model.attentions)
 
     def monitors(self) -> dict[str, bool]:
         return {"val_loss": False}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attnlab.config.build import instantiate
 from attnlab.data.text.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ class SequenceToTextTask(TextTask):
 
     encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
     kept = (TOKENIZER, CTC_TOKENIZER)
+    batch_key = "max_frames"
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
@@ -79,6 +81,56 @@ class SequenceToTextTask(TextTask):
         ctc = {"ctc_vocab_size": ctc_vocab_size} if ctc_vocab_size else {}
         model: Model = build_model(self.cfg, vocab_size=vocab_size, **ctc)
         return model
+
+    def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
+        """A batch of `size` frames or pieces: sentences of the longest length that training accepts.
+
+        Targets, which the configuration does not tell, are taken to be as long as source texts, and of speech to have
+        one piece in ten frames.
+        """
+        from attnlab.training.module import at_least_float32
+
+        rows, length = self._rows(size, self.cfg.task.data.max_input_frames)
+        inputs = self._inputs(model, rows, length, device)
+        lengths = torch.full((rows,), length, device=device)
+        pieces = min(self.cfg.task.data.max_target_tokens, length if inputs.dtype == torch.long else length // 10 + 1)
+        tokens = torch.full((rows, pieces), Tokenizer.eos, device=device)
+        weight = self.cfg.task.train.ctc_weight
+
+        def loss() -> Tensor:
+            logits, encoded, _ = model(inputs, lengths, tokens)
+            flat = at_least_float32(logits.flatten(0, 1))
+            found = F.cross_entropy(flat, tokens.flatten(), reduction="sum", label_smoothing=0.1)
+            head = getattr(model, "ctc", None)
+            return found + at_least_float32(head(encoded)).log_softmax(-1).sum() if weight and head else found
+
+        return loss
+
+    @staticmethod
+    def _rows(frames: int, longest: int) -> tuple[int, int]:
+        """Sentences of the longest length in a batch of so many frames, and that length."""
+        length = min(frames, longest)
+        return max(1, frames // length), length
+
+    def _inputs(self, model: nn.Module, rows: int, length: int, device: torch.device) -> Tensor:
+        width = self.cfg.task.model.encoder.get("num_mels")
+        if width is None:
+            return torch.full((rows, length), Tokenizer.eos, device=device)
+        return torch.zeros(rows, length, width, device=device)
+
+    def decoding_cache(self, model: Any) -> int:
+        """Of sentences of the longest length that training accepts, with the most text that the search may write."""
+        data, decode = self.cfg.task.data, self.cfg.task.decode
+        rows, length = self._rows(self.cfg.task.decode_max_frames, data.max_input_frames)
+        prefix = -(-length // self._subsampling(model))
+        text = int(decode.max_len_a * prefix) + decode.max_len_b
+        elements: int = self.decoder(model).cache_elements(rows * decode.beam, text, prefix, rows)
+        return elements
+
+    @staticmethod
+    def _subsampling(model: Any) -> int:
+        convolutions = getattr(getattr(model.encoder, "subsample", None), "convs", ())
+        return int(2 ** len(convolutions))
 
     def decoder(self, model: Any) -> PrefixDecoder | CrossDecoder:
         decoder: PrefixDecoder | CrossDecoder = model.decoder
