@@ -195,10 +195,14 @@ class CrossDecoder(nn.Module):
 
     def forward(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
         """tokens (B, T), prefix (B, S, d), lengths (B,) -> logits (B, T, V)."""
+        return self.logits(self.hidden(tokens, prefix, prefix_lengths))
+
+    def hidden(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
+        """As :meth:`forward`, the states before the last norm, (B, T, d)."""
         x = self.dropout(self._embed(tokens, 0))
         for layer in self.blocks:
             x = layer(x, layer.attention, lambda q, c=layer.cross: c(q, prefix, prefix_lengths))
-        return self._logits(x)
+        return x
 
     @torch.no_grad()
     def start(
@@ -229,7 +233,7 @@ class CrossDecoder(nn.Module):
             x = layer(
                 x, lambda q, a=layer.attention, c=own: a.extend(q, c), lambda q, a=layer.cross, c=cross: a.extend(q, c)
             )
-        return self._logits(x)
+        return self.logits(x)
 
     def _embed(self, tokens: Tensor, start: int | Tensor, capacity: int = 0) -> Tensor:
         x = self.scale * self.embedding(tokens)
@@ -237,5 +241,6 @@ class CrossDecoder(nn.Module):
             return x + sinusoidal_positions(capacity, x.shape[2], x)[start]
         return x + sinusoidal_positions(start + x.shape[1], x.shape[2], x)[start:]
 
-    def _logits(self, x: Tensor) -> Tensor:
-        return F.linear(self.norm(x), self.embedding.weight)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., d) -> (..., V)."""
+        return F.linear(self.norm(hidden), self.embedding.weight)

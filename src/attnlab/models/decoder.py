@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from attnlab.attention import Attention, Cache
 from attnlab.attention.bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from attnlab.models.language_model import LanguageModel
+from attnlab.models.token_loss import token_nats
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -177,9 +178,7 @@ class Decoder(LanguageModel):
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target, (B, T) and (B, T) -> (B, T) float32, in nats."""
-        logits = self(tokens)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        return token_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:

@@ -12,6 +12,7 @@ class LanguageModel(nn.Module, ABC):
     """Tokens -> logits of the next ones; with an adaptive softmax, `loss` costs less than `forward`."""
 
     max_length: int  # positions of a window
+    loss_chunk: int | None = None  # tokens whose logits exist at once in `loss`; None: all
 
     @property
     @abstractmethod

@@ -111,11 +111,20 @@ class PrefixDecoder(nn.Module):
 
     def forward(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
         """tokens (B, T), prefix (B, S, d), lengths (B,) -> logits (B, T, V)."""
+        return self.logits(self.hidden(tokens, prefix, prefix_lengths))
+
+    def hidden(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
+        """As :meth:`forward`, the states before the last norm, (B, T, d)."""
         prefix = self.projector(prefix)
         x = self.dropout(self.scale * self.embedding(tokens))
         for layer in self.blocks:
             x = layer(x, partial(layer.attention, prefix=prefix, prefix_lengths=prefix_lengths))
-        return self.unembedding(self.norm(x))
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., d) -> (..., V)."""
+        found: Tensor = self.unembedding(self.norm(hidden))
+        return found
 
     @torch.no_grad()
     def start(
@@ -145,4 +154,4 @@ class PrefixDecoder(nn.Module):
         x = self.scale * self.embedding(tokens)
         for layer, cache in zip(self.blocks, caches, strict=True):
             x = layer(x, partial(layer.attention.extend, cache=cache))
-        return self.unembedding(self.norm(x))
+        return self.logits(x)

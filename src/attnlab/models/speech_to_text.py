@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import nn
 
 from attnlab.attention import Attention
 from attnlab.config.bounds import PositiveInt
 from attnlab.models.prefix_decoder import PrefixDecoder
+from attnlab.models.sequence import SequenceModel
 
 
-class SpeechToText(nn.Module):
+class SpeechToText(SequenceModel):
     """Encoder and prefix decoder of one width.
 
     Args:
@@ -35,8 +36,3 @@ class SpeechToText(nn.Module):
         self.encoder = encoder(d_model=d_model)
         self.decoder = decoder(vocab_size=vocab_size, d_model=d_model, attention=attention)
         self.ctc = None if ctc_vocab_size is None else nn.Linear(d_model, ctc_vocab_size)
-
-    def forward(self, features: Tensor, feature_lengths: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, S, F), (B,), (B, T) -> logits (B, T, V), encoder output (B, S', d), its lengths (B,)."""
-        encoded, lengths = self.encoder(features, feature_lengths)
-        return self.decoder(tokens, encoded, lengths), encoded, lengths

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from attnlab.attention import Attention, Cache
 from attnlab.attention.bounds import PositiveInt
 from attnlab.models.language_model import LanguageModel
+from attnlab.models.token_loss import token_nats
 
 
 def rms_norm(x: Tensor) -> Tensor:
@@ -101,18 +102,19 @@ class T6(LanguageModel):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T, V). ValueError: T is more than `max_length`."""
+        return self._logits(self._hidden(tokens))
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
         if tokens.shape[1] > self.max_length:
             raise ValueError(f"{tokens.shape[1]} positions; the model has {self.max_length}")
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, block.attention)
-        return self._logits(x)
+        return x
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target, (B, T) and (B, T) -> (B, T) float32, in nats."""
-        logits = self(tokens)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        return token_nats(self._hidden(tokens), targets, self._logits, self.loss_chunk)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:

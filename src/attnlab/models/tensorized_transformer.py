@@ -12,6 +12,7 @@ from attnlab.attention import Attention, Cache
 from attnlab.attention.bounds import PositiveInt, Rate
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.language_model import LanguageModel
+from attnlab.models.token_loss import in_chunks
 
 
 class PostNormBlock(nn.Module):
@@ -119,8 +120,9 @@ class TensorizedTransformer(LanguageModel):
 
         With cutoffs cheaper than `forward`: only the clusters that targets lie in are computed.
         """
-        nll = self.softmax.nll(self._hidden(tokens), targets)
-        return nll.to(torch.promote_types(nll.dtype, torch.float32))
+        parts = self._hidden(tokens).flatten(0, 1), targets.flatten()
+        (nll,) = in_chunks(lambda h, t: (self.softmax.nll(h[None], t[None])[0],), parts, self.loss_chunk)
+        return nll.to(torch.promote_types(nll.dtype, torch.float32)).view_as(targets)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:

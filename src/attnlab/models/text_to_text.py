@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from torch import Tensor, nn
+from torch import nn
 
 from attnlab.attention import Attention
 from attnlab.config.bounds import PositiveInt
 from attnlab.models.cross_decoder import CrossDecoder
 from attnlab.models.prefix_decoder import PrefixDecoder
+from attnlab.models.sequence import SequenceModel
 
 
-class TextToText(nn.Module):
+class TextToText(SequenceModel):
     """Text encoder and prefix decoder: the MTLA paper's summariser. One vocabulary, two embeddings.
 
     Args:
@@ -37,13 +38,8 @@ class TextToText(nn.Module):
         self.encoder = encoder(vocab_size=vocab_size, d_model=d_model)
         self.decoder = decoder(vocab_size=vocab_size, d_model=d_model, attention=attention)
 
-    def forward(self, tokens: Tensor, lengths: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, S), (B,), (B, T) -> logits (B, T, V), encoder output (B, S, d), its lengths (B,)."""
-        encoded, lengths = self.encoder(tokens, lengths)
-        return self.decoder(text, encoded, lengths), encoded, lengths
 
-
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(SequenceModel):
     """The Transformer of Vaswani et al. (2017) with one embedding for source, target and output.
 
     Args:
@@ -81,8 +77,3 @@ class EncoderDecoder(nn.Module):
         self.encoder = encoder(vocab_size=vocab_size, d_model=d_model, attention=inside)
         self.decoder = decoder(vocab_size=vocab_size, d_model=d_model, attention=outside)
         self.encoder.embedding = self.decoder.embedding
-
-    def forward(self, tokens: Tensor, lengths: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, S), (B,), (B, T) -> logits (B, T, V), encoder output (B, S, d), its lengths (B,)."""
-        encoded, lengths = self.encoder(tokens, lengths)
-        return self.decoder(text, encoded, lengths), encoded, lengths

@@ -17,6 +17,7 @@ from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.models.build import build_model, identity, without_memory
+from attnlab.models.token_loss import chunk_of
 from attnlab.runs.device import device_of
 from attnlab.runs.files import write_text
 from attnlab.runs.record import first_process
@@ -83,6 +84,7 @@ class LanguageModellingTask(TextTask):
 
     def _model(self, vocab_size: int) -> LanguageModel:
         model: LanguageModel = build_model(self.cfg, vocab_size=vocab_size)
+        model.loss_chunk = chunk_of(self.cfg.hardware.loss_chunk, vocab_size)
         return model
 
     def decoder(self, model: Any) -> LanguageModel:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import functional as F
 
 from attnlab.callbacks.contribution import Scored, update
@@ -78,32 +79,29 @@ class SequenceToText(Module):
         self._decoded_tokens = 0
         self._validated: tuple[ValidationScore, ...] = ()  # in a tuple: no submodule, nothing in checkpoints
 
+    def configure_model(self) -> None:
+        super().configure_model()
+        if isinstance(self.model, FSDPModule):  # which gathers and frees parameters around calls of forward alone
+            register_fsdp_forward_method(self.model, "token_losses")
+
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sums over the batch: training loss, cross-entropy without smoothing, right tokens, tokens."""
         tokens = torch.cat((torch.full_like(batch.targets[:, :1], Tokenizer.eos), batch.targets[:, :-1]), 1)
-        logits, encoded, lengths = self.model(batch.features, batch.feature_lengths, tokens)
-        flat, target = at_least_float32(logits.flatten(0, 1)), batch.targets.flatten()
-        loss = F.cross_entropy(
-            flat,
-            target,
-            ignore_index=Tokenizer.pad,
-            reduction="sum",
-            label_smoothing=self.smoothing if self.training else 0,
+        found = self.model.token_losses(
+            batch.features,
+            batch.feature_lengths,
+            tokens,
+            batch.targets,
+            Tokenizer.pad,
+            self.smoothing if self.training else 0.0,
         )
+        loss, plain, encoded, lengths = found.smoothed.sum(), found.plain.sum(), found.encoded, found.lengths
         with torch.no_grad():
-            real = target != Tokenizer.pad
-            plain = (
-                loss
-                if not self.training
-                else F.cross_entropy(flat, target, ignore_index=Tokenizer.pad, reduction="sum")
-            )
-            right = ((flat.argmax(-1) == target) & real).sum()
-            self.first_right = (logits[:, 0].argmax(-1) == batch.targets[:, 0]).sum()
+            real = batch.targets != Tokenizer.pad
+            right = (found.right & real).sum()
+            self.first_right = found.right[:, 0].sum()
         if self.training and self.first_token_weight != 1.0:
-            first = F.cross_entropy(
-                at_least_float32(logits[:, 0]), batch.targets[:, 0], reduction="sum", label_smoothing=self.smoothing
-            )
-            loss = loss + (self.first_token_weight - 1) * first
+            loss = loss + (self.first_token_weight - 1) * found.smoothed[:, 0].sum()
         if self.ctc_weight and self.training:
             assert self.model.ctc is not None and batch.ctc_targets is not None and batch.ctc_target_lengths is not None
             logp = at_least_float32(self.model.ctc(encoded)).log_softmax(-1).transpose(0, 1)
@@ -119,7 +117,7 @@ class SequenceToText(Module):
             real_labels = 0 if batch.filler else batch.ctc_target_lengths.sum()
             self.tally("ctc_loss", 0 * ctc if batch.filler else ctc, real_labels)
             loss = loss + self.ctc_weight * ctc
-        return loss, plain, right, real.sum()
+        return loss, plain.detach(), right, real.sum()
 
     def decode_validation(self, metric: TextMetric, chosen: list[int]) -> None:
         """Decode some sentences in every validation, and log their score.

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from attnlab.config.build import instantiate
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.errors import ConfigError
 from attnlab.models import CrossDecoder, PrefixDecoder
 from attnlab.models.build import CacheShape, build_model, identity, without_memory
+from attnlab.models.sequence import SequenceModel
+from attnlab.models.token_loss import chunk_of
 from attnlab.runs.device import scoring_dtype
 from attnlab.tasks.base import TextTask, beside
 
@@ -80,6 +81,7 @@ class SequenceToTextTask(TextTask):
     def _model(self, vocab_size: int, ctc_vocab_size: int | None) -> Model:
         ctc = {"ctc_vocab_size": ctc_vocab_size} if ctc_vocab_size else {}
         model: Model = build_model(self.cfg, vocab_size=vocab_size, **ctc)
+        model.loss_chunk = chunk_of(self.cfg.hardware.loss_chunk, vocab_size)
         return model
 
     def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
@@ -95,14 +97,13 @@ class SequenceToTextTask(TextTask):
         lengths = torch.full((rows,), length, device=device)
         pieces = min(self.cfg.task.data.max_target_tokens, length if inputs.dtype == torch.long else length // 10 + 1)
         tokens = torch.full((rows, pieces), Tokenizer.eos, device=device)
-        weight = self.cfg.task.train.ctc_weight
+        weight, smoothing = self.cfg.task.train.ctc_weight, self.cfg.task.train.label_smoothing
+        assert isinstance(model, SequenceModel)
 
         def loss() -> Tensor:
-            logits, encoded, _ = model(inputs, lengths, tokens)
-            flat = at_least_float32(logits.flatten(0, 1))
-            found = F.cross_entropy(flat, tokens.flatten(), reduction="sum", label_smoothing=0.1)
-            head = getattr(model, "ctc", None)
-            return found + at_least_float32(head(encoded)).log_softmax(-1).sum() if weight and head else found
+            found = model.token_losses(inputs, lengths, tokens, tokens, Tokenizer.pad, smoothing)
+            head, total = getattr(model, "ctc", None), found.smoothed.sum()
+            return total + at_least_float32(head(found.encoded)).log_softmax(-1).sum() if weight and head else total
 
         return loss
 
