@@ -54,7 +54,7 @@ def same(model: nn.Module, loss: Callable[[], Tensor], tokens: int) -> None:
 @pytest.mark.parametrize("name", LINES)
 def test_a_language_model_s(name: str) -> None:
     torch.manual_seed(0)
-    model = LINES[name](lambda layer: MHA(D, 2, 8)).double()
+    model = LINES[name](lambda layer: MHA(D, 2, head_dim=8)).double()
     tokens, targets, weights = torch.randint(V, (B, T)), torch.randint(V, (B, T)), torch.rand(B, T).double()
     same(model, lambda: (model.loss(tokens, targets) * weights).sum(), B * T)
 

@@ -123,3 +123,19 @@ def test_tf32_on_cuda_alone(cuda: list[tuple[int, int]], caplog: pytest.LogCaptu
     cuda[0] = OLD
     prepared(compose("hardware=gpu"))
     assert "no bfloat16: float32 is used" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(("accelerator", "variable"), [("cpu", "CXX"), ("gpu", "CC")])
+def test_a_compiler_that_is_missing_is_said(
+    accelerator: str, variable: str, cuda: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda.append(NEW)
+    cfg = compose("task=wikitext2", f"hardware={accelerator}", "hardware.compile=true")
+    monkeypatch.setenv(variable, "/nowhere/compiler")
+    with pytest.raises(ConfigError, match=f"there is no /nowhere/compiler here; .* in the variable {variable}"):
+        device.check_compiler(cfg)
+    monkeypatch.delenv(variable)
+    monkeypatch.setattr(device.shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs a C(\+\+)? compiler, and there is no g(\+\+|cc) or"):
+        device.check_compiler(cfg)
+    device.check_compiler(compose("hardware=cpu"))

@@ -18,14 +18,17 @@ from tests.tasks.conftest import Start
 
 
 class Reads(TorchDispatchMode):
-    """Counts what makes the host wait for one number, by where it happens."""
+    """Counts what makes the host wait for a number or a selection, by where it happens."""
 
     def __init__(self, where: list[str], found: Counter[str]) -> None:
         super().__init__()
         self.where, self.found = where, found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.where and func is torch.ops.aten._local_scalar_dense.default:
+        waits = func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        if func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default):  # by a mask: it looks for the true
+            waits = any(index is not None and index.dtype == torch.bool for index in args[1])
+        if self.where and waits:
             self.found[self.where[-1]] += 1
         return func(*args, **(kwargs or {}))
 

@@ -193,6 +193,11 @@ def check_relations(cfg: DictConfig) -> None:
         for key in ("compile", "gradient_checkpointing"):
             if cfg.hardware[key]:
                 raise ConfigError(f"hardware.{key}=true: task={cfg.task.name} trains nothing; leave it out")
+    if cfg.hardware.find_batch and cfg.hardware.accelerator == "cpu" and cfg.hardware.find_batch_gib is None:
+        raise ConfigError(
+            "hardware.find_batch=true: the CPU has no memory of its own to fill; give hardware.find_batch_gib=<GiB>, "
+            "or leave hardware.find_batch out"
+        )
     devices = get("hardware.devices")
     if OmegaConf.is_list(devices) and len(set(devices)) < len(devices):
         raise ConfigError(f"hardware.devices={devices}: expected each device once")

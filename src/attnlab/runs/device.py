@@ -1,6 +1,8 @@
 """The device of this process, and how busy the machine is."""
 
 import logging
+import os
+import shutil
 from typing import Any
 
 import psutil
@@ -12,6 +14,8 @@ from attnlab.errors import ConfigError
 from attnlab.runs.record import first_process
 
 log = logging.getLogger(__name__)
+
+COMPILING = ("train", "test", "convert")  # the modes that compute a compiled loss
 
 
 def device_of(cfg: DictConfig) -> torch.device:
@@ -75,6 +79,28 @@ def _check_precision(cfg: DictConfig, found: list[tuple[int, int]]) -> None:
         raise ConfigError(
             f"hardware.precision={precision}: a GPU of compute capability {major}.{minor} has no bfloat16 (8.0 or "
             "later has); take hardware.precision=32-true or 16-mixed"
+        )
+
+
+def check_compiler(cfg: DictConfig) -> None:
+    """Refuse hardware.compile=true where torch.compile would find no compiler: for the CPU of C++, for CUDA of C.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: names the compiler and the variable that may name another one.
+    """
+    if not cfg.hardware.compile or cfg.mode not in COMPILING:
+        return
+    cuda = device_of(cfg).type == "cuda"
+    variable, usual = ("CC", ("gcc", "clang", "cc")) if cuda else ("CXX", ("g++", "clang++", "c++"))
+    named = os.environ.get(variable)
+    if not any(map(shutil.which, (named,) if named else usual)):
+        looked = named or " or ".join(usual)
+        raise ConfigError(
+            f"hardware.compile=true: torch.compile needs a {'C' if cuda else 'C++'} compiler, and there is no {looked} "
+            f"here; install one, name it in the variable {variable}, or leave hardware.compile out"
         )
 
 

@@ -130,6 +130,7 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
             if cfg.mode not in ("describe", "export"):
                 device = importlib.import_module("attnlab.runs.device")  # it imports torch
                 device.check_devices(cfg)
+                device.check_compiler(cfg)
                 device.prepare_device(cfg, record["environment"])
             mode = importlib.import_module(f"attnlab.modes.{cfg.mode}")
             _quiet_libraries(first)

@@ -27,6 +27,7 @@ from attnlab.runs import record as records
 from attnlab.runs.device import device_of
 from attnlab.runs.loading import CONFIG
 from attnlab.runs.speedup import read_baseline, require_same_protocol, speedup
+from attnlab.tasks.largest_batch import with_largest_batch
 from attnlab.tasks.memory import check_memory
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ class Task(ABC):
         from attnlab.training.trainer import process_count
 
         device = device_of(self.cfg)  # a GPU that is not there costs seconds, not the reading of the data
+        if stage is None and self.cfg.hardware.find_batch:
+            self.cfg = with_largest_batch(self, record)
         if device.type == "cuda" and stage is None:
             check_memory(self, record)
         data = instantiate(self.cfg.task.data, path="task.data")

@@ -128,7 +128,7 @@ def computing_in(device: torch.device, precision: str) -> Iterator[None]:
         precision: as in the configuration.
     """
     half = HALVES.get(precision)
-    with torch.autocast(device.type, half) if half else contextlib.nullcontext():
+    with torch.autocast(device.type, half, cache_enabled=False) if half else contextlib.nullcontext():
         yield
 
 
@@ -197,16 +197,27 @@ def estimate(
             loss = rehearse(model)
         for _ in range(2):  # in the second step there are gradients and a state in the forward pass, too
             alive.peak = alive.live
-            with computing_in(device, precision):
-                value = loss()
-            made.zero_grad()
-            value.backward()
-            del value
-            made.step()
+            one_step(loss, made, device, precision)
         state = size_of(x for values in made.state.values() for x in values.values() if isinstance(x, Tensor))
     gradients = size_of(trained)
     rest = alive.peak - weights - gradients - state
     return Estimate(weights * (1 + copies), gradients * (2 if processes > 1 else 1), state, rest)
+
+
+def one_step(loss: Callable[[], Tensor], optimizer: Optimizer, device: torch.device, precision: str) -> None:
+    """A training step in the trainer's order: the gradients of the step before are there in the forward pass.
+
+    Args:
+        loss: computes the loss.
+        optimizer: of the model.
+        device: of the run.
+        precision: `hardware.precision`.
+    """
+    with computing_in(device, precision):
+        value = loss()
+    optimizer.zero_grad()
+    value.backward()
+    optimizer.step()
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:

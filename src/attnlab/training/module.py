@@ -22,6 +22,8 @@ from attnlab.callbacks.contribution import over_processes
 from attnlab.errors import TrainingError
 from attnlab.training.batch_norm import RunningStatistics, statistics_kept
 
+TIMM_FUSED = ("adam", "adamw")  # optimizers of torch that timm makes by these names
+
 
 def at_least_float32(x: Tensor) -> Tensor:
     """`x`, in float32 if it has a lower precision."""
@@ -113,10 +115,25 @@ class Module(LightningModule):
         fully_shard(self.model, mesh=mesh)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        optimizer = self._optimizer(self.parameters())
+        optimizer = self._optimizer(self.parameters(), **self.fused(self._optimizer))
         total = self.trainer.estimated_stepping_batches
         schedule = self._schedule(optimizer, total_steps=int(total) if math.isfinite(total) else None)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def fused(self, make: Any) -> dict[str, bool]:
+        """The argument `fused` of an optimizer that has it and leaves it open: one kernel for all parameters on CUDA.
+
+        Never with scaled losses (16-mixed): a fused step takes the scale off after the gradients were clipped.
+
+        Args:
+            make: makes the optimizer: a partial with the configured arguments.
+        """
+        given = getattr(make, "keywords", {})
+        open_ = ("fused" in given or given.get("opt") in TIMM_FUSED) and given.get("fused") is None
+        on_cuda = self.trainer.strategy.root_device.type == "cuda"
+        if self._scales:
+            return {"fused": False} if "fused" in given else {}
+        return {"fused": True} if open_ and on_cuda else {}
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -173,7 +190,8 @@ class Module(LightningModule):
             count: the denominator's.
         """
         wide = torch.float32 if self.device.type == "mps" else torch.float64
-        pair = torch.stack([total.detach().to(wide), torch.as_tensor(count, device=self.device).to(wide)])
+        of = count.to(wide) if isinstance(count, Tensor) else torch.full((), count, dtype=wide, device=self.device)
+        pair = torch.stack([total.detach().to(wide), of])
         tallies = self._tallies[self.training]
         tallies[name] = tallies[name] + pair if name in tallies else pair
 

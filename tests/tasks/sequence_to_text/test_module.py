@@ -9,21 +9,36 @@ from torch.nn import functional as F
 
 from attnlab.data.batch import Batch
 from attnlab.decoding import BeamSearch
+from attnlab.models.sequence import SequenceModel
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 
 
-class Fixed(nn.Module):
+class Table(nn.Module):
     """Logits that are parameters."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(logits)
+
+    def hidden(self, tokens: torch.Tensor, prefix: Any, lengths: Any) -> torch.Tensor:
+        assert tokens[:, 0].eq(2).all()
+        return self.table
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+class Fixed(SequenceModel):
+    """A decoder of fixed logits after an encoder that changes nothing."""
 
     ctc = None
 
     def __init__(self, logits: torch.Tensor) -> None:
         super().__init__()
-        self.logits = nn.Parameter(logits)
+        self.decoder = Table(logits)
 
-    def forward(self, features: Any, lengths: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        assert tokens[:, 0].eq(2).all()
-        return self.logits, features, lengths
+    def encoder(self, features: Any, lengths: Any) -> tuple[Any, Any]:
+        return features, lengths
 
 
 class Pieces:

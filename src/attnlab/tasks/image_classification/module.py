@@ -39,6 +39,7 @@ class ImageClassification(Module):
         ema_warmup: increase the decay over the first updates, as timm's `ModelEmaV3` does.
         fusion_penalty: the weight of the penalty on CP SlimAtt's fusion matrices (IrrAtt, eq. 7); 0: none.
         channels_last: whether images are given in torch.channels_last.
+        compile: whether torch.compile compiles the model that is trained.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ImageClassification(Module):
         ema_warmup: bool = False,
         fusion_penalty: float = 0.0,
         channels_last: bool = False,
+        compile: bool = False,
     ) -> None:
         super().__init__(optimizer=optimizer, schedule=schedule, identity=identity, seed=seed, clip=clip)
         self.classes = classes
@@ -65,7 +67,7 @@ class ImageClassification(Module):
         self.criterion = SoftTargetCrossEntropy() if mixup else LabelSmoothingCrossEntropy(label_smoothing)
         self.ema_decay, self.ema_warmup = ema_decay, ema_warmup
         self._ema: list[ModelEmaV3] = []  # in a list, so that it is no part of the module's own weights
-        self._updates = 0
+        self._updates, self._compile = 0, compile
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to logits (B, C), by the averaged weights in evaluation if there are any."""
@@ -77,7 +79,7 @@ class ImageClassification(Module):
         images, labels = batch
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        count = torch.tensor(float(len(labels)), device=labels.device)
+        count = torch.full((), float(len(labels)), device=labels.device)  # from a tensor of the host it would wait
         if not self.training:
             logits = at_least_float32(self(images))
             plain = F.cross_entropy(logits, labels, reduction="sum")
@@ -120,7 +122,8 @@ class ImageClassification(Module):
         np.random.seed(hash((self.seed, self.current_epoch, update, 0)) % 2**32)  # of Mixup
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        optimizer = self._make_optimizer(self.model)  # not its parameters: timm then leaves biases and norms undecayed
+        make = self._make_optimizer
+        optimizer = make(self.model, **self.fused(make))  # not its parameters: timm leaves biases and norms undecayed
         per_epoch = max(1, int(self.trainer.estimated_stepping_batches) // max(1, self.trainer.max_epochs or 1))
         schedule, _ = self._make_schedule(optimizer, updates_per_epoch=per_epoch, step_on_epochs=False)
         scheduler: Any = Schedule(schedule)
@@ -134,6 +137,8 @@ class ImageClassification(Module):
             self._ema = [ModelEmaV3(self.model, decay=self.ema_decay, use_warmup=self.ema_warmup)]
         for ema in self._ema:
             ema.to(self.device)
+        if self._compile:
+            self.model.compile()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(outputs, batch, batch_idx)

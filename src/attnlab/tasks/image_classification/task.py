@@ -186,6 +186,7 @@ class ImageClassificationTask(Task):
             ema_warmup=task.ema_warmup,
             fusion_penalty=cfg.compress.get("fusion_penalty", 0.0),
             channels_last=task.channels_last,
+            compile=cfg.hardware.compile,
         )
 
     def keep(self, directory: Path, data: ImageData) -> None:
@@ -244,10 +245,8 @@ class ImageClassificationTask(Task):
         return folder.find(self.spec.weights) if self.spec.weights else None
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Prepare the model by :meth:`compress`, then compile it if the hardware settings say so."""
+        """Prepare the model by :meth:`compress`."""
         self.compress(record, directory, data, module)
-        if self.cfg.hardware.compile:
-            module.model.compile()
 
     def compress(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Load or pretrain, score, compress, score, and save the compressed folder.
