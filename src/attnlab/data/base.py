@@ -27,7 +27,7 @@ class Loader(DataLoader[T]):
     Args: those of torch's `DataLoader`.
     """
 
-    def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch declares its own class
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # batches, where torch declares its own class
         try:
             yield from super().__iter__()
         except DataError as error:

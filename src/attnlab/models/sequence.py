@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ class SequenceModel(nn.Module):
         loss_chunk: tokens whose logits exist at once in :meth:`token_losses`; None: all.
     """
 
+    encoder: Any
+    decoder: Any
     loss_chunk: int | None = None
 
     def forward(self, inputs: Tensor, lengths: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -148,7 +148,8 @@ def with_storage(model: nn.Module, device: torch.device) -> nn.Module:
         return made[id(old)][1]
 
     for module in model.modules():
-        for held in (module._parameters, module._buffers, module.__dict__):
+        places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+        for held in places:
             for name, value in held.items():
                 if isinstance(value, Tensor):
                     held[name] = on_device(value)
