@@ -194,7 +194,7 @@ class History:
         self.steps = step + 1
 
     def texts(self, sizes: Tensor, rows: Tensor) -> Tensor:
-        """The first `sizes` tokens, (N, k), of the texts in `rows`, (N, k): (N, k, steps), what follows is arbitrary."""
+        """The first `sizes` tokens, (N, k), of the texts in `rows`, (N, k): (N, k, steps); others are arbitrary."""
         found = [torch.empty_like(rows) for _ in range(self.steps)]
         for step in reversed(range(self.steps)):
             inside = step < sizes
@@ -204,14 +204,14 @@ class History:
 
 
 def best_continuations(logp: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `count` best of all continuations of a sentence's rows: their scores, rows and tokens, (A, count), best first.
+    """The `count` best of all continuations of a sentence's rows: their scores, rows and tokens, (A, count).
 
     The largest value of each BLOCK of the vocabulary is read first: the best are in the blocks with the best of these.
 
     Args:
         logp: log-probabilities of the next token, (A, beam, V).
         scores: of the rows, (A, beam), which are added.
-        count: how many; fewer where there are no more continuations.
+        count: how many; fewer where there are no more continuations. The best come first.
     """
     size = logp.shape[-1]
     whole = size - size % BLOCK
