@@ -248,7 +248,7 @@ def test_what_cannot_be(arguments: dict[str, int], message: str) -> None:
 def test_frequencies_of_another_model_turn_as_in_the_equations(kind: type[TPA]) -> None:
     """As convert=tpa has them, with the factors' biases."""
     more = {"bias": True} if kind is TPAKVOnly else {"q_rank": 4}
-    attention = kind(32, 4, rank=2, rope_theta=None, **more).double()  # type: ignore[arg-type]
+    attention = kind(32, 4, rank=2, rope_theta=None, **more).double()
     attention.frequencies = torch.tensor([0.7, 0.1, 0.03, 1e-4], dtype=torch.float64)
     x = torch.randn(1, 7, 32, dtype=torch.float64)
     assert error(attention(x)[0], naive.attend(attention, x[0])) < 1e-12

@@ -190,7 +190,7 @@ def test_one_embedding_serves_all() -> None:
     for place, kinds in places.items():
         model = EncoderDecoder(WIDTH, encoder, decoder, lambda: MHA(WIDTH, 4), place, attention=mla, vocab_size=13)  # type: ignore[arg-type]
         assert model.encoder.embedding is model.decoder.embedding
-        assert type(model.encoder.layers[0].attention) is kinds[0]  # type: ignore[index,union-attr]
+        assert type(model.encoder.layers[0].attention) is kinds[0]
         assert type(model.decoder.attentions[0]) is kinds[1]
     with pytest.raises(ValueError, match="attention_in=here: expected encoder, decoder or both"):
         EncoderDecoder(WIDTH, encoder, decoder, mla, "here", attention=mla, vocab_size=13)  # type: ignore[arg-type]

@@ -428,11 +428,9 @@ class Run(NamedTuple):
         more = []
         for each in past:
             beam = q.shape[0] // each.packed.shape[0]
-            folded = (_fold(t, beam) for t in (kernel.wide_enough(grad, width), q))
-            more_q, dk, d_value = kernel.backward(
-                *folded, each.packed, each.mask, _fold(kernel.wide_enough(out, width), beam), _fold(kept.lse, beam),
-                False, next(randoms),
-            )  # fmt: skip
+            g, queries, o, lse = (_fold(t, beam) for t in (grad, q, out, kept.lse))
+            g, o = (kernel.wide_enough(t, width) for t in (g, o))
+            more_q, dk, d_value = kernel.backward(g, queries, each.packed, each.mask, o, lse, False, next(randoms))
             dq += _unfold(more_q, beam)
             more.append(torch.cat((d_value, dk), -1))
         return dpacked, more

@@ -137,12 +137,11 @@ class Kernel(NamedTuple):
         """
         bounds = _bounds(q, packed)
         for place in range(group):
-            g, queries, o, o_lse, target = (t[:, place::group] for t in (grad, q, out, lse, dq))
+            given, target = [t[:, place::group] for t in (grad, q, out, lse)], dq[:, place::group]
             for rows, count in _triangles(bounds, target):
-                more, dk, d_value = self.backward(
-                    *(_folded(t[:, rows], count) for t in (g, queries, packed)), None,
-                    *(_folded(t[:, rows], count) for t in (o, o_lse)), True, next(randoms),
-                )  # fmt: skip
+                g, queries, o, o_lse = (_folded(t[:, rows], count) for t in given)
+                keys = _folded(packed[:, rows], count)
+                more, dk, d_value = self.backward(g, queries, keys, None, o, o_lse, True, next(randoms))
                 part = target[:, rows]
                 part.copy_(_unfolded(more, count)[:, : part.shape[1]])
                 self._add(dpacked[:, rows], _unfolded(d_value, count), _unfolded(dk, count), first=place == 0)
