@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from attnlab.conversion import Healing
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models.decoder import Decoder
-from attnlab.models.token_loss import in_chunks
 from attnlab.tasks.language_modelling.module import LanguageModelling
 
 
@@ -115,20 +114,10 @@ class Healed(LanguageModelling):
     def _logits(self, tokens: Tensor) -> Tensor:
         """KL(teacher | student) of the next token, in nats, (B, T)."""
         assert isinstance(self.model, Decoder)
-        teacher = self._teacher
-
-        def divergence(own: Tensor, theirs: Tensor) -> tuple[Tensor]:
-            assert isinstance(self.model, Decoder)
-            with torch.no_grad():
-                wanted = teacher.logits(theirs).float().log_softmax(-1)
-            found = self.model.logits(own).float().log_softmax(-1)
-            return (F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1),)
-
         with torch.no_grad():
-            theirs = teacher.hidden(tokens)
-        states = self.model.hidden(tokens).flatten(0, 1), theirs.flatten(0, 1)
-        (each,) = in_chunks(divergence, states, self.model.loss_chunk)
-        return each.view(tokens.shape)
+            wanted = self._teacher(tokens).float().log_softmax(-1)
+        logits = self.model(tokens).float().log_softmax(-1)
+        return F.kl_div(logits, wanted, reduction="none", log_target=True).sum(-1)
 
     @property
     def _teacher(self) -> Decoder:
