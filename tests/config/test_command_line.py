@@ -107,7 +107,7 @@ WRONG = {
     "task.optimizer.lr=nan": "expected float",
     "task.optimizer.betas=[0.9]": "expected a list of 2",
     "task.model._target_=attnlab.models.SpeechToTxt": "no such class; nearest: attnlab.models.SpeechToText",
-    "hardware.precision=16": "expected 32-true or",
+    "hardware.precision=16": "expected auto or 32-true or",
     "data_root=": "data_root is empty",
     "data_root=5": "expected a path",
     "task.model.d_model=145": "attention.head_dim = ${task.attention_head_dim}: 145 is not a multiple of 4",

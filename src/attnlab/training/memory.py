@@ -196,9 +196,11 @@ def estimate(
             group.update({name: False for name in ("foreach", "fused") if name in group})
         with torch.device(device):
             loss = rehearse(model)
-        for _ in range(2):  # in the second step there are gradients and a state in the forward pass, too
-            alive.peak = alive.live
-            one_step(loss, made, device, precision)
+        for parameter in trained:  # from the second step on there are gradients and a state in the forward pass, too
+            parameter.grad = torch.empty_like(parameter)
+        made.step()
+        alive.peak = alive.live
+        one_step(loss, made, device, precision)
         state = size_of(x for values in made.state.values() for x in values.values() if isinstance(x, Tensor))
     gradients = size_of(trained)
     rest = alive.peak - weights - gradients - state
