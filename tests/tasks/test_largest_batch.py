@@ -51,6 +51,7 @@ def test_a_long_search_ends_close_below_the_limit(room: int) -> None:
     assert len(tried) == len(set(tried)) <= 18 and found in tried
 
 
+@pytest.mark.slow
 def test_what_is_found_is_used_and_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     own = compose(*LINES, f"cache_dir='{tmp_path}'", "hardware.find_batch_gib=0.006")
