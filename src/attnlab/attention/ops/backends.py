@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import kernels
+from .kernels import DTYPES, usable
 from .tables import transformed
 
 Operation = Literal["dense", "merged", "step"]
@@ -115,11 +115,11 @@ def _refusal(backend: Backend, q: Tensor, dropout: float, masked: bool) -> str |
         if backend is Backend.FUSED_CPU and dropout:
             return f"dropout is {dropout}, expected 0"
         return "the dtype is float64" if backend is Backend.FUSED_CUDA and q.dtype == torch.float64 else None
-    if q.dtype not in kernels.DTYPES:
-        return f"the dtype is {q.dtype}, expected {', '.join(str(dtype) for dtype in kernels.DTYPES)}"
+    if q.dtype not in DTYPES:
+        return f"the dtype is {q.dtype}, expected {', '.join(str(dtype) for dtype in DTYPES)}"
     if dropout or torch.is_grad_enabled() and q.requires_grad:
         return "it has neither dropout nor a gradient"
-    if not kernels.usable(q.device):
+    if not usable(q.device):
         return (
             f"no Triton kernel runs on {q.device}: expected a CUDA device of compute capability 8.0 or later and "
             "triton (pip install 'attnlab[gpu]'), or TRITON_INTERPRET=1 and the CPU"

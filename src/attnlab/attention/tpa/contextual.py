@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from ..base import Cache, length_mask
 from ..bounds import PositiveFloat, PositiveInt, Rate
-from ..ops import kernels
 from ..ops.backends import Backend, choose
+from ..ops.kernels import FACTOR_RANKS, FACTOR_WIDTH
 from ..ops.partial_softmax import Past, rebuilt_attention, tiled_attention
 from ..ops.rope import rotate
 from ..positional import Angles, Layout, PositionalAttention
@@ -254,7 +254,7 @@ class TPA(PositionalAttention):
             new: positions of each row.
             like: a buffer of the cache, for its dtype and device.
         """
-        small = self.rank <= kernels.FACTOR_RANKS and self.head_dim <= kernels.FACTOR_WIDTH
+        small = self.rank <= FACTOR_RANKS and self.head_dim <= FACTOR_WIDTH
         if new == 1 and self.has_kernel and small and choose("step", like, masked=True) is Backend.TRITON:
             return Backend.TRITON
         return Backend.PLAIN

@@ -17,10 +17,10 @@ from attnlab.attention.ops.decode import attend_cached
 from attnlab.attention.ops.kernels import usable
 from attnlab.attention.positional import PositionalCache
 from attnlab.bench.exactness import TOLERANCE
+from attnlab.bench.factor_step import FactorStep
 from attnlab.bench.settings import Settings, Shape, rounded
 from attnlab.bench.variants import AttentionVariant, lineup
 from attnlab.bench.workloads.base import Workload
-from attnlab.bench.workloads.factor_step import FactorStep
 from attnlab.runs.record import NOT_RUN
 
 CHECKED = {"cpu": (2, 5, 20), "cuda": (4, 130, 1000)}  # rows, prefix and context of the check

@@ -24,12 +24,16 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from . import DTYPES, FACTOR_RANKS, FACTOR_WIDTH, interpreted
 from .factor_kernel import attend
 from .split import LOG2_E, device_of, num_splits, numbers, precision, reduce
+
+try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
+    import triton
+except ImportError as error:
+    raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
 
 
 class Part(NamedTuple):
@@ -192,7 +196,7 @@ def _eager(
 
 
 _compiled = torch.library.custom_op(
-    f"{__name__.partition('.')[0]}::factor_decode",
+    f"{__name__.replace('.', '_')}::factor_decode",
     _eager,
     mutates_args=(),
     schema="(Tensor query, Tensor[] factors, Tensor?[] used, SymInt[] held, Tensor?[] masks, float scale, "

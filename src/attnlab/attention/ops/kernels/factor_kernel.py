@@ -1,9 +1,12 @@
 """The kernel of `factor`: one program computes the softmax of one split, for a tile of lines (a row's heads)."""
 
-import triton
-import triton.language as tl
-
 from .split import number, span
+
+try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
 
 
 @triton.jit

@@ -15,12 +15,16 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from . import DTYPES
 from .split import LOG2_E, device_of, num_splits, number, numbers, precision, reduce, span, widened
+
+try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
 
 
 class Segment(NamedTuple):
@@ -197,7 +201,7 @@ def _eager(
 
 
 _compiled = torch.library.custom_op(
-    f"{__name__.partition('.')[0]}::latent_decode",
+    f"{__name__.replace('.', '_')}::latent_decode",
     _eager,
     mutates_args=(),
     schema="(Tensor q, Tensor[] keys, Tensor?[] values, Tensor?[] counts, SymInt[] held, Tensor?[] starts, "

@@ -6,11 +6,15 @@ one slot of each row; it takes the place of a dozen small operations, and where 
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from .split import number, numbers
+
+try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
 
 
 def merge_slot(
@@ -89,7 +93,7 @@ def _eager(
 
 
 _compiled = torch.library.custom_op(
-    f"{__name__.partition('.')[0]}::merge_slot",
+    f"{__name__.replace('.', '_')}::merge_slot",
     _eager,
     mutates_args={"slots"},
     schema="(Tensor(a!) slots, Tensor latent, Tensor rotary, Tensor hidden, Tensor gates, Tensor? places, SymInt at, "

@@ -9,11 +9,15 @@ import math
 from functools import cache
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from . import interpreted
+
+try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
 
 LOG2_E = math.log2(math.e)
 MOST = 128  # splits of one segment
