@@ -2,6 +2,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,12 +28,13 @@ def corpora() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _environment() -> Iterator[None]:
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No environment variable of the person who runs the tests reaches a command line."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DATA_ROOT", "HYDRA_FULL_ERROR", "LOCAL_RANK", "RANK", "WORLD_SIZE"):
             patch.delenv(name, raising=False)
         patch.setenv("ATTNLAB_STAMP", "test")
+        patch.setenv("HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))  # of this process alone
         yield
 
 
@@ -40,6 +42,9 @@ def _environment() -> Iterator[None]:
 def _loggers() -> Iterator[None]:
     """Undo what the test before, or a library in it, has done to the project's loggers and to its environment."""
     yield
+    if "transformers_modules" in sys.modules:  # code of an exported folder, which a test has copied to its own place
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+            del sys.modules[name]
     os.environ["ATTNLAB_STAMP"] = "test"  # the command itself sets when it began
     logging.disable(logging.NOTSET)
     logging.getLogger().setLevel(logging.WARNING)
@@ -56,8 +61,11 @@ MANY = {  # tests of many cases that take the same path: two of three cases are 
     "test_a_table",
     "test_a_wrong_file_is_found_as_a_wrong_command_line_is",
     "test_after_any_operations_extend_equals_recomputation",
+    "test_compiled_steps_equal_eager_steps",
     "test_crop_to_the_beginning_of_a_slot_and_an_error_elsewhere",
     "test_every_hardware_has_the_same_keys",
+    "test_layers_follow_the_pattern_and_counts_follow_the_layers",
+    "test_static_steps_equal_others",
     "test_every_mechanism",
     "test_every_task_at_each_of_its_scales",
     "test_extend_in_any_chunking_equals_forward",
