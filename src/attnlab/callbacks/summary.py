@@ -78,8 +78,8 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
             speed = f"{values['tokens_per_second']} tokens/s"
             yield point, f"perplexity {values['perplexity']:.4f}, {size}, {speed}"
     converted = record.get("conversion", {}).get("layers", [])
-    if sizes := [f"{layer['rope_dim']} + {layer['latent_dim']}" for layer in converted if "latent_dim" in layer]:
-        yield "rope_dim + latent_dim", f"{', '.join(sizes)}   (of the layers, in numbers per token)"
+    if widths := [f"{layer['rope_dim']} + {layer['latent_dim']}" for layer in converted if "latent_dim" in layer]:
+        yield "rope_dim + latent_dim", f"{', '.join(widths)}   (of the layers, in numbers per token)"
     if errors := [f"{100 * layer['output_error']:.2g}" for layer in converted if "output_error" in layer]:
         yield "output error of layers", f"{', '.join(errors)} %   (of the original output's variance, without training)"
     if needle := quality.get("needle"):
