@@ -51,9 +51,9 @@ if gpu; then
     run kernels 240 "${lines[@]}" attention=mla bench.what=kernels bench.batch=64 'bench.context=[4096,32768]' 'bench.references=[mtla,mha,gqa,mqa]'
     run table1 240 experiment=mtla/bench_table1 hardware=gpu
     for stride in 2 4; do
-        run "training_s$stride" 120 "${lines[@]}" attention=mtla stride=$stride bench.what=training bench.batch=1 'bench.text=[4096,8192,16384]' 'bench.references=[mha,mla,tpa]' 'bench.overrides=[tpa.rank=2]'
+        run "training_s$stride" 120 "${lines[@]}" attention=mtla stride=$stride bench.what=training bench.batch=1 'bench.text=[4096,8192,16384]' 'bench.references=[mha,mla,tpa]' 'bench.overrides=["tpa.rank=2"]'
     done
-    run generation 150 "${lines[@]}" attention=mla bench.what=generation bench.batch=16 'bench.context=[4096,32768]' bench.steps=64 'bench.reorder=[false]' 'bench.references=[mtla,mha,gqa,mqa,tpa]' 'bench.overrides=[tpa.rank=2]'
+    run generation 150 "${lines[@]}" attention=mla bench.what=generation bench.batch=16 'bench.context=[4096,32768]' bench.steps=64 'bench.reorder=[false]' 'bench.references=[mtla,mha,gqa,mqa,tpa]' 'bench.overrides=["tpa.rank=2"]'
     budget=(hardware=gpu task.train.max_minutes=3)
 else
     step tests 120 "$PYTHON" -m pytest -m gpu -q -n 0 -p no:cacheprovider tests/attention/test_cuda.py
@@ -61,9 +61,9 @@ else
     run kernels 120 "${lines[@]}" attention=mla bench.what=kernels bench.batch=2 'bench.context=[16]' 'bench.references=[mha]'
     run table1 120 experiment=mtla/bench_table1 hardware=cpu scale=sample bench.batch=1 bench.beam=2 bench.prefix=8 bench.steps=2 bench.rounds=1 bench.memory=false
     for stride in 2 4; do
-        run "training_s$stride" 120 "${lines[@]}" attention=mtla stride=$stride bench.what=training bench.batch=1 'bench.text=[16]' 'bench.references=[mha,mla,tpa]' 'bench.overrides=[tpa.rank=2]'
+        run "training_s$stride" 120 "${lines[@]}" attention=mtla stride=$stride bench.what=training bench.batch=1 'bench.text=[16]' 'bench.references=[mha,mla,tpa]' 'bench.overrides=["tpa.rank=2"]'
     done
-    run generation 120 "${lines[@]}" attention=mla bench.what=generation bench.batch=1 'bench.context=[8]' bench.steps=2 'bench.reorder=[false]' 'bench.references=[mtla,mha,tpa]' 'bench.overrides=[tpa.rank=2]'
+    run generation 120 "${lines[@]}" attention=mla bench.what=generation bench.batch=1 'bench.context=[8]' bench.steps=2 'bench.reorder=[false]' 'bench.references=[mtla,mha,tpa]' 'bench.overrides=["tpa.rank=2"]'
     budget=(hardware=cpu task.train.max_minutes=0.02)
 fi
 run lm 240 "${budget[@]}" task=wikitext2 attention=mtla stride=2
