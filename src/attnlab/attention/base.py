@@ -60,7 +60,8 @@ class Cache(ABC):
     def crop(self, length: int) -> None:
         """Forget the text positions from `length` on.
 
-        ValueError: `length` is negative or above the present one, or the mechanism cannot return to it.
+        ValueError: `length` is negative or above the present one, the mechanism cannot return to it, or the cache is
+        static.
         """
 
     @property
@@ -71,9 +72,9 @@ class Cache(ABC):
     def make_static(self) -> None:
         """From here on steps have one shape whatever the length, which they read from the device.
 
-        Such a step can be captured in a CUDA graph and replayed; `length` has to be counted by who replays it. A static
-        cache takes one position at a time, and all of its capacity is masked and, without a kernel that reads counts,
-        computed.
+        Such a step can be captured in a CUDA graph and replayed; the caller that replays it increases `length` itself.
+        A static cache takes one position at a time and cannot be cropped. Without a kernel that reads counts, a step
+        computes all of its capacity and masks what is not used.
 
         TypeError: the mechanism's steps need the length on the host.
         """
@@ -93,6 +94,8 @@ class Cache(ABC):
         return self.static_length is not None
 
     def _check_crop(self, length: int) -> None:
+        if self.is_static:
+            raise ValueError("a static cache cannot be cropped: a captured step would still read the old length")
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot crop a cache of {self.length} positions to {length}")
 

@@ -10,13 +10,13 @@ from torch.nn import functional as F
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import bounded
-from attnlab.decoding.steps import Steps
+from attnlab.decoding.steps import Stepping, Steps
 
 BLOCK = 32  # tokens of the vocabulary, of which the best is read first
 WAIT = {"cuda": 8}  # steps between two looks which sentences are finished; elsewhere one
 
 
-class Decodable(Protocol):
+class Decodable(Stepping, Protocol):
     """A model that continues text after a prefix, through caches."""
 
     def start(
@@ -28,8 +28,6 @@ class Decodable(Protocol):
         *,
         dtype: torch.dtype | None = None,
     ) -> list[Cache]: ...
-
-    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor: ...
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import bounded
-from attnlab.decoding.steps import Steps
+from attnlab.decoding.steps import Stepping, Steps
 
 WAIT = {"cuda": 16}  # tokens between two looks whether all rows have ended; elsewhere one
 
 
-class Continuable(Protocol):
+class Continuable(Stepping, Protocol):
     """A model that continues text through caches."""
 
     def start(
@@ -26,8 +26,6 @@ class Continuable(Protocol):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> list[Cache]: ...
-
-    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor: ...
 
 
 @bounded

@@ -227,7 +227,7 @@ class CrossDecoder(nn.Module):
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
         """The next tokens (B, n) -> logits (B, n, V), through the caches."""
-        x = self._embed(tokens, caches[0].start, caches[0].capacity)
+        x = self._embed(tokens, caches[0].start)
         for layer, own, cross in zip(self.blocks, caches[::2], caches[1::2], strict=True):
             assert isinstance(cross, CrossCache)
             x = layer(
@@ -235,10 +235,10 @@ class CrossDecoder(nn.Module):
             )
         return self.logits(x)
 
-    def _embed(self, tokens: Tensor, start: int | Tensor, capacity: int = 0) -> Tensor:
+    def _embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         x = self.scale * self.embedding(tokens)
         if isinstance(start, Tensor):  # of a static cache, (1,)
-            return x + sinusoidal_positions(capacity, x.shape[2], x)[start]
+            return x + sinusoidal_positions(start, x.shape[2], x)
         return x + sinusoidal_positions(start + x.shape[1], x.shape[2], x)[start:]
 
     def logits(self, hidden: Tensor) -> Tensor:

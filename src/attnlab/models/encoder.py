@@ -12,17 +12,19 @@ from attnlab.attention.base import length_mask
 from attnlab.config.bounds import PositiveInt, Rate
 
 
-def sinusoidal_positions(length: int, width: int, like: Tensor) -> Tensor:
-    """(length, width): the sines of all frequencies, then their cosines, as fairseq lays them out.
+def sinusoidal_positions(positions: int | Tensor, width: int, like: Tensor) -> Tensor:
+    """(positions, width): the sines of all frequencies, then their cosines, as fairseq lays them out.
 
     Args:
-        length: positions, from 0.
+        positions: how many, from 0; or which, (n,).
         width: components, half of them sines.
         like: a tensor of the dtype and device of the result.
     """
     half = width // 2
     frequencies = torch.exp(torch.arange(half, device=like.device) * (-math.log(10000.0) / (half - 1)))
-    angles = torch.arange(length, device=like.device)[:, None] * frequencies
+    if isinstance(positions, int):
+        positions = torch.arange(positions, device=like.device)
+    angles = positions[:, None] * frequencies
     return torch.cat((angles.sin(), angles.cos()), dim=-1).to(like.dtype)
 
 
