@@ -12,12 +12,12 @@ from omegaconf import DictConfig
 from attnlab.bench import Settings
 from attnlab.config.build import CONF, instantiate, leaves
 from attnlab.config.check import check, compose
-from attnlab.modes import describe
 from attnlab.pretrained import huggingface
 from attnlab.report import everything
 from attnlab.report.match import composed
 from attnlab.report.spec import Row, Spec, read_spec
 from attnlab.runs.store import Found
+from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.pretrained import configured
 from tests.conversion.shapes import SHAPES
 
@@ -45,7 +45,7 @@ TOTALS = {"mtla/asr_pretraining": 77_690_112 - 2 * 3000 * 512}  # MHA's, with 5,
 
 def described(cfg: DictConfig) -> dict[str, Any]:
     record: dict[str, Any] = {"kv_cache": {}}
-    describe.run(cfg, record, Path())
+    task_of(cfg).describe(record)
     record |= {"d_model": cfg.task.model.get("d_model"), "layers": cfg.task.model.get("num_layers")}
     assert record["parameters"]["total"] == record["parameters"]["trainable"] > 0
     return record

@@ -4,6 +4,7 @@ import csv
 import logging
 import math
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,9 +86,13 @@ class Shown:
 
     @property
     def corpus(self) -> str:
-        """What was read, without its place."""
-        corpus = str(self.record.get("corpus", "")).split(" at ")[0]
-        return "sample corpus" if corpus == "sample" else corpus
+        """What was read, without its place; with its vocabulary, on which a perplexity depends."""
+        corpus = str(self.record.get("corpus", ""))
+        _, _, vocabulary = corpus.rpartition("; vocabulary ")
+        name = re.split(r" at |: ", corpus, maxsplit=1)[0]
+        if vocabulary.isdigit():
+            return f"{name}, vocabulary {vocabulary}"
+        return "sample corpus" if name == "sample" else name
 
     @property
     def tags(self) -> str:
