@@ -5,6 +5,7 @@ import torch
 
 from attnlab.attention.ops import kernels
 from attnlab.attention.ops.backends import Backend, prefer
+from attnlab.attention.tpa import FactorCache
 from tests.attention.mechanisms import EVERY, Mechanism, error
 
 STATIC = [m for m in EVERY if m.build().new_cache(1, 1).can_be_static]
@@ -49,6 +50,28 @@ def test_a_static_cache_takes_one_position_and_some_mechanisms_have_none() -> No
         other.make_static()
 
 
+@pytest.mark.parametrize("name", ["tpa", "tpa_noncontextual_b"])
+def test_static_factors_lie_in_whole_blocks(name: str) -> None:
+    """The factor kernel reads head factors in whole loads if their capacity is a multiple of 16."""
+    attention = next(m for m in STATIC if m.name == name).build()
+    aligned, cache = attention.new_cache(2, 32, 16), attention.new_cache(2, 19, 5)
+    assert isinstance(cache, FactorCache)
+    before = {name: buffer.shape for name, buffer in cache.text.items()}
+    cache.text = {name: torch.randn_like(buffer) for name, buffer in cache.text.items()}
+    kept = dict(cache.text)
+    for _ in range(2):
+        cache.make_static()
+        shapes = [(buffer.shape, buffer.is_contiguous()) for buffer in cache.buffers()]
+        assert shapes == [(buffer.shape, True) for buffer in aligned.buffers()]
+        assert cache.nbytes == aligned.nbytes and len(cache.cos) == 5 + 32 and cache.capacity == 19
+    for name, buffer in cache.text.items():
+        own = tuple(slice(size) for size in before[name])
+        assert torch.equal(buffer[own], kept[name]) and buffer.count_nonzero() == kept[name].count_nonzero()
+    pointers = [buffer.data_ptr() for buffer in aligned.buffers()]
+    aligned.make_static()
+    assert [buffer.data_ptr() for buffer in aligned.buffers()] == pointers  # nothing is copied that fits
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("mechanism", STATIC, ids=str)
@@ -76,7 +99,7 @@ def test_a_captured_step_equals_others(mechanism: Mechanism) -> None:
 
 
 @pytest.mark.skipif(not kernels.usable(torch.device("cpu")), reason="no interpreter")
-@pytest.mark.parametrize("name", [pytest.param("mtla", marks=pytest.mark.slow), "mqa"])
+@pytest.mark.parametrize("name", ["mqa", *(pytest.param(x, marks=pytest.mark.slow) for x in ("mtla", "tpa"))])
 def test_static_steps_through_kernels(name: str) -> None:
     mechanism = next(m for m in STATIC if m.name == name)
     attention = mechanism.build(dtype=torch.float32)

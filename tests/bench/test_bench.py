@@ -210,6 +210,8 @@ def test_every_workload_has_its_file() -> None:
         ("bench.overrides=['gqa.num_heads=2']", "gqa.num_heads=2: expected REFERENCE.KEY=VALUE"),
         ("bench.overrides=['mha.heads=2']", "bench.overrides: mha has no heads; nearest: "),
         ("bench.references=[mhaa]", "mhaa is no mechanism; nearest: mha"),
+        ("bench.references=[mtla.stride]", "references: mtla.stride: expected NAME or NAME.KEY=VALUE"),
+        ("bench.references=['mtla.strid=4']", "mtla has no strid; nearest: stride"),
         ("bench.references=[published_mtl]", "mtl is no mechanism; nearest: mtla"),
         (
             "bench.published=tests.bench.nothing.of",
@@ -234,6 +236,21 @@ def test_references_have_the_sizes_and_knobs_of_the_run() -> None:
     ours, theirs = (found[i].attention(torch.float32, CPU) for i in (0, 3))
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(mine, other)
+
+
+def test_a_mechanism_stands_beside_itself_with_another_value() -> None:
+    cfg = config("bench.references=['mtla.stride=4','published_mtla.stride=2',mla]", "stride=3")
+    found = lineup(cfg, instantiate(cfg.bench))
+    assert [variant.name for variant in found] == ["mtla", "mtla.stride=4", "published_mtla.stride=2", "mla"]
+    assert [variant.cfg.attention.get("stride") for variant in found] == [3, 4, 2, None]
+
+
+@pytest.mark.slow
+def test_the_share_outside_of_products(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = measured(config("bench.what=decoding", "bench.reorder=[false]"), tmp_path)["bench"]["rows"][0]
+    for found in row["variants"].values():
+        assert found["product_seconds"] > 0 and found["share_outside_products"] < 1
+    assert "outside matrix products" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from attnlab.attention import MLA, MTLAWindow
+from attnlab.attention import MTLAWindow
+from attnlab.attention.latent_step import LatentStep
 from attnlab.bench import exactness
 from attnlab.bench.compare import compare
 from attnlab.bench.variants import lineup
@@ -75,11 +76,11 @@ def test_decoding_and_reading_beside_the_original(
 
 
 def test_a_wrong_step_gives_no_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: MLA, *args: Any, **options: Any) -> torch.Tensor:
-        return step(self, *args, **options) * 1.01
+    def wrong(self: LatentStep, *args: Any, **options: Any) -> torch.Tensor:
+        return read(self, *args, **options) * 1.01
 
-    step = MLA._step
-    monkeypatch.setattr(MLA, "_step", wrong)
+    read = LatentStep.read
+    monkeypatch.setattr(LatentStep, "read", wrong)
     _, (row,) = rows(config(tmp_path, "bench.what=generation", "bench.context=5"))
     assert "mla was not found equal to its reference: steps off by 0.0" in row["ratios"][0]["not run"]
 

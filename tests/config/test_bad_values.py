@@ -15,7 +15,8 @@ from attnlab.config.check import check
 from attnlab.config.model import check_weights
 from attnlab.config.rules import check_augmentation, check_heads
 from attnlab.errors import ConfigError
-from attnlab.runs.loading import directory_of, load
+from attnlab.runs.directory import directory_of
+from attnlab.runs.loading import load
 from attnlab.tasks.base import task_of
 
 BAD = {

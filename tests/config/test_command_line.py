@@ -271,6 +271,17 @@ def test_settings_of_an_option_that_is_swept() -> None:
     assert plan.swept == ("compress",)
 
 
+def test_settings_of_options_that_swept_experiments_choose() -> None:
+    words = ["experiment=irratt/constrained_cp,mtla/table3", "task.model.name=x", "hydra.verbose=false"]
+    with pytest.raises(ConfigError, match="task.model.name: no such key"):  # of the second job
+        check(["-m", *words])
+    words[0] = "experiment=irratt/constrained_cp,irratt/deit_base"
+    plan = check(["-m", *words, "compress=cp_slimatt", "compress.fusion_penalty=0.5"])
+    assert [job.compress.fusion_penalty for job in plan.jobs] == [0.5, 0.5]
+    assert {"compress.fusion_penalty=choice(0.5)", "hydra.verbose=false"} <= set(plan.arguments)
+    assert plan.swept == ("experiment",)
+
+
 def test_a_multirun_is_checked_job_by_job() -> None:
     plan = check(["-m", "attention=glob(m?a)", "seed=range(1,3)"])
     assert plan.multirun

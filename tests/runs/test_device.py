@@ -1,6 +1,7 @@
 """The device of a run: what `precision: auto` becomes on it, what it lacks, and how it multiplies float32 matrices."""
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,16 +127,33 @@ def test_tf32_on_cuda_alone(cuda: list[tuple[int, int]], caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize(("accelerator", "variable"), [("cpu", "CXX"), ("gpu", "CC")])
-def test_a_compiler_that_is_missing_is_said(
-    accelerator: str, variable: str, cuda: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+def test_without_a_compiler_the_run_goes_on_and_says_so(
+    accelerator: str,
+    variable: str,
+    cuda: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     cuda.append(NEW)
     cfg = compose("task=wikitext2", f"hardware={accelerator}", "hardware.compile=true")
     monkeypatch.setenv(variable, "/nowhere/compiler")
-    with pytest.raises(ConfigError, match=f"there is no /nowhere/compiler here; .* in the variable {variable}"):
+    with pytest.raises(ConfigError, match=f"there is no /nowhere/compiler here, which the variable {variable} names"):
         device.check_compiler(cfg)
     monkeypatch.delenv(variable)
+    environment: dict[str, Any] = {}
     monkeypatch.setattr(device.shutil, "which", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs a C(\+\+)? compiler, and there is no g(\+\+|cc) or"):
-        device.check_compiler(cfg)
-    device.check_compiler(compose("hardware=cpu"))
+    device.check_compiler(cfg)
+    assert "nothing is compiled" in caplog.messages[-1] and f"the variable {variable}" in caplog.messages[-1]
+    device.record_compiled(cfg, "the loss", environment)
+    assert re.fullmatch(
+        r"no: torch.compile needs a C(\+\+)? compiler, and there is no .+ here", environment["compiled"]
+    )
+    assert not device.compiles(cfg) and len(caplog.messages) == 1
+    monkeypatch.setattr(device.shutil, "which", lambda name: f"/usr/bin/{name}")
+    device.check_compiler(cfg)
+    device.record_compiled(cfg, "the loss", environment)
+    assert device.compiles(cfg) and environment["compiled"] == "the loss" and "the loss" in caplog.messages[-1]
+    plain = compose("task=wikitext2", f"hardware={accelerator}")
+    device.record_compiled(plain, "the loss", environment)
+    assert not device.compiles(plain) and environment["compiled"] == "no" and len(caplog.messages) == 2

@@ -13,8 +13,9 @@ from attnlab.attention import MTLA
 from attnlab.config.check import Plan, check, compose
 from attnlab.config.compose import Composer
 from attnlab.errors import ConfigError
+from attnlab.runs.directory import directory_of
 from attnlab.runs.identity import recipe
-from attnlab.runs.loading import _Loading, configuration, directory_of, load
+from attnlab.runs.loading import _Loading, configuration, load
 
 STARTED = ("task=wikitext2", "attention=mtla", "stride=3", "task.train.max_steps=20", "hardware=gpu", "seed=5")
 

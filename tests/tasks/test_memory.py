@@ -1,5 +1,6 @@
 """What is said about memory before a training begins, against what a real step holds."""
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attnlab.attention import Attention
+from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
+from attnlab.modes import describe
 from attnlab.tasks import memory
 from attnlab.tasks.base import Task, task_of
+from attnlab.training import memory as steps
 from attnlab.training.memory import Estimate, LiveTensors, refusal
 
 TINY = ["hardware=cpu", "task.model.d_model=32", "task.attention_heads=2"]
@@ -69,6 +74,62 @@ def test_the_estimate_is_what_a_real_step_holds(name: str) -> None:
     assert found.gradients > 0.9 * found.weights and found.optimizer == pytest.approx(2 * found.gradients, rel=0.01)
 
 
+DEEP = {
+    "mha": [*LINES, "attention=mha", "task.model.num_layers=5"],
+    "again": [*LINES, "attention=mla", "task.model.num_layers=4", "hardware.gradient_checkpointing=true"],
+    "half": [*LINES, "attention=tpa", "task.model.num_layers=4", "hardware.precision=bf16-mixed"],
+    "speech": [*RUNS["speech"], "task.model.encoder.num_layers=4", "task.model.decoder.num_layers=5"],
+    "conformer": [*RUNS["conformer"], "task.model.encoder.num_layers=4"],
+    "translation": [*RUNS["translation"], "task.model.encoder.num_layers=3", "task.model.decoder.num_layers=4"],
+    "images": [*RUNS["images"], "task.model.depth=5"],
+    "images again": [*RUNS["images"], "task.model.depth=4", "hardware.gradient_checkpointing=true"],
+    **{
+        path.stem: [*LINES, f"attention={path.stem}", "task.model.num_layers=7"]
+        for path in (CONF / "attention").glob("*.yaml")
+        if path.stem != "mha"
+    },
+}
+
+
+@pytest.mark.parametrize("name", [x if x == "mha" else pytest.param(x, marks=pytest.mark.slow) for x in DEEP])
+def test_layers_of_one_kind_are_run_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found from two layers of a kind is what all of them hold."""
+    task: Task = task_of(compose(*DEEP[name]))
+    calls: list[type] = []
+    real = Attention.forward
+
+    def counted(self: Attention, *args: Any, **kwargs: Any) -> Tensor:
+        calls.append(type(self))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Attention, "forward", counted)
+    found, some = memory.needed(task), len(calls)
+    monkeypatch.setattr(steps, "estimate", functools.partial(steps.estimate, whole=True))
+    whole = memory.needed(task)
+    assert found is not None and whole is not None
+    assert (found.weights, found.gradients, found.optimizer) == (whole.weights, whole.gradients, whole.optimizer)
+    assert found.activations == pytest.approx(whole.activations, rel=0.005)
+    if name == "mha":
+        assert (some, len(calls) - some) == (3, 5)
+
+
+def test_a_description_has_the_memory() -> None:
+    record: dict[str, Any] = {"kv_cache": {}}
+    cfg = compose(*LINES, "attention=mha", "mode=describe", "hardware=gpu")
+    describe.run(cfg, record, None)
+    found = memory.needed(task_of(cfg))
+    assert found is not None and record["memory"] == found.describe()
+    assert record["memory"]["activations_mib"] > 0.5
+
+
+@pytest.mark.slow
+def test_sizes_that_depend_on_the_words_are_not_estimated(caplog: pytest.LogCaptureFixture) -> None:
+    record: dict[str, Any] = {"kv_cache": {}}
+    words = ("task=wikitext103", "scale=paper", "attention=multilinear", "mode=describe", "hardware=gpu")
+    describe.run(compose(*words), record, None)
+    assert "memory" not in record and "adaptive softmax" in caplog.text
+
+
 @pytest.mark.slow
 def test_each_switch_changes_what_it_says() -> None:
     plain = memory.needed(task_of(compose(*LINES)))
@@ -109,6 +170,20 @@ def test_one_line_says_what_a_training_needs(monkeypatch: pytest.MonkeyPatch, ca
     said = "weights 1.00, gradients 1.00, optimizer state 2.00, activations 16.00, decoding cache 3.00"
     assert caplog.messages == [f"memory: about 20.00 GiB ({said}); free: 60.00 of 80.00 GiB"]
     assert record["memory"]["total_mib"] == 20480
+
+
+def test_a_test_needs_weights_and_caches(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    OnCuda(monkeypatch, 0.001, FOUND)
+    task: Task = task_of(compose(*LINES))
+    trained = memory.needed_for_test(task)
+    record: dict[str, Any] = {}
+    assert trained is not None
+    memory.check_memory(task, record, training=False)
+    model = task.build()
+    assert trained.weights == sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+    assert trained.total == trained.weights + trained.cache and trained.cache == 4 * task.decoding_cache(model) > 0
+    assert record["memory"] == trained.describe() and caplog.messages[0].startswith("memory: about 0.0")
 
 
 def test_what_cannot_fit_is_refused_with_the_keys_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:

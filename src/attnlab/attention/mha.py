@@ -11,7 +11,7 @@ from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached, room
 from .ops.partial_softmax import Past, merged_attention
-from .ops.rope import Llama3Scaling, rotate
+from .ops.rope import Llama3Scaling, rotate, turn
 from .positional import Angles, Layout, PositionalAttention, PositionalCache
 
 Projection = Literal["query", "key", "value", "out"]
@@ -144,6 +144,8 @@ class MHA(PositionalAttention):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, PositionalCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
+        if self._is_lean(x, cache):
+            return self._lean_step(x, cache, cache.length, cache.length + 1)
         angles = cache.angles(start, start + new)
         q, kept = self._queries(x, angles), self._kept(x, angles)
         cache.write(cache.text, start, kept)
@@ -157,6 +159,28 @@ class MHA(PositionalAttention):
             past.append(Past(self._pack(**prefix), cache.prefix_mask))
         return self._attend(q, self._pack(**kept), past)
 
+    def _is_lean(self, x: Tensor, cache: PositionalCache) -> bool:
+        return self.turned in (0, self.head_dim) and cache.is_lean(x)
+
+    def _lean_step(self, x: Tensor, cache: PositionalCache, slot: int, used: int) -> Tensor:
+        """One position, (B, 1, d) -> (B, 1, d), by few kernels, which write where the results are read.
+
+        Its key and value go into this slot of the text, of which the first `used` are read.
+        """
+        x = x[:, 0]
+        q, key, value = (linear(x).view(len(x), -1, self.head_dim) for linear in (self.query, self.key, self.value))
+        q, key = self.query_norm(q), self.key_norm(key)
+        held, values = (cache.text[name].select(2, slot) for name in ("key", "value"))
+        values.copy_(value)
+        if self.turned:
+            angles, turned = cache.turn(cache.length), torch.empty_like(q)
+            turn(_halves(q), angles, _halves(turned))
+            turn(_halves(key), angles, _halves(held))
+            q = turned
+        else:
+            held.copy_(key)
+        return self._step(q.unsqueeze(2), cache, used)
+
     def _step(self, q: Tensor, cache: PositionalCache, used: int | Tensor) -> Tensor:
         """One position, (B, H, 1, D) -> (B, 1, d), over the prefix and the first so many slots of the text."""
         text, prefix = cache.text, cache.prefix
@@ -169,3 +193,8 @@ class MHA(PositionalAttention):
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         projections = 2 * self.d_model * (self.num_heads + self.num_kv_heads) * self.head_dim
         return projections + 2 * context * self.num_heads * self.head_dim
+
+
+def _halves(x: Tensor) -> Tensor:
+    """(..., D) -> (..., 2, D / 2)."""
+    return x.view(*x.shape[:-1], 2, x.shape[-1] // 2)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from .base import Cache, length_mask
 from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
-from .ops.backends import dense_attention
+from .latent_step import LatentStep
+from .ops.backends import Backend, choose, dense_attention
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, expand, expanded_attention
 from .ops.rope import rotate
@@ -32,6 +33,15 @@ class LatentCache(PositionalCache):
         up_key, up_value = attention.up_matrices()
         self.up_key = (up_key.detach() * attention.scale).to(like.dtype).contiguous()
         self.up_value = up_value.detach().mT.to(like.dtype).contiguous()
+        self._step: LatentStep | None = None
+
+    def step(self, attention: "MLA", x: Tensor) -> LatentStep | None:
+        """What computes a step of x (B, n, d) by few kernels; None: it is computed as everywhere."""
+        if not self.is_lean(x) or choose("step", x, masked=True) is Backend.TRITON:
+            return None
+        if self._step is None or not self._step.fits(self):
+            self._step = LatentStep(attention, self)
+        return self._step
 
 
 class MLA(PositionalAttention):
@@ -175,6 +185,11 @@ class MLA(PositionalAttention):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, LatentCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
+        if (step := cache.step(self, x)) is not None:
+            turn = cache.turn(cache.length)
+            latent, key = step.project(x, turn)
+            step.write(cache.length, latent, key, turn)
+            return step.read(cache, cache.length + 1, size)
         angles = cache.angles(start, start + new)
         q, (latent, rotary) = self._queries(x, angles), self._latents(x, angles)
         cache.write(cache.text, start, {"slots": torch.cat((latent, rotary), -1)})

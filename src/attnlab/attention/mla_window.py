@@ -8,6 +8,8 @@ from torch import Tensor
 from .base import Cache, length_mask
 from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .mla import MLA, Biased, LatentCache, Norm
+from .ops.backends import Backend, choose
+from .ops.flex import windowed
 from .sliding_window import BLOCK, WindowCache, Windowed
 
 WIDEST = 256  # queries of one kernel call, at most: kernels without values as wide as keys make all of their logits
@@ -58,6 +60,10 @@ class MLAWindow(Windowed, MLA):
         )  # fmt: skip
         self._slide(window)
 
+    @property
+    def block(self) -> int:
+        return min(max(self.window, BLOCK), WIDEST)
+
     def _forward(
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
@@ -77,12 +83,21 @@ class MLAWindow(Windowed, MLA):
         `text` and `prefix` are packed as by `_expand`, (B, K, H, d_v + D) and (B, S, H, d_v + D); `prefix_mask`: which
         of the prefix's positions exist, (B, S) bool.
         """
-        size, block = 0 if prefix is None else prefix.shape[1], min(max(self.window, BLOCK), WIDEST)
+        size, block = 0 if prefix is None else prefix.shape[1], self.block
+        if choose("window", q, dropout=dropout, window=self.window, block=block) is Backend.FLEX:
+            past = None if prefix is None else (*self._halves(prefix.to(q.dtype)), prefix_mask)
+            out = windowed(q.transpose(1, 2), *self._halves(text.to(q.dtype)), self.window, self.scale, past)
+            return self.out(out.transpose(1, 2).flatten(2))
         outs = []
         for queries, keys, mask in self._blocks(q.shape[1], text.shape[1], block, size, prefix_mask, q.device):
             packed = text[:, keys] if prefix is None else torch.cat((prefix, text[:, keys]), 1)
             outs.append(self._dense(q[:, queries], packed.to(q.dtype), mask, dropout))
         return self.out(torch.cat(outs, 1).flatten(2))
+
+    def _halves(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        """Packed (B, K, H, d_v + D) -> keys (B, H, K, D) and values (B, H, K, d_v)."""
+        value, key = packed.transpose(1, 2).split([self.head_dim, self.head_dim + self.rope_dim], -1)
+        return key, value
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """(B, S, d), (B,) -> (B, S, d): every position sees those less than `window` away from it, on both sides."""
@@ -96,6 +111,11 @@ class MLAWindow(Windowed, MLA):
         new, start, size = x.shape[1], cache.start, cache.prefix_size
         if not isinstance(start, Tensor) and start + new <= self.window:  # nothing is left behind yet
             return super()._extend(x, cache)
+        if (step := cache.step(self, x)) is not None:
+            turn = cache.turn(cache.length)
+            latent, key = step.project(x, turn)
+            step.write(cache.length % cache.size, latent, key, turn)
+            return step.read(cache, min(cache.length + 1, cache.size), size)
         angles = cache.angles(start, start + new)
         q, kept = self._queries(x, angles), self._kept(x, angles)
         if new == 1:

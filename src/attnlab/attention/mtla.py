@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from .base import Cache, length_mask
 from .bounds import Ge, Le, NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from .latent_step import LatentStep
 from .mla import MLA, Biased, LatentCache, Norm
 from .ops.backends import Backend, choose
 from .ops.partial_softmax import Past, expanded_attention
@@ -277,7 +278,10 @@ class MTLA(MLA):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, MTLACache)
         new, start, s, r = x.shape[1], cache.start, self.stride, self.latent_dim
-        text, angles = cache.text["slots"], cache.angles(start, start + new)
+        text = cache.text["slots"]
+        if (step := cache.step(self, x)) is not None:
+            return self._lean_step(step, x, cache)
+        angles = cache.angles(start, start + new)
         q = self._queries(x, angles)
         latent, rotary = self._latents(x, angles)
         if new == 1 or isinstance(start, Tensor):
@@ -309,6 +313,21 @@ class MTLA(MLA):
             (take(sums, ends), take(rotary.to(sums.dtype), ends)), -1
         ).to(text.dtype)
         return self.out(out.flatten(2))
+
+    def _lean_step(self, step: LatentStep, x: Tensor, cache: MTLACache) -> Tensor:
+        """One position, (B, 1, d) -> (B, 1, d), by few kernels."""
+        position, counts = cache.length, None
+        turn = cache.turn(position)
+        latent, key = step.project(x, turn)
+        first = cache.first_slot()
+        if isinstance(first, int) and isinstance(cache.offset, int):
+            slot, place = divmod(cache.offset + position, self.stride)
+            gate = self._gate(latent, cache.gate_slot[first + slot])
+            step.merge(slot, latent, gate, key, turn, opens=place == 0)
+        else:
+            step.turn_into(step.row_turned, key, turn)
+            counts = self._write(latent, step.row[:, self.latent_dim :], position, cache)
+        return step.read(cache, cache.slots_up_to(position + 1), cache.prefix_slots, counts=counts)
 
     def _write(self, latent: Tensor, rotary: Tensor, start: int | Tensor, cache: MTLACache) -> Tensor | None:
         """Merge one position, (B, r) and (B, d_r), into its row's slot. How many slots a row sees, if rows differ."""

@@ -275,6 +275,11 @@ class MTLAWindow(MTLA):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, WindowedCache)
         steps, start, text = x.shape[1], cache.start, cache.text["slots"]
+        if (step := cache.step(self, x)) is not None:
+            turn = cache.turn(cache.length)
+            latent, key = step.project(x, turn)
+            used, mask = self._store(step.kept(latent, key, turn), cache.length, cache)
+            return step.read(cache, used or text.shape[1], cache.prefix_slots, mask)
         angles = cache.angles(start, start + steps)
         q, new = self._queries(x, angles), torch.cat(self._latents(x, angles), -1)
         if steps == 1 or isinstance(start, Tensor):

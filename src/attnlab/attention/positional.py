@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .base import Attention, Cache, length_mask, rows_of, rows_per_prefix
-from .ops.rope import Llama3Scaling, rotary_table, table_of
+from .ops.rope import Llama3Scaling, Turn, rotary_table, table_of
+from .ops.tables import transformed
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of positions, (B or 1, positions, pairs)
 Layout = dict[str, tuple[int | None, ...]]  # shape of a row in each buffer; None: the axis on which slots lie
@@ -52,6 +53,9 @@ class PositionalCache(Cache):
         self.prefix_mask: Tensor | None = None
         self.prefix_counts: Tensor | None = None
         self.cos, self.sin = attention.rotary_table(prefix_capacity + capacity, like)
+        self._sign = torch.tensor([[-1.0], [1.0]], dtype=self.sin.dtype, device=self.sin.device)
+        self._lean_dtype = like.dtype if like.device.type == "cpu" and like.dtype == self.cos.dtype else None
+        self._row_lengths: tuple[Tensor, Tensor] | None = None
 
     def buffers(self) -> list[Tensor]:
         return [*self.text.values(), *self.prefix.values()]
@@ -107,6 +111,28 @@ class PositionalCache(Cache):
         lengths = self.row_lengths()
         positions = lengths[:, None] + torch.arange(first, last, device=lengths.device)
         return self.cos[positions], self.sin[positions]
+
+    def is_lean(self, x: Tensor) -> bool:
+        """Whether a step of x (B, n, d) is computed by few kernels that write in place: on a CPU, of one position."""
+        return (
+            x.shape[1] == 1
+            and self._lean_dtype == x.dtype
+            and self.static_length is None
+            and not torch.compiler.is_compiling()
+            and not torch.is_autocast_enabled("cpu")
+            and not transformed()
+        )
+
+    def turn(self, position: int) -> Turn:
+        """Angles of a text position in the form that `ops.rope.turn` takes, (P) and (2, P) or (B, 1, ., P)."""
+        if self.prefix_lengths is None:
+            at = self.prefix_size + position
+            return self.cos.select(0, at), self._sign * self.sin.select(0, at)
+        if self._row_lengths is None or self._row_lengths[0] is not self.prefix_lengths:
+            self._row_lengths = self.prefix_lengths, self.row_lengths()
+        rows = self._row_lengths[1] + position
+        cos, sin = (table.index_select(0, rows)[:, None, None] for table in (self.cos, self.sin))
+        return cos, self._sign * sin
 
     def row_lengths(self) -> Tensor:
         """Lengths of the rows' prefixes, (B,), where these differ."""

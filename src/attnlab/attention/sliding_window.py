@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from .base import Cache, length_mask
 from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .mha import MHA, Projection
-from .ops.backends import dense_attention
+from .ops.backends import Backend, choose, dense_attention
+from .ops.flex import windowed
 from .ops.rope import Llama3Scaling
 from .positional import PositionalAttention, PositionalCache
 
@@ -88,6 +89,11 @@ class Windowed(PositionalAttention):
         if window < 1:
             raise ValueError(f"window={window}: expected at least 1")
         self.window = window
+
+    @property
+    def block(self) -> int:
+        """Queries of one call of dense attention."""
+        return max(self.window, BLOCK)
 
     def visible(self, position: int) -> range:
         return range(max(0, position - self.window + 1), position + 1)
@@ -190,8 +196,15 @@ class SlidingWindow(Windowed, MHA):
         Prefixes (B, G, S, D), and which of their positions exist, (B, S) bool.
         """
         new, total, size = q.shape[2], text["key"].shape[2], 0 if prefix is None else prefix["key"].shape[2]
+        block = self.block
+        if choose("window", q, dropout=dropout, window=self.window, block=block) is Backend.FLEX:
+            key, value = (text[name].to(q.dtype) for name in ("key", "value"))
+            past = None
+            if prefix is not None:
+                past = (prefix["key"].to(q.dtype), prefix["value"].to(q.dtype), prefix_mask)
+            return self._join(windowed(q, key, value, self.window, self.scale, past))
         outs = []
-        for queries, keys, mask in self._blocks(new, total, max(self.window, BLOCK), size, prefix_mask, q.device):
+        for queries, keys, mask in self._blocks(new, total, block, size, prefix_mask, q.device):
             seen = {name: values[:, :, keys].to(q.dtype) for name, values in text.items()}
             if prefix is not None:
                 seen = {name: torch.cat((prefix[name].to(q.dtype), values), 2) for name, values in seen.items()}
@@ -210,6 +223,8 @@ class SlidingWindow(Windowed, MHA):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, WindowCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
+        if self._is_lean(x, cache):
+            return self._lean_step(x, cache, cache.length % cache.size, min(cache.length + 1, cache.size))
         angles = cache.angles(start, start + new)
         q, kept = self._queries(x, angles), self._kept(x, angles)
         if new == 1:

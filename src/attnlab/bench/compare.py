@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
+from attnlab.attention.ops.backends import noting, used
+from attnlab.bench import utilisation
 from attnlab.bench.memory import peak_mib, shortage
 from attnlab.bench.settings import Settings, Shape, rounded, summary
 from attnlab.bench.workloads import Variant, Workload, workload_type
@@ -41,10 +43,13 @@ def compare(
     for kind, variants in zip(kinds, lineups.values(), strict=True):
         for variant in variants:
             if variant.name not in checks:
-                try:
-                    checks[variant.name] = kind.check(variant, settings, dtype, device)
-                except LookupError as error:
-                    checks[variant.name] = {NOT_RUN: str(error)}
+                with noting() as pairs:
+                    try:
+                        checks[variant.name] = kind.check(variant, settings, dtype, device)
+                    except LookupError as error:
+                        checks[variant.name] = {NOT_RUN: str(error)}
+                if pairs and checks[variant.name]:
+                    checks[variant.name]["kernels"] = used(pairs)
     shapes = [shape for kind in kinds for shape in kind.shapes(cfg, settings)]
     begin((settings.warmup + settings.rounds + settings.memory) * sum(len(lineups[shape.what]) for shape in shapes))
     rows = []
@@ -75,14 +80,17 @@ def measure(
         checks: by variant, as `Workload.check` gives them.
         advance: called with the number of runs done.
     """
-    works, found = _build(variants, shape, settings, device)
+    kernels: dict[str, set[tuple[str, str]]] = {variant.name: set() for variant in variants}
+    works, found = _build(variants, shape, settings, device, kernels)
     advance((settings.warmup + settings.rounds + settings.memory) * len(found))
     gc.collect()  # slow; `timed` keeps it out of the measurements
     times: dict[str, list[dict[str, float]]] = {name: [] for name in works}
     for number in range(settings.warmup + settings.rounds):
         for name in list(works)[:: -1 if number % 2 else 1]:
             try:
-                once = timed(works[name], device)
+                with noting() as pairs:
+                    once = timed(works[name], device)
+                kernels[name] |= pairs
             except torch.OutOfMemoryError as error:  # CUDA's; on a CPU `shortage` must do
                 found[name] = {NOT_RUN: str(error).splitlines()[0]}
                 del works[name], times[name]
@@ -90,7 +98,12 @@ def measure(
             if number >= settings.warmup:
                 times[name].append(once)
             advance(1)
-    found |= {name: _result(times[name], works[name], shape) for name in works}
+    for name, work in works.items():
+        found[name] = _result(times[name], work, shape)
+        if by := used(kernels[name]):
+            found[name]["kernels"] = by
+        if device.type == "cuda":
+            found[name] |= _used_of(device, work, settings.dtype, found[name])
     works.clear()  # before other processes need the memory
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -113,6 +126,8 @@ def measure(
 def timed(work: Workload, device: torch.device) -> dict[str, float]:
     """Seconds of one run and of its preparation; on a CPU also CPU seconds of all threads together.
 
+    On CUDA the run's seconds are those between two events of the device, after its cache was written over.
+
     Args:
         work: what runs, once.
         device: where it runs; it is waited for.
@@ -123,14 +138,17 @@ def timed(work: Workload, device: torch.device) -> dict[str, float]:
         began = time.perf_counter()
         work.prepare()
         _wait(device)
-        ready, used = time.perf_counter(), time.process_time()
+        ready, cpu = time.perf_counter(), time.process_time()
+        if device.type == "cuda":
+            utilisation.flush(device)
+            with utilisation.events(device) as seconds:
+                work.run()
+            return {"prepare_seconds": ready - began, "seconds": seconds[0]}
         work.run()
         _wait(device)
         found = {"prepare_seconds": ready - began, "seconds": time.perf_counter() - ready}
-        if (own := work.device_seconds()) is not None:
-            found["seconds"] = own
         if device.type == "cpu":
-            found["cpu_seconds"] = time.process_time() - used
+            found["cpu_seconds"] = time.process_time() - cpu
         return found
     finally:
         gc.enable()
@@ -155,14 +173,19 @@ def _wait(device: torch.device) -> None:
 
 
 def _build(
-    variants: Sequence[Variant], shape: Shape, settings: Settings, device: torch.device
+    variants: Sequence[Variant],
+    shape: Shape,
+    settings: Settings,
+    device: torch.device,
+    kernels: dict[str, set[tuple[str, str]]],
 ) -> tuple[dict[str, Workload], dict[str, dict[str, Any]]]:
     """What can be measured, and why the rest cannot."""
     works: dict[str, Workload] = {}
     found: dict[str, dict[str, Any]] = {}
     for variant in variants:
         try:
-            work = workload_type(shape.what)(variant, shape, getattr(torch, settings.dtype), device)
+            with noting() as kernels[variant.name]:  # of what is captured now and replayed later
+                work = workload_type(shape.what)(variant, shape, getattr(torch, settings.dtype), device)
             reason = shortage(work, shape, device)
         except LookupError as error:
             reason = str(error)
@@ -185,6 +208,32 @@ def _result(times: list[dict[str, float]], work: Workload, shape: Shape) -> dict
     return found
 
 
+def _used_of(device: torch.device, work: Workload, dtype: str, found: dict[str, Any]) -> dict[str, Any]:
+    """How the host launches a run, and how much of a CUDA device it uses."""
+    operations = None if work.captured else utilisation.operations_of(work, found.get("kernels", {}))
+    name, seconds = torch.cuda.get_device_name(device), found["seconds"]["median"]
+    launched = "replayed CUDA graph" if work.captured else "no CUDA graph"
+    return {"launched": launched, **utilisation.utilisation(name, dtype, seconds, operations, work.bytes_read())}
+
+
+def unchecked(check: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """The fused kernels that computed a run and not its check: what they compute was not found exact on this device.
+
+    SDPA, which is torch's own, and plain products are no such kernels. Neither is anything where the check or the run
+    notes nothing, as published algorithms do.
+
+    Args:
+        check: of the variant, with `kernels`.
+        found: the variant's result, with `kernels`.
+    """
+    if "kernels" not in check or "kernels" not in found:
+        return []
+    pairs = [(operation, name) for operation, names in found["kernels"].items() for name in names]
+    stock = ("SDPA", "PLAIN")
+    return [f"{name} ({operation})" for operation, name in pairs if not name.startswith(stock)
+            and name not in check["kernels"].get(operation, [])]  # fmt: skip
+
+
 def _ratio(
     ours: str,
     other: str,
@@ -198,6 +247,8 @@ def _ratio(
     for name in (ours, other):
         wrong = checks[name].get(NOT_RUN) or ", ".join(failures(checks[name], shape.what))
         reason = found[name].get(NOT_RUN) or (wrong and f"{name} was not found equal to its reference: {wrong}")
+        if not reason and (others := unchecked(checks[name], found[name])):
+            reason = f"{name} was computed by {', '.join(others)}, which its check has not gone through"
         if reason:
             return pair | {NOT_RUN: reason}
     for key in ("seconds", "cpu_seconds"):

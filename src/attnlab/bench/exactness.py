@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from attnlab.attention import Attention, MTLAWindow
 from attnlab.attention.ops import naive
+from attnlab.attention.ops.backends import Backend, choose
+from attnlab.attention.sliding_window import Windowed
 from attnlab.bench.settings import rounded
 from attnlab.bench.variants import AttentionVariant
 
@@ -57,6 +59,15 @@ def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, dev
     return {name: _largest([each[name] for each in found]) for name in found[0]}
 
 
+def _wide_window(mechanism: Attention) -> int:
+    """Positions from which on FlexAttention computes a wide window on this device; 0: it does not."""
+    if not isinstance(mechanism, Windowed):
+        return 0
+    weight, window = next(mechanism.parameters()), mechanism.window
+    taken = choose("window", weight.detach(), window=window, block=mechanism.block, noted=False)
+    return window + TEXT if taken is Backend.FLEX else 0
+
+
 def _largest(values: list[float]) -> float:
     """The largest value; NaN if one is NaN."""
     return next((value for value in values if value != value), max(values))
@@ -77,6 +88,7 @@ def _check_layer(
     errors = {"output": 0.0, "gradient": 0.0, "steps": 0.0}
     merged = mechanism.raw + mechanism.stride if isinstance(mechanism, MTLAWindow) else 0  # from here on it merges
     longest = max(merged, FEW if isinstance(reference, Formula) else TEXT)
+    longest = max(longest, _wide_window(mechanism))
     text = min(longest, mechanism.max_positions or longest)
     for size in (0, max(merged, PREFIX)) if mechanism.reads_prefix else (0,):
         x, prefix, grad = random(2, text), random(2, size), random(2, text)

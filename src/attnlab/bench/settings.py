@@ -48,8 +48,9 @@ class Settings:
         rounds: measured rounds, in which the variants take turns.
         warmup: rounds before them that are not measured.
         memory: whether peak memory is measured too, each number in a process of its own.
-        references: names in conf/attention, `published`, or `published_<name>`; for decomposition `tensorly`. Not read
-            with `convert=`: the converted model is compared with the original.
+        references: names in conf/attention, `published`, or `published_<name>`; for decomposition `tensorly`. A name
+            may have a value of its own, as in mtla.stride=4, and stand there several times. Not read with `convert=`:
+            the converted model is compared with the original.
         overrides: a reference's own values, for instance mha.num_heads=12.
         published: the function from a module to the published algorithm with the same weights.
 
@@ -77,6 +78,9 @@ class Settings:
         for kind in self.kinds:
             if kind not in KINDS:
                 raise ValueError(f"what={kind}: expected {', '.join(KINDS)}, or a list of these")
+        for reference in self.references:
+            if "." in reference and "=" not in reference.partition(".")[2]:
+                raise ValueError(f"references: {reference}: expected NAME or NAME.KEY=VALUE")
         for override in self.overrides:
             if override.partition(".")[0] not in self.references or "=" not in override:
                 raise ValueError(f"overrides: {override}: expected REFERENCE.KEY=VALUE")

@@ -39,13 +39,31 @@ def show(record: dict[str, Any], directory: Path) -> None:
             if isinstance(share := found.get("share_of_copy"), float):
                 speed = f"{found['bytes_per_second'] / 1e9:.4g} GB/s"
                 console.print(f"{row['what']} context {row['context']}: {name} reads {speed}, {share:.0%} of a copy")
+            if line := _utilisation(found):
+                console.print(f"{row['what']}: {name}: {line}")
+            if isinstance(share := found.get("share_outside_products"), float):
+                where = f"context {row['context']}" + (" reordered" if row["reorder"] else "")
+                console.print(f"{row['what']} {where}: {name} spends {share:.0%} outside matrix products")
         for pair in row["ratios"]:
             if NOT_RUN in pair:
                 console.print(f"{row['what']}: no ratio of {pair['of']} against {pair['against']}: {pair[NOT_RUN]}")
     for name, found in bench["checks"].items():
         if found:
-            console.print(f"check of {name} against its reference: {_words(found)}")
+            console.print(
+                f"check of {name} against its reference: {_words({k: v for k, v in found.items() if k != 'kernels'})}"
+            )
     console.print(f"record: {directory / 'record.json'}", soft_wrap=True)
+
+
+def _utilisation(found: dict[str, Any]) -> str:
+    """Kernels, launching, and shares of the device's peaks; empty where a result has none of these."""
+    parts = [f"{operation} by {' and '.join(names)}" for operation, names in found.get("kernels", {}).items()]
+    parts += [found["launched"]] if "launched" in found else []
+    for key, words in (("flops", "of the FLOP peak"), ("bandwidth", "of the memory bandwidth")):
+        share = found.get(f"share_of_peak_{key}")
+        if share is not None:
+            parts.append(f"{share:.0%} {words}" if isinstance(share, float) else f"share {words} {share}")
+    return ", ".join(parts)
 
 
 def _cells(found: dict[str, Any], pair: dict[str, Any] | None) -> list[str]:

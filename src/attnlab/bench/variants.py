@@ -129,12 +129,14 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
     found = {chosen.name: chosen}
     for name in settings.references:
         base = name.removeprefix("published").removeprefix("_") or chosen.name
-        if base == chosen.name:
+        base, _, value = base.partition(".")  # mtla.stride=4 is MTLA with this value, beside others of the mechanism
+        if base == chosen.name and not value:
             variant = chosen
         else:
-            variant = AttentionVariant(base, with_attention(cfg, base, settings.overrides_of(base)))
+            overrides = settings.overrides_of(base) + [value] * bool(value)
+            variant = AttentionVariant(f"{base}.{value}" if value else base, with_attention(cfg, base, overrides))
         if name.startswith("published"):
-            variant = replace(variant, name=f"published_{base}", published=settings.published)
+            variant = replace(variant, name=f"published_{variant.name}", published=settings.published)
         found.setdefault(variant.name, variant)
     return list(found.values())
 

@@ -99,6 +99,7 @@ RENAMES = Renames(
     absent={
         "bench.context": 0,
         "bench.reorder": [False, True],
+        "task.sample_facts": 0,
         "task.train.first_token_weight": 1.0,
         "task.train.monitor": None,
         "task.train.validate_decode": None,

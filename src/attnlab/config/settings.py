@@ -85,7 +85,7 @@ class Hardware:
         strategy: how processes share the work, as Lightning calls it.
         precision: of weights and arithmetic, as Lightning calls it; auto: see :mod:`attnlab.config.hardware`.
         tf32: whether CUDA devices round the factors of float32 matrix products to 10 bits, which is much faster.
-        compile: whether torch.compile is used.
+        compile: whether torch.compile is used, where there is a compiler; each task says which part it compiles.
         gradient_checkpointing: whether each layer is computed again in the backward pass, which needs less memory.
         loss_chunk: tokens whose logits exist at once in training; auto: as many as 1 GiB of float32 holds; null: all.
         find_batch: whether the largest batch of one process that fits is searched before training.
@@ -132,6 +132,7 @@ class Task:
         batch_size: rows in a batch of one process.
         search: settings to choose from by the validation split; null: none.
         weights: the pretrained decoder that the model begins with; follows from `model=` and `convert=`.
+        sample_facts: updates in which the sample of a pretrained decoder learns to recall; 0: it recalls nothing.
     """
 
     name: Annotated[str, MinLen(1)]
@@ -156,6 +157,7 @@ class Task:
     batch_size: Annotated[int, Ge(1)]
     search: Annotated[list[dict[str, Any]], MinLen(1)] | None
     weights: str | None
+    sample_facts: Annotated[int, Ge(0)]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ def searches(overrides: list[Override]) -> bool:
 def of_options(overrides: list[Override], swept: list[Override]) -> set[str]:
     """The settings of options that are swept, `compress.keep=0.5` beside `compress=laser,trawl`, as they are written.
 
-    Hydra composes a sweep as a whole without what is swept, and the default option need not have such a key.
+    Hydra composes a sweep as a whole without what is swept, and the default option need not have such a key. An
+    experiment may choose any option: beside swept experiments all settings are such.
 
     Args:
         overrides: of the command line.
@@ -29,7 +30,10 @@ def of_options(overrides: list[Override], swept: list[Override]) -> set[str]:
     """
     groups = tuple(f"{override.key_or_group}." for override in swept)
     others = [override for override in overrides if override not in swept and not searches(overrides)]
-    return {str(override.input_line) for override in others if str(override.key_or_group).startswith(groups)}
+    names = [str(override.key_or_group) for override in others]
+    if any(override.key_or_group == "experiment" for override in swept):
+        groups = tuple(name for name in names if "." in name and not name.startswith("hydra."))
+    return {str(override.input_line) for override, name in zip(others, names, strict=True) if name.startswith(groups)}
 
 
 def as_a_sweep(text: str) -> str:

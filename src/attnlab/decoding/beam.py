@@ -151,9 +151,9 @@ class BeamSearch:
             if left is not None and len(left) == 0:
                 break
             if beam > 1:
-                rows = torch.arange(len(active), device=device)[:, None] * beam
+                rows = (torch.arange(len(active), device=device)[:, None] * beam + source).flatten()
                 for cache in caches:
-                    cache.reorder((rows + source).flatten())
+                    cache.reorder(rows)
             if left is not None and len(left) <= (len(active) - 1) // (2 if steps.captured else 1):
                 for cache in caches:
                     cache.select(left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -44,8 +45,39 @@ class SequenceModel(nn.Module):
         encoded, lengths = self.encoder(inputs, lengths)
         return self.decoder(text, encoded, lengths), encoded, lengths
 
+    @property
+    def compilable_encoder(self) -> bool:
+        """Whether one compiled form of the encoder serves all lengths: not with mechanisms, which depend on them."""
+        return not getattr(self.encoder, "mechanism", False)
+
+    def losses_of_states(
+        self, hidden: Tensor, targets: Tensor, pad: int, smoothing: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """States (n, d) and targets (n,) -> smoothed loss, plain loss, and whether the target is the best, (n,) each.
+
+        Args:
+            hidden: the decoder's.
+            targets: ids.
+            pad: the target that does not count.
+            smoothing: probability that is spread over all tokens.
+        """
+        logits = self.decoder.logits(hidden)
+        smoothed = plain = nats(logits, targets, ignore_index=pad, label_smoothing=smoothing)
+        with torch.no_grad():
+            if smoothing:
+                plain = nats(logits, targets, ignore_index=pad)
+            right = logits.argmax(-1) == targets
+        return smoothed, plain, right
+
     def token_losses(
-        self, inputs: Tensor, lengths: Tensor, text: Tensor, targets: Tensor, pad: int, smoothing: float = 0.0
+        self,
+        inputs: Tensor,
+        lengths: Tensor,
+        text: Tensor,
+        targets: Tensor,
+        pad: int,
+        smoothing: float = 0.0,
+        compiled: Callable[[Any], Any] | None = None,
     ) -> TokenLosses:
         """The loss of each target.
 
@@ -56,18 +88,19 @@ class SequenceModel(nn.Module):
             targets: (B, T).
             pad: the target that does not count.
             smoothing: probability that is spread over all tokens.
+            compiled: gives the compiled form of :meth:`losses_of_states`, and of the encoder's `forward` where that is
+                compilable; None: neither is compiled.
         """
-        encoded, lengths = self.encoder(inputs, lengths)
+        encode, of_states = self.encoder, self.losses_of_states
+        if compiled is not None:
+            of_states = compiled(of_states)
+            encode = compiled(encode.forward) if self.compilable_encoder else encode
+        encoded, lengths = encode(inputs, lengths)
         hidden = self.decoder.hidden(text, encoded, lengths)
 
         def losses(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            logits = self.decoder.logits(h)
-            smoothed = plain = nats(logits, t, ignore_index=pad, label_smoothing=smoothing)
-            with torch.no_grad():
-                if smoothing:
-                    plain = nats(logits, t, ignore_index=pad)
-                right = logits.argmax(-1) == t
-            return smoothed, plain, right
+            found: tuple[Tensor, Tensor, Tensor] = of_states(h, t, pad, smoothing)
+            return found
 
         found = in_chunks(losses, (hidden.flatten(0, 1), targets.flatten()), self.loss_chunk)
         smoothed, plain, right = (value.view_as(targets) for value in found)

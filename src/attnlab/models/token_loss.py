@@ -16,6 +16,11 @@ from torch.utils.checkpoint import checkpoint
 LOGITS = 2**28  # of a chunk where none is given: 1 GiB in float32
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x`, in float32 if it has a lower precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def chunk_of(given: int | str | None, vocab_size: int) -> int | None:
     """The tokens of a chunk; None: all.
 
@@ -59,8 +64,7 @@ def nats(logits: Tensor, targets: Tensor, **settings: float) -> Tensor:
         targets: ids.
         settings: of torch's `cross_entropy`: `ignore_index`, `label_smoothing`.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide, targets, reduction="none", **settings)  # type: ignore[arg-type]
+    return F.cross_entropy(at_least_float32(logits), targets, reduction="none", **settings)  # type: ignore[arg-type]
 
 
 def token_nats(hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], chunk: int | None = None) -> Tensor:

@@ -20,6 +20,12 @@ from attnlab.runs.progress import progress
 from attnlab.runs.record import NOT_RUN
 from attnlab.tasks.base import task_of
 
+UTILISATION = (
+    "flops: multiplications and additions a second of matrix products and of the pairs that attention sees, counted in "
+    "one more run; bytes_per_second: weights and cache read once a step; shares of the peaks that the maker states, "
+    "without sparsity"
+)
+
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fill `bench` (protocol, checks, a row per shape) and, from its rows, the record's sections.
@@ -88,7 +94,13 @@ def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
         "rounds": settings.rounds,
         "warmup": settings.warmup,
         "time": "wall seconds of one run; median, least and most over the rounds, in which the variants take turns; "
-        "the device is waited for; cpu_seconds: all threads of the process together",
+        "the device is waited for; cpu_seconds: all threads of the process together"
+        if device.type == "cpu"
+        else "seconds between two CUDA events around one run, the device's L2 cache written over before; median, least "
+        "and most over the rounds, in which the variants take turns; a graph is replayed where `launched` says so",
+        "kernels": "what computed each operation of attention, in the check and in the runs; no ratio where a fused "
+        "kernel was timed and not checked on this device",
+        **({"utilisation": UTILISATION} if device.type == "cuda" else {}),
         "ratio": "the reference's number by that of the first variant, pair by pair of the same round",
         "memory": PROTOCOL[device.type] if settings.memory else NOT_RUN,
         **{what: workload_type(what).about for what in settings.kinds},

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from attnlab.config.build import instantiate
 from attnlab.runs.device import scoring_dtype
-from attnlab.runs.loading import directory_of
+from attnlab.runs.directory import directory_of
 from attnlab.runs.store import collect
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask

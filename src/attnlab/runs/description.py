@@ -41,7 +41,7 @@ def show(record: Mapping[str, Any]) -> None:
     table = Table(title=" · ".join(map(str, names)), show_header=False, title_justify="left")
     for section, title in SECTIONS.items():
         rows = [
-            (NAMES.get(path, path.replace("_", " ")), value, UNITS.get(path.rpartition(".")[2], ""))
+            (_name(path), value, UNITS.get(path.rpartition(".")[2], ""))
             for path, value in leaves(record.get(section, {}))
             if value not in (NOT_RUN, None) and not isinstance(value, list | dict)
         ]
@@ -53,6 +53,12 @@ def show(record: Mapping[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print("The whole record as JSON: the same command with its output in a file or a pipe.")
+
+
+def _name(path: str) -> str:
+    """For instance "original, bytes per token" of original.bytes_per_token."""
+    *before, last = path.split(".")
+    return ", ".join((*before, NAMES.get(last, last))).replace("_", " ")
 
 
 def _number(value: Any) -> str:

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import sys
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ from attnlab.runs.record import first_process
 
 log = logging.getLogger(__name__)
 
+CXX = ("clang++",) if sys.platform == "darwin" else ("g++",)  # where torch looks if CXX is not set
 COMPILING = ("train", "test", "convert")  # the modes that compute a compiled loss
 
 
@@ -82,26 +84,80 @@ def _check_precision(cfg: DictConfig, found: list[tuple[int, int]]) -> None:
         )
 
 
-def check_compiler(cfg: DictConfig) -> None:
-    """Refuse hardware.compile=true where torch.compile would find no compiler: for the CPU of C++, for CUDA of C.
+def missing_compiler(cfg: DictConfig) -> str | None:
+    """Why torch.compile cannot be used on this machine: it needs a compiler, for the CPU of C++, for CUDA of C.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Returns:
+        A sentence; None: the compiler is there.
+
+    Raises:
+        ConfigError: the variable CXX or CC names a compiler that is not there.
+    """
+    cuda = device_of(cfg).type == "cuda"
+    language, variable, usual = ("C", "CC", ("gcc", "clang")) if cuda else ("C++", "CXX", CXX)
+    named = os.environ.get(variable)
+    if any(map(shutil.which, (named,) if named else usual)):
+        return None
+    if named:
+        raise ConfigError(
+            f"hardware.compile=true: there is no {named} here, which the variable {variable} names as the {language} "
+            "compiler; name one that is installed, or unset the variable"
+        )
+    return f"torch.compile needs a {language} compiler, and there is no {' or '.join(usual)} here"
+
+
+def compiles(cfg: DictConfig) -> bool:
+    """Whether this run uses torch.compile: `hardware.compile`, where there is a compiler.
 
     Args:
         cfg: the fixed configuration.
 
     Raises:
-        ConfigError: names the compiler and the variable that may name another one.
+        ConfigError: as :func:`missing_compiler`.
+    """
+    return bool(cfg.hardware.compile) and missing_compiler(cfg) is None
+
+
+def check_compiler(cfg: DictConfig) -> None:
+    """Say at once that hardware.compile=true has no effect where torch.compile would find no compiler.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: as :func:`missing_compiler`.
     """
     if not cfg.hardware.compile or cfg.mode not in COMPILING:
         return
-    cuda = device_of(cfg).type == "cuda"
-    variable, usual = ("CC", ("gcc", "clang", "cc")) if cuda else ("CXX", ("g++", "clang++", "c++"))
-    named = os.environ.get(variable)
-    if not any(map(shutil.which, (named,) if named else usual)):
-        looked = named or " or ".join(usual)
-        raise ConfigError(
-            f"hardware.compile=true: torch.compile needs a {'C' if cuda else 'C++'} compiler, and there is no {looked} "
-            f"here; install one, name it in the variable {variable}, or leave hardware.compile out"
+    missing = missing_compiler(cfg)
+    if missing and first_process():
+        variable = "CC" if " C compiler" in missing else "CXX"
+        log.warning(
+            "hardware.compile=true: %s: nothing is compiled, and the record says so; install one, or name it in the "
+            "variable %s",
+            missing,
+            variable,
         )
+
+
+def record_compiled(cfg: DictConfig, part: str, environment: dict[str, Any]) -> None:
+    """Say, in the log and in the record, what of a run is compiled.
+
+    Args:
+        cfg: the fixed configuration.
+        part: what `hardware.compile` compiles in the task.
+        environment: of the record; gets `compiled`: the part, or "no" with the reason where it was asked for.
+    """
+    if not cfg.hardware.compile:
+        environment["compiled"] = "no"
+        return
+    missing = missing_compiler(cfg)
+    environment["compiled"] = f"no: {missing}" if missing else part
+    if not missing and first_process():
+        log.info("compiled: %s (the first batches take longer)", part)
 
 
 def prepare_device(cfg: DictConfig, environment: dict[str, Any]) -> None:

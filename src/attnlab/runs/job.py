@@ -30,6 +30,8 @@ from attnlab.runs.signals import Interrupted, interruptible
 
 log = logging.getLogger("attnlab.run")
 
+BACKENDS = "attnlab.attention.ops.backends"  # which notes what computed each operation of attention
+
 
 def command_line(arguments: Iterable[str]) -> str:
     """The shell command that repeats a run, `DATA_ROOT` included.
@@ -88,12 +90,16 @@ def _refuse_done(directory: Path) -> None:
 
 def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | None) -> int:
     first = records.first_process()
+    if backends := sys.modules.get(BACKENDS):  # of an earlier run in this process
+        backends.forget()
     shown = directory is not None or cfg.mode == "describe"  # else the record is not kept: no weights are digested
     if cfg.resume and directory and Path(cfg.resume).samefile(directory):
         command = _first_command(directory) or command
     record = records.new(cfg, command, None if shown else {})
 
     def save() -> None:
+        if backends := sys.modules.get(BACKENDS):  # no run without attention loads it
+            record["environment"]["kernels"] = backends.used()
         if first and directory:
             records.write(record, directory)
 

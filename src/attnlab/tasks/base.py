@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from omegaconf import DictConfig
@@ -21,17 +21,16 @@ from torch import Tensor, nn
 from attnlab.attention import Attention
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError, DataError
-from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
+from attnlab.models.build import count_parameters
 from attnlab.runs import fingerprint
 from attnlab.runs import record as records
-from attnlab.runs.device import device_of
-from attnlab.runs.loading import CONFIG
+from attnlab.runs.device import device_of, record_compiled
+from attnlab.runs.directory import CONFIG
 from attnlab.runs.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.tasks.largest_batch import with_largest_batch
 from attnlab.tasks.memory import check_memory
 
 if TYPE_CHECKING:
-    from lightning.pytorch.callbacks import Callback
     from torch.optim import Optimizer
 
     from attnlab.data.inputs import InputKind
@@ -136,8 +135,8 @@ class Task(ABC):
         device = device_of(self.cfg)  # a GPU that is not there costs seconds, not the reading of the data
         if stage is None and self.cfg.hardware.find_batch:
             self.cfg = with_largest_batch(self, record)
-        if device.type == "cuda" and stage is None:
-            check_memory(self, record)
+        if device.type == "cuda":
+            check_memory(self, record, training=stage is None)
         data = instantiate(self.cfg.task.data, path="task.data")
         files = self.kept_files() if self.cfg.checkpoint else {}
         if all((path.parent / CONFIG).is_file() for path in files.values()):
@@ -149,6 +148,7 @@ class Task(ABC):
             data.check_held_out(process_count(self.cfg), "validate")
         record["corpus"] = data.corpus
         module = self.module(record, data)
+        record_compiled(self.cfg, module.compiled_part, record["environment"])
         if records.first_process():
             records.identify(record, fingerprint.corpus(data.location, Path(self.cfg.cache_dir)))
             if self.baseline:
@@ -294,99 +294,6 @@ class Task(ABC):
 
         Every process calls it; the record is rank zero's.
         """
-
-
-class CachedDecoder(Protocol):
-    """The part of a model that decodes through caches."""
-
-    @property
-    def attentions(self) -> list[Attention]: ...
-
-    def cache_elements(self, rows: int, text: int, prefix: int = 0, prefixes: int = 0) -> int: ...
-
-    def multiply_adds(self, context: int, prefix: int = 0) -> int: ...
-
-
-class TextTask(Task):
-    """A task whose model writes text token by token through the caches of its attention."""
-
-    @property
-    def workloads(self) -> tuple[str, ...]:
-        return ("training", "decoding", "model", "kernels")
-
-    @abstractmethod
-    def decoder(self, model: Any) -> Any:
-        """The part of `model` that decodes through caches (a CachedDecoder)."""
-
-    def cached(self, model: Any) -> list[Attention]:
-        found: list[Attention] = self.decoder(model).attentions
-        return found
-
-    def cache_elements(self, decoder: Any, shape: CacheShape) -> int:
-        """The numbers that the caches of one decoding batch hold, over all layers."""
-        rows = shape.batch * shape.beam
-        return sum(a.cache_elements(rows, shape.text, shape.prefix, shape.batch) for a in decoder.attentions)
-
-    def describe(self, record: dict[str, Any]) -> None:
-        """Fill `parameters`, `kv_cache` and `multiply_adds_per_token` from the configuration alone.
-
-        Cache bytes and multiply-adds are those of one decoding batch with the shape of the `bench` node: batch x beam
-        hypotheses of `text` tokens after a prefix of `prefix` positions (the encoder's output). Each layer counts
-        with its own mechanism; `elements_per_token_per_layer` is the mean over the layers.
-        """
-        with without_memory():
-            model = self.build()
-        decoder = self.decoder(model)
-        shape = cache_shape(self.cfg.bench)
-        context, itemsize = shape.prefix + shape.text, shape.dtype.itemsize
-        record["parameters"] = count_parameters(model)
-        record["kv_cache"] |= {
-            "elements_per_token_per_layer": per_layer(decoder.attentions),
-            "bytes_per_token": sum(a.cache_elements_per_token for a in decoder.attentions) * itemsize,
-            "bytes_predicted": self.cache_elements(decoder, shape) * itemsize,
-            "shape": shape.describe(),
-        }
-        record["multiply_adds_per_token"] = {
-            "attention": sum(a.multiply_adds(context, shape.prefix) for a in decoder.attentions),
-            "decoder": decoder.multiply_adds(context, shape.prefix),
-            "context": context,
-        }
-
-    def sizes(self, record: dict[str, Any], model: Any) -> None:
-        super().sizes(record, model)
-        record["kv_cache"]["elements_per_token_per_layer"] = per_layer(self.decoder(model).attentions)
-
-    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """By `trainer.test`, spread over all processes."""
-        from attnlab.callbacks.contribution import contributions
-        from attnlab.callbacks.summary import show
-        from attnlab.training.trainer import test
-
-        callbacks = self.scoring(directory, data, module)
-        if not test(self.cfg, data, module, callbacks) or not records.first_process():
-            return
-        for section, values in contributions(callbacks).items():
-            record[section] |= values
-        self.after_scoring(record, directory, data, module)
-        self.compare(record)
-        show(record, directory)
-
-    @abstractmethod
-    def scoring(self, directory: Path, data: Any, module: Any) -> list[Callback]:
-        """The callbacks of `trainer.test`, which score, measure, and contribute sections of the record."""
-
-    def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """What rank zero does between scoring and the summary."""
-
-
-def per_layer(attentions: list[Attention]) -> float:
-    """Cached numbers per token and layer, the mean over layers; an int where all layers have the same.
-
-    Args:
-        attentions: the attention of each decoder layer.
-    """
-    found = [a.cache_elements_per_token for a in attentions]
-    return found[0] if len(set(found)) == 1 else sum(found) / len(found)
 
 
 def beside(weights: Path, name: str, what: str) -> Path:

@@ -11,6 +11,7 @@ from torch import nn
 
 from attnlab.config.batch import configured_processes
 from attnlab.errors import ConfigError
+from attnlab.models.build import without_memory
 from attnlab.runs.device import device_of, scoring_dtype
 from attnlab.runs.record import first_process
 
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def needed(task: Task, size: int | None = None) -> Estimate | None:
-    """What one process of a run needs for training and for decoding; None: the task trains nothing.
+    """What one process of a run needs for training and for decoding; None: the task trains nothing, or it is not known.
 
     Where a GPU is configured and there is none here, kernels are those of the CPU, which keep as much.
 
@@ -30,6 +31,8 @@ def needed(task: Task, size: int | None = None) -> Estimate | None:
         task: with its configuration.
         size: of a batch, in the unit of `task.batch_key`; None: as configured.
     """
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
     from attnlab.training.memory import estimate
 
     cfg = task.cfg
@@ -44,16 +47,20 @@ def needed(task: Task, size: int | None = None) -> Estimate | None:
         models.append(task.build())
         return models[0]
 
-    found = estimate(
-        build,
-        lambda model: task.rehearsal(model, batch, device),
-        task.optimizer_of,
-        device,
-        precision=hardware.precision,
-        checkpointing=hardware.gradient_checkpointing,
-        copies=task.copies(),
-        processes=configured_processes(cfg) or max(1, torch.cuda.device_count()),
-    )
+    try:
+        found = estimate(
+            build,
+            lambda model: task.rehearsal(model, batch, device),
+            task.optimizer_of,
+            device,
+            precision=hardware.precision,
+            checkpointing=hardware.gradient_checkpointing,
+            copies=task.copies(),
+            processes=configured_processes(cfg) or max(1, torch.cuda.device_count()),
+        )
+    except DynamicOutputShapeException:
+        log.warning("memory: not estimated: sizes in this model depend on the words (adaptive softmax)")
+        return None
     width = (scoring_dtype(hardware.precision) or torch.float32).itemsize
     return replace(found, cache=task.decoding_cache(models[0]) * width)
 
@@ -73,22 +80,40 @@ def largest_batch(task: Task) -> int:
     return min(limit, int(update.bucket))
 
 
-def check_memory(task: Task, record: dict[str, Any]) -> None:
-    """Say how much memory a training needs, and refuse one that cannot fit what its CUDA device has free.
+def needed_for_test(task: Task) -> Estimate | None:
+    """What one process needs for scoring, without the activations; None: the task trains nothing, and tells no sizes.
 
-    Weights, gradients and optimizer state are exact. Activations are those of the uncompiled step, so that a compiled
-    or sharded run is not refused.
+    Args:
+        task: with its configuration.
+    """
+    from attnlab.training.memory import Estimate, size_of
+
+    if not task.batch_key:
+        return None
+    with without_memory():
+        model = task.build()
+    width = (scoring_dtype(task.cfg.hardware.precision) or torch.float32).itemsize
+    return Estimate(size_of([*model.parameters(), *model.buffers()]), cache=task.decoding_cache(model) * width)
+
+
+def check_memory(task: Task, record: dict[str, Any], training: bool = True) -> None:
+    """Say how much memory a run needs, and refuse a training that cannot fit what its CUDA device has free.
+
+    On the CPU nothing is said: memory is shared with other programs, and the estimate would cost seconds of the one
+    processor that trains; mode=describe hardware=gpu gives it on any machine. Weights, gradients and optimizer state
+    are exact. Activations are those of the uncompiled step, so that a compiled or sharded run is not refused.
 
     Args:
         task: with its configuration.
         record: gets `memory`, in MiB.
+        training: False: weights and caches of scoring alone.
 
     Raises:
         ConfigError: it cannot fit; names what may be lowered.
     """
     from attnlab.training.memory import refusal
 
-    found = needed(task)
+    found = needed(task) if training else needed_for_test(task)
     if found is None:
         return
     record["memory"] = found.describe()
@@ -96,6 +121,8 @@ def check_memory(task: Task, record: dict[str, Any]) -> None:
     free, total = torch.cuda.mem_get_info(device)
     if first_process():
         log.info("memory: about %s; free: %.2f of %.2f GiB", found, free / 2**30, total / 2**30)
+    if not training:
+        return
     wrong = refusal(found, free, torch.cuda.get_device_name(device), advice(task))
     if wrong and (hardware.compile or hardware.strategy == "fsdp"):
         log.warning("%s (hardware.compile and hardware=fsdp need less than this)", wrong)

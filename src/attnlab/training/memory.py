@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnlab.models.build import without_memory
 from attnlab.training.gradient_checkpointing import checkpoint_layers
+from attnlab.training.stand_ins import StandIns
 
 log = logging.getLogger(__name__)
 
@@ -166,8 +167,11 @@ def estimate(
     checkpointing: bool = False,
     copies: int = 0,
     processes: int = 1,
+    whole: bool = False,
 ) -> Estimate:
     """The memory of one training step.
+
+    Of layers that repeat only two are run; see :mod:`attnlab.training.stand_ins`.
 
     Args:
         build: makes the model; called with torch's default device meta.
@@ -179,6 +183,7 @@ def estimate(
         checkpointing: `hardware.gradient_checkpointing`.
         copies: of the weights, besides the model's own.
         processes: of the run.
+        whole: run every layer.
     """
     with without_memory():
         model = build()
@@ -189,25 +194,36 @@ def estimate(
         model = with_storage(model, device).train()
         weights = size_of([*model.parameters(), *model.buffers()])
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if checkpointing:
-            checkpoint_layers(model)
-        made = optimizer(model)
+        own_switch = checkpointing and not checkpoint_layers(model)  # then layers are called inside of checkpoints
+        repeated = None if whole or own_switch else StandIns(model, alive)
+        pairs = [] if repeated is None else list(repeated.parameters())
+        made, left_out = optimizer(model), {id(parameter) for parameter, _ in pairs}
         for group in made.param_groups:  # the fused kernel that a CUDA device takes has no temporaries
             group.update({name: False for name in ("foreach", "fused") if name in group})
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in left_out]
         with torch.device(device):
             loss = rehearse(model)
         for parameter in trained:  # from the second step on there are gradients and a state in the forward pass, too
             parameter.grad = torch.empty_like(parameter)
         made.step()
+        alike = sum(_state_of(made, twin) for _, twin in pairs)
+        state = alike + sum(_state_of(made, parameter) for parameter in trained)
+        held = torch.empty(alike, dtype=torch.uint8, device=device)
         alive.peak = alive.live
-        one_step(loss, made, device, precision)
-        state = size_of(x for values in made.state.values() for x in values.values() if isinstance(x, Tensor))
+        one_step(loss, made, device, precision, model.zero_grad)
+        del held
     gradients = size_of(trained)
     rest = alive.peak - weights - gradients - state
     return Estimate(weights * (1 + copies), gradients * (2 if processes > 1 else 1), state, rest)
 
 
-def one_step(loss: Callable[[], Tensor], optimizer: Optimizer, device: torch.device, precision: str) -> None:
+def one_step(
+    loss: Callable[[], Tensor],
+    optimizer: Optimizer,
+    device: torch.device,
+    precision: str,
+    zero_grad: Callable[[], None] | None = None,
+) -> None:
     """A training step in the trainer's order: the gradients of the step before are there in the forward pass.
 
     Args:
@@ -215,12 +231,19 @@ def one_step(loss: Callable[[], Tensor], optimizer: Optimizer, device: torch.dev
         optimizer: of the model.
         device: of the run.
         precision: `hardware.precision`.
+        zero_grad: removes all gradients; None: the optimizer has all parameters.
     """
     with computing_in(device, precision):
         value = loss()
-    optimizer.zero_grad()
+    (zero_grad or optimizer.zero_grad)()
     value.backward()
     optimizer.step()
+
+
+def _state_of(optimizer: Optimizer, parameter: nn.Parameter) -> int:
+    """Bytes of an optimizer's state of a parameter."""
+    held = optimizer.state[parameter].values() if parameter in optimizer.state else ()
+    return size_of(value for value in held if isinstance(value, Tensor))
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:

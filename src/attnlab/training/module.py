@@ -25,11 +25,6 @@ from attnlab.training.batch_norm import RunningStatistics, statistics_kept
 TIMM_FUSED = ("adam", "adamw")  # optimizers of torch that timm makes by these names
 
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """`x`, in float32 if it has a lower precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 @dataclass
 class Pending:
     """Losses of batches and sums of updates that lie on the device and that the host has not read yet.
@@ -65,6 +60,7 @@ class Module(LightningModule):
     """
 
     model: nn.Module
+    compiled_part: str = ""  # what torch.compile compiles with `hardware.compile`
     counts_right: ClassVar[bool] = True  # whether `losses` gives the number of right items
 
     def __init__(

@@ -181,9 +181,11 @@ def test_describe_knows_the_cache_without_weights(start: Start) -> None:
     cfg, record = start("convert=mtla", "convert.keep=0.5", "stride=4", "mode=describe")
     describe.run(cfg, record, None)
     assert record["kv_cache"]["elements_per_token_per_layer"] == 4
+    beside = record["kv_cache"]["original"]
     cfg, record = start("mode=describe")
     describe.run(cfg, record, None)
     assert (cfg.choices.attention, record["kv_cache"]["elements_per_token_per_layer"]) == ("gqa", 32)
+    assert beside == {key: record["kv_cache"][key] for key in beside} and "original" not in record["kv_cache"]
 
 
 def test_only_attention_is_trained(healed: tuple[Path, dict[str, Any]], model: Path) -> None:

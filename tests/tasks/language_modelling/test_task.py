@@ -270,7 +270,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(start: Start, tmp_path: Path)
 def test_the_loss_may_be_compiled(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
 
-    def compile(function: Any) -> Any:
+    def compile(function: Any, dynamic: bool | None) -> Any:
         compiled.append(function.__name__)
         return function
 

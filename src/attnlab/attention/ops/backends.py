@@ -4,35 +4,58 @@ Operations, and the backends that each has:
 
     dense    every query against the same keys, one mask       SDPA
              (`dense_attention` here)
-    merged   causal with a stride, over any number of pasts    FUSED_CPU, FUSED_CUDA, PLAIN
-             (`partial_softmax.merged_attention` and its relatives)
+    window   the newest positions of a text, and a prefix      SDPA, FLEX
+             (`sliding_window`)
+    merged   causal with a stride, over any number of pasts    FUSED_CPU, CUDNN_CUDA, FLASH_CUDA, FUSED_CUDA, FLEX,
+             (`partial_softmax.merged_attention` and its relatives)                               PLAIN
     step     one new position against a cache                  TRITON, SDPA, PLAIN
              (`decode.attend_cached`)
 
     SDPA        `torch.nn.functional.scaled_dot_product_attention`, which itself takes the device's fastest kernel
     FUSED_CPU   torch's flash kernel for CPUs, called for parts of a softmax that are merged afterwards (`sdpa.Kernel`)
-    FUSED_CUDA  torch's memory-efficient kernel for CUDA, in the same way
+    CUDNN_CUDA  cuDNN's kernel, in the same way: half precision, values of any width
+    FLASH_CUDA  torch's flash kernel for CUDA, in the same way: half precision, values padded to the width of keys
+    FUSED_CUDA  torch's memory-efficient kernel for CUDA, in the same way: also float32, and parts with a mask
+    FLEX        FlexAttention (`flex`), compiled: blocks of keys that no query of a block sees are skipped
     PLAIN       matrix products and one softmax: any device, dtype and dropout, and all transforms of torch.func
     TRITON      a kernel of `kernels`: CUDA, half precision or float32, no gradient
 
-A further backend (FlexAttention) is a member of `Backend`, an entry in `BACKENDS`, a condition in `_refusal` and in
-`choose`, and a branch where its operation is computed. Each backend is held to the naive form of every mechanism,
-forward and, where it has one, backward. Tests and benchmarks ask for one with `prefer`.
+On CUDA, `merged` takes the class of kernel that SDPA takes for causal attention of the same device, dtype and widths:
+torch itself is asked. MHA, which is dense, is therefore never compared with ours through a faster class of kernel, and
+what switches kernels off (`torch.nn.attention.sdpa_kernel`) holds for both.
+
+FLEX is the default of none but wide windows on CUDA, where its block mask skips keys that the blocks of `dense` compute
+and mask (`flex.window_saves`). For MTLA's slots it skips nothing: the s causal triangles of T / s queries and slots are
+the pairs that are seen, T^2 / (2 s), in flash or cuDNN kernels; FLEX would save calls, not arithmetic. For ragged
+prefixes it skips the padding, whose share the host does not know and batches of like lengths keep small.
+
+FlashAttention 4 is no dependency, for nothing here has been measured with it: `activate_flash_attention_impl("FA4")` of
+`torch.nn.attention` replaces the operators that FLASH_CUDA calls, and it is then noted as "FLASH_CUDA FA4".
+
+A further backend is a member of `Backend`, an entry in `BACKENDS`, a condition in `_refusal` and in `choose`, and a
+branch where its operation is computed. Each backend is held to the naive form of every mechanism, forward and, where it
+has one, backward. Tests and benchmarks ask for one with `prefer`, and `used` says what has been taken.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from .flex import refusal as flex_refusal
+from .flex import window_saves
 from .kernels import DTYPES, usable
 from .tables import transformed
 
-Operation = Literal["dense", "merged", "step"]
+Operation = Literal["dense", "window", "merged", "step"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Backend(Enum):
@@ -40,17 +63,31 @@ class Backend(Enum):
 
     SDPA = auto()
     FUSED_CPU = auto()
+    CUDNN_CUDA = auto()
+    FLASH_CUDA = auto()
     FUSED_CUDA = auto()
+    FLEX = auto()
     PLAIN = auto()
     TRITON = auto()
 
 
 BACKENDS: dict[Operation, tuple[Backend, ...]] = {
     "dense": (Backend.SDPA,),
-    "merged": (Backend.FUSED_CPU, Backend.FUSED_CUDA, Backend.PLAIN),
+    "window": (Backend.SDPA, Backend.FLEX),
+    "merged": (
+        Backend.FUSED_CPU, Backend.CUDNN_CUDA, Backend.FLASH_CUDA, Backend.FUSED_CUDA, Backend.FLEX, Backend.PLAIN,
+    ),
     "step": (Backend.TRITON, Backend.SDPA, Backend.PLAIN),
+}  # fmt: skip
+AUTOGRAD = (Backend.FLEX, Backend.PLAIN)  # backends of `merged` whose backward is that of autograd
+STOCK = {  # what SDPA chooses among
+    SDPBackend.MATH: "matrix products",
+    SDPBackend.FLASH_ATTENTION: "flash",
+    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
+    SDPBackend.CUDNN_ATTENTION: "cuDNN",
 }
 _preferred: Backend | None = None
+_used: set[tuple[str, str]] = set()
 
 
 @contextmanager
@@ -71,49 +108,150 @@ def prefer(backend: Backend) -> Iterator[None]:
         _preferred = before
 
 
-def choose(operation: Operation, q: Tensor, *, dropout: float = 0.0, masked: bool = False) -> Backend:
+@contextmanager
+def noting() -> Iterator[set[tuple[str, str]]]:
+    """Collect what is chosen within the context alone: pairs of an operation and the name of its backend.
+
+    What is compiled is noted when it is traced, and not again when it is called. For one thread, like `prefer`.
+    """
+    global _used
+    before, _used = _used, set()
+    try:
+        yield _used
+    finally:
+        before |= _used
+        _used = before
+
+
+def used(pairs: set[tuple[str, str]] | None = None) -> dict[str, list[str]]:
+    """The backends of each operation, by name.
+
+    Args:
+        pairs: as `noting` gives them; None: all that this process has noted.
+    """
+    found: dict[str, list[str]] = {}
+    for operation, name in sorted(_used if pairs is None else pairs):
+        found.setdefault(operation, []).append(name)
+    return found
+
+
+def forget() -> None:
+    """Begin `used` anew, for another run in the same process."""
+    _used.clear()
+
+
+def _constant(function: Function) -> Function:
+    """As `torch.compiler.assume_constant_result`, which imports the whole compiler to set this."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant
+def _note(operation: str, name: str) -> None:
+    """A constant of the traced program: tracing notes it."""
+    if name == Backend.FLASH_CUDA.name:
+        implementation = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
+        name = f"{name} {implementation}" if implementation else name
+    _used.add((operation, name))
+
+
+def choose(
+    operation: Operation,
+    q: Tensor,
+    *,
+    dropout: float = 0.0,
+    masked: bool = False,
+    value_dim: int | None = None,
+    window: int = 0,
+    block: int = 0,
+    noted: bool = True,
+) -> Backend:
     """The backend for queries `q`.
 
     Args:
         operation: what is computed.
-        q: queries, or another tensor of the same device and dtype.
+        q: queries, or another tensor of the same device and dtype, and, for `merged` if noted, the same last axis.
         dropout: of attention weights.
         masked: for a step: whether one softmax kernel cannot do it (a prefix, a mask, or values narrower than keys).
+        value_dim: for `merged`: width of values; None: that of `q`.
+        window: for `window`: positions that one sees.
+        block: for `window`: queries of a block where SDPA computes it.
+        noted: whether this is what computes it, and not only a question.
 
     Raises:
         ValueError: a backend is preferred that cannot compute this.
     """
+    found = _chosen(operation, q, dropout, masked, q.shape[-1] if value_dim is None else value_dim, (window, block))
+    if noted and operation != "dense":  # `dense_attention` knows which kernel SDPA takes
+        _note(operation, found.name)
+    return found
+
+
+def _chosen(
+    operation: Operation, q: Tensor, dropout: float, masked: bool, value_dim: int, window: tuple[int, int]
+) -> Backend:
     if _preferred is not None and _preferred in BACKENDS[operation]:
         if reason := _refusal(_preferred, q, dropout, masked):
             raise ValueError(f"backend {_preferred.name} cannot compute operation {operation}: {reason}")
         return _preferred
     if operation == "dense":
         return Backend.SDPA
+    if operation == "window":
+        skips = q.is_cuda and window_saves(*window) and _refusal(Backend.FLEX, q, dropout, masked) is None
+        return Backend.FLEX if skips else Backend.SDPA
     if operation == "step":
         if q.is_cuda and _refusal(Backend.TRITON, q, dropout, masked) is None:
             return Backend.TRITON
         return Backend.PLAIN if masked else Backend.SDPA
-    if transformed():  # the fused kernels' backward is ours, which torch.func cannot transform
+    if (
+        transformed() and not torch.compiler.is_compiling()
+    ):  # the fused kernels' backward is ours, which torch.func cannot transform
         return Backend.PLAIN
     if q.is_cuda and q.dtype != torch.float64:
-        return Backend.FUSED_CUDA
+        return _like_sdpa(q, value_dim, dropout)
     if q.device.type == "cpu" and dropout == 0.0:
         return Backend.FUSED_CPU
     return Backend.PLAIN
+
+
+def _like_sdpa(q: Tensor, value_dim: int, dropout: float) -> Backend:
+    """The class of kernel that SDPA takes on CUDA for causal attention of these widths.
+
+    cuDNN has values of any width. The flash kernel has none but those as wide as keys, which `sdpa.Kernel` gives it.
+    """
+    if q.dtype not in HALF:
+        return Backend.FUSED_CUDA
+    width = q.shape[-1]
+    if _stock(q.device, q.dtype, width, value_dim, dropout) == SDPBackend.CUDNN_ATTENTION.value:
+        return Backend.CUDNN_CUDA
+    if value_dim % 8 == 0 and _stock(q.device, q.dtype, width, width, dropout) == SDPBackend.FLASH_ATTENTION.value:
+        return Backend.FLASH_CUDA  # keys begin after Dv columns, and are loaded 16 bytes at a time
+    return Backend.FUSED_CUDA
+
+
+@_constant
+def _stock(device: torch.device, dtype: torch.dtype, width: int, value_dim: int, dropout: float) -> int:
+    """The number of the `SDPBackend` that SDPA takes for causal attention with a gradient."""
+    q, value = (torch.empty(1, 1, 128, n, device=device, dtype=dtype, requires_grad=True) for n in (width, value_dim))
+    return int(torch._fused_sdp_choice(q, q, value, None, dropout, True))
 
 
 def _refusal(backend: Backend, q: Tensor, dropout: float, masked: bool) -> str | None:
     """Why a backend cannot compute an operation that has it; None: it can."""
     if backend in (Backend.PLAIN, Backend.SDPA):
         return "it has no prefix, no mask, and values as wide as keys" if backend is Backend.SDPA and masked else None
-    if transformed() and not (backend is Backend.TRITON and torch.compiler.is_compiling()):  # dynamo's own
+    if transformed() and not torch.compiler.is_compiling():  # what dynamo traces is always under one of its own
         return "transforms of torch.func cannot go through a fused kernel"
+    if backend in (Backend.FUSED_CPU, Backend.FLEX) and dropout:
+        return f"dropout is {dropout}, expected 0"
+    if backend is Backend.FLEX:
+        return flex_refusal(q)
     device = "cpu" if backend is Backend.FUSED_CPU else "cuda"
     if backend is not Backend.TRITON:
         if q.device.type != device:
             return f"the tensors are on {q.device}, expected {device}"
-        if backend is Backend.FUSED_CPU and dropout:
-            return f"dropout is {dropout}, expected 0"
+        if backend in (Backend.CUDNN_CUDA, Backend.FLASH_CUDA) and q.dtype not in HALF:
+            return f"the dtype is {q.dtype}, expected torch.float16 or torch.bfloat16"
         return "the dtype is float64" if backend is Backend.FUSED_CUDA and q.dtype == torch.float64 else None
     if q.dtype not in DTYPES:
         return f"the dtype is {q.dtype}, expected {', '.join(str(dtype) for dtype in DTYPES)}"
@@ -151,10 +289,14 @@ def dense_attention(
         (B, H, T, Dv).
     """
     assert choose("dense", q, dropout=dropout) is Backend.SDPA
+    grouped = key.shape[1] < q.shape[1]
     width, missing = value.shape[-1], key.shape[-1] - value.shape[-1]
     if q.device.type == "cpu" and q.shape[2] > 1 and not dropout and 0 < missing <= width:
         value = F.pad(value, (0, missing))  # the fused kernel of CPUs has values as wide as keys
-    out = F.scaled_dot_product_attention(
-        q, key, value, mask, dropout, causal, scale=scale, enable_gqa=key.shape[1] < q.shape[1]
-    )
+    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None or transformed():
+        _note("dense", "SDPA")  # a program that is traced has no tensors to choose by
+    else:
+        kernel = torch._fused_sdp_choice(q, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
+        _note("dense", f"SDPA {STOCK.get(SDPBackend(kernel), 'overridden')}")
+    out = F.scaled_dot_product_attention(q, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
     return out[..., :width]

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from .backends import Backend, choose
 
+WIDE = (torch.float32, torch.float64)
+
 
 def attend_cached(
     q: Tensor,
@@ -70,26 +72,77 @@ def attend_cached(
     prefix_value = prefix_key[..., :value_dim] if prefix_value is None else prefix_value[:, :, :prefix_used]
     if counts is not None:
         text_mask = torch.arange(key.shape[2], device=counts.device) < counts.reshape(-1, 1)
-    groups, prefixes, size = key.shape[1], prefix_key.shape[0], prefix_used
-    if prefix_counts is not None and prefix_mask is None:
-        prefix_mask = torch.arange(size, device=prefix_counts.device) < prefix_counts.reshape(-1, 1)
-    q_bgqd = q_bhd.reshape(batch, groups, heads // groups, width)
     if backend is Backend.SDPA:
+        q_bgqd = q_bhd.reshape(batch, key.shape[1], -1, width)
         return F.scaled_dot_product_attention(q_bgqd, key, value, scale=scale).reshape(batch, heads, 1, -1)
-    if not size:
-        p = _softmax(_logits(q_bgqd, key, text_mask, scale), key.dtype)
-        return (p @ value).reshape(batch, heads, 1, -1)
+    if prefix_counts is not None and prefix_mask is None:
+        prefix_mask = torch.arange(prefix_used, device=prefix_counts.device) < prefix_counts.reshape(-1, 1)
+    q_bgd, key, value = q_bhd if scale == 1.0 else q_bhd * scale, key.flatten(0, 1), value.flatten(0, 1)
+    groups = key.shape[0] // max(batch, 1)
+    if prefix_used:
+        prefix = prefix_key.flatten(0, 1), prefix_value.flatten(0, 1), prefix_mask
+        return products(q_bgd, key, value, groups, text_mask, *prefix).unsqueeze(2)
+    return products(q_bgd, key, value, groups, text_mask).unsqueeze(2)
 
-    def fold(x: Tensor) -> Tensor:  # (B, G, Q, D) -> (N, G, beam Q, D)
-        return x.unflatten(0, (prefixes, -1)).transpose(1, 2).flatten(2, 3)
+
+def products(
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    groups: int,
+    mask: Tensor | None = None,
+    prefix_key: Tensor | None = None,
+    prefix_value: Tensor | None = None,
+    prefix_mask: Tensor | None = None,
+) -> Tensor:
+    """`attend_cached` by batched matrix products, whose matrices are the queries of a row that read one key head.
+
+    Args:
+        q: queries, scaled, (B, H, D).
+        key, value: of the text, (B G, K, D) and (B G, K, Dv).
+        groups: G.
+        mask: which keys exist, (B, K' <= K) bool; those beyond K' do.
+        prefix_key, prefix_value: (N G, P, .), P > 0; None: there is no prefix.
+        prefix_mask: which of these exist, (N, P).
+
+    Returns:
+        (B, H, Dv).
+    """
+    batch, heads, width = q.shape
+    if groups > 1:
+        q = q.reshape(batch * groups, heads // groups, width)
+    logits = torch.bmm(q, key.mT)
+    if mask is not None:
+        _exclude(logits, mask)
+    if prefix_key is None or prefix_value is None:
+        out = torch.bmm(_softmax(logits), value)
+        return out if groups == 1 else out.view(batch, heads, -1)
+    size, prefixes = prefix_key.shape[1], prefix_key.shape[0] // groups
+    beam = batch // prefixes
+    apart = groups > 1 and beam > 1  # the queries that read a key head of a prefix do not lie together
+
+    def fold(x: Tensor) -> Tensor:  # (B G, Q, D) -> (N G, beam Q, D)
+        if apart:
+            x = x.view(prefixes, beam, groups, *x.shape[1:]).transpose(1, 2)
+        return x if beam == 1 else x.reshape(prefixes * groups, -1, x.shape[-1])
 
     def unfold(x: Tensor) -> Tensor:
-        return x.unflatten(2, (batch // prefixes, -1)).transpose(1, 2).flatten(0, 1)
+        if apart:
+            x = x.view(prefixes, groups, beam, -1, x.shape[-1]).transpose(1, 2)
+        return x if beam == 1 else x.reshape(batch * groups, -1, x.shape[-1])
 
-    prefix_logits = unfold(_logits(fold(q_bgqd), prefix_key, prefix_mask, scale))
-    p = _softmax(torch.cat((prefix_logits, _logits(q_bgqd, key, text_mask, scale)), dim=-1), key.dtype)
-    out = unfold(fold(p[..., :size]) @ prefix_value) + p[..., size:] @ value
-    return out.reshape(batch, heads, 1, -1)
+    before = torch.bmm(fold(q), prefix_key.mT)
+    if prefix_mask is not None:
+        _exclude(before, prefix_mask)
+    p = _softmax(torch.cat((unfold(before), logits), -1))
+    out = torch.bmm(p[..., size:], value)
+    weights = fold(p[..., :size])
+    if apart or not out.dtype == weights.dtype == prefix_value.dtype:  # of different types under autocast
+        out += unfold(torch.bmm(weights, prefix_value))
+    else:
+        out = torch.baddbmm(fold(out), weights, prefix_value)  # in place it would not be counted by FlopCounterMode
+        out = out if beam == 1 else out.view(batch * groups, -1, out.shape[-1])
+    return out if groups == 1 else out.view(batch, heads, -1)
 
 
 def room(used: int | Tensor) -> dict[str, Any]:
@@ -101,14 +154,13 @@ def room(used: int | Tensor) -> dict[str, Any]:
     return {"counts": used} if isinstance(used, Tensor) else {"used": used}
 
 
-def _logits(q: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    logits = (q if scale == 1.0 else q * scale) @ key.mT
-    if mask is not None and mask.shape[-1] < logits.shape[-1]:
-        logits[..., : mask.shape[-1]].masked_fill_(~mask[:, None, None], float("-inf"))
-    elif mask is not None:
-        logits = logits.masked_fill(~mask[:, None, None], float("-inf"))
-    return logits
+def _exclude(logits: Tensor, mask: Tensor) -> None:
+    """Write -inf into logits (rows G, Q, K) where the mask (rows, K' <= K) is false."""
+    rows = logits.view(len(mask), -1, logits.shape[-1])
+    rows[..., : mask.shape[-1]].masked_fill_(~mask[:, None], float("-inf"))
 
 
-def _softmax(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    return logits.softmax(-1, dtype=torch.promote_types(dtype, torch.float32)).to(dtype)
+def _softmax(logits: Tensor) -> Tensor:
+    if logits.dtype in WIDE:
+        return logits.softmax(-1)
+    return logits.softmax(-1, dtype=torch.float32).to(logits.dtype)

@@ -9,32 +9,21 @@ restricted to its part. No T x T tensor is formed, and none but the inputs, o an
 Shapes: q (B, T, H, D). Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .backends import Backend, choose
-from .sdpa import Kernel, Random, additive, dot, merge, wide
+from .backends import AUTOGRAD, Backend, choose
+from .flex import merged as flex_merged
+from .pattern import Kept, Run
+from .pattern import Past as Past  # callers know it from here
+from .sdpa import additive, wide
 
 REBUILT_HEADS = 17  # at most, built at a time in backward on a CPU
-
-
-class Past(NamedTuple):
-    """Packed keys and values (B', K, H, Dv + D) that every query sees; `mask` (B', K) bool: which exist (None: all).
-
-    B' divides B where rows share a prefix.
-
-    Args:
-        packed: [value | key] of each position, (B', K, H, Dv + D).
-        mask: (B', K) bool, true where a position exists; None: everywhere.
-    """
-
-    packed: Tensor
-    mask: Tensor | None = None
 
 
 Build = Callable[..., tuple[Tensor, Tensor]]
@@ -67,9 +56,12 @@ def merged_attention(
     packed = packed.to(q.dtype)
     if q.shape[1] % stride:
         raise ValueError(f"{q.shape[1]} positions are no multiple of the stride {stride}")
-    if choose("merged", q, dropout=dropout) is not Backend.PLAIN:
-        return _Merged.apply(q, packed, Run(value_dim, scale, stride, dropout), *(t for p in past for t in p))
-    return _plain(q, packed, value_dim, scale, stride, past, dropout)  # what the fused kernels lack
+    backend = choose("merged", q, dropout=dropout, value_dim=value_dim)
+    if backend is Backend.FLEX:
+        return flex_merged(q, packed, value_dim, scale, stride, past)
+    if backend is Backend.PLAIN:  # what the fused kernels lack
+        return _plain(q, packed, value_dim, scale, stride, past, dropout)
+    return _Merged.apply(q, packed, Run(value_dim, scale, stride, dropout, backend), *(t for p in past for t in p))
 
 
 def expanded_attention(
@@ -98,11 +90,12 @@ def expanded_attention(
         dropout: of attention weights, 0 to 1.
     """
     latent, rotary, up = (t.to(q.dtype) for t in (latent, rotary, up))
-    if not torch.is_grad_enabled() or choose("merged", q, dropout=dropout) is Backend.PLAIN:
+    backend = choose("merged", q, dropout=dropout, value_dim=value_dim)
+    if not torch.is_grad_enabled() or backend in AUTOGRAD:
         packed = expand(latent, rotary, up)
         return merged_attention(q, packed, value_dim, scale, stride=stride, past=past, dropout=dropout)
     tensors = [t for p in past or [] for t in (p.packed.to(q.dtype), p.mask)]
-    return _Expanded.apply(q, latent, rotary, up, Run(value_dim, scale, stride, dropout), *tensors)
+    return _Expanded.apply(q, latent, rotary, up, Run(value_dim, scale, stride, dropout, backend), *tensors)
 
 
 def rebuilt_attention(
@@ -131,11 +124,11 @@ def rebuilt_attention(
     """
     example = tensors[0]
     kept = not torch.is_grad_enabled() or torch.compiler.is_compiling()  # autograd inside backward cannot be captured
-    if kept or choose("merged", example, dropout=dropout) is Backend.PLAIN:
+    if kept or choose("merged", example, dropout=dropout, noted=False) in AUTOGRAD:
         q, packed = build(slice(0, num_heads), *tensors)
         return merged_attention(q, packed, value_dim, scale, past=past, dropout=dropout)
     flat = [t for p in past or [] for t in (p.packed.to(example.dtype), p.mask)]
-    return _Rebuilt.apply(build, num_heads, Run(value_dim, scale, 1, dropout), len(tensors), *tensors, *flat)
+    return _Rebuilt.apply(build, num_heads, (value_dim, scale, 1, dropout), len(tensors), *tensors, *flat)
 
 
 def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, past: Iterable[Past]) -> Tensor:
@@ -148,9 +141,10 @@ def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, pas
         scale: factor of the logits.
         past: what every query reads besides; each is asked for once.
     """
-    if choose("merged", q) is not Backend.PLAIN:
-        return Run(value_dim, scale, 1, 0.0).forward(q, packed.to(q.dtype), past)[0]
-    return _plain(q, packed, value_dim, scale, 1, list(past), 0.0)
+    backend = choose("merged", q, value_dim=value_dim)
+    if backend in AUTOGRAD:
+        return merged_attention(q, packed, value_dim, scale, past=list(past))
+    return Run(value_dim, scale, 1, 0.0, backend).forward(q, packed.to(q.dtype), past)[0]
 
 
 def _plain(
@@ -191,7 +185,7 @@ class _Merged(torch.autograd.Function):
     """Keeps q, the packed keys and values, the output and its log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, packed: Tensor, run: "Run", *rest: Tensor | None) -> Tensor:
+    def forward(ctx: Any, q: Tensor, packed: Tensor, run: Run, *rest: Tensor | None) -> Tensor:
         out, kept = run.forward(q, packed, _pairs(rest))
         ctx.save_for_backward(q, packed, out, *rest, *kept.flat())
         ctx.run, ctx.count = run, len(rest)
@@ -212,7 +206,7 @@ class _Expanded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor, run: "Run", *rest: Tensor | None
+        ctx: Any, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor, run: Run, *rest: Tensor | None
     ) -> Tensor:
         past, out, parts = _pairs(rest), q.new_empty(*q.shape[:3], run.value_dim), []
         for heads in _groups(q):
@@ -250,9 +244,12 @@ class _Rebuilt(torch.autograd.Function):
     """Keeps what queries, keys and values are built of, and builds these of a few heads at a time."""
 
     @staticmethod
-    def forward(ctx: Any, build: Build, num_heads: int, run: "Run", count: int, *flat: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, build: Build, num_heads: int, how: tuple[int, float, int, float], count: int, *flat: Tensor | None
+    ) -> Tensor:
         tensors, past = flat[:count], _pairs(flat[count:])
         q, packed = _exactly(build, slice(0, num_heads), tensors)
+        run = Run(*how, choose("merged", q, dropout=how[-1], value_dim=how[0]))  # known by the queries' width
         out, kept = run.forward(q, packed, past)
         ctx.save_for_backward(*flat, out, *kept.flat())
         ctx.build, ctx.num_heads, ctx.run, ctx.counts = build, num_heads, run, (count, len(flat))
@@ -323,174 +320,5 @@ def _groups(q: Tensor, size: int = 2) -> list[slice]:
     return [slice(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
-class Kept(NamedTuple):
-    """What backward needs beside inputs and output: log-sum-exp (B, T, H), own logits (B, T/s, s - 1, H), dropout.
-
-    Args:
-        lse: log-sum-exp of each query's logits, (B, T, H).
-        own: logits of the keys that only their own query reads, (B, T/s, s - 1, H); None where s = 1.
-        mask: dropout factors of these keys, of the same shape; None without dropout.
-        randoms: the state of each kernel's dropout, in the order of the calls.
-    """
-
-    lse: Tensor
-    own: Tensor | None
-    mask: Tensor | None
-    randoms: tuple[Random, ...]
-
-    def flat(self) -> list[Tensor | None]:
-        return [self.lse, self.own, self.mask, *(t for random in self.randoms for t in random)]
-
-    @classmethod
-    def of(cls, flat: Any) -> "Kept":
-        lse, own, mask, *rest = flat
-        return cls(lse, own, mask, tuple(Random(*rest[i : i + 2]) for i in range(0, len(rest), 2)))
-
-    @classmethod
-    def joined(cls, parts: Sequence["Kept"]) -> "Kept":
-        """Of groups of heads, each with the same calls; more than one where there is no dropout alone."""
-        if len(parts) == 1:
-            return parts[0]
-        own = None if parts[0].own is None else torch.cat([part.own for part in parts if part.own is not None], -1)
-        return cls(torch.cat([part.lse for part in parts], -1), own, None, parts[0].randoms)
-
-    def heads(self, heads: slice) -> "Kept":
-        own, mask = (None if t is None else t[..., heads] for t in (self.own, self.mask))
-        return Kept(self.lse[..., heads], own, mask, self.randoms)
-
-
-class Run(NamedTuple):
-    """The pattern, forward and backward, over packed keys and values that exist.
-
-    With a stride s, the s queries from the last one of a chunk on see the same slots: shifted by s - 1 positions, query
-    i sees the slots j <= i // s. What only its own query sees is merged afterwards.
-
-    Args:
-        value_dim: Dv, width of values.
-        scale: factor of the logits.
-        stride: s, see :func:`merged_attention`.
-        dropout: of attention weights, 0 to 1.
-    """
-
-    value_dim: int
-    scale: float
-    stride: int
-    dropout: float
-
-    def forward(self, q: Tensor, packed: Tensor, past: Iterable[Past]) -> tuple[Tensor, Kept]:
-        """Output (B, T, H, Dv), and what backward needs."""
-        out = q.new_empty(*q.shape[:3], self.value_dim)
-        return out, self.fill(q, packed, past, out)
-
-    def fill(self, q: Tensor, packed: Tensor, past: Iterable[Past], out: Tensor) -> Kept:
-        """The same, into an output that exists."""
-        kernel = Kernel(self.value_dim, self.scale, self.dropout)
-        s, lse = self.stride, q.new_empty(q.shape[:3], dtype=wide(q.dtype))
-        own = mask = None
-        if s == 1:
-            randoms = kernel.causal(q, packed, out, lse)
-        else:
-            randoms = kernel.causal(
-                _shifted(q, s - 1, q.shape[-1]), packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s
-            )
-            (queries, rows), rows_lse, (value, key) = self._own(q, out), self._places(lse), self._own_packed(packed)
-            own = dot(queries, key) * self.scale
-            mask = F.dropout(torch.ones_like(own), self.dropout) if self.dropout else None
-            read = value if mask is None else value * mask.unsqueeze(-1).to(value.dtype)
-            rows[:, 0], rows_lse[:, 0] = read[:, 0], own[:, 0]
-            merge(rows[:, 1:], rows_lse[:, 1:], read[:, 1:], own[:, 1:])
-        for p in past:
-            beam = q.shape[0] // p.packed.shape[0]
-            o, new, random = kernel.forward(_fold(q, beam), p.packed, p.mask, causal=False)
-            randoms.append(random)
-            merge(out, lse, _unfold(o, beam), _unfold(new, beam))
-        return Kept(lse, own, mask, tuple(randoms))
-
-    def backward(
-        self, grad: Tensor, q: Tensor, packed: Tensor, past: list[Past], out: Tensor, kept: Kept, dq: Tensor
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Fill dq, the gradient of q; return those of packed and of each past."""
-        kernel = Kernel(self.value_dim, self.scale, self.dropout)
-        s, width, randoms = self.stride, q.shape[-1], iter(kept.randoms)
-        dpacked = q.new_empty(packed.shape)
-        if s == 1:
-            wide_grad, wide_out = (kernel.wide_enough(t, width) for t in (grad, out))
-            kernel.causal_backward(wide_grad, q, packed, wide_out, kept.lse, dq, dpacked, randoms)
-        else:
-            value_width = self.value_dim if q.is_cuda else width
-            kernel.causal_backward(
-                _shifted(grad, s - 1, value_width), _shifted(q, s - 1, width), packed[:, s - 1 :: s],
-                _shifted(out, s - 1, value_width), _shifted(kept.lse.unsqueeze(-1), s - 1, 1).squeeze(-1),
-                dq[:, s - 1 :], dpacked[:, s - 1 :: s], randoms, s,
-            )  # fmt: skip
-            dq[:, : s - 1] = 0.0
-            self._own_backward(grad, q, packed, out, kept, dq, dpacked)
-        more = []
-        for each in past:
-            beam = q.shape[0] // each.packed.shape[0]
-            g, queries, o, lse = (_fold(t, beam) for t in (grad, q, out, kept.lse))
-            g, o = (kernel.wide_enough(t, width) for t in (g, o))
-            more_q, dk, d_value = kernel.backward(g, queries, each.packed, each.mask, o, lse, False, next(randoms))
-            dq += _unfold(more_q, beam)
-            more.append(torch.cat((d_value, dk), -1))
-        return dpacked, more
-
-    def _own_backward(
-        self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, kept: Kept, dq: Tensor, dpacked: Tensor
-    ) -> None:
-        """Of the keys that only their own query sees: fill dpacked there, add to dq."""
-        assert kept.own is not None
-        (queries, g, o, d_queries), lse = self._own(q, grad, out, dq), self._places(kept.lse)
-        (value, key), (d_value, d_key) = self._own_packed(packed), self._own_packed(dpacked)
-        p = torch.exp(kept.own - lse)
-        scores, weight = value - o, p
-        if kept.mask is not None:
-            scores, weight = value * kept.mask.unsqueeze(-1).to(value.dtype) - o, p * kept.mask
-        ds = (dot(g, scores) * p * self.scale).to(q.dtype).unsqueeze(-1)
-        _multiply_into(d_value, g, weight.to(q.dtype).unsqueeze(-1))
-        _multiply_into(d_key, queries, ds)
-        d_queries.addcmul_(key, ds)
-
-    def _places(self, x: Tensor) -> Tensor:
-        """(B, T, ...) -> (B, T/s, s - 1, ...): the positions whose keys only their own query sees."""
-        return x.unflatten(1, (-1, self.stride))[:, :, :-1]
-
-    def _own(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._places(x) for x in tensors)
-
-    def _own_packed(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """Values and keys at these positions."""
-        return self._places(packed).split([self.value_dim, packed.shape[-1] - self.value_dim], -1)
-
-
-def _shifted(x: Tensor, by: int, width: int) -> Tensor:
-    """(B, T, ..., w) -> (B, T, ..., width): the positions from `by` on, then zeros; zeros beyond column w."""
-    size, own = x.shape[1] - by, x.shape[-1]
-    if torch.compiler.is_compiling():
-        return F.pad(x[:, by:], (0, width - own, *[0, 0] * (x.dim() - 3), 0, by))
-    found = x.new_empty(*x.shape[:-1], width)
-    found[:, size:] = 0.0
-    found[:, :size, ..., own:] = 0.0
-    found[:, :size, ..., :own] = x[:, by:]
-    return found
-
-
-def _multiply_into(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """out = a * b without a temporary tensor; torch.compile refuses `out=` of a slice, and needs none."""
-    if torch.compiler.is_compiling():
-        out.copy_(a * b)
-    else:
-        torch.mul(a, b, out=out)
-
-
 def _pairs(tensors: Any) -> list[Past]:
     return [Past(*tensors[i : i + 2]) for i in range(0, len(tensors), 2)]
-
-
-def _fold(x: Tensor, beam: int) -> Tensor:
-    """(N * beam, T, ...) -> (N, beam * T, ...): the rows of a prefix query it together."""
-    return x if beam == 1 else x.unflatten(0, (-1, beam)).flatten(1, 2)
-
-
-def _unfold(x: Tensor, beam: int) -> Tensor:
-    return x if beam == 1 else x.unflatten(1, (beam, -1)).flatten(0, 1)

@@ -112,6 +112,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((u * cos - v * sin, v * cos + u * sin), dim=-1).to(x.dtype)
 
 
+Turn = tuple[Tensor, Tensor]  # cos (..., D/2), and [-sin, sin] (..., 2, D/2), of one position of each row
+
+
+def turn(x: Tensor, angles: Turn, out: Tensor) -> None:
+    """`rotate` of x (..., 2, D/2), its halves apart, into `out` of the same shape and dtype.
+
+    Args:
+        x: what is rotated.
+        angles: of its positions, which broadcast, in the dtype of x.
+        out: may be a part of a larger tensor, but not of x.
+    """
+    cos, signed = angles
+    torch.mul(x, cos, out=out)
+    out.addcmul_(x.flip(-2), signed)
+
+
 def adjacent_to_half_split(dim: int) -> Tensor:
     """(dim,) permutation p: x[..., p] in half-split order is x in adjacent-pair order (0, 1), (2, 3), ...
 

@@ -1,8 +1,10 @@
 """The stock fused kernels of CPU and CUDA in one shape, and the arithmetic that merges what they return.
 
 Shapes: q (B, T, H, D), packed [value | key] (B, K, H, Dv + D), out (B, T, H, Dv), log-sum-exp (B, T, H).
-The CPU kernel needs values as wide as keys; packed, the first D columns serve: what it makes of the columns beyond
-Dv (which belong to the key) is never read, and their gradient is zero.
+The flash kernels of CPU and CUDA need values as wide as keys; packed, the first D columns serve: what they make of the
+columns beyond Dv (which belong to the key) is never read, and their gradient is zero.
+The flash kernel of CUDA has no mask, and a mask of cuDNN's differs between its versions: a part with a mask goes
+through the memory-efficient kernel, whatever computes the others. Their log-sum-exps are all natural logarithms.
 """
 
 from collections.abc import Iterator
@@ -13,14 +15,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .backends import Backend
+
+PADDED = (Backend.FUSED_CPU, Backend.FLASH_CUDA)  # kernels whose values are as wide as their keys
+
 BLOCK = 256  # a causal triangle of so many queries is one call of the CPU kernel
 
 
 class Random(NamedTuple):
-    """Where the CUDA kernel's dropout was, for its backward.
+    """Where a CUDA kernel's dropout was, for its backward.
 
     Args:
-        seed: of the generator, a tensor that the kernel returns; None: no dropout.
+        seed: of the generator, or its whole state, a tensor that the kernel returns; None: no dropout.
         offset: of the generator; None: no dropout.
     """
 
@@ -80,11 +86,13 @@ class Kernel(NamedTuple):
         value_dim: Dv, width of values.
         scale: factor of the logits.
         dropout: of attention weights, 0 to 1.
+        backend: FUSED_CPU, FLASH_CUDA, CUDNN_CUDA or FUSED_CUDA.
     """
 
     value_dim: int
     scale: float
     dropout: float
+    backend: Backend
 
     def causal(self, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, group: int = 1) -> list[Random]:
         """Fill out and lse: query i sees the keys j <= i // group.
@@ -100,7 +108,7 @@ class Kernel(NamedTuple):
             group: queries that see the same keys.
         """
         randoms = []
-        bounds = _bounds(q, packed)
+        bounds = self._bounds(packed)
         for place in range(group):
             queries, target, target_lse = (t[:, place::group] for t in (q, out, lse))
             for rows, count in _triangles(bounds, target):
@@ -126,7 +134,7 @@ class Kernel(NamedTuple):
         """Fill dq and dpacked.
 
         Args:
-            grad: of the output, (B, group K, H, Dv), on a CPU as wide as keys; zero in rows of padding.
+            grad: of the output, (B, group K, H, Dv), as wide as `value_width` says; zero in rows of padding.
             q, packed: as in :meth:`causal`.
             out: of the whole softmax, as wide as `grad`, with the same rows.
             lse: of the whole softmax, with the same rows.
@@ -135,7 +143,7 @@ class Kernel(NamedTuple):
             randoms: what :meth:`causal` has returned.
             group: queries that see the same keys.
         """
-        bounds = _bounds(q, packed)
+        bounds = self._bounds(packed)
         for place in range(group):
             given, target = [t[:, place::group] for t in (grad, q, out, lse)], dq[:, place::group]
             for rows, count in _triangles(bounds, target):
@@ -161,29 +169,61 @@ class Kernel(NamedTuple):
             else:
                 part.add_(more)
 
-    def wide_enough(self, x: Tensor, width: int) -> Tensor:
-        """An output or its gradient, (B, T, H, Dv), as wide as the device's kernel has values.
+    def _by(self, mask: Tensor | None) -> Backend:
+        """What computes a part with this mask."""
+        unmasked = self.backend in (Backend.FLASH_CUDA, Backend.CUDNN_CUDA)
+        return Backend.FUSED_CUDA if unmasked and mask is not None else self.backend
+
+    def value_width(self, width: int, mask: Tensor | None = None) -> int:
+        """How wide the kernel of a part has values: D or Dv.
+
+        Args:
+            width: of keys, D.
+            mask: of the part.
+        """
+        return width if self._by(mask) in PADDED else self.value_dim
+
+    def wide_enough(self, x: Tensor, width: int, mask: Tensor | None = None) -> Tensor:
+        """An output or its gradient, (B, T, H, Dv), as wide as the kernel of a part has values.
 
         Args:
             x: the output or the gradient.
             width: of keys, D.
+            mask: of the part.
         """
-        extra = width - x.shape[-1]
-        return x if x.is_cuda or not extra else F.pad(x, (0, extra))
+        extra = self.value_width(width, mask) - x.shape[-1]
+        return F.pad(x, (0, extra)) if extra else x
 
     def forward(self, q: Tensor, packed: Tensor, mask: Tensor | None, *, causal: bool) -> tuple[Tensor, Tensor, Random]:
-        k, v = self._key_value(packed)
+        """Output (B, T, H, Dv), log-sum-exp (B, T, H), and where the dropout was, of one part.
+
+        Args:
+            q: (B, T, H, D).
+            packed: [value | key], (B, K, H, Dv + D).
+            mask: (B, K) bool, true where a key exists; None: everywhere.
+            causal: T = K, and query i sees the keys j <= i; then without a mask.
+        """
+        by, (q, k, v) = self._by(mask), self._inputs(q, packed, mask)
         bias, random = additive(mask, q.dtype), Random()
-        q = q.transpose(1, 2)
-        if q.is_cuda:
+        if by is Backend.FUSED_CPU:
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, 0.0, causal, attn_mask=bias, scale=self.scale
+            )
+        elif by is Backend.FLASH_CUDA:
+            out, lse, _, _, _, _, *state, _ = torch.ops.aten._scaled_dot_product_flash_attention(
+                q, k, v, self.dropout, causal, scale=self.scale
+            )
+            random = Random(*state)
+        elif by is Backend.CUDNN_CUDA:
+            out, lse, _, _, _, _, *state, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+                q, k, v, None, True, self.dropout, causal, scale=self.scale
+            )
+            lse, random = lse.squeeze(-1), Random(*state)
+        else:
             out, lse, *state = torch.ops.aten._scaled_dot_product_efficient_attention(
                 q, k, v, _cuda_bias(bias, q), True, self.dropout, causal, scale=self.scale
             )
             lse, random = lse[..., : q.shape[2]], Random(*state)
-        else:
-            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, 0.0, causal, attn_mask=bias, scale=self.scale
-            )
         return out.transpose(1, 2)[..., : self.value_dim], lse.transpose(1, 2), random
 
     def backward(
@@ -191,31 +231,42 @@ class Kernel(NamedTuple):
         out: Tensor, lse: Tensor, causal: bool, random: Random,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, keys and values; `grad` and `out` come from :meth:`wide_enough`."""
-        k, v = self._key_value(packed)
-        grad, q, out, lse = (t.transpose(1, 2) for t in (grad, q, out, lse))
-        bias = additive(mask, q.dtype)
-        if q.is_cuda:
+        by, (q, k, v) = self._by(mask), self._inputs(q, packed, mask)
+        grad, out, lse = (t.transpose(1, 2) for t in (grad, out, lse))
+        bias, sizes = additive(mask, q.dtype), (q.shape[2], k.shape[2])
+        if by is Backend.FUSED_CPU:
+            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=self.scale
+            )
+        elif by is Backend.FLASH_CUDA:
+            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+                grad, q, k, v, out, lse.contiguous(), None, None, *sizes, self.dropout, causal, *random,
+                scale=self.scale,
+            )  # fmt: skip
+        elif by is Backend.CUDNN_CUDA:
+            dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+                grad, q, k, v, out, lse.contiguous().unsqueeze(-1), *random, None, None, None, *sizes, self.dropout,
+                causal, scale=self.scale,
+            )  # fmt: skip
+        else:
             lse = F.pad(lse, (0, -lse.shape[-1] % 32)).contiguous()  # the kernel reads whole tiles of 32 rows
             dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
                 grad, q, k, v, _cuda_bias(bias, q), out, lse, random.seed, random.offset, self.dropout,
                 [True, True, True, False], causal, scale=self.scale,
             )  # fmt: skip
-        else:
-            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=self.scale
-            )
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)[..., : self.value_dim]
 
-    def _key_value(self, packed: Tensor) -> tuple[Tensor, Tensor]:
-        width = packed.shape[-1] - self.value_dim if packed.device.type == "cpu" else self.value_dim
-        return packed[..., self.value_dim :].transpose(1, 2), packed[..., :width].transpose(1, 2)
+    def _inputs(self, q: Tensor, packed: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as a kernel has them, (B, H, ., .)."""
+        width = self.value_width(packed.shape[-1] - self.value_dim, mask)
+        key, value = packed[..., self.value_dim :], packed[..., :width]
+        return q.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
-
-def _bounds(q: Tensor, packed: Tensor) -> list[int]:
-    """The keys at which blocks begin, and their number: 2^n blocks of at most BLOCK keys; on CUDA one block."""
-    size = packed.shape[1]
-    count = 1 if q.is_cuda else 1 << max(-(-size // BLOCK) - 1, 0).bit_length()
-    return [size * i // count for i in range(count + 1)]
+    def _bounds(self, packed: Tensor) -> list[int]:
+        """The keys at which blocks begin, and their number: 2^n blocks of at most BLOCK keys; on CUDA one block."""
+        size = packed.shape[1]
+        count = 1 << max(-(-size // BLOCK) - 1, 0).bit_length() if self.backend is Backend.FUSED_CPU else 1
+        return [size * i // count for i in range(count + 1)]
 
 
 def _triangles(bounds: list[int], rows: Tensor) -> Iterator[tuple[slice, int]]:

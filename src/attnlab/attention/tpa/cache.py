@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..positional import Angles, PositionalCache
 
 TILE = 2048  # cached positions at a time: of their products with a query, or of their keys and values, built again
+ALIGNED = 16  # positions
 
 Span = Callable[[int, int], Angles]  # those of the positions first ... last - 1
 Held = dict[str, Tensor]  # key_head, value_head (B, R, h, positions), key_token, value_token (B, R, positions, w)
@@ -18,14 +20,35 @@ Held = dict[str, Tensor]  # key_head, value_head (B, R, h, positions), key_token
 class FactorCache(PositionalCache):
     """Factors of keys and values, where they differ from position to position.
 
-    Positions lie as a step reads them: along the rows of its matrix products.
+    Positions lie as a step reads them: along the rows of its matrix products. A static cache has room for a multiple of
+    `ALIGNED` positions, of which it uses `capacity`: only then does the kernel read rows of head factors in whole
+    loads (see `ops.kernels.factor`).
     """
+
+    def make_static(self) -> None:
+        super().make_static()
+        self.text, self.prefix = self._aligned(self.text), self._aligned(self.prefix)
+        missing = self.prefix_capacity + self._slots - len(self.cos)  # angles of positions that do not exist
+        self.cos, self.sin = (F.pad(table, (0, 0, 0, missing)) for table in (self.cos, self.sin))
+
+    @property
+    def _slots(self) -> int:
+        """Text positions that the buffers hold."""
+        return self.capacity + (-self.capacity % ALIGNED if self.is_static else 0)
+
+    def _aligned(self, held: "Held") -> "Held":
+        """Copies with zeros behind the last position, up to a multiple of `ALIGNED`."""
+        found = {}
+        for name, buffer in held.items():
+            missing, axis = -buffer.shape[self.axes[name]] % ALIGNED, self.axes[name]
+            found[name] = F.pad(buffer, (0, 0) * (buffer.dim() - 1 - axis) + (0, missing)) if missing else buffer
+        return found
 
     def text_segment(self, size: int | Tensor) -> "Segment":
         """The first positions of each row's text; where the device alone knows how many, (1,), all with a mask."""
         if isinstance(size, Tensor):
-            exists = torch.arange(self.capacity, device=size.device) < size
-            return Segment(self.text, self.capacity, self.angles, exists.unsqueeze(0))
+            exists = torch.arange(self._slots, device=size.device) < size
+            return Segment(self.text, self._slots, self.angles, exists.unsqueeze(0))
         return Segment(span(self.text, 0, size), size, self.angles)
 
     def prefix_segment(self) -> "Segment":

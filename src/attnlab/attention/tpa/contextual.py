@@ -318,7 +318,8 @@ class TPA(PositionalAttention):
         new = max(t.shape[1] for t in query)
         query = tuple(t.expand(-1, new, -1, -1) for t in query)  # learned factors have one position
         tiles = [tile for segment in segments for tile in _tiles(segment)]
-        logits = torch.cat([self._logits(query, batch, tile) for tile in tiles], -1)
+        found = [self._logits(query, batch, tile) for tile in tiles]
+        logits = torch.cat(found, -1) if len(found) > 1 else found[0]
         if new > 1:
             future = torch.ones(new, new, dtype=torch.bool, device=logits.device).triu(1)
             logits[..., -new:].masked_fill_(future[:, None], float("-inf"))
@@ -339,9 +340,9 @@ class TPA(PositionalAttention):
         product = product.unflatten(2, (count, -1))
         if len(parts) == 2:
             product = parts[0].unsqueeze(1) @ product
-        logits = product[:, 0] * head[:, 0].unsqueeze(1)
+        logits = product[:, 0].mul_(head[:, 0].unsqueeze(1))  # in place: these are the largest tensors of a step
         for r in range(1, self.rank):
-            logits = torch.addcmul(logits, product[:, r], head[:, r].unsqueeze(1))
+            logits.addcmul_(product[:, r], head[:, r].unsqueeze(1))
         if tile.mask is not None:
             logits.masked_fill_(~tile.mask[:, None, None], float("-inf"))
         return _unfold(logits, batch, rows)

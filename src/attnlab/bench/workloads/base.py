@@ -37,12 +37,14 @@ class Workload(ABC):
         section: the section of the record that the last row fills, if any.
         reads_prefix: whether a prefix of at least one position is needed where the model has an encoder, always, or
             never.
+        captured: whether a run replays a CUDA graph.
     """
 
     about: ClassVar[str]
     checked: ClassVar[tuple[str, ...]]
     section: ClassVar[Literal["training", "inference"] | None] = None
     reads_prefix: ClassVar[Literal["always", "with an encoder", "never"]] = "never"
+    captured: bool = False
 
     @abstractmethod
     def __init__(self, variant: Any, shape: Shape, dtype: torch.dtype, device: torch.device) -> None: ...
@@ -86,8 +88,8 @@ class Workload(ABC):
         """Bytes `measured` after a run and `predicted` from the shape; None where nothing is cached."""
         return None
 
-    def device_seconds(self) -> float | None:
-        """Seconds of the last run by the device's own events; None: the host's clock tells."""
+    def bytes_read(self) -> int | None:
+        """Bytes of memory that a run must read at least once; None: nothing says how many."""
         return None
 
     def rates(self, seconds: float) -> dict[str, Any]:

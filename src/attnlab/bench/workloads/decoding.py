@@ -1,13 +1,16 @@
 """Cached steps of one attention layer."""
 
 import itertools
+import time
+from statistics import median
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 
 from attnlab.attention import Attention, Cache
-from attnlab.bench.settings import Settings, Shape
+from attnlab.bench.products import product_seconds
+from attnlab.bench.settings import Settings, Shape, rounded
 from attnlab.bench.variants import AttentionVariant
 from attnlab.bench.workloads.attention import AttentionWorkload, random_inputs
 
@@ -88,6 +91,30 @@ class Decoding(AttentionWorkload):
             if self.shape.reorder:
                 self.cache.reorder(self.rows)
             self.attention.extend(self.x[:, t : t + 1], self.cache)
+
+    def bytes_read(self) -> int:
+        """Of each step the weights and the whole cache: a lower bound but for the slots that fill up meanwhile."""
+        assert self.cache is not None
+        weights = sum(p.numel() * p.element_size() for p in self.attention.parameters())
+        return self.shape.text * (weights + self.cache.nbytes)
+
+    def rates(self, seconds: float) -> dict[str, Any]:
+        """On a CPU: of three more runs with the profiler and three without, in turns, what matrix products take.
+
+        Seconds, and the share of the time outside of them. It is negative where other work slows the former runs down.
+        """
+        if self.rows.device.type != "cpu":
+            return {}
+        products, whole = [], []
+        for _ in range(3):
+            self.prepare()
+            began = time.perf_counter()
+            self.run()
+            whole.append(time.perf_counter() - began)
+            self.prepare()
+            products.append(product_seconds(self.run))
+        share = 1 - median(part / run for part, run in zip(products, whole, strict=True))
+        return {"product_seconds": rounded(median(products)), "share_outside_products": rounded(share, 3)}
 
     def cache_bytes(self) -> dict[str, int]:
         assert self.cache is not None

@@ -131,7 +131,7 @@ def _of(buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
 class Kernels(Workload):
     """One step's reading of a cache of `context` positions after a prefix of each row; projections are left out.
 
-    On CUDA it is captured in a graph, and timed by events of the device; `prepare` flushes the device's cache.
+    On CUDA it is captured in a graph.
     Arguments are those of `Workload`.
 
     Raises:
@@ -140,8 +140,8 @@ class Kernels(Workload):
 
     about = (
         "the attention of one step of one layer, without projections, over `context` positions of text and a prefix of "
-        "each row, at random. CUDA: seconds of the device by CUDA events around a replayed CUDA graph of it, with the "
-        "device's cache flushed before; share_of_copy: bytes of the cache per second by those of a device copy (read "
+        "each row, at random. CUDA: a replayed CUDA graph of it; share_of_copy: bytes of the cache "
+        "per second by those of a device copy (read "
         "and written) in the same run. Triton's interpreter is not timed"
     )
     checked = ("output",)
@@ -153,12 +153,9 @@ class Kernels(Workload):
             raise LookupError("a kernel is timed on CUDA: its time in Triton's interpreter says nothing about it")
         self.step = step_of(attention, shape, dtype, device)
         self.call: Callable[[], object] = partial(self.step.read, backend)
-        self.events: list[torch.cuda.Event] = []
-        if device.type == "cuda":
+        self.captured = device.type == "cuda"
+        if self.captured:
             self.call = _captured(self.call)
-            self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
-            self.other = torch.empty(size, dtype=torch.uint8, device=device)
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Reading]:
@@ -190,25 +187,16 @@ class Kernels(Workload):
         error = float((got - want).norm() / want.norm())
         return {"output": rounded(error, 2), "tolerance": TOLERANCE[dtype]}
 
-    def prepare(self) -> None:
-        if self.events:
-            self.other.zero_()
-
     @torch.inference_mode()
     def run(self) -> None:
-        if not self.events:
-            self.call()
-            return
-        self.events[0].record()
         self.call()
-        self.events[1].record()
 
-    def device_seconds(self) -> float | None:
-        return self.events[0].elapsed_time(self.events[1]) / 1000 if self.events else None
+    def bytes_read(self) -> int:
+        return self.step.nbytes
 
     def rates(self, seconds: float) -> dict[str, Any]:
         read = {"bytes": self.step.nbytes}
-        if not self.events:
+        if not self.captured:
             return read | {"bytes_per_second": NOT_RUN, "share_of_copy": NOT_RUN}
         speed = self.step.nbytes / seconds
         return read | {"bytes_per_second": rounded(speed), "share_of_copy": rounded(speed / copy_speed(self.device))}

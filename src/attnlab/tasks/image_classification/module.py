@@ -19,7 +19,8 @@ from attnlab.callbacks.contribution import Scored
 from attnlab.callbacks.speed import now
 from attnlab.compression.decompositions import fusion_penalty
 from attnlab.compression.modules.attention import SlimAttention
-from attnlab.training.module import Module, at_least_float32
+from attnlab.models.token_loss import at_least_float32
+from attnlab.training.module import Module
 
 
 class ImageClassification(Module):
@@ -41,6 +42,8 @@ class ImageClassification(Module):
         channels_last: whether images are given in torch.channels_last.
         compile: whether torch.compile compiles the model that is trained.
     """
+
+    compiled_part = "the model that is trained; not its averaged copy"
 
     def __init__(
         self,

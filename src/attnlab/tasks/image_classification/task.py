@@ -35,9 +35,10 @@ from attnlab.data.samples.images import CLASSES
 from attnlab.errors import ConfigError, DataError
 from attnlab.metrics import TopAccuracy
 from attnlab.models.build import without_memory
+from attnlab.models.token_loss import at_least_float32
 from attnlab.pretrained import family_of
 from attnlab.pretrained.timm import VisionTransformer
-from attnlab.runs.device import device_of, scoring_dtype
+from attnlab.runs.device import compiles, device_of, scoring_dtype
 from attnlab.runs.files import write_text
 from attnlab.runs.identity import architecture
 from attnlab.runs.progress import each
@@ -46,7 +47,6 @@ from attnlab.tasks.base import Task, beside
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.predict import INPUT, Classification
 from attnlab.tasks.image_classification.pretraining import pretrain
-from attnlab.training.module import at_least_float32
 from attnlab.training.trainer import test
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class ImageClassificationTask(Task):
             ema_warmup=task.ema_warmup,
             fusion_penalty=cfg.compress.get("fusion_penalty", 0.0),
             channels_last=task.channels_last,
-            compile=cfg.hardware.compile,
+            compile=compiles(cfg),
         )
 
     def keep(self, directory: Path, data: ImageData) -> None:

@@ -271,7 +271,7 @@ def load_original(cfg: DictConfig, decoder: Decoder, data: LanguageModellingData
     if source == SAMPLE:
         if data is None or data.root is None:
             raise ConfigError("the sample model is trained on the task's text, which is not read here")
-        source = str(sample_model(data.source, data.root, data.cache_dir, cfg.seed))
+        source = str(sample_model(data.source, data.root, data.cache_dir, cfg.seed, cfg.task.sample_facts))
     fill(decoder, huggingface.load(source, dtype=torch.float32))
     return decoder
 

@@ -29,6 +29,8 @@ class Healed(LanguageModelling):
         scales: of each layer, the variance of the output of the teacher's attention.
     """
 
+    compiled_part = "the loss in validation and perplexity; not the training against the teacher"
+
     def __init__(self, model: Decoder, vocabulary: Any, *, healing: Healing, **arguments: Any) -> None:
         super().__init__(model, vocabulary, **arguments)
         self.healing = healing

@@ -11,6 +11,7 @@ from attnlab.callbacks.contribution import Scored
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models import LanguageModel
+from attnlab.training.compilation import Compiled
 from attnlab.training.module import Module
 
 
@@ -25,26 +26,18 @@ class LanguageModelling(Module):
     """
 
     counts_right = False
+    compiled_part = "the model with its loss, in training, validation and perplexity; not steps through caches"
 
     def __init__(self, model: LanguageModel, vocabulary: Vocabulary, *, compile: bool = False, **training: Any) -> None:
         super().__init__(**training)
         self.model: LanguageModel = model
         self.vocabulary = vocabulary
-        self._compile, self._compiled = compile, (0, model.loss)
+        self._compiled = Compiled(compile)
 
     def configure_model(self) -> None:
         super().configure_model()
         if isinstance(self.model, FSDPModule):  # which gathers and frees parameters around calls of forward alone
             register_fsdp_forward_method(self.model, "loss")
-
-    @property
-    def _loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Of the model as it is now: it may be sharded meanwhile, or whole again."""
-        if not self._compile:
-            return self.model.loss
-        if self._compiled[0] != id(self.model):
-            self._compiled = id(self.model), torch.compile(self.model.loss)
-        return self._compiled[1]
 
     def nll(self, window: Window) -> tuple[Tensor, Tensor]:
         """Nats of all targets together, and how many there are."""
@@ -55,7 +48,7 @@ class LanguageModelling(Module):
         """(B, T) nats of each target, 0 where there is none; (B, T) whether there is one."""
         tokens, targets = window
         real = targets != IGNORE
-        return self._loss(tokens, targets.clamp(min=0)) * real, real
+        return self._compiled(self.model.loss)(tokens, targets.clamp(min=0)) * real, real
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """No count of right tokens: an adaptive softmax has no logits to find them by."""

@@ -153,8 +153,7 @@ class Needle:
         """
         for trial in range(self.trials):
             draw = np.random.default_rng([self.seed, length, trial])
-            beginning = " " + TEMPLATES[draw.integers(len(TEMPLATES))].format(name=NAMES[draw.integers(len(NAMES))])
-            said = str(draw.integers(10 ** (self.digits - 1), 10**self.digits))
+            beginning, said = sentence(draw, self.digits)
             if self.asks == "word":
                 said = WORDS[draw.integers(len(WORDS))]
             question, answer = divided(vocabulary, beginning, said)
@@ -229,6 +228,17 @@ class Needle:
             "cells": cells,
             "without": without,
         }
+
+
+def sentence(draw: np.random.Generator, digits: int) -> tuple[str, str]:
+    """The beginning of a sentence about a random name, and the random number that it ends with.
+
+    Args:
+        draw: where the name, the sentence and the number come from.
+        digits: of the number.
+    """
+    beginning = " " + TEMPLATES[draw.integers(len(TEMPLATES))].format(name=NAMES[draw.integers(len(NAMES))])
+    return beginning, str(draw.integers(10 ** (digits - 1), 10**digits))
 
 
 def divided(vocabulary: Vocabulary, beginning: str, said: str) -> tuple[list[int], list[int]]:

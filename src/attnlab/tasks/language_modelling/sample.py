@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from attnlab.pretrained.decoder import SAMPLE as SIZES
 from attnlab.runs.cache import digest, stored_files
 from attnlab.runs.fingerprint import file_digests
 from attnlab.runs.progress import progress
+from attnlab.tasks.language_modelling.needle import sentence
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +29,17 @@ VERSION = 1  # to be raised when the same settings give other weights
 STEPS, ROWS, WINDOW = 1500, 16, 256
 LR, WARMUP, FLOOR, CLIP = 3e-3, 100, 0.05, 1.0
 MOST = 8_000_000  # bytes of text that are read
+FACTS_VERSION, FACTS_LR, DIGITS = 1, 1.5e-3, 5
+PLAIN = 2  # of ROWS: rows of the text alone, so that it is not forgotten
+AGAIN = 0.75  # share of the facts that were said before in the same row
+NEAREST, FARTHEST = (
+    8,
+    200,
+)  # bytes of text between two facts, at most: in the first fifth of the updates, in the last
+TWO_FROM = 30  # such a distance from which one of the last two facts is repeated, before it the last one
 
 
-def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int) -> Path:
+def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int, facts: int = 0) -> Path:
     """The folder of the sample model in Hugging Face's layout; it is trained unless it is stored.
 
     Args:
@@ -36,15 +47,24 @@ def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int) -> 
         root: the directory of the corpus, whose training split is read.
         cache_dir: where the folder is stored.
         seed: of the first weights and of the order of the texts.
+        facts: updates that follow, on texts in which facts stand that are repeated later: a model that recalls.
 
     Raises:
         DataError: the corpus cannot be read, or the folder cannot be written.
     """
     digests = file_digests(corpus.files(root, "train"), cache_dir / "tokens" / "files.json")
     settings = [VERSION, SIZES, STEPS, ROWS, WINDOW, LR, seed, sorted(digests.values())]
+    if facts:
+        settings += [FACTS_VERSION, facts, FACTS_LR, DIGITS, PLAIN, AGAIN, NEAREST, FARTHEST, TWO_FROM]
 
     def write(folder: Path) -> None:
-        model = train(_bytes(corpus, root), seed)
+        model: Any
+        if facts:
+            before = sample_model(corpus, root, cache_dir, seed)
+            model = huggingface.load(str(before), dtype=torch.float32)
+            train_facts(model, _bytes(corpus, root), seed, facts)
+        else:
+            model = train(_bytes(corpus, root), seed)
         model.save_pretrained(folder)
         tokenizer().save_pretrained(folder)
 
@@ -83,26 +103,83 @@ def train(text: Tensor, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = huggingface.create("sample", SIZES)
+    _update(model, lambda step: _windows(text, ROWS, generator), STEPS, LR)
+    return model.eval()
+
+
+def train_facts(model: Any, text: Tensor, seed: int, steps: int) -> None:
+    """Train a model to repeat facts: sentences with random names and numbers between pieces of text.
+
+    The pieces are short at first, so that copying is learned, and grow until facts are as far away as a window allows.
+
+    Args:
+        model: a decoder over bytes; it is changed.
+        text: ids of bytes, (N,).
+        seed: of the texts and facts.
+        steps: updates.
+    """
+    generator, draw = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+
+    def rows(step: int) -> Tensor:
+        share = min(1.0, max(0.0, step / steps - 0.2) / 0.6)
+        far = round(NEAREST + (FARTHEST - NEAREST) * share)
+        told = [_with_facts(text, draw, far) for _ in range(ROWS - PLAIN)]
+        return torch.cat((torch.stack(told), _windows(text, PLAIN, generator)))
+
+    _update(model, rows, steps, FACTS_LR)
+    model.eval()
+
+
+def _windows(text: Tensor, rows: int, generator: torch.Generator) -> Tensor:
+    """(rows, WINDOW + 1) ids from random places of the text."""
+    starts = torch.randint(len(text) - WINDOW - 1, (rows,), generator=generator)
+    return torch.stack([text[start : start + WINDOW + 1] for start in starts.tolist()]).long()
+
+
+def _with_facts(text: Tensor, draw: np.random.Generator, far: int) -> Tensor:
+    """(WINDOW + 1,) ids: facts, new ones and ones said before, with up to `far` bytes of text before each."""
+    found: list[int] = []
+    known: list[str] = []
+    while len(found) <= WINDOW:
+        size = int(draw.integers(far))
+        start = int(draw.integers(len(text) - far))
+        found += text[start : start + size].tolist()
+        if known and draw.random() < AGAIN:
+            fact = known[draw.integers(len(known))]
+        else:
+            fact = "{} {}.".format(*sentence(draw, DIGITS))
+            known = [*known, fact][-1 if far < TWO_FROM else -2 :]
+        found += fact.encode()
+    return torch.tensor(found[: WINDOW + 1])
+
+
+def _update(model: Any, rows: Callable[[int], Tensor], steps: int, lr: float) -> None:
+    """AdamW with a warm-up and a cosine.
+
+    Args:
+        model: a decoder of transformers; it is changed.
+        rows: (B, T + 1) ids of an update, by its number.
+        steps: updates.
+        lr: the highest rate.
+    """
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
     loss = math.nan
-    with progress("training the sample model", STEPS) as advance:
-        for step in range(STEPS):
+    with progress("training the sample model", steps) as advance:
+        for step in range(steps):
             rate = min(1.0, (step + 1) / WARMUP)
-            rate *= FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * step / STEPS))
+            rate *= FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * step / steps))
             for group in optimizer.param_groups:
-                group["lr"] = LR * rate
-            starts = torch.randint(len(text) - WINDOW - 1, (ROWS,), generator=generator)
-            rows = torch.stack([text[start : start + WINDOW + 1] for start in starts.tolist()]).long()
-            logits = model(rows[:, :-1]).logits
-            value = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+                group["lr"] = lr * rate
+            ids = rows(step)
+            logits = model(ids[:, :-1]).logits
+            value = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
             optimizer.zero_grad()
             value.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
-            if step % 250 == 249 or step + 1 == STEPS:
-                loss = float(value)
+            if step % 250 == 249 or step + 1 == steps:
+                loss = value.item()
                 log.info("update %d, %.3f nats per byte", step + 1, loss)
             advance(1)
     log.info("sample model: %s", json.dumps({"nats_per_byte": round(loss, 4)}))
-    return model.eval()

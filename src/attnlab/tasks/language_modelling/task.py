@@ -16,12 +16,12 @@ from attnlab.data.text.vocabulary import Vocabulary, Words, read_vocabulary
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder, LanguageModel
-from attnlab.models.build import build_model, identity, without_memory
+from attnlab.models.build import build_model, cache_shape, identity, without_memory
 from attnlab.models.token_loss import chunk_of
-from attnlab.runs.device import device_of
+from attnlab.runs.device import compiles, device_of
 from attnlab.runs.files import write_text
 from attnlab.runs.record import first_process
-from attnlab.tasks.base import TextTask, beside
+from attnlab.tasks.base import beside
 from attnlab.tasks.language_modelling.converting import (
     CONVERSION,
     calibration_tokens,
@@ -40,6 +40,7 @@ from attnlab.tasks.language_modelling.converting import (
     write_nodes,
 )
 from attnlab.tasks.language_modelling.predict import INPUT, Continuation
+from attnlab.tasks.text import TextTask
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -90,6 +91,14 @@ class LanguageModellingTask(TextTask):
     def decoder(self, model: Any) -> LanguageModel:
         decoder: LanguageModel = model
         return decoder
+
+    def describe(self, record: dict[str, Any]) -> None:
+        """As for every task; with `convert=` the cache of the original beside, as `kv_cache.original`."""
+        super().describe(record)
+        if target_of(self.cfg) is not None:
+            with without_memory():
+                original = self._model(self.cfg.task.data.vocab_size)
+            record["kv_cache"]["original"] = self.cache_sizes(original, cache_shape(self.cfg.bench))
 
     def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
         """A batch of `size` windows."""
@@ -197,7 +206,7 @@ class LanguageModellingTask(TextTask):
             assert isinstance(model, Decoder)
             restored(model, nodes)
         arguments = {
-            "compile": cfg.hardware.compile,
+            "compile": compiles(cfg),
             "optimizer": instantiate(cfg.task.optimizer, path="task.optimizer"),
             "schedule": instantiate(cfg.task.schedule, path="task.schedule"),
             "identity": identity(cfg, vocabulary=vocabulary.fingerprint),

@@ -17,8 +17,10 @@ from attnlab.decoding import BeamSearch, Decodable, Hypothesis
 from attnlab.errors import DataError
 from attnlab.metrics.base import TextMetric
 from attnlab.models import EncoderDecoder, SpeechToText, TextToText
+from attnlab.models.token_loss import at_least_float32
 from attnlab.tasks.sequence_to_text.score import CacheWatch
-from attnlab.training.module import Module, at_least_float32
+from attnlab.training.compilation import Compiled
+from attnlab.training.module import Module
 
 Model = SpeechToText | TextToText | EncoderDecoder
 
@@ -49,6 +51,7 @@ class SequenceToText(Module):
         ctc_weight: of the CTC loss; 0: none.
         first_token_weight: how many times the first token's cross-entropy counts (the class, where a text begins with
             one).
+        compile: whether torch.compile compiles the parts that have one form for all lengths (`compiled_part`).
         settings: arguments of `Module`.
     """
 
@@ -65,6 +68,7 @@ class SequenceToText(Module):
         label_smoothing: float = 0.0,
         ctc_weight: float = 0.0,
         first_token_weight: float = 1.0,
+        compile: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
@@ -76,6 +80,7 @@ class SequenceToText(Module):
         self.first_right = torch.tensor(0)
         # Published smoothing spreads eps over the V - 1 other tokens, torch's over all V.
         self.smoothing = label_smoothing * tokenizer.size / (tokenizer.size - 1)
+        self._compiled = Compiled(compile, dynamic=True)
         self._decoded_tokens = 0
         self._validated: tuple[ValidationScore, ...] = ()  # in a tuple: no submodule, nothing in checkpoints
 
@@ -83,6 +88,13 @@ class SequenceToText(Module):
         super().configure_model()
         if isinstance(self.model, FSDPModule):  # which gathers and frees parameters around calls of forward alone
             register_fsdp_forward_method(self.model, "token_losses")
+
+    @property
+    def compiled_part(self) -> str:  # type: ignore[override]
+        """Mechanisms choose their block sizes by length, so that a decoder would be compiled again for each."""
+        parts = ["the loss over the vocabulary, for sequences of any length"]
+        parts = ["the encoder", *parts] if self.model.compilable_encoder else parts
+        return f"{' and '.join(parts)}, in training and validation; not layers with mechanisms, not decoding"
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sums over the batch: training loss, cross-entropy without smoothing, right tokens, tokens."""
@@ -94,6 +106,7 @@ class SequenceToText(Module):
             batch.targets,
             Tokenizer.pad,
             self.smoothing if self.training else 0.0,
+            self._compiled if self._compiled.on else None,
         )
         loss, plain, encoded, lengths = found.smoothed.sum(), found.plain.sum(), found.encoded, found.lengths
         with torch.no_grad():

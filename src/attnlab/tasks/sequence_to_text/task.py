@@ -17,9 +17,10 @@ from attnlab.errors import ConfigError
 from attnlab.models import CrossDecoder, PrefixDecoder
 from attnlab.models.build import CacheShape, build_model, identity, without_memory
 from attnlab.models.sequence import SequenceModel
-from attnlab.models.token_loss import chunk_of
-from attnlab.runs.device import scoring_dtype
-from attnlab.tasks.base import TextTask, beside
+from attnlab.models.token_loss import at_least_float32, chunk_of
+from attnlab.runs.device import compiles, scoring_dtype
+from attnlab.tasks.base import beside
+from attnlab.tasks.text import TextTask
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -90,8 +91,6 @@ class SequenceToTextTask(TextTask):
         Targets, which the configuration does not tell, are taken to be as long as source texts, and of speech to have
         one piece in ten frames.
         """
-        from attnlab.training.module import at_least_float32
-
         rows, length = self._rows(size, self.cfg.task.data.max_input_frames)
         inputs = self._inputs(model, rows, length, device)
         lengths = torch.full((rows,), length, device=device)
@@ -145,11 +144,6 @@ class SequenceToTextTask(TextTask):
         from attnlab.training.checkpoints import find_weights, read_checkpoint
 
         task = self.cfg.task
-        if self.cfg.hardware.compile:
-            raise ConfigError(
-                f"hardware.compile=true: task={task.name} has batches of many lengths, for which torch.compile would "
-                "compile again and again; leave it out"
-            )
         instantiate(task.decode, path="task.decode")
         self._metric()
         if not 0 <= task.train.label_smoothing < 1:
@@ -204,6 +198,7 @@ class SequenceToTextTask(TextTask):
             ctc_weight=cfg.task.train.ctc_weight,
             first_token_weight=cfg.task.train.first_token_weight,
             clip=cfg.task.train.clip,
+            compile=compiles(cfg),
         )
 
     def keep(self, directory: Path, data: SequenceToTextData) -> None:

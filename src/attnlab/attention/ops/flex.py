@@ -1,0 +1,238 @@
+"""FlexAttention: parts of a softmax whose block mask skips the blocks of keys that no query of a block sees.
+
+Compiled on CUDA, forward and backward; on a CPU eagerly, as torch computes it there, forward alone. Each part gives its
+output and its log-sum-exp, and they merge as in `partial_softmax`, differentiated by autograd.
+
+Every pattern here is an interval of keys for each query, and keys that exist: query i sees the keys
+low_i <= j < high_i of those that exist in its row. low and high never fall, so that the blocks follow from the ends of
+each block of queries, and no T x T mask is formed to find them.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .tables import transformed
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128  # queries and keys of a block
+LIMIT = 64  # compilations: of text and prefix, with and without masks and gradients, for every dtype and size of head
+
+
+class Part(NamedTuple):
+    """Keys and values, and which of them each query sees.
+
+    Args:
+        key: (B, G, K, D); G divides H.
+        value: (B, G, K, Dv).
+        low: the first key that each query sees, (T,), never falling; None: 0.
+        high: the first key after those that each query sees, (T,), never falling; None: K.
+        exists: (B, K) bool; None: all exist.
+    """
+
+    key: Tensor
+    value: Tensor
+    low: Tensor | None = None
+    high: Tensor | None = None
+    exists: Tensor | None = None
+
+
+def refusal(q: Tensor) -> str | None:
+    """Why FlexAttention cannot compute an attention of such queries; None: it can.
+
+    Args:
+        q: queries.
+    """
+    if transformed() and not torch.compiler.is_compiling():
+        return "transforms of torch.func cannot go through FlexAttention"
+    if q.device.type == "cpu":
+        if torch.is_grad_enabled() and q.requires_grad:
+            return "FlexAttention has no gradient on a CPU"
+        return None
+    if not q.is_cuda:
+        return f"the tensors are on {q.device}, expected cuda or cpu"
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"the dtype is {q.dtype}, expected float32 or half precision"
+    return None if q.shape[-1] >= 16 else f"heads are {q.shape[-1]} wide, expected at least 16"
+
+
+def window_saves(window: int, block: int) -> bool:
+    """Whether a block mask skips keys that blocks of dense attention compute and mask: at least a tenth of them.
+
+    A block of n queries reads W + n - 1 keys for each of them. A block of 128 queries sees W + 127 keys, which lie in
+    blocks of 128 that hold at most 254 more.
+
+    Args:
+        window: W, positions that one sees.
+        block: n, queries of a block of dense attention.
+    """
+    return window + block - 1 > 1.1 * (window + 3 * BLOCK - 3)
+
+
+def merged(
+    q: Tensor, packed: Tensor, value_dim: int, scale: float, stride: int, past: Sequence[tuple[Tensor, Tensor | None]]
+) -> Tensor:
+    """`partial_softmax.merged_attention`, the slots of a stride in one call.
+
+    Args:
+        q: (B, T, H, D).
+        packed: [value | key] of the text, (B, T, H, Dv + D).
+        value_dim: Dv.
+        scale: factor of the logits.
+        stride: s.
+        past: packed keys and values (B', K, H, Dv + D) that every query sees, and which exist, (B', K) or None.
+
+    Returns:
+        (B, T, H, Dv).
+    """
+    queries, (key, value) = q.transpose(1, 2), _unpacked(packed, value_dim)
+    place = torch.arange(q.shape[1], device=q.device)
+    outs = []
+    if stride == 1:
+        outs.append(attend(queries, Part(key, value, high=place + 1), scale))
+    else:
+        slots = (t[:, :, stride - 1 :: stride] for t in (key, value))
+        outs.append(attend(queries, Part(*slots, high=place // stride), scale))  # type: ignore[misc]
+        own = (queries * key).sum(-1, dtype=outs[0][1].dtype) * scale
+        outs.append((value, own))
+    for held, mask in past:
+        beam = len(q) // len(held)
+        key, value = _unpacked(held, value_dim)
+        o, lse = attend(_folded(queries, beam), Part(key, value, exists=mask), scale)
+        outs.append((_unfolded(o, beam), _unfolded(lse.unsqueeze(-1), beam).squeeze(-1)))
+    return joined(outs).transpose(1, 2)
+
+
+def windowed(
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: int,
+    scale: float,
+    prefix: tuple[Tensor, Tensor, Tensor | None] | None,
+) -> Tensor:
+    """The newest positions of a text, each of which sees `window` of them and all of a prefix.
+
+    Args:
+        q: the last n of K positions, (B, H, n, D).
+        key, value: of the text, (B, G, K, .); G divides H.
+        window: positions that one sees, its own among them.
+        scale: factor of the logits.
+        prefix: keys and values (B, G, S, .), and which exist, (B, S) or None; None: there is no prefix.
+
+    Returns:
+        (B, H, n, Dv).
+    """
+    place = torch.arange(key.shape[2] - q.shape[2], key.shape[2], device=q.device)
+    outs = [attend(q, Part(key, value, (place + 1 - window).clamp(min=0), place + 1), scale)]
+    if prefix is not None:
+        key, value, exists = prefix
+        outs.append(attend(q, Part(key, value, exists=exists), scale))
+    return joined(outs)
+
+
+def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The output of one softmax over all parts.
+
+    Args:
+        parts: the output (B, H, T, Dv) of each, and its log-sum-exp (B, H, T); -inf where a query sees nothing, which
+            it may not do in all of them.
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    weights = torch.stack([lse for _, lse in parts]).softmax(0).unsqueeze(-1)
+    total = sum(w * o.to(w.dtype) for w, (o, _) in zip(weights, parts, strict=True))
+    return torch.as_tensor(total).to(parts[0][0].dtype)
+
+
+def attend(q: Tensor, part: Part, scale: float) -> tuple[Tensor, Tensor]:
+    """One part: output (B, H, T, Dv) and log-sum-exp (B, H, T).
+
+    Args:
+        q: (B, H, T, D).
+        part: the keys.
+        scale: factor of the logits.
+    """
+    rows, size = q.shape[2], part.key.shape[2]
+    if not size:
+        return q.new_zeros(*q.shape[:3], part.value.shape[-1]), q.new_full(q.shape[:3], float("-inf")).float()
+    if not torch.is_grad_enabled():  # on a CPU it refuses what could have a gradient, though none is asked for
+        q, part = q.detach(), part._replace(key=part.key.detach(), value=part.value.detach())
+    compiled = q.is_cuda and not torch.compiler.is_compiling()
+    with torch._dynamo.config.patch(recompile_limit=LIMIT) if compiled else nullcontext():
+        found: tuple[Tensor, Tensor] = _kernel(compiled)(
+            q, part.key, part.value, block_mask=block_mask(part, rows), scale=scale,
+            enable_gqa=part.key.shape[1] < q.shape[1], return_lse=True,
+        )  # fmt: skip
+    return found
+
+
+@cache
+def _kernel(compiled: bool) -> Any:
+    """FlexAttention; compiled, beyond the limit of recompilations an error, for eagerly it forms all logits."""
+    from torch.nn.attention.flex_attention import flex_attention  # here and below: it imports the whole compiler
+
+    return torch.compile(flex_attention, fullgraph=True) if compiled else flex_attention
+
+
+def block_mask(part: Part, rows: int) -> "BlockMask | None":
+    """The blocks of keys that each block of queries sees in part or as a whole; None: everything is seen.
+
+    Args:
+        part: the keys.
+        rows: queries, T.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    size, device, exists = part.key.shape[2], part.key.device, part.exists
+    if part.low is None and part.high is None and exists is None:
+        return None
+    low = torch.zeros(rows, dtype=torch.long, device=device) if part.low is None else part.low
+    high = torch.full((rows,), size, device=device) if part.high is None else part.high.clamp(max=size)
+    begins = torch.arange(0, rows, BLOCK, device=device)
+    ends = (begins + BLOCK).clamp(max=rows) - 1
+    first = torch.arange(0, size, BLOCK, device=device)
+    last = (first + BLOCK).clamp(max=size) - 1
+    seen = (first < high[ends, None]) & (last >= low[begins, None])
+    whole = (last < high[begins, None]) & (first >= low[ends, None])
+    seen, whole = seen[None], whole[None]
+    if exists is not None:
+        blocks = F.pad(exists, (0, -size % BLOCK)).unflatten(1, (-1, BLOCK))
+        there = F.pad(exists, (0, -size % BLOCK), value=True).unflatten(1, (-1, BLOCK))
+        seen, whole = seen & blocks.any(-1)[:, None], whole & there.all(-1)[:, None]
+
+    def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        inside = (j >= low[i]) & (j < high[i])
+        return inside if exists is None else inside & exists[b, j]
+
+    tables = (*_listed(seen & ~whole), *_listed(whole))
+    found = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=mask, seq_lengths=(rows, size))
+    return found
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, Q, K) bool -> for each block of queries how many blocks of keys, (B, 1, Q), and which first, (B, 1, Q, K)."""
+    order = blocks.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
+    return blocks.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None].contiguous()
+
+
+def _unpacked(packed: Tensor, value_dim: int) -> tuple[Tensor, Tensor]:
+    """[value | key], (B, K, H, Dv + D) -> keys (B, H, K, D) and values (B, H, K, Dv)."""
+    value, key = packed.transpose(1, 2).split([value_dim, packed.shape[-1] - value_dim], -1)
+    return key, value
+
+
+def _folded(x: Tensor, beam: int) -> Tensor:
+    """(N beam, H, T, D) -> (N, H, beam T, D): the rows of a prefix query it together."""
+    return x if beam == 1 else x.unflatten(0, (-1, beam)).transpose(1, 2).flatten(2, 3)
+
+
+def _unfolded(x: Tensor, beam: int) -> Tensor:
+    return x if beam == 1 else x.unflatten(2, (beam, -1)).transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,189 @@
+"""What a device could do at most, and how much of it a run has used.
+
+Peaks are those of the makers' data sheets, without sparsity: dense products of half precision and of float32 inputs in
+operations per second, and bytes per second of the device's memory.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnlab.bench.settings import rounded
+from attnlab.bench.workloads.base import Workload
+
+NOT_KNOWN = "not known"
+
+
+class Peak(NamedTuple):
+    """Of a device.
+
+    Args:
+        half: operations per second, float16 and bfloat16.
+        tf32: the same of float32 inputs rounded to TF32.
+        single: the same of float32 inputs.
+        bandwidth: bytes per second.
+    """
+
+    half: float
+    tf32: float
+    single: float
+    bandwidth: float
+
+
+PEAKS = {  # by a part of the name that torch gives the device; the first that fits
+    "H200": Peak(989e12, 494.5e12, 67e12, 4.8e12),
+    "H100 PCIe": Peak(756e12, 378e12, 51e12, 2.0e12),
+    "H100 80GB HBM3": Peak(989e12, 494.5e12, 67e12, 3.35e12),
+    "A100-SXM4-80GB": Peak(312e12, 156e12, 19.5e12, 2.039e12),
+    "A100-SXM4-40GB": Peak(312e12, 156e12, 19.5e12, 1.555e12),
+    "A100 80GB PCIe": Peak(312e12, 156e12, 19.5e12, 1.935e12),
+    "L40S": Peak(362e12, 183e12, 91.6e12, 0.864e12),
+    "NVIDIA L4": Peak(121e12, 60e12, 30.3e12, 0.3e12),
+}
+
+
+def peak_of(name: str) -> Peak | None:
+    """The peaks of a device; None: they are not known.
+
+    Args:
+        name: as `torch.cuda.get_device_name` gives it.
+    """
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def operations_peak(name: str, dtype: str) -> float | None:
+    """Operations per second of products of this dtype; None: not known.
+
+    Args:
+        name: of the device.
+        dtype: the name of a torch dtype.
+    """
+    peak = peak_of(name)
+    if peak is None or dtype == "float64":
+        return None
+    if dtype == "float32":
+        return peak.tf32 if torch.get_float32_matmul_precision() != "highest" else peak.single
+    return peak.half
+
+
+def share(value: float, peak: float | None) -> float | str:
+    """A value by its peak, or that the peak is not known.
+
+    Args:
+        value: operations or bytes per second.
+        peak: of the device; None: it is not known.
+    """
+    return NOT_KNOWN if peak is None else rounded(value / peak)
+
+
+def utilisation(
+    name: str, dtype: str, seconds: float, operations: int | None, read: int | None
+) -> dict[str, float | str]:
+    """Numbers of a result: operations and bytes per second, and their shares of the device's peaks.
+
+    Args:
+        name: of the device.
+        dtype: of weights and inputs.
+        seconds: of one run.
+        operations: multiplications and additions of one run; None: they were not counted.
+        read: bytes that a run must read; None: nothing says.
+    """
+    found: dict[str, float | str] = {}
+    if operations is not None:
+        rate = operations / seconds
+        found |= {"flops": rounded(rate), "share_of_peak_flops": share(rate, operations_peak(name, dtype))}
+    if read is not None:
+        rate, peak = read / seconds, peak_of(name)
+        found["bytes_per_second"] = rounded(rate)
+        found["share_of_peak_bandwidth"] = share(rate, peak and peak.bandwidth)
+    return found
+
+
+def operations_of(work: Workload, kernels: dict[str, list[str]]) -> int | None:
+    """Multiplications and additions of one more run: matrix products, convolutions and attention as it is seen.
+
+    Causal attention counts the pairs on and below the diagonal. None: a kernel is among them whose operations torch
+    does not see.
+
+    Args:
+        work: what runs.
+        kernels: what computed its attention.
+    """
+    names = [name for found in kernels.values() for name in found]
+    if any(name.startswith(("TRITON", "FLEX")) for name in names):
+        return None
+    work.prepare()
+    with FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
+        work.run()
+    return int(counter.get_total_flops())
+
+
+def attention_operations(query: Any, key: Any, value: Any, causal: bool, backward: bool) -> int:
+    """Of one kernel: two products forward; five backward, the logits' among them, which are made again.
+
+    Args:
+        query, key, value: shapes, (B, H, T, .).
+        causal: whether a query sees no later keys.
+        backward: whether it is the backward kernel.
+    """
+    (batch, heads, rows, width), columns, own = query, key[2], value[3]
+    pairs = rows * (rows + 1) // 2 if causal and rows == columns else rows * columns
+    return 2 * batch * heads * pairs * ((3 * width + 2 * own) if backward else width + own)
+
+
+@cache
+def _formulas() -> dict[Any, Any]:
+    """Of torch's fused kernels: where the schema has the queries first, or after the gradient."""
+    aten, found = torch.ops.aten, {}
+
+    def formula(name: str, backward: bool) -> Any:
+        order = [a.name for a in getattr(aten, name).default._schema.arguments]
+        place = order.index("is_causal")
+
+        def count(*args: Any, out_val: Any = None, out_shape: Any = None, **kwargs: Any) -> int:
+            causal = kwargs.get("is_causal", args[place] if len(args) > place else False)
+            query, key, value = args[1:4] if backward else args[:3]
+            return attention_operations(query, key, value, bool(causal), backward)
+
+        return count
+
+    for kernel in ("flash_attention", "cudnn_attention", "efficient_attention", "flash_attention_for_cpu"):
+        for backward in (False, True):
+            name = f"_scaled_dot_product_{kernel}" + "_backward" * backward
+            found[getattr(aten, name)] = formula(name, backward)
+    return found
+
+
+@cache
+def _other(device: torch.device) -> torch.Tensor:
+    size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def flush(device: torch.device) -> None:
+    """Write over a CUDA device's cache, so that no run finds there what the one before has left.
+
+    Args:
+        device: CUDA.
+    """
+    _other(device).zero_()
+
+
+@contextmanager
+def events(device: torch.device) -> Iterator[list[float]]:
+    """Seconds of what is launched within, by events of the current stream: the list has them afterwards.
+
+    Args:
+        device: CUDA.
+    """
+    found: list[float] = []
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun.record(torch.cuda.current_stream(device))
+    yield found
+    ended.record(torch.cuda.current_stream(device))
+    ended.synchronize()
+    found.append(begun.elapsed_time(ended) / 1000)

@@ -1,0 +1,117 @@
+"""What tasks share whose models write text token by token."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attnlab.attention import Attention
+from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
+from attnlab.runs import record as records
+from attnlab.tasks.base import Task
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+
+
+class CachedDecoder(Protocol):
+    """The part of a model that decodes through caches."""
+
+    @property
+    def attentions(self) -> list[Attention]: ...
+
+    def cache_elements(self, rows: int, text: int, prefix: int = 0, prefixes: int = 0) -> int: ...
+
+    def multiply_adds(self, context: int, prefix: int = 0) -> int: ...
+
+
+class TextTask(Task):
+    """A task whose model writes text token by token through the caches of its attention."""
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        return ("training", "decoding", "model", "kernels")
+
+    @abstractmethod
+    def decoder(self, model: Any) -> Any:
+        """The part of `model` that decodes through caches (a CachedDecoder)."""
+
+    def cached(self, model: Any) -> list[Attention]:
+        found: list[Attention] = self.decoder(model).attentions
+        return found
+
+    def cache_elements(self, decoder: Any, shape: CacheShape) -> int:
+        """The numbers that the caches of one decoding batch hold, over all layers."""
+        rows = shape.batch * shape.beam
+        return sum(a.cache_elements(rows, shape.text, shape.prefix, shape.batch) for a in decoder.attentions)
+
+    def describe(self, record: dict[str, Any]) -> None:
+        """Fill `parameters`, `kv_cache` and `multiply_adds_per_token` from the configuration alone.
+
+        Cache bytes and multiply-adds are those of one decoding batch with the shape of the `bench` node: batch x beam
+        hypotheses of `text` tokens after a prefix of `prefix` positions (the encoder's output). Each layer counts
+        with its own mechanism; `elements_per_token_per_layer` is the mean over the layers.
+        """
+        with without_memory():
+            model = self.build()
+        decoder = self.decoder(model)
+        shape = cache_shape(self.cfg.bench)
+        context = shape.prefix + shape.text
+        record["parameters"] = count_parameters(model)
+        record["kv_cache"] |= self.cache_sizes(decoder, shape) | {"shape": shape.describe()}
+        record["multiply_adds_per_token"] = {
+            "attention": sum(a.multiply_adds(context, shape.prefix) for a in decoder.attentions),
+            "decoder": decoder.multiply_adds(context, shape.prefix),
+            "context": context,
+        }
+
+    def cache_sizes(self, decoder: Any, shape: CacheShape) -> dict[str, float]:
+        """What the record says of the cache from the configuration alone.
+
+        Args:
+            decoder: as :meth:`decoder` gives it.
+            shape: of the decoding batch.
+        """
+        size = shape.dtype.itemsize
+        return {
+            "elements_per_token_per_layer": per_layer(decoder.attentions),
+            "bytes_per_token": sum(a.cache_elements_per_token for a in decoder.attentions) * size,
+            "bytes_predicted": self.cache_elements(decoder, shape) * size,
+        }
+
+    def sizes(self, record: dict[str, Any], model: Any) -> None:
+        super().sizes(record, model)
+        record["kv_cache"]["elements_per_token_per_layer"] = per_layer(self.decoder(model).attentions)
+
+    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """By `trainer.test`, spread over all processes."""
+        from attnlab.callbacks.contribution import contributions
+        from attnlab.callbacks.summary import show
+        from attnlab.training.trainer import test
+
+        callbacks = self.scoring(directory, data, module)
+        if not test(self.cfg, data, module, callbacks) or not records.first_process():
+            return
+        for section, values in contributions(callbacks).items():
+            record[section] |= values
+        self.after_scoring(record, directory, data, module)
+        self.compare(record)
+        show(record, directory)
+
+    @abstractmethod
+    def scoring(self, directory: Path, data: Any, module: Any) -> list[Callback]:
+        """The callbacks of `trainer.test`, which score, measure, and contribute sections of the record."""
+
+    def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """What rank zero does between scoring and the summary."""
+
+
+def per_layer(attentions: list[Attention]) -> float:
+    """Cached numbers per token and layer, the mean over layers; an int where all layers have the same.
+
+    Args:
+        attentions: the attention of each decoder layer.
+    """
+    found = [a.cache_elements_per_token for a in attentions]
+    return found[0] if len(set(found)) == 1 else sum(found) / len(found)

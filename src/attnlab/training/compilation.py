@@ -1,0 +1,41 @@
+"""torch.compile for functions of a model that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Compiled:
+    """Methods of modules, each compiled when it is first asked for: the model may be sharded or replaced before.
+
+    Args:
+        on: False: methods stay as they are.
+        dynamic: whether sizes are variables from the first call on; None: those that change become variables.
+    """
+
+    def __init__(self, on: bool, dynamic: bool | None = None) -> None:
+        self.on, self.dynamic = on, dynamic
+        self._found: dict[tuple[int, str], tuple[Any, Callable[..., Any]]] = {}
+
+    def __call__(self, method: Function) -> Function:
+        """The compiled form of a bound method.
+
+        Args:
+            method: of a module.
+        """
+        if not self.on:
+            return method
+        owner: Any = method.__self__  # type: ignore[attr-defined]
+        key = id(owner), method.__name__
+        if key not in self._found:  # with its owner, so that no other one gets the number
+            self._found[key] = owner, torch.compile(method, dynamic=self.dynamic)
+        return cast(Function, self._found[key][1])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        """Without what was compiled: it belongs to the other model."""
+        return Compiled(self.on, self.dynamic)

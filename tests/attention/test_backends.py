@@ -1,0 +1,219 @@
+"""Which backend computes what, and the flash and cuDNN kernels of CUDA by their contracts, without a GPU.
+
+The contracts are those of torch's operators: argument order and shapes against torch's own shape functions, on
+tensors without data, numbers against operators that are written out here and refuse what the real ones refuse.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend
+
+from attnlab.attention.ops import backends, partial_softmax
+from attnlab.attention.ops.backends import Backend, choose, dense_attention, forget, noting, prefer, used
+from attnlab.attention.ops.partial_softmax import Past, expanded_attention, merged_attention, rebuilt_attention
+from attnlab.attention.ops.pattern import Run
+from tests.attention.mechanisms import error
+from tests.attention.test_merged import VALUE, WIDTH, dense, draw
+
+HALF_PRECISION = [Backend.FLASH_CUDA, Backend.CUDNN_CUDA]
+Saved = list[Any]
+
+
+def softmax(q: Tensor, k: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    logits = q @ k.mT * scale
+    if causal:
+        assert q.shape[2] == k.shape[2]  # else the kernels align the triangle at its last corner
+        logits = logits.masked_fill(torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+    return logits, logits.logsumexp(-1)
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, *, scale: float) -> Saved:
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1] and not dropout
+    assert all(t.stride(-1) == 1 for t in (q, k, v))
+    logits, lse = softmax(q, k, causal, scale)
+    return [logits.softmax(-1) @ v, lse, None, None, q.shape[2], k.shape[2], torch.zeros(2), torch.zeros(()), None]
+
+
+def gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> Any:
+    """The arithmetic of the kernels' backward: from the output and log-sum-exp that are given, no others."""
+    assert lse.is_contiguous() and lse.shape == q.shape[:3] and out.shape == grad.shape
+    p = (softmax(q, k, causal, scale)[0] - lse.unsqueeze(-1)).exp()
+    ds = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * scale
+    return ds @ k, ds.mT @ q, p.mT @ grad
+
+
+def flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, sums_q: None, sums_k: None,
+    max_q: int, max_k: int, dropout: float, causal: bool, seed: Tensor, offset: Tensor, *, scale: float,
+) -> Any:  # fmt: skip
+    assert (max_q, max_k, dropout, sums_q, sums_k) == (q.shape[2], k.shape[2], 0.0, None, None)
+    assert seed.shape == (2,) and offset.shape == ()
+    return gradients(grad, q, k, v, out, lse, causal, scale)
+
+
+def cudnn(
+    q: Tensor, k: Tensor, v: Tensor, bias: None, with_lse: bool, dropout: float, causal: bool, *, scale: float
+) -> Saved:
+    assert bias is None and with_lse and not dropout
+    logits, lse = softmax(q, k, causal, scale)
+    state = (torch.zeros(()), torch.zeros(()))
+    return [logits.softmax(-1) @ v, lse.unsqueeze(-1), None, None, q.shape[2], k.shape[2], *state, None]
+
+
+def cudnn_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, seed: Tensor, offset: Tensor, bias: None,
+    sums_q: None, sums_k: None, max_q: int, max_k: int, dropout: float, causal: bool, *, scale: float,
+) -> Any:  # fmt: skip
+    assert (max_q, max_k, dropout, bias, sums_q) == (q.shape[2], k.shape[2], 0.0, None, None)
+    return gradients(grad, q, k, v, out, lse.squeeze(-1), causal, scale)
+
+
+def efficient(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, with_lse: bool, dropout: float, causal: bool, *, scale: float
+) -> Saved:
+    assert bias is not None and not causal  # nothing but parts with a mask comes here
+    logits = q @ k.mT * scale + bias
+    return [logits.softmax(-1) @ v, logits.logsumexp(-1), torch.zeros(()), torch.zeros(())]
+
+
+def efficient_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, lse: Tensor, seed: Tensor,
+    offset: Tensor, dropout: float, wanted: list[bool], causal: bool, *, scale: float,
+) -> Any:  # fmt: skip
+    assert lse.shape[-1] % 32 == 0 and bias.shape == (*q.shape[:3], k.shape[2])
+    lse = lse[..., : q.shape[2]]
+    p = (q @ k.mT * scale + bias - lse.unsqueeze(-1)).exp()
+    ds = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * scale
+    return ds @ k, ds.mT @ q, p.mT @ grad, None
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[Backend], None]:
+    """CUDA's operators on the CPU in float64, and a way to have a backend chosen there."""
+    for name, fake in (
+        ("flash_attention", flash),
+        ("flash_attention_backward", flash_backward),
+        ("cudnn_attention", cudnn),
+        ("cudnn_attention_backward", cudnn_backward),
+        ("efficient_attention", efficient),
+        ("efficient_attention_backward", efficient_backward),
+    ):
+        monkeypatch.setattr(torch.ops.aten, f"_scaled_dot_product_{name}", fake)
+    return lambda backend: monkeypatch.setattr(partial_softmax, "choose", lambda *_, **__: backend)
+
+
+@pytest.mark.parametrize("kind", ["alone", "past", "all"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("backend", HALF_PRECISION, ids=lambda b: b.name)
+def test_parts_by_half_precision_kernels_equal_one_dense_softmax(
+    backend: Backend, stride: int, kind: str, kernels: Callable[[Backend], None]
+) -> None:
+    kernels(backend)
+    q, packed, past = draw(stride, 3, kind)
+    out, (want, _, _) = (
+        merged_attention(q, packed, VALUE, 0.7, stride=stride, past=past),
+        dense(q, packed, 0.7, stride, past),
+    )
+    assert error(out, want) < 1e-12
+    g, inputs = torch.randn_like(want), [q, packed, *[p.packed for p in past]]
+    for got, exact in zip(torch.autograd.grad(out, inputs, g), torch.autograd.grad(want, inputs, g), strict=True):
+        assert error(got, exact) < 1e-11
+
+
+@pytest.mark.parametrize("backend", HALF_PRECISION, ids=lambda b: b.name)
+def test_expanded_and_rebuilt_forms(backend: Backend, kernels: Callable[[Backend], None]) -> None:
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64).requires_grad_()
+
+    inputs = leaf(2, 6, 3, WIDTH), leaf(2, 6, 5), leaf(2, 6, 2), leaf(3, VALUE + WIDTH - 2, 5)
+
+    def built(heads: slice, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        return q[:, :, heads], partial_softmax.expand(latent, rotary, up[heads])
+
+    found = []
+    for taken in (Backend.PLAIN, backend):
+        kernels(taken)
+        for out in (
+            expanded_attention(*inputs, VALUE, 0.7, stride=2),
+            rebuilt_attention(built, inputs, 3, VALUE, 0.7),
+        ):
+            found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for want, got in zip(found[:2], found[2:], strict=True):
+        assert all(error(*pair) < 1e-11 for pair in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("backend", [*HALF_PRECISION, Backend.FUSED_CUDA], ids=lambda b: b.name)
+def test_calls_and_shapes_are_those_that_torch_declares_for_cuda(backend: Backend, stride: int) -> None:
+    q, packed, held = (
+        torch.empty(n, t, 2, w, device="meta", dtype=torch.bfloat16)
+        for n, t, w in ((4, 64, 96), (4, 64, 160), (2, 32, 160))
+    )
+    past = [Past(held), Past(held, torch.ones(2, 32, device="meta", dtype=torch.bool))]
+    run = Run(64, 0.1, stride, 0.1, backend)
+    out, kept = run.forward(q, packed, past)
+    dq = torch.empty_like(q)
+    dpacked, more = run.backward(torch.empty_like(out), q, packed, past, out, kept, dq)
+    assert out.shape == (4, 64, 2, 64) and kept.lse.shape == (4, 64, 2) and dq.shape == q.shape
+    assert dpacked.shape == packed.shape and [d.shape for d in more] == [held.shape] * 2
+
+
+@pytest.mark.parametrize(
+    ("narrow", "equal", "value_dim", "want"),
+    [
+        ("CUDNN_ATTENTION", "CUDNN_ATTENTION", 64, Backend.CUDNN_CUDA),
+        ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", 64, Backend.FLASH_CUDA),
+        ("EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION", 64, Backend.FUSED_CUDA),
+        ("MATH", "FLASH_ATTENTION", 60, Backend.FUSED_CUDA),  # keys would begin off a boundary of 16 bytes
+    ],
+)
+def test_on_cuda_merged_attention_takes_the_kernel_that_torch_takes_for_a_dense_one(
+    narrow: str, equal: str, value_dim: int, want: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stock(device: torch.device, dtype: torch.dtype, width: int, value: int, dropout: float) -> int:
+        assert (device.type, dtype, width) == ("cuda", torch.bfloat16, 96)
+        return int(SDPBackend.__members__[equal if value == width else narrow].value)
+
+    monkeypatch.setattr(backends, "_stock", stock)
+    with FakeTensorMode():
+        q = torch.empty(1, 8, 2, 96, device="cuda", dtype=torch.bfloat16)
+        assert choose("merged", q, value_dim=value_dim) is want
+        assert choose("merged", q.float(), value_dim=value_dim) is Backend.FUSED_CUDA
+        assert choose("merged", q.double(), value_dim=value_dim) is Backend.PLAIN
+        with prefer(Backend.FLASH_CUDA), pytest.raises(ValueError, match="the dtype is torch.float32, expected"):
+            choose("merged", q.float())
+        assert choose("window", q, window=1024, block=1024) is Backend.FLEX
+        assert choose("window", q, window=1024, block=1024, dropout=0.1) is Backend.SDPA
+        assert choose("window", q, window=128, block=128) is Backend.SDPA
+
+
+def test_torch_is_asked_in_compiled_code_too() -> None:
+    def ask(x: Tensor) -> Tensor:
+        return x + backends._stock(x.device, x.dtype, 16, 16, 0.0)
+
+    want = SDPBackend.FLASH_ATTENTION.value
+    assert torch.compile(ask, fullgraph=True, backend="eager")(torch.zeros(())) == ask(torch.zeros(())) == want
+
+
+def test_what_was_taken_is_noted() -> None:
+    q, packed, _ = draw(1, 3, "alone")
+    x = torch.randn(1, 2, 4, 8)
+    with noting() as pairs:
+        merged_attention(q, packed, VALUE, 0.7)
+        dense_attention(x, x, x, causal=True)
+        with torch.no_grad(), prefer(Backend.FLEX):
+            merged_attention(q, packed, VALUE, 0.7)
+    assert used(pairs) == {"dense": ["SDPA flash"], "merged": ["FLEX", "FUSED_CPU"]}
+    assert pairs <= backends._used  # the process knows them as well
+    with noting() as pairs:
+        torch.compile(lambda t: merged_attention(t, packed.detach(), VALUE, 0.7), backend="eager")(q.detach())
+    assert used(pairs) == {"merged": ["FUSED_CPU"]}
+    forget()
+    assert used() == {}

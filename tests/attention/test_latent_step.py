@@ -1,0 +1,74 @@
+"""Steps in latent space by few kernels, against the same steps as they are computed elsewhere."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnlab.attention import MLA, MTLA
+from attnlab.attention.latent_step import applied
+from attnlab.attention.mla import LatentCache
+from tests.attention.mechanisms import error
+
+
+def filled(attention: MLA, ragged: bool = False) -> LatentCache:
+    cache = attention.new_cache(4, 12, 5, prefix_batch=2)
+    rng = torch.Generator().manual_seed(2)
+    prefix = torch.randn(2, 5, 32, generator=rng, dtype=torch.float64)
+    attention.read_prefix(prefix, torch.tensor([5, 2]) if ragged else None, cache)
+    assert isinstance(cache, LatentCache)
+    return cache
+
+
+def plain(cache: LatentCache) -> LatentCache:
+    """The cache, whose steps are computed as on other devices."""
+    cache._lean_dtype = None
+    return cache
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
+@pytest.mark.parametrize("rope_dim", [0, 4])
+@pytest.mark.parametrize("kind", [MLA, MTLA])
+def test_few_kernels_compute_what_many_do(kind: type[MLA], rope_dim: int, ragged: bool) -> None:
+    """While rows are put into a new order and prefixes are dropped, which gives the cache new buffers."""
+    torch.manual_seed(0)
+    attention = kind(32, 4, rope_dim=rope_dim, bias=["query", "down", "out"]).double().eval()
+    few, many = filled(attention, ragged), plain(filled(attention, ragged))
+    for t in range(8):
+        x = torch.randn(len(few.text["slots"]), 1, 32, dtype=torch.float64)
+        assert few.step(attention, x) is not None and many.step(attention, x) is None
+        assert error(attention.extend(x, few), attention.extend(x, many)) < 1e-13
+        for cache in (few, many):
+            if t == 2:
+                cache.reorder(torch.tensor([1, 1, 3, 2]))
+            if t == 4:
+                cache.select(torch.tensor([1]))
+
+
+def test_a_step_follows_weights_that_change_in_place_and_hooks() -> None:
+    torch.manual_seed(0)
+    attention = MLA(32, 4).double().eval()
+    few, many = filled(attention), plain(filled(attention))
+    x = torch.randn(4, 1, 32, dtype=torch.float64)
+    for cache in (few, many):
+        attention.extend(x, cache)
+    with torch.no_grad():
+        for module in (attention.query, attention.down, attention.out):
+            assert isinstance(module, nn.Linear)
+            module.weight.mul_(1.5)
+    assert error(attention.extend(x, few), attention.extend(x, many)) < 1e-13
+
+    def doubled(_: nn.Module, __: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        return 2 * out
+
+    hook = attention.down.register_forward_hook(doubled)
+    assert applied(attention.down) is attention.down
+    hook.remove()
+    assert applied(attention.down) is not attention.down
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_as_elsewhere(dtype: torch.dtype) -> None:
+    attention = MLA(32, 4).to(dtype).eval()
+    cache = attention.new_cache(2, 3)
+    assert isinstance(cache, LatentCache)
+    assert cache.step(attention, torch.zeros(2, 1, 32, dtype=dtype)) is None

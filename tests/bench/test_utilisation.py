@@ -1,0 +1,75 @@
+"""Shares of a device's peaks, and which ratios are refused because a kernel was timed and not checked."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attnlab.bench import utilisation
+from attnlab.bench.compare import unchecked
+from attnlab.bench.utilisation import NOT_KNOWN, attention_operations, operations_of, operations_peak, peak_of
+
+
+class Work:
+    """A product of 8 x 16 by 16 x 4, and causal attention of five positions with keys of 8, forward and backward."""
+
+    def prepare(self) -> None:
+        self.q = torch.randn(2, 3, 5, 8, requires_grad=True)
+
+    def run(self) -> None:
+        torch.randn(8, 16) @ torch.randn(16, 4)
+        F.scaled_dot_product_attention(self.q, self.q, self.q, is_causal=True).sum().backward()
+
+
+def test_operations_are_those_of_the_pairs_that_are_seen() -> None:
+    pairs, rows = 5 * 6 // 2, 2 * 3
+    want = 2 * 8 * 16 * 4 + 2 * rows * pairs * (8 + 8) + 2 * rows * pairs * 5 * 8
+    assert operations_of(Work(), {"dense": ["SDPA flash"]}) == want  # type: ignore[arg-type]
+    assert operations_of(Work(), {"window": ["FLEX"]}) is None  # type: ignore[arg-type]
+    shapes = torch.Size((1, 1, 4, 6)), torch.Size((1, 1, 7, 6)), torch.Size((1, 1, 7, 2))
+    assert attention_operations(*shapes, causal=False, backward=False) == 2 * 4 * 7 * (6 + 2)
+
+
+def test_every_fused_kernel_has_a_formula() -> None:
+    aten = torch.ops.aten
+    found = utilisation._formulas()
+    q, v = torch.Size((1, 2, 4, 8)), torch.Size((1, 2, 4, 6))
+    forward, backward = 2 * 2 * 10 * (8 + 6), 2 * 2 * 10 * (24 + 12)
+    assert found[aten._scaled_dot_product_cudnn_attention](q, q, v, None, True, 0.0, True, scale=1.0) == forward
+    assert found[aten._scaled_dot_product_flash_attention](q, q, v, 0.0, True, scale=1.0) == forward
+    assert found[aten._scaled_dot_product_efficient_attention](q, q, v, None, True, 0.0, True, scale=1.0) == forward
+    state = (None, None)
+    args = (v, q, q, v, v, q, *state, None, None, None, 4, 4, 0.0, True)
+    assert found[aten._scaled_dot_product_cudnn_attention_backward](*args, scale=1.0) == backward
+    args = (v, q, q, v, None, v, q, *state, 0.0, [True] * 4, True)  # type: ignore[assignment]
+    assert found[aten._scaled_dot_product_efficient_attention_backward](*args, scale=1.0) == backward
+    args = (v, q, q, v, v, q, None, None, 4, 4, 0.0, True, *state)  # type: ignore[assignment]
+    assert found[aten._scaled_dot_product_flash_attention_backward](*args, scale=1.0) == backward
+
+
+def test_shares_of_the_peaks_of_a_device_that_is_known() -> None:
+    found = utilisation.utilisation("NVIDIA H200", "bfloat16", 2.0, int(989e12), int(4.8e12))
+    assert found["share_of_peak_flops"] == found["share_of_peak_bandwidth"] == 0.5
+    assert found["flops"] == 494.5e12 and found["bytes_per_second"] == 2.4e12
+    assert utilisation.utilisation("NVIDIA H200", "bfloat16", 2.0, None, None) == {}
+    unknown = utilisation.utilisation("Some Card", "bfloat16", 2.0, 10, 10)
+    assert unknown["share_of_peak_flops"] == unknown["share_of_peak_bandwidth"] == NOT_KNOWN
+    assert peak_of("NVIDIA A100-SXM4-40GB") != peak_of("NVIDIA A100-SXM4-80GB") and peak_of("NVIDIA A100") is None
+    assert operations_peak("NVIDIA H200", "float64") is None
+
+
+@pytest.mark.parametrize(("precision", "want"), [("highest", 67e12), ("high", 494.5e12)])
+def test_float32_has_the_peak_of_what_computes_it(precision: str, want: float) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert operations_peak("NVIDIA H200", "float32") == want
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_a_kernel_that_was_timed_and_not_checked_gives_no_ratio() -> None:
+    check = {"output": 0.0, "kernels": {"merged": ["FUSED_CUDA"], "step": ["TRITON"]}}
+    assert unchecked(check, {"kernels": {"merged": ["FUSED_CUDA"], "dense": ["SDPA flash"]}}) == []
+    found = {"kernels": {"merged": ["FLASH_CUDA", "FUSED_CUDA"], "window": ["FLEX", "SDPA"]}}
+    assert unchecked(check, found) == ["FLASH_CUDA (merged)", "FLEX (window)"]
+    assert unchecked({}, found) == []  # of a published algorithm, which is its own reference

@@ -1,0 +1,101 @@
+"""hardware.compile: the same losses and gradients, few graphs for many lengths, and words that say what is compiled."""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnlab.config.check import compose
+from attnlab.models.sequence import SequenceModel
+from attnlab.runs import device
+from attnlab.tasks.base import task_of
+from attnlab.training.compilation import Compiled
+from tests.tasks.conftest import Start
+
+SMALL = [
+    "hardware=cpu", "task.model.d_model=16", "task.attention_heads=2", "task.model.encoder.num_layers=1",
+    "task.model.encoder.ffn_dim=16", "task.model.decoder.num_layers=1", "task.model.decoder.ffn_dim=16",
+]  # fmt: skip
+SHAPES = [(3, 40, 7), (2, 33, 9), (5, 61, 4), (6, 70, 5)]  # sentences, inputs, tokens
+GRAPHS = {"mustc": 4, "slurp": 4, "xsum": 4, "wmt16": 2}  # at most; of the encoder and of the loss
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Compile without a C++ compiler -> a list with one entry of each graph that is compiled."""
+    found: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        found.append(len(inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    return found
+
+
+def step(model: SequenceModel, shape: tuple[int, int, int], mels: int | None, compiled: Any) -> list[Tensor]:
+    """Losses and gradients of a batch."""
+    torch.manual_seed(shape[1])
+    rows, frames, tokens = shape
+    inputs = torch.randint(4, 50, (rows, frames))
+    inputs = torch.randn(rows, frames, mels, dtype=torch.float64) if mels else inputs
+    lengths, text = torch.randint(frames // 2, frames + 1, (rows,)), torch.randint(4, 50, (rows, tokens))
+    lengths[0] = frames
+    model.zero_grad()
+    losses = model.token_losses(inputs, lengths, text, text, 1, 0.1, compiled).smoothed
+    losses.sum().backward()
+    return [losses.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("task", [x if x == "wmt16" else pytest.param(x, marks=pytest.mark.slow) for x in GRAPHS])
+def test_sequences_of_many_lengths_have_few_graphs(task: str, graphs: list[int]) -> None:
+    cfg = compose(f"task={task}", "attention=mtla", *SMALL)
+    model: SequenceModel = task_of(cfg).build().double().train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    mels, compiled = cfg.task.model.encoder.get("num_mels"), Compiled(True, dynamic=True)
+    for shape in SHAPES:
+        want = step(model, shape, mels, lambda method: method)
+        torch.testing.assert_close(step(model, shape, mels, compiled), want)
+    assert 0 < len(graphs) <= GRAPHS[task]
+    assert (len(compiled._found) == 2) is model.compilable_encoder is (task != "wmt16")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_record_says_what_is_compiled(
+    there: bool, start: Start, graphs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(device.shutil, "which", lambda name: f"/usr/bin/{name}" if there else None)
+    cfg, record = start("hardware.compile=true")
+    module = task_of(cfg).prepare(record, None)[1]
+    said = record["environment"]["compiled"]
+    if not there:
+        assert said.startswith("no: torch.compile needs a C++ compiler") and not module._compiled.on
+        return
+    assert said.startswith("the encoder and the loss over the vocabulary") and module._compiled.on
+    assert not graphs  # sharding comes first
+
+
+def test_a_copy_of_a_module_is_compiled_anew(graphs: list[int]) -> None:
+    class Model(torch.nn.Linear):
+        def loss(self, x: Tensor) -> Tensor:
+            found: Tensor = self(x).sum()
+            return found
+
+    model, compiled = Model(2, 2), Compiled(True)
+    assert compiled(model.loss) is compiled(model.loss)
+    other = copy.deepcopy((model, compiled))
+    torch.nn.init.zeros_(other[0].weight)
+    torch.nn.init.zeros_(other[0].bias)
+    x = torch.ones(1, 2)
+    assert other[1](other[0].loss)(x).item() == 0.0 != compiled(model.loss)(x).item()
+    assert Compiled(False)(model.loss) == model.loss
