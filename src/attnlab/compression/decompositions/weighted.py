@@ -53,14 +53,18 @@ def weighted_tucker(
     found = start
     history = [_mean(problem.errors(start))]
     for sweep in range(sweeps):
-        found = replace(found, u1=problem.solve(found, spectrum))
-        reduced = problem.reduced(found.u1)
+        new = replace(found, u1=problem.solve(found, spectrum))
+        reduced = problem.reduced(new.u1)
         for part in (*(("cores", i) for i in range(len(blocks))), ("u2", 0), *(("u3", i) for i in range(len(blocks)))):
-            found = _descend(reduced, found, part, steps)
-        history.append(min(float(reduced.loss(found).clamp_min(0).sqrt()), history[-1]))
+            new = _descend(reduced, new, part, steps)
+        error = float(reduced.loss(new).clamp_min(0).sqrt())
         if watch is not None:
             watch(sweep + 1, sweeps)
-        if history[-2] - history[-1] < tolerance:
+        if error > history[-1]:  # by rounding: nothing is left to gain
+            break
+        found = new
+        history.append(error)
+        if history[-2] - error < tolerance:
             break
     found = orthonormal(found)
     seconds = start.seconds + time.perf_counter() - began
@@ -217,6 +221,10 @@ class _Reduced:
             total = total + 1 + (wide * (weighted - 2 * product)).sum() / matrix.square
         return total / len(self.matrices)
 
+    def curvature(self) -> _Reduced:
+        """The same without the linear terms: the gradient of its loss is the second derivative times the factor."""
+        return replace(self, products=[torch.zeros_like(product) for product in self.products])
+
 
 def _descend(reduced: _Reduced, found: Tucker, part: tuple[str, int], steps: int) -> Tucker:
     """Conjugate gradients for one factor; the loss is quadratic in it, and does not rise."""
@@ -224,22 +232,22 @@ def _descend(reduced: _Reduced, found: Tucker, part: tuple[str, int], steps: int
     if x is None:
         return found
 
-    def gradient(at: Tensor) -> Tensor:
+    def gradient(problem: _Reduced, at: Tensor) -> Tensor:
         with torch.enable_grad():
             at = at.detach().requires_grad_()
-            return torch.autograd.grad(reduced.loss(_with(found, part, at)), at)[0]
+            return torch.autograd.grad(problem.loss(_with(found, part, at)), at)[0]
 
-    at_x = gradient(x)
-    residual = -at_x
+    curvature = reduced.curvature()  # a difference of two gradients would lose the digits of a small direction
+    residual = -gradient(reduced, x)
     direction, square = residual, residual.square().sum()
     least = square * 1e-20
     for _ in range(steps):
-        curved = gradient(x + direction) - at_x
+        curved = gradient(curvature, direction)
         bend = (direction * curved).sum()
         if square <= least or bend <= 0:
             break
         step = square / bend
-        x, at_x, residual = x + step * direction, at_x + step * curved, residual - step * curved
+        x, residual = x + step * direction, residual - step * curved
         now = residual.square().sum()
         direction, square = residual + now / square * direction, now
     return _with(found, part, x.detach())
