@@ -134,6 +134,9 @@ def test_expanded_and_rebuilt_forms(backend: Backend, kernels: Callable[[Backend
 
     inputs = leaf(2, 6, 3, WIDTH), leaf(2, 6, 5), leaf(2, 6, 2), leaf(3, VALUE + WIDTH - 2, 5)
 
+    def share(q: Tensor, latent: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        return q, latent.tanh(), *rest  # one that is made, the others as they are given
+
     def built(heads: slice, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         return q[:, :, heads], partial_softmax.expand(latent, rotary, up[heads])
 
@@ -142,7 +145,7 @@ def test_expanded_and_rebuilt_forms(backend: Backend, kernels: Callable[[Backend
         kernels(taken)
         for out in (
             expanded_attention(*inputs, VALUE, 0.7, stride=2),
-            rebuilt_attention(built, inputs, 3, VALUE, 0.7),
+            rebuilt_attention(share, built, inputs, 3, VALUE, 0.7),
         ):
             found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     for want, got in zip(found[:2], found[2:], strict=True):

@@ -26,6 +26,7 @@ from .sdpa import additive, wide
 REBUILT_HEADS = 17  # at most, built at a time in backward on a CPU
 
 
+Share = Callable[..., tuple[Tensor, ...]]
 Build = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -99,6 +100,7 @@ def expanded_attention(
 
 
 def rebuilt_attention(
+    share: Share,
     build: Build,
     tensors: tuple[Tensor, ...],
     num_heads: int,
@@ -110,12 +112,13 @@ def rebuilt_attention(
 ) -> Tensor:
     """Causal `merged_attention` over queries, keys and values that are not kept for backward but built again.
 
-    `build(heads, *tensors)` gives q (B, T, h, D) and packed (B, T, h, Dv + D) of a slice of the heads; whatever needs
-    a gradient must be among `tensors`.
+    `share(*tensors)` gives what all heads are built of, and `build(heads, *shared)` q (B, T, h, D) and packed
+    (B, T, h, Dv + D) of a slice of the heads; whatever needs a gradient must be among `tensors`.
 
     Args:
-        build: the function above.
-        tensors: its arguments.
+        share: the first function, called once.
+        build: the second, called for some heads at a time in backward.
+        tensors: the arguments of `share`.
         num_heads: H.
         value_dim: Dv.
         scale: factor of the logits.
@@ -125,10 +128,10 @@ def rebuilt_attention(
     example = tensors[0]
     kept = not torch.is_grad_enabled() or torch.compiler.is_compiling()  # autograd inside backward cannot be captured
     if kept or choose("merged", example, dropout=dropout, noted=False) in AUTOGRAD:
-        q, packed = build(slice(0, num_heads), *tensors)
+        q, packed = build(slice(0, num_heads), *share(*tensors))
         return merged_attention(q, packed, value_dim, scale, past=past, dropout=dropout)
     flat = [t for p in past or [] for t in (p.packed.to(example.dtype), p.mask)]
-    return _Rebuilt.apply(build, num_heads, (value_dim, scale, 1, dropout), len(tensors), *tensors, *flat)
+    return _Rebuilt.apply(share, build, num_heads, (value_dim, scale, 1, dropout), len(tensors), *tensors, *flat)
 
 
 def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, past: Iterable[Past]) -> Tensor:
@@ -237,6 +240,7 @@ class _Expanded(torch.autograd.Function):
             dup[heads] = (flat.mT @ latent.flatten(0, 1)).view_as(up[heads])
             for whole, part in zip(dpast, more, strict=True):
                 whole[:, :, heads] = part
+            del dpacked, more, both, shared, flat  # before the next ones are made
         return dq, dlatent, drotary, dup, None, *(g for d in dpast for g in (d, None))
 
 
@@ -245,42 +249,48 @@ class _Rebuilt(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, build: Build, num_heads: int, how: tuple[int, float, int, float], count: int, *flat: Tensor | None
-    ) -> Tensor:
+        ctx: Any, share: Share, build: Build, num_heads: int, how: tuple[int, float, int, float], count: int,
+        *flat: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         tensors, past = flat[:count], _pairs(flat[count:])
-        q, packed = _exactly(build, slice(0, num_heads), tensors)
+        with _exactly(flat[0]):
+            q, packed = build(slice(0, num_heads), *share(*tensors))
         run = Run(*how, choose("merged", q, dropout=how[-1], value_dim=how[0]))  # known by the queries' width
         out, kept = run.forward(q, packed, past)
         ctx.save_for_backward(*flat, out, *kept.flat())
-        ctx.build, ctx.num_heads, ctx.run, ctx.counts = build, num_heads, run, (count, len(flat))
+        ctx.functions, ctx.num_heads, ctx.run, ctx.counts = (share, build), num_heads, run, (count, len(flat))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        count, total = ctx.counts
+        (share, build), (count, total) = ctx.functions, ctx.counts
         saved = ctx.saved_tensors
         past, out, kept = _pairs(saved[count:total]), saved[total], Kept.of(saved[total + 1 :])
         leaves = [t.detach().requires_grad_() for t in saved[:count]]
+        with torch.enable_grad(), _exactly(out):
+            shared = share(*leaves)
+        cut = [t.detach().requires_grad_() for t in shared]  # the graph up to here is gone through once, at the end
         dpast = [torch.empty_like(p.packed) for p in past]
         for heads in _groups(out, REBUILT_HEADS):
-            with torch.enable_grad():
-                q, packed = _exactly(ctx.build, heads, leaves)
+            with torch.enable_grad(), _exactly(out):
+                q, packed = build(heads, *cut)
             dq = torch.empty_like(q)
             dpacked, more = ctx.run.backward(
                 grad[:, :, heads], q.detach(), packed.detach(), _of_heads(past, heads), out[:, :, heads],
                 kept.heads(heads), dq,
             )  # fmt: skip
-            torch.autograd.backward((q, packed), (dq, dpacked), inputs=leaves)
+            torch.autograd.backward((q, packed), (dq, dpacked), inputs=cut)
             for whole, part in zip(dpast, more, strict=True):
                 whole[:, :, heads] = part
-        return None, None, None, None, *(t.grad for t in leaves), *(g for d in dpast for g in (d, None))
+            del q, packed, dq, dpacked, more  # before the next ones are made
+        torch.autograd.backward(shared, [t.grad for t in cut], inputs=leaves)
+        return None, None, None, None, None, *(t.grad for t in leaves), *(g for d in dpast for g in (d, None))
 
 
-def _exactly(build: Build, heads: slice, tensors: Any) -> tuple[Tensor, Tensor]:
-    """Built in the tensors' own precision: backward runs outside autocast, and must build the same."""
-    with torch.autocast(tensors[0].device.type, enabled=False):
-        return build(heads, *tensors)
+def _exactly(like: Any) -> torch.autocast:
+    """For what is built in the tensors' own precision: backward runs outside autocast, and must build the same."""
+    return torch.autocast(like.device.type, enabled=False)
 
 
 def expand(latent: Tensor, rotary: Tensor, up: Tensor) -> Tensor:

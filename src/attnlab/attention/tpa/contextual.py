@@ -172,11 +172,15 @@ class TPA(PositionalAttention):
         second, third = token.split([self.turned, self.third_dim], -1)
         return (third.unsqueeze(-1) * second.unsqueeze(-2)).flatten(-2)
 
-    def _build(self, angles: Angles, heads: slice, *compact: Tensor) -> tuple[Tensor, Tensor]:
-        """Of some heads: q (B, T, H, D) and [value | key] (B, T, H, 2 D)."""
-        return self._dense(self._factors(angles, *compact), heads)
+    def _shared(self, angles: Angles, *compact: Tensor) -> tuple[Tensor, ...]:
+        """The fields of `Factors` that are there."""
+        return tuple(t for t in self._factors(angles, *compact) if t is not None)
+
+    def _build(self, heads: slice, *shared: Tensor) -> tuple[Tensor, Tensor]:
+        return self._dense(Factors(*shared), heads)
 
     def _dense(self, f: Factors, heads: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Of some heads: q (B, T, H, D) and [value | key] (B, T, H, 2 D)."""
         head, token = f.head[..., heads].split(self._counts, -2), self._whole(f.token).split(self._counts, -2)
         query = head[0].mT @ token[0] if f.query is None else f.query[..., heads, :]
         return query, self._pack(head[1], token[1], head[2], token[2])
@@ -205,9 +209,9 @@ class TPA(PositionalAttention):
         past = []
         if prefix is not None:
             mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
-            past.append(Past(self._build(before, slice(None), *self._compact(prefix))[1], mask))
+            past.append(Past(self._dense(self._factors(before, *self._compact(prefix)))[1], mask))
         out = rebuilt_attention(
-            partial(self._build, angles), self._compact(x), self.num_heads, self.head_dim, self.scale,
+            partial(self._shared, angles), self._build, self._compact(x), self.num_heads, self.head_dim, self.scale,
             past=past, dropout=self.dropout if self.training else 0.0,
         )  # fmt: skip
         return self._finish(out)
