@@ -112,15 +112,20 @@ def test_a_failed_check_gives_no_ratio(tmp_path: Path, capsys: pytest.CaptureFix
     assert "x (" not in shown
 
 
-def test_a_mechanism_without_a_published_form_gives_no_ratio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_mechanism_without_a_published_form_is_checked_against_its_formula(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def none(attention: Attention) -> Attention:
         raise LookupError("no published algorithm is kept")
 
     monkeypatch.setattr(published, "of", none)
-    row = measured(config("bench.what=training"), tmp_path)["bench"]["rows"][0]
-    assert row["variants"]["mtla"]["seconds"]["median"] > 0
+    found = measured(config("bench.what=training"), tmp_path)["bench"]
+    row, check = found["rows"][0], found["checks"]["mtla"]
+    assert check["reference"] == "formula" and max(check["output"], check["gradient"]) < check["tolerance"]
     assert row["variants"]["published_mtla"] == {"not run": "no published algorithm is kept"}
-    assert all("no published algorithm is kept" in pair["not run"] for pair in row["ratios"])
+    by = {pair["against"]: pair for pair in row["ratios"]}
+    assert by["mha"]["seconds"]["median"] > 0
+    assert "no published algorithm is kept" in by["published_mtla"]["not run"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,36 @@ def test_the_peak_of_almost_nothing_is_not_divided(tmp_path: Path, run: Run) -> 
     path = bench(run, "a", [row])
     assert main(["--speed", str(path)]) == 0
     assert "Times less memory |" not in (path.parent / "SPEED.md").read_text()
+
+
+def test_one_mechanism_beside_many_is_a_table_by_length(tmp_path: Path, run: Run) -> None:
+    names = ["gqa", "mla", "mtla.stride=2", "tpa"]
+
+    def row(text: int) -> dict[str, Any]:
+        pairs: list[dict[str, Any]] = [
+            {"of": "mha", "against": name, "seconds": {"median": 0.5 + i, "min": 0.25, "max": 4.0}, "peak_memory": 2.0}
+            for i, name in enumerate(names)
+        ]
+        if text == 64:
+            pairs[3] = {"of": "mha", "against": "tpa", "not run": "no room"}
+        variants = {name: measured(0.01, 10.0) | {"share_outside_products": 0.25} for name in ["mha", *names]}
+        return {"what": "training", "batch": 2, "prefix": 0, "text": text, "variants": variants, "ratios": pairs}
+
+    path = bench(run, "a", [row(32), row(64)])
+    assert main(["--speed", str(path)]) == 0
+    page = (path.parent / "SPEED.md").read_text()
+    times, memory, shares = page[page.index("## All mechanisms by length") :].split("\n### ")[1:]
+    assert [line[1:] for line in cells(times, "| `")] == [
+        ["10 ms", "10 ms"],
+        ["0.5 (0.25 to 4)"] * 2,
+        ["1.5 (0.25 to 4)"] * 2,
+        ["2.5 (0.25 to 4)"] * 2,
+        ["3.5 (0.25 to 4)", "not run: no room"],
+    ]
+    assert cells(times, "Mechanism") == [["Mechanism", "32 positions", "64 positions"]]
+    assert cells(memory, "`mtla.stride=2`") == [["`mtla.stride=2`", "2", "2"]]
+    assert cells(shares, "`mha`")[-1] == ["`mha`", "25%", "25%"]
+    assert "Training step" not in page and "[record](record.json)" in times
 
 
 def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:

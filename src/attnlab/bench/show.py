@@ -49,9 +49,8 @@ def show(record: dict[str, Any], directory: Path) -> None:
                 console.print(f"{row['what']}: no ratio of {pair['of']} against {pair['against']}: {pair[NOT_RUN]}")
     for name, found in bench["checks"].items():
         if found:
-            console.print(
-                f"check of {name} against its reference: {_words({k: v for k, v in found.items() if k != 'kernels'})}"
-            )
+            errors = _words({key: value for key, value in found.items() if key not in ("kernels", "reference")})
+            console.print(f"check of {name} against its {found.get('reference', 'reference')}: {errors}")
     console.print(f"record: {directory / 'record.json'}", soft_wrap=True)
 
 

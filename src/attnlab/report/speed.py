@@ -8,6 +8,7 @@ from typing import Any
 
 from attnlab.errors import DataError
 from attnlab.report.grid import Grid
+from attnlab.report.speed_matrix import grids, is_wide
 from attnlab.runs.files import write_text
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
@@ -20,6 +21,8 @@ Random weights. A mechanism and what it is compared with ran in turns, after the
 reference in float64. "Times faster" is the other's wall-clock time divided by the mechanism's: median (least to most)
 over the rounds; below 1 the mechanism is slower. Where other programs kept cores busy, the ratio of CPU seconds is the
 better one. "Times less memory" divides the peaks, each of a process of its own. Every record has its command.
+In the tables of all mechanisms a ratio is the mechanism's number by that of the first line: below 1 it is faster or
+smaller.
 
 `mha` is multi-head attention through `scaled_dot_product_attention` with a preallocated cache, "published" the
 published algorithm with the same weights, `..._copied` our own with the prefix stored once for each hypothesis, `dense`
@@ -53,17 +56,22 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
     """
     benches = [found for found in records if "bench" in found.record and found.record["status"] == "finished"]
     kinds: dict[str, Grid] = {}
+    wide: list[Grid] = []
     for found in sorted(benches, key=lambda one: one.path.as_posix()):
+        if is_wide(found):
+            wide += grids(found, ", ".join(_place(found, directory)))
+            continue
         for row in found.record["bench"]["rows"]:
             if row["ratios"]:
                 grid = kinds.setdefault(row["what"], Grid(KINDS.get(row["what"], row["what"]), HEADERS))
                 about = found.record["bench"]["protocol"].get(row["what"])
                 grid.notes = [f"Measured: {about.replace('<', '&lt;')}"] if about else grid.notes
                 grid.rows += [_line(found, row, pair, directory) for pair in row["ratios"]]
-    if not kinds:
+    if not kinds and not wide:
         raise DataError("no finished record of mode=bench with a ratio among those given")
     order = sorted(kinds, key=lambda kind: [*KINDS, kind].index(kind))
-    parts = [f"# {TITLE}\n\n{ABOUT}", *(f"#{_filled(kinds[kind]).markdown()}" for kind in order)]
+    parts = [f"# {TITLE}\n\n{ABOUT}", *["## All mechanisms by length\n"] * bool(wide)]
+    parts += [f"##{grid.markdown()}" for grid in wide] + [f"#{_filled(kinds[kind]).markdown()}" for kind in order]
     path = directory / "SPEED.md"
     write_text(path, "\n".join(parts))
     return [path]
@@ -78,12 +86,7 @@ def _filled(grid: Grid) -> Grid:
 
 def _line(found: Found, row: dict[str, Any], pair: dict[str, Any], directory: Path) -> list[str]:
     """The cells of one ratio; a ratio that was not measured says why."""
-    environment, protocol = found.record["environment"], found.record["bench"]["protocol"]
-    link = Path(os.path.relpath(found.path, directory)).as_posix()
-    device, threads = environment["device"].removeprefix("cpu: "), environment["threads"]
-    place = f"{device}, {threads} thread{'s' if threads != 1 else ''}"
-    place += f"; {protocol['busy_cores_before']:.1f} cores busy" if "busy_cores_before" in protocol else ""
-    record = [place, f"[record]({link})"]
+    record = _place(found, directory)
     other = "published" if pair["against"] == f"published_{pair['of']}" else f"`{pair['against']}`"
     start = [_what(found), other, _shape(found, row)]
     if "seconds" not in pair:
@@ -94,6 +97,15 @@ def _line(found: Found, row: dict[str, Any], pair: dict[str, Any], directory: Pa
     cache = f"{pair['cache']:.3g}" if "cache" in pair else ""
     processor = _spread(pair["cpu_seconds"]) if "cpu_seconds" in pair else ""
     return [*start, _spread(pair["seconds"]), processor, memory, cache, *record]
+
+
+def _place(found: Found, directory: Path) -> list[str]:
+    """The machine, and a link to the record."""
+    environment, protocol = found.record["environment"], found.record["bench"]["protocol"]
+    device, threads = environment["device"].removeprefix("cpu: "), environment["threads"]
+    place = f"{device}, {threads} thread{'s' if threads != 1 else ''}"
+    place += f"; {protocol['busy_cores_before']:.1f} cores busy" if "busy_cores_before" in protocol else ""
+    return [place, f"[record]({Path(os.path.relpath(found.path, directory)).as_posix()})"]
 
 
 def _what(found: Found) -> str:
