@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attnlab.attention.ops.kernels import factor, factor_kernel, latent, merge, split
+from attnlab.attention.ops.kernels import factor, factor_kernel, latent_blocks, latent_kernel, merge, split
 
 ARCHITECTURES = {80: 166912, 89: 101376, 90: 232448}  # compute capability: bytes of shared memory of a block
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -65,10 +65,10 @@ def attend(capability: int, dtype: torch.dtype, lines: int, content: int, rest: 
         shared: whether the key's content is the value.
         masked: whether there is a mask, and neither start nor end.
     """
-    latent.device_of = lambda _: Absent(capability)  # type: ignore[assignment]
-    widths = latent._Widths(content, rest, content, shared)
+    latent_blocks.device_of = lambda _: Absent(capability)  # type: ignore[assignment]
+    widths = latent_blocks.Widths(content, rest, content, shared)
     padded = widths.padded
-    blocks = latent.choose_blocks(lines, padded, shared, dtype, torch.device("cpu"))
+    blocks = latent_blocks.choose_blocks(lines, padded, shared, dtype, torch.device("cpu"))
     pointer = f"*{NAMES[dtype]}"
     types = dict.fromkeys(("q", "key", "value"), pointer) | dict.fromkeys(("partial", "sums"), "*fp32")
     types |= {"counts": "*i64", "starts": "*i32", "mask": "*u8", "scale": "fp32"}
@@ -79,7 +79,7 @@ def attend(capability: int, dtype: torch.dtype, lines: int, content: int, rest: 
         "LINES": blocks.lines, "SLOTS": blocks.slots, "PRECISION": "ieee", "WIDE": False,
     }  # fmt: skip
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-    return shared_memory(latent._attend, types, constants, capability, **options)
+    return shared_memory(latent_kernel.attend, types, constants, capability, **options)
 
 
 def factors(capability: int, dtype: torch.dtype, heads: int, ranks: int, query_ranks: int, width: int) -> int:

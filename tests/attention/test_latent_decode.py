@@ -12,7 +12,7 @@ from attnlab.attention.ops import kernels
 from attnlab.attention.ops.kernels import naive
 
 pytest.importorskip("triton")
-from attnlab.attention.ops.kernels import latent, split
+from attnlab.attention.ops.kernels import latent, latent_blocks, split
 from attnlab.attention.ops.kernels.latent import Blocks, Segment, latent_decode
 from attnlab.attention.ops.kernels.merge import merge_slot
 
@@ -168,9 +168,9 @@ def test_chosen_blocks_fit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
     ):
         device = split.Device(CPU)
         device.shared_memory = memory
-        monkeypatch.setattr(latent, "device_of", lambda _, device=device: device)
+        monkeypatch.setattr(latent_blocks, "device_of", lambda _, device=device: device)
         for shared in (True, False):
-            widths = latent._Widths(content, rest, content, shared).padded
+            widths = latent_blocks.Widths(content, rest, content, shared).padded
             blocks = latent.choose_blocks(lines, widths, shared, dtype, CPU)
             if content * dtype.itemsize <= 1024 or shared and dtype.itemsize == 2:
                 assert latent.fits(blocks, widths, shared, dtype.itemsize, memory), (blocks, widths, memory)

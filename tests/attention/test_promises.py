@@ -48,7 +48,7 @@ def test_every_position_reads_what_is_declared_and_nothing_else(mechanism: Mecha
 @every
 def test_every_mechanism_has_a_naive_form_of_its_own(mechanism: Mechanism) -> None:
     kind = type(mechanism.make())
-    assert kind in naive.FORMULAS, f"write the naive form of {kind.__name__} in attention/ops/naive.py"
+    assert kind in naive.FORMULAS, f"write the naive form of {kind.__name__} in attention/ops/naive/"
 
 
 @every

@@ -11,18 +11,18 @@ and a step can be captured in a CUDA graph and replayed with other counts.
 
 from collections.abc import Sequence
 from functools import partial as partial_call
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import DTYPES
-from .split import LOG2_E, device_of, num_splits, number, numbers, precision, reduce, span, widened
+from .latent_blocks import CHOICES, Blocks, Widths, choose_blocks, fits, shared_memory
+from .latent_kernel import attend
+from .split import LOG2_E, device_of, num_splits, numbers, precision, reduce, widened
 
 try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
     import triton
-    import triton.language as tl
 except ImportError as error:
     raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
 
@@ -44,86 +44,6 @@ class Segment(NamedTuple):
     end: int | Tensor | None = None
     start: int | Tensor | None = None
     mask: Tensor | None = None
-
-
-class Blocks(NamedTuple):
-    """Sizes of one program.
-
-    Args:
-        lines: queries, at least 16 for a matrix product.
-        slots: slots of one step of its loop, at least 16.
-        warps: of 32 threads.
-        stages: of the pipeline: so many blocks of slots, or one less, are in flight.
-    """
-
-    lines: int
-    slots: int
-    warps: int
-    stages: int
-
-
-CHOICES = tuple(Blocks(*sizes) for sizes in product((16, 32, 64), (16, 32, 64, 128), (4, 8), (2, 3, 4)))
-
-
-class _Widths(NamedTuple):
-    """Columns of key and value, and the powers of two that hold them: [content | rest] of a key, and a value."""
-
-    content: int
-    rest: int
-    value: int
-    shared: bool
-
-    @property
-    def padded(self) -> tuple[int, int, int]:
-        content, rest, value = (max(16, triton.next_power_of_2(width)) for width in self[:3])
-        return content, rest if self.rest else 0, value
-
-
-def fits(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int, memory: int) -> bool:
-    """Whether the accumulator fits the registers, and the blocks in flight shared memory.
-
-    Args:
-        blocks: the sizes.
-        padded: columns of a key's content, of the rest of it, and of a value, as padded.
-        shared: whether the value is the key's content.
-        itemsize: bytes of a number.
-        memory: bytes of shared memory of one program.
-    """
-    return _shared_memory(blocks, padded, shared, itemsize) <= memory and blocks.lines * padded[2] <= 128 * (
-        32 * blocks.warps
-    )
-
-
-def _shared_memory(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int) -> int:
-    content, rest, value = padded
-    slot = content + rest + (0 if shared else value)
-    held = blocks.stages if blocks.lines >= 64 else max(1, blocks.stages - 1)  # the former for Hopper's products
-    return 1024 + itemsize * (held * blocks.slots * slot + blocks.lines * (content + rest + blocks.slots))
-
-
-def choose_blocks(
-    lines: int, padded: tuple[int, int, int], shared: bool, dtype: torch.dtype, device: torch.device
-) -> Blocks:
-    """Block sizes without a search: as many lines as there are and registers hold, then as many slots as fit.
-
-    The bounds are where Triton 3.9 compiles for compute capability 8.0 and 9.0 without spilling registers.
-
-    Args:
-        lines: queries that read the same slots.
-        padded: as in `fits`.
-        shared: as in `fits`.
-        dtype: of the cache.
-        device: of the cache.
-    """
-    most = (8192 if dtype == torch.float32 else 16384) // padded[2]
-    lines = min(64, max(16, min(most, triton.next_power_of_2(lines))))
-    warps = 4 if lines * padded[2] * dtype.itemsize <= 16384 else 8
-    memory = device_of(device).shared_memory
-    for slots, stages in ((64, 3), (32, 4), (32, 3), (16, 3), (16, 2)):
-        blocks = Blocks(lines, slots, warps, stages)
-        if fits(blocks, padded, shared, dtype.itemsize, memory):
-            return blocks
-    return Blocks(16, 16, 8, 1)
 
 
 def latent_decode(
@@ -219,7 +139,7 @@ class _Plan(NamedTuple):
     """How one segment is computed."""
 
     blocks: Blocks
-    widths: _Widths
+    widths: Widths
     beam: int
     group: int
     programs: int
@@ -230,12 +150,12 @@ def _plan(q: Tensor, segment: Segment, value_dim: int, blocks: Blocks | None, sp
     rows, groups, slots, width = segment.key.shape
     beam, group = q.shape[0] // rows, q.shape[1] // groups
     shared = segment.value is None
-    widths = _Widths(value_dim, width - value_dim, value_dim, True) if shared else _Widths(width, 0, value_dim, False)
+    widths = Widths(value_dim, width - value_dim, value_dim, True) if shared else Widths(width, 0, value_dim, False)
     blocks = blocks or choose_blocks(beam * group, widths.padded, shared, q.dtype, q.device)
     programs = rows * groups * triton.cdiv(beam * group, blocks.lines)
     if splits is None:
         device = device_of(q.device)
-        used = _shared_memory(blocks, widths.padded, shared, q.dtype.itemsize)
+        used = shared_memory(blocks, widths.padded, shared, q.dtype.itemsize)
         together = max(1, min(4, device.shared_memory // max(used, 1)))
         splits = num_splits(programs, triton.cdiv(slots, blocks.slots), together * device.processors)
     return _Plan(blocks, widths, beam, group, programs, splits)
@@ -249,7 +169,7 @@ def _launch(q: Tensor, segment: Segment, plan: _Plan, scale: float, partial: Ten
     starts, start_step, start = numbers(segment.start, rows, 0, "start", key)
     content, rest, wide = plan.widths.padded
     read = key if mask is None else mask.view(torch.uint8)
-    _attend[(plan.programs, plan.splits)](
+    attend[(plan.programs, plan.splits)](
         q, key, value, counts, starts, read, partial, sums,
         scale * LOG2_E, count, start, slots, plan.beam, plan.group, key.shape[1], 0 if mask is None else mask.shape[1],
         q.stride(0), q.stride(1), key.stride(0), key.stride(1), key.stride(2),
@@ -261,128 +181,6 @@ def _launch(q: Tensor, segment: Segment, plan: _Plan, scale: float, partial: Ten
         LINES=plan.blocks.lines, SLOTS=plan.blocks.slots, PRECISION=precision(q.dtype), WIDE=widened(q.dtype),
         num_warps=plan.blocks.warps, num_stages=plan.blocks.stages,
     )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["count", "start", "capacity", "mask_width", "first_split"])
-def _attend(
-    q: tl.tensor,
-    key: tl.tensor,
-    value: tl.tensor,
-    counts: tl.tensor,
-    starts: tl.tensor,
-    mask: tl.tensor,
-    partial: tl.tensor,
-    sums: tl.tensor,
-    scale: tl.tensor,  # times log2(e)
-    count: tl.tensor,
-    start: tl.tensor,
-    capacity: tl.tensor,
-    beam: tl.tensor,
-    group: tl.tensor,  # query heads of a key head
-    groups: tl.tensor,  # key heads
-    mask_width: tl.tensor,
-    q_row: tl.tensor,  # strides
-    q_head: tl.tensor,
-    key_row: tl.tensor,
-    key_head: tl.tensor,
-    key_slot: tl.tensor,
-    value_row: tl.tensor,
-    value_head: tl.tensor,
-    value_slot: tl.tensor,
-    mask_row: tl.tensor,
-    count_step: tl.tensor,
-    start_step: tl.tensor,
-    all_splits: tl.tensor,  # of all segments
-    first_split: tl.tensor,  # of this one
-    COUNTED: tl.constexpr,
-    STARTED: tl.constexpr,
-    MASKED: tl.constexpr,
-    SHARED: tl.constexpr,
-    CONTENT: tl.constexpr,
-    REST: tl.constexpr,
-    VALUE: tl.constexpr,
-    CONTENT_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,
-    VALUE_BLOCK: tl.constexpr,
-    LINES: tl.constexpr,
-    SLOTS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,  # multiply in float32
-) -> None:
-    split = tl.program_id(1)
-    blocks = tl.cdiv(beam * group, LINES)
-    row = tl.program_id(0) // (blocks * groups)  # of the segment
-    head = tl.program_id(0) // blocks % groups  # of the keys
-    line = tl.program_id(0) % blocks * LINES + tl.arange(0, LINES)
-    asked = line < beam * group
-    q_at = (row * beam + line // group).to(tl.int64)
-    head_at = head * group + line % group
-    place = (q_at * (groups * group) + head_at) * all_splits + first_split + split
-
-    low = tl.maximum(number(starts, row, start_step, start, STARTED), 0)
-    high = tl.minimum(number(counts, row, count_step, count, COUNTED), capacity)
-    begin, end = span(low, high, split, tl.num_programs(1), SLOTS)
-    if begin >= end:
-        tl.store(sums + place, tl.full([LINES], float("-inf"), tl.float32), mask=asked)
-        return
-
-    column = tl.arange(0, CONTENT_BLOCK)
-    wide = tl.arange(0, VALUE_BLOCK)
-    q_line = q + q_at * q_row + head_at * q_head
-    q_content = tl.load(q_line[:, None] + column[None, :], mask=asked[:, None] & (column < CONTENT)[None, :], other=0.0)
-    if REST:
-        other = tl.arange(0, REST_BLOCK)
-        beyond = CONTENT + other
-        q_rest = tl.load(q_line[:, None] + beyond[None, :], mask=asked[:, None] & (other < REST)[None, :], other=0.0)
-        if WIDE:
-            q_rest = q_rest.to(tl.float32)
-    if WIDE:
-        q_content = q_content.to(tl.float32)
-    key += row.to(tl.int64) * key_row + head * key_head
-    value += row.to(tl.int64) * value_row + head * value_head
-    mask += row.to(tl.int64) * mask_row
-
-    top = tl.full([LINES], float("-inf"), tl.float32)
-    total = tl.zeros([LINES], tl.float32)
-    read = tl.zeros([LINES, VALUE_BLOCK], tl.float32)
-    for position in range(begin, end, SLOTS):
-        slot = position + tl.arange(0, SLOTS)
-        there = slot < end
-        if MASKED:  # first: what does not exist may hold anything, and is not read
-            there = there & (tl.load(mask + slot, mask=there & (slot < mask_width), other=1) != 0)
-        at = slot.to(tl.int64) * key_slot
-        k = tl.load(key + at[:, None] + column[None, :], mask=there[:, None] & (column < CONTENT)[None, :], other=0.0)
-        if WIDE:
-            k = k.to(tl.float32)
-        logits = tl.dot(q_content, tl.trans(k), input_precision=PRECISION)
-        if REST:
-            beside = key + CONTENT + at[:, None] + other[None, :]
-            k_rest = tl.load(beside, mask=there[:, None] & (other < REST)[None, :], other=0.0)
-            if WIDE:
-                k_rest = k_rest.to(tl.float32)
-            logits = tl.dot(q_rest, tl.trans(k_rest), acc=logits, input_precision=PRECISION)
-        logits = tl.where(there[None, :], logits * scale, float("-inf"))
-        highest = tl.maximum(top, tl.max(logits, 1))
-        safe = tl.where(highest == float("-inf"), 0.0, highest)  # -inf - -inf is NaN
-        weights = tl.exp2(logits - safe[:, None])
-        shrunk = tl.exp2(top - safe)
-        total = total * shrunk + tl.sum(weights, 1)
-        if SHARED:
-            v = k
-        else:
-            beside = value + slot.to(tl.int64)[:, None] * value_slot + wide[None, :]
-            v = tl.load(beside, mask=there[:, None] & (wide < VALUE)[None, :], other=0.0)
-            if WIDE:
-                v = v.to(tl.float32)
-        read = tl.dot(weights.to(v.dtype), v, acc=read * shrunk[:, None], input_precision=PRECISION)
-        top = highest
-
-    found = total > 0.0
-    some = tl.where(found, total, 1.0)
-    lse = tl.where(found, top + tl.log2(some), float("-inf"))
-    tl.store(sums + place, lse, mask=asked)
-    where = partial + place[:, None] * VALUE + wide[None, :]
-    tl.store(where, read / some[:, None], mask=(asked & found)[:, None] & (wide < VALUE)[None, :])
 
 
 def _check(q: Tensor, segments: Sequence[Segment], value_dim: int | None) -> int:
