@@ -58,6 +58,7 @@ def _loggers() -> Iterator[None]:
 MANY = {  # tests of many cases that take the same path: two of three cases are slow
     "test_a_cache_without_rows",
     "test_a_child_ends_with_its_killed_parent",
+    "test_a_command_composes",
     "test_a_long_bfloat16_decode_keeps_counting",
     "test_a_method",
     "test_a_right_command_line",

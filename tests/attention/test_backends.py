@@ -61,7 +61,7 @@ def flash_backward(
 def cudnn(
     q: Tensor, k: Tensor, v: Tensor, bias: None, with_lse: bool, dropout: float, causal: bool, *, scale: float
 ) -> Saved:
-    assert bias is None and with_lse and not dropout
+    assert bias is None and with_lse and not dropout and k.shape[2] > 1
     logits, lse = softmax(q, k, causal, scale)
     state = (torch.zeros(()), torch.zeros(()))
     return [logits.softmax(-1) @ v, lse.unsqueeze(-1), None, None, q.shape[2], k.shape[2], *state, None]
@@ -78,18 +78,21 @@ def cudnn_backward(
 def efficient(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, with_lse: bool, dropout: float, causal: bool, *, scale: float
 ) -> Saved:
-    assert bias is not None and not causal  # nothing but parts with a mask comes here
-    logits = q @ k.mT * scale + bias
+    if bias is None:
+        assert k.shape[2] == 1  # which cuDNN refuses; nothing else but parts with a mask comes here
+    else:
+        assert not causal
+    logits = q @ k.mT * scale + (0 if bias is None else bias)
     return [logits.softmax(-1) @ v, logits.logsumexp(-1), torch.zeros(()), torch.zeros(())]
 
 
 def efficient_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, lse: Tensor, seed: Tensor,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, seed: Tensor,
     offset: Tensor, dropout: float, wanted: list[bool], causal: bool, *, scale: float,
 ) -> Any:  # fmt: skip
-    assert lse.shape[-1] % 32 == 0 and bias.shape == (*q.shape[:3], k.shape[2])
+    assert lse.shape[-1] % 32 == 0 and (bias is None or bias.shape == (*q.shape[:3], k.shape[2]))
     lse = lse[..., : q.shape[2]]
-    p = (q @ k.mT * scale + bias - lse.unsqueeze(-1)).exp()
+    p = (q @ k.mT * scale + (0 if bias is None else bias) - lse.unsqueeze(-1)).exp()
     ds = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * scale
     return ds @ k, ds.mT @ q, p.mT @ grad, None
 
@@ -174,14 +177,18 @@ def test_calls_and_shapes_are_those_that_torch_declares_for_cuda(backend: Backen
         ("CUDNN_ATTENTION", "CUDNN_ATTENTION", 64, Backend.CUDNN_CUDA),
         ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", 64, Backend.FLASH_CUDA),
         ("EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION", 64, Backend.FUSED_CUDA),
-        ("MATH", "FLASH_ATTENTION", 60, Backend.FUSED_CUDA),  # keys would begin off a boundary of 16 bytes
+        ("MATH", "FLASH_ATTENTION", 60, Backend.PLAIN),  # keys would begin off a boundary of 16 bytes
+        ("MATH", "MATH", 64, Backend.PLAIN),  # torch's own attention has no kernel either
     ],
 )
 def test_on_cuda_merged_attention_takes_the_kernel_that_torch_takes_for_a_dense_one(
     narrow: str, equal: str, value_dim: int, want: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stock(device: torch.device, dtype: torch.dtype, width: int, value: int, dropout: float) -> int:
-        assert (device.type, dtype, width) == ("cuda", torch.bfloat16, 96)
+        assert (device.type, width) == ("cuda", 96)
+        if dtype == torch.float32:
+            return int(SDPBackend.EFFICIENT_ATTENTION.value)
+        assert dtype == torch.bfloat16
         return int(SDPBackend.__members__[equal if value == width else narrow].value)
 
     monkeypatch.setattr(backends, "_stock", stock)

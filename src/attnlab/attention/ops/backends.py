@@ -37,10 +37,10 @@ branch where its operation is computed. Each backend is held to the naive form o
 has one, backward. Tests and benchmarks ask for one with `prefer`, and `used` says what has been taken.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -51,10 +51,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from .flex import refusal as flex_refusal
 from .flex import window_saves
 from .kernels import DTYPES, usable
+from .limits import constant
+from .limits import refusal as _torch_refuses
+from .limits import stock as _stock
 from .tables import transformed
 
 Operation = Literal["dense", "window", "merged", "step"]
-Function = TypeVar("Function", bound=Callable[..., Any])
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -80,6 +82,11 @@ BACKENDS: dict[Operation, tuple[Backend, ...]] = {
     "step": (Backend.TRITON, Backend.SDPA, Backend.PLAIN),
 }  # fmt: skip
 AUTOGRAD = (Backend.FLEX, Backend.PLAIN)  # backends of `merged` whose backward is that of autograd
+CUDA_KERNELS = {
+    Backend.CUDNN_CUDA: SDPBackend.CUDNN_ATTENTION,
+    Backend.FLASH_CUDA: SDPBackend.FLASH_ATTENTION,
+    Backend.FUSED_CUDA: SDPBackend.EFFICIENT_ATTENTION,
+}
 STOCK = {  # what SDPA chooses among
     SDPBackend.MATH: "matrix products",
     SDPBackend.FLASH_ATTENTION: "flash",
@@ -140,13 +147,7 @@ def forget() -> None:
     _used.clear()
 
 
-def _constant(function: Function) -> Function:
-    """As `torch.compiler.assume_constant_result`, which imports the whole compiler to set this."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-@_constant
+@constant
 def _note(operation: str, name: str) -> None:
     """A constant of the traced program: tracing notes it."""
     if name == Backend.FLASH_CUDA.name:
@@ -191,7 +192,7 @@ def _chosen(
     operation: Operation, q: Tensor, dropout: float, masked: bool, value_dim: int, window: tuple[int, int]
 ) -> Backend:
     if _preferred is not None and _preferred in BACKENDS[operation]:
-        if reason := _refusal(_preferred, q, dropout, masked):
+        if reason := _refusal(_preferred, q, dropout, masked, value_dim):
             raise ValueError(f"backend {_preferred.name} cannot compute operation {operation}: {reason}")
         return _preferred
     if operation == "dense":
@@ -218,25 +219,20 @@ def _like_sdpa(q: Tensor, value_dim: int, dropout: float) -> Backend:
     """The class of kernel that SDPA takes on CUDA for causal attention of these widths.
 
     cuDNN has values of any width. The flash kernel has none but those as wide as keys, which `sdpa.Kernel` gives it.
+    Keys begin after Dv columns, and all kernels load 16 bytes at a time: other widths have matrix products.
     """
-    if q.dtype not in HALF:
-        return Backend.FUSED_CUDA
     width = q.shape[-1]
-    if _stock(q.device, q.dtype, width, value_dim, dropout) == SDPBackend.CUDNN_ATTENTION.value:
-        return Backend.CUDNN_CUDA
-    if value_dim % 8 == 0 and _stock(q.device, q.dtype, width, width, dropout) == SDPBackend.FLASH_ATTENTION.value:
-        return Backend.FLASH_CUDA  # keys begin after Dv columns, and are loaded 16 bytes at a time
-    return Backend.FUSED_CUDA
+    aligned = all(n * q.dtype.itemsize % 16 == 0 for n in (width, value_dim))
+    taken = _stock(q.device, q.dtype, width, value_dim, dropout)
+    if q.dtype in HALF and aligned:
+        if taken == SDPBackend.CUDNN_ATTENTION.value:
+            return Backend.CUDNN_CUDA
+        if _stock(q.device, q.dtype, width, width, dropout) == SDPBackend.FLASH_ATTENTION.value:
+            return Backend.FLASH_CUDA
+    return Backend.FUSED_CUDA if aligned and taken == SDPBackend.EFFICIENT_ATTENTION.value else Backend.PLAIN
 
 
-@_constant
-def _stock(device: torch.device, dtype: torch.dtype, width: int, value_dim: int, dropout: float) -> int:
-    """The number of the `SDPBackend` that SDPA takes for causal attention with a gradient."""
-    q, value = (torch.empty(1, 1, 128, n, device=device, dtype=dtype, requires_grad=True) for n in (width, value_dim))
-    return int(torch._fused_sdp_choice(q, q, value, None, dropout, True))
-
-
-def _refusal(backend: Backend, q: Tensor, dropout: float, masked: bool) -> str | None:
+def _refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim: int | None = None) -> str | None:
     """Why a backend cannot compute an operation that has it; None: it can."""
     if backend in (Backend.PLAIN, Backend.SDPA):
         return "it has no prefix, no mask, and values as wide as keys" if backend is Backend.SDPA and masked else None
@@ -245,14 +241,19 @@ def _refusal(backend: Backend, q: Tensor, dropout: float, masked: bool) -> str |
     if backend in (Backend.FUSED_CPU, Backend.FLEX) and dropout:
         return f"dropout is {dropout}, expected 0"
     if backend is Backend.FLEX:
-        return flex_refusal(q)
+        return flex_refusal(q, value_dim)
     device = "cpu" if backend is Backend.FUSED_CPU else "cuda"
     if backend is not Backend.TRITON:
         if q.device.type != device:
             return f"the tensors are on {q.device}, expected {device}"
         if backend in (Backend.CUDNN_CUDA, Backend.FLASH_CUDA) and q.dtype not in HALF:
             return f"the dtype is {q.dtype}, expected torch.float16 or torch.bfloat16"
-        return "the dtype is float64" if backend is Backend.FUSED_CUDA and q.dtype == torch.float64 else None
+        if backend is Backend.FUSED_CPU:
+            return None
+        if q.dtype == torch.float64:
+            return "the dtype is float64"
+        widths = q.shape[-1], q.shape[-1] if value_dim is None else value_dim
+        return _torch_refuses(CUDA_KERNELS[backend], q.device, q.dtype, *widths, dropout)
     if q.dtype not in DTYPES:
         return f"the dtype is {q.dtype}, expected {', '.join(str(dtype) for dtype in DTYPES)}"
     if dropout or torch.is_grad_enabled() and q.requires_grad:

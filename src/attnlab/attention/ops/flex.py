@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # queries and keys of a block
+WIDEST = 256  # of the heads that its default sizes of blocks are made for
 LIMIT = 64  # compilations: of text and prefix, with and without masks and gradients, for every dtype and size of head
 
 
@@ -44,11 +45,12 @@ class Part(NamedTuple):
     exists: Tensor | None = None
 
 
-def refusal(q: Tensor) -> str | None:
+def refusal(q: Tensor, value_dim: int | None = None) -> str | None:
     """Why FlexAttention cannot compute an attention of such queries; None: it can.
 
     Args:
         q: queries.
+        value_dim: width of values; None: as wide as queries.
     """
     if transformed() and not torch.compiler.is_compiling():
         return "transforms of torch.func cannot go through FlexAttention"
@@ -60,7 +62,10 @@ def refusal(q: Tensor) -> str | None:
         return f"the tensors are on {q.device}, expected cuda or cpu"
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"the dtype is {q.dtype}, expected float32 or half precision"
-    return None if q.shape[-1] >= 16 else f"heads are {q.shape[-1]} wide, expected at least 16"
+    widths = {q.shape[-1], q.shape[-1] if value_dim is None else value_dim}
+    if min(widths) < 16 or max(widths) > WIDEST:
+        return f"keys and values are {sorted(widths)} wide, expected 16 to {WIDEST}"
+    return None
 
 
 def window_saves(window: int, block: int) -> bool:

@@ -3,8 +3,9 @@
 Shapes: q (B, T, H, D), packed [value | key] (B, K, H, Dv + D), out (B, T, H, Dv), log-sum-exp (B, T, H).
 The flash kernels of CPU and CUDA need values as wide as keys; packed, the first D columns serve: what they make of the
 columns beyond Dv (which belong to the key) is never read, and their gradient is zero.
-The flash kernel of CUDA has no mask, and a mask of cuDNN's differs between its versions: a part with a mask goes
-through the memory-efficient kernel, whatever computes the others. Their log-sum-exps are all natural logarithms.
+The flash kernel of CUDA has no mask, a mask of cuDNN's differs between its versions, and cuDNN has no attention over a
+single key: such a part goes through the memory-efficient kernel, whatever computes the others. Their log-sum-exps are
+all natural logarithms.
 """
 
 from collections.abc import Iterator
@@ -169,10 +170,11 @@ class Kernel(NamedTuple):
             else:
                 part.add_(more)
 
-    def _by(self, mask: Tensor | None) -> Backend:
-        """What computes a part with this mask."""
+    def _by(self, mask: Tensor | None, packed: Tensor | None = None) -> Backend:
+        """What computes a part with this mask and these keys: cuDNN has no attention over a single one."""
         unmasked = self.backend in (Backend.FLASH_CUDA, Backend.CUDNN_CUDA)
-        return Backend.FUSED_CUDA if unmasked and mask is not None else self.backend
+        single = self.backend is Backend.CUDNN_CUDA and packed is not None and packed.shape[1] == 1
+        return Backend.FUSED_CUDA if unmasked and mask is not None or single else self.backend
 
     def value_width(self, width: int, mask: Tensor | None = None) -> int:
         """How wide the kernel of a part has values: D or Dv.
@@ -203,7 +205,7 @@ class Kernel(NamedTuple):
             mask: (B, K) bool, true where a key exists; None: everywhere.
             causal: T = K, and query i sees the keys j <= i; then without a mask.
         """
-        by, (q, k, v) = self._by(mask), self._inputs(q, packed, mask)
+        by, (q, k, v) = self._by(mask, packed), self._inputs(q, packed, mask)
         bias, random = additive(mask, q.dtype), Random()
         if by is Backend.FUSED_CPU:
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -231,7 +233,7 @@ class Kernel(NamedTuple):
         out: Tensor, lse: Tensor, causal: bool, random: Random,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, keys and values; `grad` and `out` come from :meth:`wide_enough`."""
-        by, (q, k, v) = self._by(mask), self._inputs(q, packed, mask)
+        by, (q, k, v) = self._by(mask, packed), self._inputs(q, packed, mask)
         grad, out, lse = (t.transpose(1, 2) for t in (grad, out, lse))
         bias, sizes = additive(mask, q.dtype), (q.shape[2], k.shape[2])
         if by is Backend.FUSED_CPU:
