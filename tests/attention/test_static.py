@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from attnlab.attention import Attention, Cache
 from attnlab.attention.ops import kernels
 from attnlab.attention.ops.backends import Backend, prefer
 from attnlab.attention.tpa import FactorCache
+from attnlab.decoding import Steps
 from tests.attention.mechanisms import EVERY, Mechanism, error
 
 STATIC = [m for m in EVERY if m.build().new_cache(1, 1).can_be_static]
@@ -72,30 +74,56 @@ def test_static_factors_lie_in_whole_blocks(name: str) -> None:
     assert [buffer.data_ptr() for buffer in aligned.buffers()] == pointers  # nothing is copied that fits
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("mechanism", STATIC, ids=str)
-def test_a_captured_step_equals_others(mechanism: Mechanism) -> None:
-    from attnlab.decoding import Steps
+class One:
+    """An attention as a model: its inputs are looked up by tokens."""
 
-    class One:
-        """An attention as a model: its inputs are looked up by tokens."""
+    def __init__(self, attention: Attention) -> None:
+        weight = next(attention.parameters())
+        self.attention, self.table = attention, torch.randn(7, 32, device=weight.device, dtype=weight.dtype)
 
-        def __init__(self) -> None:
-            self.attention = mechanism.build(dtype=torch.float32).cuda()
-            self.table = torch.randn(7, 32, device="cuda")
+    @torch.no_grad()
+    def step(self, tokens: torch.Tensor, caches: list[Cache]) -> torch.Tensor:
+        return self.attention.extend(self.table[tokens], caches[0])
 
-        @torch.no_grad()
-        def step(self, tokens: torch.Tensor, caches: list) -> torch.Tensor:
-            return self.attention.extend(self.table[tokens], caches[0])
 
-    model, tokens = One(), torch.randint(7, (4, 24), device="cuda")
-    plain, captured = (Steps(model, [model.attention.new_cache(4, 30)], 24, graphs=g) for g in (False, True))
+def check_steps(mechanism: Mechanism, device: str, dtype: torch.dtype, tolerance: float, size: int) -> None:
+    """24 steps of four rows after ragged prefixes, reordered twice: static ones, captured on a GPU, and others."""
+    model = One(mechanism.build(dtype=dtype).to(device))
+    tokens, rows = torch.randint(7, (4, 24), device=device), torch.tensor([1, 1, 3, 2], device=device)
+    caches = [model.attention.new_cache(4, 30, size, prefix_batch=2) for _ in range(2)]
+    prefix = torch.randn(2, size, 32, device=device, dtype=dtype)
+    plain, other = (Steps(model, [cache], 24, graphs=bool(n)) for n, cache in enumerate(caches))
     with torch.inference_mode():
+        for cache in caches:
+            if size:
+                model.attention.read_prefix(prefix, torch.tensor([size, 1], device=device), cache)
         for t in range(24):
-            want, got = (steps(tokens[:, t : t + 1]) for steps in (plain, captured))
-            assert error(got.cpu(), want.cpu()) < 1e-4
-    assert captured.captured and captured.caches[0].length == 24
+            if device == "cpu" and t == 3:
+                caches[1].make_static()
+            if t in (6, 15):
+                for cache in caches:
+                    cache.reorder(rows)
+            want, got = (steps(tokens[:, t : t + 1]) for steps in (plain, other))
+            assert got.dtype == dtype and error(got.cpu(), want.cpu()) < tolerance, t
+    assert other.captured == (device == "cuda") and caches[1].is_static and not caches[0].is_static
+    assert caches[0].length == caches[1].length == 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [0, 5])
+@pytest.mark.parametrize("mechanism", STATIC, ids=str)
+def test_static_steps_in_a_loop_equal_others(mechanism: Mechanism, size: int) -> None:
+    check_steps(mechanism, "cpu", torch.float64, 1e-12, size)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [0, 5])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-3), (torch.bfloat16, 0.2)], ids=str
+)
+@pytest.mark.parametrize("mechanism", STATIC, ids=str)
+def test_a_captured_step_equals_others(mechanism: Mechanism, dtype: torch.dtype, tolerance: float, size: int) -> None:
+    check_steps(mechanism, "cuda", dtype, tolerance, size)
 
 
 @pytest.mark.skipif(not kernels.usable(torch.device("cpu")), reason="no interpreter")

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from attnlab.bench import utilisation
-from attnlab.bench.compare import unchecked
-from attnlab.bench.utilisation import NOT_KNOWN, attention_operations, operations_of, operations_peak, peak_of
+from attnlab.bench.compare import timed, unchecked
+from attnlab.bench.utilisation import NOT_KNOWN, attention_operations, flush, operations_of, operations_peak, peak_of
 
 
 class Work:
@@ -73,3 +73,42 @@ def test_a_kernel_that_was_timed_and_not_checked_gives_no_ratio() -> None:
     found = {"kernels": {"merged": ["FLASH_CUDA", "FUSED_CUDA"], "window": ["FLEX", "SDPA"]}}
     assert unchecked(check, found) == ["FLASH_CUDA (merged)", "FLEX (window)"]
     assert unchecked({}, found) == []  # of a published algorithm, which is its own reference
+
+
+class Products:
+    """Causal attention of 4096 positions with keys of 128, forward and backward, and products of 8192 x 8192."""
+
+    def __init__(self, device: str, size: int = 8192) -> None:
+        kind = {"device": device, "dtype": torch.bfloat16}
+        self.a, self.q = torch.randn(size, size, **kind), torch.randn(2, 16, size // 2, 128, **kind).requires_grad_()
+
+    def prepare(self) -> None:
+        self.q.grad = None
+
+    def run(self) -> None:
+        for _ in range(3):
+            self.a @ self.a
+        F.scaled_dot_product_attention(self.q, self.q, self.q, is_causal=True).sum().backward()
+
+    def operations(self) -> int:
+        size, rows = len(self.a), self.q.shape[2]
+        return 3 * 2 * size**3 + 2 * 32 * rows * (rows + 1) // 2 * (2 * 128 + 5 * 128)
+
+
+def test_operations_of_products_and_attention_together() -> None:
+    work = Products("cpu", 64)
+    assert operations_of(work, {}) == work.operations()  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_large_product_comes_near_the_peak_and_never_above_it() -> None:
+    device = torch.device("cuda")
+    work = Products("cuda")
+    assert operations_of(work, {"dense": ["SDPA flash"]}) == work.operations()  # type: ignore[arg-type]
+    seconds = min(timed(work, device)["seconds"] for _ in range(5))  # type: ignore[arg-type]
+    name = torch.cuda.get_device_name()
+    found = utilisation.utilisation(name, "bfloat16", seconds, work.operations(), None)
+    share = found["share_of_peak_flops"]
+    assert share == NOT_KNOWN if peak_of(name) is None else 0.2 < float(share) < 1.0
+    flush(device)
+    assert utilisation._other(device).numel() >= torch.cuda.get_device_properties(device).L2_cache_size

@@ -113,8 +113,8 @@ def attend(
             q_rest = q_rest.to(tl.float32)
     if WIDE:
         q_content = q_content.to(tl.float32)
-    key += row.to(tl.int64) * key_row + head * key_head
-    value += row.to(tl.int64) * value_row + head * value_head
+    key += row.to(tl.int64) * key_row + head.to(tl.int64) * key_head
+    value += row.to(tl.int64) * value_row + head.to(tl.int64) * value_head
     mask += row.to(tl.int64) * mask_row
 
     top = tl.full([LINES], float("-inf"), tl.float32)
