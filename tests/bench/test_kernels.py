@@ -1,6 +1,7 @@
 """bench.what=kernels: what it checks and refuses without a GPU."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from attnlab.attention.ops.kernels import usable
 from attnlab.bench.compare import failures
-from attnlab.bench.workloads.kernels import Kernels
+from attnlab.bench.workloads.kernels import Kernels, Reading
 from attnlab.config.build import instantiate
 from attnlab.runs.record import NOT_RUN
 from tests.bench.test_bench import CPU, config, measured
@@ -50,6 +51,25 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, torch_alone = Kernels.lineup(cfg, settings)[:2]
     assert failures(Kernels.check(kernel, settings, torch.float32, CPU), "kernels")
     assert not failures(Kernels.check(torch_alone, settings, torch.float32, CPU), "kernels")
+
+
+def test_what_does_not_fit_is_left_out_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Kernels.__init__
+
+    def full(self: Kernels, variant: Reading, *rest: Any) -> None:
+        if variant.name.startswith("mha"):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB\nmore lines")
+        make(self, variant, *rest)
+
+    monkeypatch.setattr(Kernels, "__init__", full)
+    record = measured(
+        config("bench.what=kernels", "bench.context=[4]", "bench.references=[mha]", "bench.memory=false"), tmp_path
+    )
+    found = record["bench"]["rows"][0]["variants"]
+    assert found["mha torch"] == {NOT_RUN: "CUDA out of memory. Tried to allocate 80 GiB"}
+    assert found["mtla torch"]["seconds"]["median"] > 0
 
 
 @pytest.mark.gpu

@@ -187,8 +187,8 @@ def _build(
             with noting() as kernels[variant.name]:  # of what is captured now and replayed later
                 work = workload_type(shape.what)(variant, shape, getattr(torch, settings.dtype), device)
             reason = shortage(work, shape, device)
-        except LookupError as error:
-            reason = str(error)
+        except (LookupError, torch.OutOfMemoryError) as error:
+            reason = str(error).splitlines()[0]
         if reason:
             found[variant.name] = {NOT_RUN: reason}
         else:
