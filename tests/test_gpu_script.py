@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnlab.attention import MLA
+from attnlab.bench.variants import lineup
 from attnlab.cli import quoted
+from attnlab.config.build import instantiate
 from attnlab.config.check import check
+from attnlab.models.build import build_attention, without_memory
 from attnlab.runs.loading import load
 from attnlab.tasks.language_modelling.pretrained import configured
 
@@ -54,7 +58,12 @@ def test_a_command_composes(name: str, dry: Commands) -> None:
     """As it runs on a GPU: no seconds of one are spent on a wrong key."""
     words = dry[name][1]
     assert words[1:3] == ["-m", "src.run"] and words[-1].endswith(f"/{name}/run")
-    assert len(check([quoted(word) for word in words[3:-1]], load, configured).jobs) == 1
+    (cfg,) = check([quoted(word) for word in words[3:-1]], load, configured).jobs
+    if cfg.mode == "bench":
+        with without_memory():
+            found = [build_attention(variant.cfg, 0) for variant in lineup(cfg, instantiate(cfg.bench))]
+        assert len(found) > 3
+        assert all(a.latent_dim == 4 * a.head_dim for a in found if isinstance(a, MLA))  # not another one's rank
 
 
 def test_each_part_ends_within_nine_minutes_and_all_within_thirty(dry: Commands) -> None:

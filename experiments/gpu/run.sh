@@ -83,7 +83,7 @@ if gpu; then
     step tests 200 "${tests[@]}" -n 12 --dist worksteal --durations=20 "${files[@]}"
     step tests_bench 45 "${tests[@]}" -n 0 tests/bench/test_kernels.py tests/bench/test_factor_step.py tests/bench/test_utilisation.py
     lines=(hardware=gpu bench.dtype=bfloat16 task=wikitext2 mode=bench task.model.d_model=2048 task.attention_heads=32 bench.prefix=0)
-    batch=64 few=4 contexts=4096,32768 curve=4096,8192,16384,32768,65536,131072,262144,524288 texts=4096,8192,16384 longest=16384 steps=64 rows=16
+    latent=256 batch=64 few=4 contexts=4096,32768 curve=4096,8192,16384,32768,65536,131072,262144,524288 texts=4096,8192,16384 longest=16384 steps=64 rows=16
     on=(hardware=gpu)
     budget=(hardware=gpu task.train.max_minutes=0.3)
     table1=()
@@ -92,8 +92,8 @@ if gpu; then
 else
     step tests 120 "${tests[@]}" -n 0 tests/attention/test_cuda.py
     step tests_bench 60 "${tests[@]}" -n 0 tests/bench/test_kernels.py
-    lines=(hardware=cpu bench.dtype=float32 task=wikitext2 mode=bench task.model.d_model=32 task.attention_heads=2 bench.prefix=0 bench.rounds=1)
-    batch=2 few=1 contexts=16 curve=16,32 texts=16 longest=16 steps=2 rows=1
+    lines=(hardware=cpu bench.dtype=float32 task=wikitext2 mode=bench task.model.d_model=32 task.attention_heads=4 bench.prefix=0 bench.rounds=1)
+    latent=32 batch=2 few=1 contexts=16 curve=16,32 texts=16 longest=16 steps=2 rows=1
     on=(hardware=cpu)
     budget=(hardware=cpu task.train.max_minutes=0.02)
     table1=(scale=sample bench.batch=1 bench.beam=2 bench.prefix=8 bench.steps=2 bench.rounds=1 bench.memory=false)
@@ -104,7 +104,7 @@ box() { gpu && echo "$1" || echo 300; }
 fast=("${lines[@]}" bench.memory=false)
 rank2='bench.overrides=["tpa.rank=2"]'
 run kernels "$(box 45)" "${fast[@]}" attention=mla bench.what=kernels bench.batch=$batch "bench.context=[$contexts]" 'bench.references=[mtla,mha,gqa,mqa]'
-run curves "$(box 100)" "${fast[@]}" attention=tpa rank=2 bench.what=kernels bench.batch=$few "bench.context=[$curve]" 'bench.references=[mha,gqa,mqa,mla,mtla]'
+run curves "$(box 100)" "${fast[@]}" attention=tpa bench.what=kernels bench.batch=$few "bench.context=[$curve]" 'bench.references=[mha,gqa,mqa,mla,mtla]' "bench.overrides=[\"mla.latent_dim=$latent\",\"mtla.latent_dim=$latent\"]"
 for stride in 2 4; do
     run "training_s$stride" "$(box 50)" "${fast[@]}" attention=mtla stride=$stride bench.what=training bench.batch=1 "bench.text=[$texts]" 'bench.references=[mha,mla,tpa]' "$rank2"
 done

@@ -79,8 +79,8 @@ class Products:
     """Causal attention of 4096 positions with keys of 128, forward and backward, and products of 8192 x 8192."""
 
     def __init__(self, device: str, size: int = 8192) -> None:
-        kind = {"device": device, "dtype": torch.bfloat16}
-        self.a, self.q = torch.randn(size, size, **kind), torch.randn(2, 16, size // 2, 128, **kind).requires_grad_()
+        self.a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+        self.q = torch.randn(2, 16, size // 2, 128, device=device, dtype=torch.bfloat16, requires_grad=True)
 
     def prepare(self) -> None:
         self.q.grad = None
