@@ -72,9 +72,10 @@ class Cache(ABC):
     def make_static(self) -> None:
         """From here on steps have one shape whatever the length, which they read from the device.
 
-        Such a step can be captured in a CUDA graph and replayed; the caller that replays it increases `length` itself.
-        A static cache takes one position at a time and cannot be cropped. Without a kernel that reads counts, a step
-        computes all of its capacity and masks what is not used.
+        Such a step can be captured in a CUDA graph and replayed, or compiled once for all lengths. A replayed or
+        compiled step does not see `length`: its caller checks that there is room, and increases it. A static cache
+        takes one position at a time and cannot be cropped. Without a kernel that reads counts, a step computes all
+        that `bound_reads` has left, the whole capacity at first, and masks what is not used.
 
         TypeError: the mechanism's steps need the length on the host.
         """
@@ -82,6 +83,13 @@ class Cache(ABC):
             raise TypeError(f"{type(self).__name__}: its steps need the length on the host")
         device = self.buffers()[0].device
         self.static_length = torch.full((1,), self.length, dtype=torch.int64, device=device)
+
+    def bound_reads(self, length: int) -> None:  # noqa: B027
+        """Steps of a static cache need not read further than its first `length` text positions, until told again.
+
+        For callers that know the length on the host; what is beyond is masked anyway. Nothing to do where the size of
+        what a step reads does not depend on the length.
+        """
 
     @property
     def can_be_static(self) -> bool:
@@ -192,17 +200,23 @@ class Attention(nn.Module, ABC):
     def extend(self, x: Tensor, cache: Cache) -> Tensor:
         """The next positions of each row, (B, n, d) -> (B, n, d): prefill, a chunk of it, or one decoding step.
 
+        Compiled, a step of a static cache leaves `cache.length` to its caller (`Cache.make_static`).
+
         ValueError: the cache has no room for n positions more, or it is static and n is not 1.
         """
         new = x.shape[1]
-        _check_room(cache, new, cache.capacity)
         if cache.static_length is not None:
             if new != 1:
                 raise ValueError(f"a static cache takes one position at a time, not {new}")
+            on_host = not torch.compiler.is_compiling()  # a compiled step would be bound to one length
+            if on_host:
+                _check_room(cache, 1, cache.capacity)
             out = self._extend(x, cache) if x.numel() else x.clone()
             cache.static_length += 1
-            cache.length += 1
+            if on_host:
+                cache.length += 1
             return out
+        _check_room(cache, new, cache.capacity)
         out = self._extend(x, cache) if x.numel() else x.clone()
         cache.length += new
         return out

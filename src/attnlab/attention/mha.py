@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .base import Cache, length_mask
 from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
 from .ops.backends import dense_attention
-from .ops.decode import attend_cached, room
+from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, merged_attention
 from .ops.rope import Llama3Scaling, rotate, turn
 from .positional import Angles, Layout, PositionalAttention, PositionalCache
@@ -183,10 +183,11 @@ class MHA(PositionalAttention):
 
     def _step(self, q: Tensor, cache: PositionalCache, used: int | Tensor) -> Tensor:
         """One position, (B, H, 1, D) -> (B, 1, d), over the prefix and the first so many slots of the text."""
-        text, prefix = cache.text, cache.prefix
+        text, prefix, counts = cache.text, cache.prefix, used if isinstance(used, Tensor) else None
+        most, before = cache.reads(used)
         out = attend_cached(
             q, text["key"], text["value"], self.scale, prefix["key"], prefix["value"], cache.prefix_mask,
-            **room(used), prefix_used=cache.prefix_size, prefix_counts=cache.prefix_counts,
+            used=most, counts=counts, prefix_used=before, prefix_counts=cache.prefix_counts, beam=cache.beam,
         )  # fmt: skip
         return self._join(out.to(q.dtype))
 

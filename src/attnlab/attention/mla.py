@@ -194,7 +194,7 @@ class MLA(PositionalAttention):
         q, (latent, rotary) = self._queries(x, angles), self._latents(x, angles)
         cache.write(cache.text, start, {"slots": torch.cat((latent, rotary), -1)})
         if new == 1 or isinstance(start, Tensor):
-            return self._step(q, cache, start + 1, size)
+            return self._step(q, cache, start + 1)
         past = []
         if start:
             past.append(self._stored(cache.text["slots"][:, :start], q.dtype))
@@ -210,25 +210,25 @@ class MLA(PositionalAttention):
         self,
         q: Tensor,
         cache: LatentCache,
-        used: int | Tensor | None,
-        prefix_slots: int,
+        used: int | Tensor,
         text_mask: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> Tensor:
         """One position, (B, 1, H, d_n + d_r) -> (B, 1, d), in latent space, over the first slots of the cache.
 
         Which of the `used` text slots exist: `text_mask` (B, columns), or the first `counts`, (B,); None: all. `used`
-        on the device, (1,), are `counts`.
+        on the device, (1,) or (B,), are `counts` where there is no mask.
         """
-        if isinstance(used, Tensor):
-            used, counts = None, used
+        if isinstance(used, Tensor) and text_mask is None:
+            counts = used
+        most, before = cache.reads(used)
         content, rotary = q[:, 0].to(cache.up_key.dtype).split([self.head_dim, self.rope_dim], -1)
         absorbed = torch.matmul(content.transpose(0, 1), cache.up_key).transpose(0, 1)  # (B, H, r), scaled
         q_bh1d = torch.cat((absorbed, rotary * self.scale), -1).unsqueeze(2)
         read = attend_cached(
             q_bh1d, cache.text["slots"].unsqueeze(1), None, 1.0, cache.prefix["slots"].unsqueeze(1), None,
             cache.prefix_mask, text_mask, value_dim=self.latent_dim,
-            used=used, counts=counts, prefix_used=prefix_slots, prefix_counts=cache.prefix_counts,
+            used=most, counts=counts, prefix_used=before, prefix_counts=cache.prefix_counts, beam=cache.beam,
         )  # fmt: skip
         out = torch.matmul(read[:, :, 0].transpose(0, 1), cache.up_value).transpose(0, 1)  # (B, H, d_v)
         return self.out(out.reshape(q.shape[0], 1, -1).to(q.dtype))

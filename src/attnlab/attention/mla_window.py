@@ -120,7 +120,7 @@ class MLAWindow(Windowed, MLA):
         q, kept = self._queries(x, angles), self._kept(x, angles)
         if new == 1:
             cache.write(cache.text, start % cache.size, kept)
-            return self._step(q, cache, cache.used_after(start), size)
+            return self._step(q, cache, cache.used_after(start))
         text = self._stored(torch.cat((cache.before()["slots"].to(q.dtype), kept["slots"]), 1), q.dtype).packed
         past = mask = None
         if size:

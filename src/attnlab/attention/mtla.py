@@ -55,11 +55,11 @@ class MTLACache(LatentCache):
         positions = prefix_capacity + capacity + self.stride
         self.gate_slot = attention.slot_gates(positions // self.stride + 1).detach().to(like.dtype)  # fc_c(pe), once
 
-    def used_slots(self) -> int:
-        return self.slots_up_to(self.length)
+    @property
+    def prefix_used(self) -> int:
+        return self.prefix_slots
 
     def slots_up_to(self, length: int) -> int:
-        """Text slots that `length` positions take, in the row that takes most."""
         offset = self.offset if isinstance(self.offset, int) else self.stride - 1
         return -(-(offset + length) // self.stride)
 
@@ -286,8 +286,9 @@ class MTLA(MLA):
         latent, rotary = self._latents(x, angles)
         if new == 1 or isinstance(start, Tensor):
             counts = self._write(latent[:, 0], rotary[:, 0], start, cache)
-            used = None if isinstance(start, Tensor) else cache.slots_up_to(start + 1)
-            return self._step(q, cache, used, cache.prefix_slots, counts=counts)
+            if isinstance(start, Tensor) and counts is not None:
+                return self._step(q, cache, counts)
+            return self._step(q, cache, cache.slots_up_to(cache.length + 1), counts=counts)
         begin = cache.row_offset() + start
         base = begin // s  # text slot of the first new position
         rows = torch.arange(len(begin), device=begin.device)[:, None]
@@ -332,13 +333,17 @@ class MTLA(MLA):
     def _write(self, latent: Tensor, rotary: Tensor, start: int | Tensor, cache: MTLACache) -> Tensor | None:
         """Merge one position, (B, r) and (B, d_r), into its row's slot. How many slots a row sees, if rows differ."""
         s, r, text = self.stride, self.latent_dim, cache.text["slots"]
-        first = cache.first_slot()
         if choose("step", text, masked=True) is Backend.TRITON:
             from .ops.kernels.merge import merge_slot  # needs triton
 
+            first = cache.first_slot()
             at = (cache.offset if isinstance(cache.offset, int) else cache.row_offset()) + start
             held = merge_slot(text, latent, rotary, self.gate_latent(latent), cache.gate_slot, at, s, first)
             return held if isinstance(at, Tensor) else None
+        if cache.prefix_ends is not None:
+            at, first = cache.prefix_ends % s + start, cache.prefix_ends // s
+            return self._merge_ragged(latent, rotary, at, first, cache)
+        first = cache.first_slot()
         if isinstance(cache.offset, int) and isinstance(first, int) and not isinstance(start, Tensor):
             number, place = (cache.offset + start) // s, (cache.offset + start) % s
             slot = slice(number, number + 1)  # a slice: a plain index, or divmod, would be compiled again for each slot
@@ -350,8 +355,14 @@ class MTLA(MLA):
                 text[:, slot, :r] = gated
             text[:, slot, r:] = rotary.unsqueeze(1)
             return None
-        at = cache.row_offset() + start
-        slots, rows = at // s, torch.arange(len(at), device=at.device)
+        return self._merge_ragged(latent, rotary, cache.row_offset() + start, first, cache)
+
+    def _merge_ragged(
+        self, latent: Tensor, rotary: Tensor, at: Tensor, first: int | Tensor, cache: MTLACache
+    ) -> Tensor:
+        """`_write` at place `at`, (B,) or (1,), of rows whose text slot 0 is number `first`. Slots that each sees."""
+        s, r, text = self.stride, self.latent_dim, cache.text["slots"]
+        slots, rows = at // s, torch.arange(len(text), device=at.device)
         gated = self._gate(latent, cache.gate_slot[first + slots]) * latent
         held = text[rows, slots, :r] * (at % s != 0).unsqueeze(-1)
         text[rows, slots] = torch.cat((held + gated, rotary.to(gated.dtype)), -1).to(text.dtype)

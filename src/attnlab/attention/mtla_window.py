@@ -36,12 +36,18 @@ class WindowedCache(LatentCache):
 
     def starts(self) -> Tensor:
         """Length of each row's prefix, (B,), or (1,) where all are alike."""
+        if self.prefix_ends is not None:
+            return self.prefix_ends
         if self.prefix_lengths is None:
             return torch.full((1,), self.prefix_size, device=self.up_key.device)
         return self.prefix_lengths.repeat_interleave(self.beam)
 
-    def used_slots(self) -> int:
-        return self.attention.raw + self.attention.text_slots(self.prefix_size, self.length)
+    @property
+    def prefix_used(self) -> int:
+        return self.prefix_slots
+
+    def slots_up_to(self, length: int) -> int:
+        return self.attention.raw + self.attention.text_slots(self.prefix_size, length)
 
     def crop(self, length: int) -> None:
         self._check_crop(length)
@@ -279,12 +285,13 @@ class MTLAWindow(MTLA):
             turn = cache.turn(cache.length)
             latent, key = step.project(x, turn)
             used, mask = self._store(step.kept(latent, key, turn), cache.length, cache)
-            return step.read(cache, used or text.shape[1], cache.prefix_slots, mask)
+            assert isinstance(used, int)
+            return step.read(cache, used, cache.prefix_slots, mask)
         angles = cache.angles(start, start + steps)
         q, new = self._queries(x, angles), torch.cat(self._latents(x, angles), -1)
         if steps == 1 or isinstance(start, Tensor):
             used, mask = self._store(new[:, 0], start, cache)
-            return self._step(q, cache, used, cache.prefix_slots, mask)
+            return self._step(q, cache, used, mask)
         base = cache.starts() + start
         rows, ring = torch.arange(len(text), device=text.device)[:, None], self.recent + self.stride
         order = self.first + (base[:, None] + torch.arange(ring, device=text.device)) % ring  # oldest first
@@ -317,13 +324,14 @@ class MTLAWindow(MTLA):
         rows = torch.arange(len(text), device=text.device)[:, None].expand_as(kept)
         text[rows[kept], place[kept]] = new[kept].to(text.dtype)
 
-    def _store(self, new: Tensor, start: int | Tensor, cache: WindowedCache) -> tuple[int | None, Tensor]:
+    def _store(self, new: Tensor, start: int | Tensor, cache: WindowedCache) -> tuple[int | Tensor, Tensor]:
         """Store one position, (B, r + d_r), and merge the chunk that is old enough now.
 
-        -> how many columns are read (None: all), and which of the first ones, (B or 1, columns).
+        -> how many columns are read (on the device: as the cache is told), and which of them, (B or 1, columns).
         """
         if isinstance(start, Tensor):
-            return None, self._store_ragged(new, cache.starts() + start, cache, cache.text["slots"].shape[1] - self.raw)
+            columns, _ = cache.reads(start)
+            return start, self._store_ragged(new, cache.starts() + start, cache, columns - self.raw)
         if cache.prefix_lengths is not None:
             slots = self.text_slots(cache.prefix_size, start + 1)
             return self.raw + slots, self._store_ragged(new, cache.starts() + start, cache, slots)

@@ -32,6 +32,9 @@ class PositionalCache(Cache):
         prefix_lengths: (N,) where prefixes differ in length, else None.
         prefix_mask: (N, slots) bool then: the slots that exist.
         prefix_counts: (N,) then: how many these are; they come first.
+        text_reads, prefix_reads: of a static cache, tensors without elements, as long as the slots that a step reads:
+            a compiled step has sizes of tensors as variables, but numbers as constants.
+        prefix_ends: of a static cache, the length of each row's prefix, (B,), or (1,) where all are alike.
         cos, sin: rotary tables of all positions of prefix and text.
     """
 
@@ -52,6 +55,9 @@ class PositionalCache(Cache):
         self.prefix_lengths: Tensor | None = None
         self.prefix_mask: Tensor | None = None
         self.prefix_counts: Tensor | None = None
+        self.text_reads: Tensor | None = None
+        self.prefix_reads: Tensor | None = None
+        self.prefix_ends: Tensor | None = None
         self.cos, self.sin = attention.rotary_table(prefix_capacity + capacity, like)
         self._sign = torch.tensor([[-1.0], [1.0]], dtype=self.sin.dtype, device=self.sin.device)
         self._lean_dtype = like.dtype if like.device.type == "cpu" and like.dtype == self.cos.dtype else None
@@ -62,7 +68,45 @@ class PositionalCache(Cache):
 
     def used_slots(self) -> int:
         """Text slots that hold something."""
-        return self.length
+        return self.slots_up_to(self.length)
+
+    def slots_up_to(self, length: int) -> int:
+        """Text slots that `length` positions take, in the row that takes most."""
+        return length
+
+    @property
+    def prefix_used(self) -> int:
+        """Slots that the prefixes take."""
+        return self.prefix_size
+
+    def make_static(self) -> None:
+        super().make_static()
+        self.bound_reads(self.capacity)
+        self._fix_prefix()
+
+    def bound_reads(self, length: int) -> None:
+        slots = self.slots_up_to(min(length, self.capacity))
+        if self.text_reads is None or len(self.text_reads) != slots:
+            self.text_reads = self.cos.new_empty(slots, 0)
+
+    def _fix_prefix(self) -> None:
+        """What static steps know of the prefixes."""
+        self.prefix_reads = self.cos.new_empty(self.prefix_used, 0)
+        if self.prefix_lengths is None:
+            self.prefix_ends = torch.full((1,), self.prefix_size, device=self.cos.device)
+        else:
+            self.prefix_ends = self.row_lengths()
+
+    def reads(self, text: int | Tensor) -> tuple[int, int]:
+        """How many slots of the text, and of the prefixes, a step reads at most.
+
+        Args:
+            text: how many of the text are used; a static cache's own bound holds where the device alone knows.
+        """
+        if not isinstance(text, Tensor):
+            return text, self.prefix_used
+        assert self.text_reads is not None and self.prefix_reads is not None
+        return self.text_reads.shape[0], self.prefix_reads.shape[0]
 
     def reorder(self, rows: Tensor) -> None:
         moved: Tensor | slice = slice(None)
@@ -77,9 +121,12 @@ class PositionalCache(Cache):
         self.text = {name: buffer[rows] for name, buffer in self.text.items()}
         self.prefix = {name: buffer[prefixes] for name, buffer in self.prefix.items()}
         if self.prefix_lengths is not None and self.prefix_mask is not None:
+            alike = self.prefix_counts is self.prefix_lengths  # stays so: a compiled step distinguishes the two cases
             self.prefix_lengths, self.prefix_mask = self.prefix_lengths[prefixes], self.prefix_mask[prefixes]
-        if self.prefix_counts is not None:
-            self.prefix_counts = self.prefix_counts[prefixes]
+            if self.prefix_counts is not None:
+                self.prefix_counts = self.prefix_lengths if alike else self.prefix_counts[prefixes]
+        if self.is_static:
+            self._fix_prefix()
 
     def crop(self, length: int) -> None:
         self._check_crop(length)
@@ -101,8 +148,8 @@ class PositionalCache(Cache):
     def angles(self, first: int | Tensor, last: int | Tensor) -> Angles:
         """Of text positions first ... last - 1, on the device (1,) of one position."""
         if isinstance(first, Tensor):
-            before = self.prefix_size if self.prefix_lengths is None else self.row_lengths()
-            positions = (first + before).unsqueeze(1)
+            assert self.prefix_ends is not None
+            positions = (first + self.prefix_ends).unsqueeze(1)
             return self.cos[positions], self.sin[positions]
         assert isinstance(last, int)
         if self.prefix_lengths is None:

@@ -28,11 +28,16 @@ class WindowCache(PositionalCache):
     ) -> None:
         super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
         self.window = attention.window
-        self.size = attention.slots(capacity, prefix_capacity)[0]
         self.reached = 0  # the longest text before a crop: what it has overwritten is lost
 
-    def used_slots(self) -> int:
-        return min(self.length, self.size)
+    @property
+    def size(self) -> int:
+        """Text slots that there are."""
+        name, buffer = next(iter(self.text.items()))
+        return buffer.shape[self.axes[name]]
+
+    def slots_up_to(self, length: int) -> int:
+        return min(length, self.size)
 
     def used_after(self, position: int | Tensor) -> int | Tensor:
         """Text slots that hold something once this position is written."""

@@ -184,8 +184,11 @@ def _build(
     found: dict[str, dict[str, Any]] = {}
     for variant in variants:
         try:
+            kind = workload_type(shape.what)
+            if getattr(variant, "compiled", False) and not kind.steps:
+                raise LookupError(f"{shape.what} takes no decoding steps: nothing is compiled")
             with noting() as kernels[variant.name]:  # of what is captured now and replayed later
-                work = workload_type(shape.what)(variant, shape, getattr(torch, settings.dtype), device)
+                work = kind(variant, shape, getattr(torch, settings.dtype), device)
             reason = shortage(work, shape, device)
         except (LookupError, torch.OutOfMemoryError) as error:
             reason = str(error).splitlines()[0]

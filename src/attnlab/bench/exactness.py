@@ -12,7 +12,9 @@ from attnlab.attention.ops import naive
 from attnlab.attention.ops.backends import Backend, choose
 from attnlab.attention.sliding_window import Windowed
 from attnlab.bench.settings import rounded
+from attnlab.bench.stepping import Layer, compiler
 from attnlab.bench.variants import AttentionVariant
+from attnlab.decoding.steps import Compiler, Steps
 
 # Relative to a tensor's norm.  Wrong formulas differ by 1e-2 or more; half precision does not resolve less.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
@@ -96,7 +98,8 @@ def _check_layer(
         errors["output"] = max(errors["output"], _error(got[:1], want[:1]))
         errors["gradient"] = max(errors["gradient"], _error(got[1:], want[1:]))
         x, order = random(2 * BEAM, STEPS), torch.stack([_moves(generator) for _ in range(STEPS)]).to(device)
-        errors["steps"] = max(errors["steps"], _steps(tested, reference, x, prefix, order, variant.copied))
+        compiled = compiler(variant.compiled, variant.cfg, device)
+        errors["steps"] = max(errors["steps"], _steps(tested, reference, x, prefix, order, variant.copied, compiled))
     tolerance = TOLERANCE[dtype]
     return {name: rounded(value, 2) for name, value in errors.items()} | {"tolerance": tolerance}
 
@@ -122,19 +125,28 @@ def _passes(attention: nn.Module, x: Tensor, prefix: Tensor, grad: Tensor) -> li
 
 
 @torch.no_grad()
-def _steps(tested: Attention, reference: nn.Module, x: Tensor, prefix: Tensor, order: Tensor, copied: bool) -> float:
+def _steps(
+    tested: Attention,
+    reference: nn.Module,
+    x: Tensor,
+    prefix: Tensor,
+    order: Tensor,
+    copied: bool,
+    compiled: Compiler | None,
+) -> float:
     """The largest error of cached steps of two sentences with reordered beams, against the parallel form."""
     rows, size = len(x), prefix.shape[1]
     copies = prefix.repeat_interleave(BEAM, 0)
     cache = tested.new_cache(rows, STEPS, size, prefix_batch=rows if copied else 2)
     if size:
         tested.read_prefix(copies if copied else prefix, None, cache)
+    steps = Steps(Layer(tested), [cache], STEPS, graphs=False, compiled=compiled)
     history, worst = x[:, :0].double(), 0.0
     for t in range(STEPS):
         new = x[:, t : t + 1]
         history = torch.cat((history, new.double()), 1)
         want = reference(history, copies.double() if size else None)[:, -1:]
-        worst = max(worst, _error([tested.extend(new, cache)], [want]))
+        worst = max(worst, _error([steps(new)], [want]))
         cache.reorder(order[t])
         history = history[order[t]]
     return worst

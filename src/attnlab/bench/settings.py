@@ -49,8 +49,9 @@ class Settings:
         warmup: rounds before them that are not measured.
         memory: whether peak memory is measured too, each number in a process of its own.
         references: names in conf/attention, `published`, or `published_<name>`; for decomposition `tensorly`. A name
-            may have a value of its own, as in mtla.stride=4, and stand there several times. Not read with `convert=`:
-            the converted model is compared with the original.
+            may have a value of its own, as in mtla.stride=4, and stand there several times. `compiled` and
+            `compiled_<name>`: the same mechanism with compiled steps, on a CPU. Not read with `convert=`: the converted
+            model is compared with the original.
         overrides: a reference's own values, for instance mha.num_heads=12.
         published: the function from a module to the published algorithm with the same weights.
 

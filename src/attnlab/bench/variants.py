@@ -38,6 +38,7 @@ class AttentionVariant:
         published: the function that makes the published algorithm; None: our own forward and steps run.
         copied: beam search with the prefix stored once per hypothesis.
         converted: the mechanisms that `convert=` makes of the model's own, as far as the settings alone tell.
+        compiled: its decoding steps are compiled.
     """
 
     name: str
@@ -45,6 +46,7 @@ class AttentionVariant:
     published: str | None = None
     copied: bool = False
     converted: bool = False
+    compiled: bool = False
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> Attention:
         """The mechanism of a layer, as it is measured.
@@ -128,15 +130,18 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
     chosen = AttentionVariant(cfg.choices.attention, cfg)
     found = {chosen.name: chosen}
     for name in settings.references:
-        base = name.removeprefix("published").removeprefix("_") or chosen.name
+        kind = next((kind for kind in ("published", "compiled") if name.partition("_")[0] == kind), "")
+        base = name.removeprefix(kind).removeprefix("_") or chosen.name
         base, _, value = base.partition(".")  # mtla.stride=4 is MTLA with this value, beside others of the mechanism
         if base == chosen.name and not value:
             variant = chosen
         else:
             overrides = settings.overrides_of(base) + [value] * bool(value)
             variant = AttentionVariant(f"{base}.{value}" if value else base, with_attention(cfg, base, overrides))
-        if name.startswith("published"):
+        if kind == "published":
             variant = replace(variant, name=f"published_{variant.name}", published=settings.published)
+        if kind == "compiled":
+            variant = replace(variant, name=f"compiled_{variant.name}", compiled=True)
         found.setdefault(variant.name, variant)
     return list(found.values())
 
@@ -170,7 +175,8 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
     with _hydra():
         names = GlobalHydra.instance().config_loader().get_group_options("attention")
         if name not in names:
-            known = [*names, "published", *(f"published_{other}" for other in names)]
+            kinds = ("published", "compiled")
+            known = [*names, *kinds, *(f"{kind}_{other}" for kind in kinds for other in names)]
             raise ConfigError(f"bench.references: {name} is no mechanism{nearest(name, known)}")
         node = written(compose(f"attention/{name}"))
         if parts := stack.parts(node["attention"].get("pattern"), names):

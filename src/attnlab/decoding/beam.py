@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import bounded
-from attnlab.decoding.steps import Stepping, Steps
+from attnlab.decoding.steps import Compiler, Stepping, Steps
 
 BLOCK = 32  # tokens of the vocabulary, of which the best is read first
 WAIT = {"cuda": 8}  # steps between two looks which sentences are finished; elsewhere one
@@ -83,6 +83,7 @@ class BeamSearch:
         unk: int | None = None,
         dtype: torch.dtype | None = None,
         first: list[int] | None = None,
+        compiled: Compiler | None = None,
     ) -> list[list[Hypothesis]]:
         """For each sentence its finished hypotheses, best first, at most `beam`.
 
@@ -93,6 +94,7 @@ class BeamSearch:
             unk: the id of <unk>, which is written only with `unknown`; None: there is none.
             dtype: of the caches; None: that of the weights.
             first: the only tokens that a hypothesis may start with; None: any.
+            compiled: gives the compiled form of the model's step, for a CPU (`Steps`); None: nothing is compiled.
         """
         beam, device, total = self.beam, prefix.device, prefix.shape[0]
         limits = (self.max_len_a * prefix_lengths + self.max_len_b).long()
@@ -110,7 +112,7 @@ class BeamSearch:
         barred = torch.tensor(never, device=device)
         finished = torch.zeros(total, dtype=torch.bool, device=device)  # of the active sentences
         every = WAIT.get(device.type, 1)
-        steps = Steps(model, caches, longest + 1)
+        steps = Steps(model, caches, longest + 1, compiled=compiled)
 
         for step in range(longest + 1):
             logits = steps(last)[:, -1].float()

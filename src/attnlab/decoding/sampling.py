@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import bounded
-from attnlab.decoding.steps import Stepping, Steps
+from attnlab.decoding.steps import Compiler, Stepping, Steps
 
 WAIT = {"cuda": 16}  # tokens between two looks whether all rows have ended; elsewhere one
 
@@ -61,6 +61,7 @@ class Sampling:
         end: int | None = None,
         stop: Callable[[Tensor], bool] | None = None,
         dtype: torch.dtype | None = None,
+        compiled: Compiler | None = None,
     ) -> Tensor:
         """Continue `prompt`.
 
@@ -72,6 +73,7 @@ class Sampling:
             end: id after which a row repeats it; once all rows have, the result ends.
             stop: called with the tokens so far, (B, n); the result ends where it returns True.
             dtype: of the caches; None: that of the weights.
+            compiled: gives the compiled form of the model's step, for a CPU (`Steps`); None: nothing is compiled.
 
         Returns:
             The new tokens, (B, n) with n at most `tokens`.
@@ -79,7 +81,7 @@ class Sampling:
         rows, size = prompt.shape
         caches = model.start(rows, size + self.tokens, dtype=dtype, device=prompt.device)
         generator = torch.Generator(prompt.device).manual_seed(self.seed)
-        steps = Steps(model, caches, self.tokens - 1)
+        steps = Steps(model, caches, self.tokens - 1, compiled=compiled)
         barred = torch.tensor(never, dtype=torch.long, device=prompt.device)
         every = WAIT.get(prompt.device.type, 1)
         found: list[Tensor] = []

@@ -94,7 +94,8 @@ class CrossAttention(nn.Module):
         steps = x.shape[1]
         q = self._heads(self.query(x)).transpose(1, 2).flatten(0, 1).unsqueeze(2)  # (B n, H, 1, D): rows of one prefix
         none = q.new_empty(q.shape[0], self.num_heads, 0, q.shape[-1], dtype=cache.key.dtype)
-        out = attend_cached(q, none, none, self.scale, cache.key, cache.value, cache.mask)
+        beam = cache.beam * steps
+        out = attend_cached(q, none, none, self.scale, cache.key, cache.value, cache.mask, beam=beam)
         return self.out(out.to(x.dtype).squeeze(2).flatten(1).unflatten(0, (-1, steps)))
 
 

@@ -168,6 +168,20 @@ class Decoder(LanguageModel):
         """
         return [block.attend(x) for block, x in zip(self.blocks, inputs, strict=True)]
 
+    def attention_pairs(self, tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Of each layer what its attention reads, past the norm, and its output: (B, T) -> (B, T, d) each."""
+        inputs, outputs = [], []
+        x = self.embed(tokens, 0)
+        for block in self.blocks:
+            inputs.append(block.attention_norm(x))
+            outputs.append(block.attention(inputs[-1]))
+            x = block(x, lambda _, out=outputs[-1]: out)
+        return inputs, outputs
+
+    def log_probabilities(self, tokens: Tensor) -> Tensor:
+        """Of each next token, in nats: (B, T) -> (B, T, V) float32."""
+        return self(tokens).float().log_softmax(-1)
+
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         """(B, T) -> (B, T, d): embeddings, of positions `start` on where these are learned."""
         x: Tensor = self.embedding(tokens)

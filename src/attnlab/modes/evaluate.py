@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab.config.build import instantiate
-from attnlab.runs.device import scoring_dtype
+from attnlab.runs.device import record_compiled, scoring_dtype
 from attnlab.runs.directory import directory_of
 from attnlab.runs.store import collect
 from attnlab.tasks.base import task_of
@@ -32,6 +32,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     module = task.restore()
     task.sizes(record, module.model)
     low = scoring_dtype(cfg.hardware.precision)
+    record_compiled(cfg, getattr(module, "compiled_steps_part", ""), record["environment"])
     found = evaluation(module, cfg.seed, low)
     names = list(cfg.task.evaluation.tasks)
     trained = _trained_on(cfg.checkpoint)

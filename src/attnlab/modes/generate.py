@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from attnlab.config.build import instantiate
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
-from attnlab.runs.device import scoring_dtype
+from attnlab.runs.device import record_compiled, scoring_dtype
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
@@ -32,6 +32,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
     module = task.restore()
     task.sizes(record, module.model)
+    record_compiled(cfg, module.compiled_steps_part, record["environment"])
     vocabulary, device = module.vocabulary, module.device
     ids = [vocabulary.end, *vocabulary.ids(cfg.prompt or "")]
     longest = module.model.longest
@@ -44,7 +45,13 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     low = scoring_dtype(cfg.hardware.precision)
     began = time.perf_counter()
     with torch.autocast(device.type, low or torch.bfloat16, enabled=low is not None):
-        found = sampling(module.model, torch.tensor([ids], device=device), num_ids=vocabulary.num_ids, dtype=low)
+        found = sampling(
+            module.model,
+            torch.tensor([ids], device=device),
+            num_ids=vocabulary.num_ids,
+            dtype=low,
+            compiled=module.compiled_steps,
+        )
     seconds = time.perf_counter() - began
     text = vocabulary.text(found[0].tolist())
     record["corpus"] = "none: a prompt"

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from attnlab.config.compose import one_line
 from attnlab.data.inputs import OBJECTS, Inputs, Item
 from attnlab.errors import ConfigError, WriteError
+from attnlab.runs.device import record_compiled
 from attnlab.runs.files import replacing
 from attnlab.runs.progress import progress
 from attnlab.tasks.base import task_of
@@ -42,7 +43,9 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     inputs = Inputs(cfg.input, task_of(cfg).input_kind)  # before the model is read, and so is output=
     objects = inputs.form == "objects" or Path(cfg.output or "").suffix.lower() in OBJECTS
     with _destination(cfg.output) as file:
-        predictor = Trained(cfg).predictor()
+        trained = Trained(cfg)
+        predictor = trained.predictor()
+        record_compiled(cfg, trained.module.compiled_steps_part, record["environment"])
         began = time.perf_counter()
         seen = cfg.output is None and sys.stdout.isatty()  # then the results themselves show how far it is
         with nullcontext(lambda rows: None) if seen else progress("predicting", len(inputs)) as advance:

@@ -17,7 +17,7 @@ from attnlab.runs.record import first_process
 log = logging.getLogger(__name__)
 
 CXX = ("clang++",) if sys.platform == "darwin" else ("g++",)  # where torch looks if CXX is not set
-COMPILING = ("train", "test", "convert")  # the modes that compute a compiled loss
+COMPILING = ("train", "test", "convert", "generate", "predict", "evaluate")  # the modes in which something is
 
 
 def device_of(cfg: DictConfig) -> torch.device:
@@ -148,15 +148,15 @@ def record_compiled(cfg: DictConfig, part: str, environment: dict[str, Any]) -> 
 
     Args:
         cfg: the fixed configuration.
-        part: what `hardware.compile` compiles in the task.
+        part: what `hardware.compile` compiles in the task; empty: nothing in this mode.
         environment: of the record; gets `compiled`: the part, or "no" with the reason where it was asked for.
     """
     if not cfg.hardware.compile:
         environment["compiled"] = "no"
         return
     missing = missing_compiler(cfg)
-    environment["compiled"] = f"no: {missing}" if missing else part
-    if not missing and first_process():
+    environment["compiled"] = f"no: {missing}" if missing else part or "no: nothing of this mode is"
+    if not missing and part and first_process():
         log.info("compiled: %s (the first batches take longer)", part)
 
 

@@ -1,4 +1,4 @@
-"""torch.compile for functions of a model that is trained."""
+"""torch.compile for functions of a model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+COMPILED_STEPS = "on a CPU the steps of decoding"  # what every text task compiles besides
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -21,6 +22,10 @@ class Compiled:
     def __init__(self, on: bool, dynamic: bool | None = None) -> None:
         self.on, self.dynamic = on, dynamic
         self._found: dict[tuple[int, str], tuple[Any, Callable[..., Any]]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything is compiled."""
+        return self.on
 
     def __call__(self, method: Function) -> Function:
         """The compiled form of a bound method.

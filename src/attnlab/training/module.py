@@ -61,6 +61,7 @@ class Module(LightningModule):
 
     model: nn.Module
     compiled_part: str = ""  # what torch.compile compiles with `hardware.compile`
+    compiled_steps_part: ClassVar[str] = ""  # what of that there is where nothing is trained or scored
     counts_right: ClassVar[bool] = True  # whether `losses` gives the number of right items
 
     def __init__(

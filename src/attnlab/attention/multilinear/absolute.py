@@ -56,7 +56,8 @@ class AbsoluteMultiLinear(Windowed):
         """
         size, steps = k.shape[1], q.shape[1]
         weight = self.out.weight.unflatten(1, (self.num_readouts, self.window, self.window)).transpose(0, 1)
-        cut = _strips if transformed() else _Strips.apply  # torch.func cannot transform a backward of ours
+        # torch.func cannot transform a backward of ours; what dynamo traces is always under a transform of its own.
+        cut = _strips if transformed() and not torch.compiler.is_compiling() else _Strips.apply
         weights: tuple[Tensor, ...] = cut(weight, size, block)
         place = torch.arange(size, device=k.device)
         keys, values = k.mT, v.mT  # (B, R, K)
@@ -81,20 +82,25 @@ class AbsoluteMultiLinear(Windowed):
             if end < size:
                 more = read[:, :, end - first :].to(torch.promote_types(read.dtype, torch.float32))
                 sums = more if sums is None else sums + more
-        return torch.cat(rows, 1) * self._row_scale(size - steps, size, k)
+        return torch.cat(rows, 1) * self._row_scale(size - steps, steps, k)
 
-    def _row_scale(self, first: int, end: int, like: Tensor) -> Tensor:
-        return self.window / torch.arange(first + 1, end + 1, device=like.device)[:, None].to(like.dtype)
+    def _row_scale(self, first: int | Tensor, steps: int, like: Tensor) -> Tensor:
+        """N/(i+1) of so many rows i from `first` on, (steps, 1)."""
+        return self.window / (first + torch.arange(1, steps + 1, device=like.device))[:, None].to(like.dtype)
 
     def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
-        end = cache.length + k.shape[1]
-        cache.text[:, cache.length : end] = torch.cat((k, v), -1)
-        if k.shape[1] > 1:
-            keys, values = cache.text[:, :end].to(k.dtype).split(self.rank, -1)
-            return self._blocks(q, keys, values, end) + self._read_prefix(q, cache.prefix)
+        start, new = cache.start, torch.cat((k, v), -1)
+        if isinstance(start, Tensor):
+            cache.text.index_copy_(1, start, new.to(cache.text.dtype))
+        else:
+            end = start + k.shape[1]
+            cache.text[:, start:end] = new
+            if k.shape[1] > 1:
+                keys, values = cache.text[:, :end].to(k.dtype).split(self.rank, -1)
+                return self._blocks(q, keys, values, end) + self._read_prefix(q, cache.prefix)
         keys, values = cache.text.to(k.dtype).unsqueeze(1).split(self.rank, -1)  # (B, 1, N, R); zero where not read
         slices = (q[:, 0].unsqueeze(2) * keys) @ values.mT  # (B, C, N, N)
-        read = self.out(slices.flatten(1)).unsqueeze(1) * self._row_scale(cache.length, end, k)
+        read = self.out(slices.flatten(1)).unsqueeze(1) * self._row_scale(start, 1, k)
         return read + self._read_prefix(q, cache.prefix)
 
     def check_room(self, size: int) -> None:

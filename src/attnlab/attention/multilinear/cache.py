@@ -35,6 +35,15 @@ class StateCache(Cache):
     def buffers(self) -> list[Tensor]:
         return [self.text, self.prefix]
 
+    @property
+    def can_be_static(self) -> bool:
+        return True
+
+    def make_static(self) -> None:
+        super().make_static()
+        if not isinstance(self.prefix_size, Tensor):
+            self.prefix_size = torch.full((len(self.prefix),), self.prefix_size, device=self.prefix.device)
+
     def reorder(self, rows: Tensor) -> None:
         self.text.copy_(self.text[rows])
 

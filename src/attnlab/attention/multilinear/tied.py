@@ -52,10 +52,10 @@ class TiedMultiLinear(MultiLinear):
         return self._read(q, k, v, None if prefix is None else self._total(prefix, size, len(q)), 0, size)[0]
 
     def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
-        held = cache.text.to(torch.promote_types(k.dtype, torch.float32)) * cache.length
+        held = cache.text.to(torch.promote_types(k.dtype, torch.float32)) * cache.start
         prefix = self._total(cache.prefix, cache.prefix_size, len(q)) if self.reads_prefix else 0.0
-        out, total = self._read(q, k, v, held + prefix, cache.length, cache.prefix_size)
-        cache.text.copy_((total - prefix) / (cache.length + k.shape[1]))
+        out, total = self._read(q, k, v, held + prefix, cache.start, cache.prefix_size)
+        cache.text.copy_((total - prefix) / (cache.start + k.shape[1]))
         return out
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class TiedMultiLinear(MultiLinear):
         return total.repeat_interleave(rows // len(mean), 0)
 
     def _read(
-        self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, first: int, prefix_size: int | Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, first: int | Tensor, prefix_size: int | Tensor
     ) -> tuple[Tensor, Tensor]:
         """Rows after `first` positions and a prefix, whose pairs add up to `before`, and the sum to continue from."""
         steps, chunk = k.shape[1], min(k.shape[1], self.chunk)
@@ -88,7 +88,7 @@ class TiedMultiLinear(MultiLinear):
         own = (queries @ k.mT).unflatten(2, (-1, chunk)).tril().flatten(2, 3) @ v
         read = (own + queries @ earlier.to(queries.dtype)).unflatten(2, (-1, chunk)).transpose(2, 3)
         read = read.flatten(3).flatten(1, 2)[:, :steps]  # (B, T, C V)
-        count = torch.arange(first + 1, first + steps + 1, device=k.device)
+        count = first + torch.arange(1, steps + 1, device=k.device)
         if isinstance(prefix_size, Tensor):
             count = count + prefix_size.repeat_interleave(len(q) // len(prefix_size))[:, None]
         else:

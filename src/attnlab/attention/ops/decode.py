@@ -1,7 +1,5 @@
 """One decoding step against a cache whose prefix is shared by the beams of a sentence."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,6 +24,7 @@ def attend_cached(
     counts: Tensor | None = None,
     prefix_used: int | None = None,
     prefix_counts: Tensor | None = None,
+    beam: int | None = None,
 ) -> Tensor:
     """(B, H, 1, Dv): one softmax over a row's prefix and its own text.
 
@@ -50,6 +49,7 @@ def attend_cached(
         prefix_used: the same of the prefixes as `used`; None: P.
         prefix_counts: how many of these exist, (N,), where `prefix_mask` is true for the first ones; a kernel reads it
             in place of the mask.
+        beam: B / N, for a caller that is compiled: there it is a constant, and the quotient of two sizes is none.
     """
     q_bhd = q[:, :, 0].to(key.dtype)
     batch, heads, width = q_bhd.shape
@@ -67,22 +67,27 @@ def attend_cached(
             segments.insert(0, Segment(prefix_key, prefix_value, held, mask=mask))
         return latent_decode(q_bhd.contiguous(), segments, scale, value_dim=value_dim).unsqueeze(2)
 
-    key, prefix_key = key[:, :, :used], prefix_key[:, :, :prefix_used]
-    value = key[..., :value_dim] if value is None else value[:, :, :used]
-    prefix_value = prefix_key[..., :value_dim] if prefix_value is None else prefix_value[:, :, :prefix_used]
-    if counts is not None:
-        text_mask = torch.arange(key.shape[2], device=counts.device) < counts.reshape(-1, 1)
+    groups, used = key.shape[1], key.shape[2] if used is None else used
     if backend is Backend.SDPA:
-        q_bgqd = q_bhd.reshape(batch, key.shape[1], -1, width)
+        assert value is not None
+        q_bgqd, key, value = q_bhd.reshape(batch, groups, -1, width), key[:, :, :used], value[:, :, :used]
         return F.scaled_dot_product_attention(q_bgqd, key, value, scale=scale).reshape(batch, heads, 1, -1)
+    if counts is not None:
+        text_mask = torch.arange(used, device=counts.device) < counts.reshape(-1, 1)
     if prefix_counts is not None and prefix_mask is None:
         prefix_mask = torch.arange(prefix_used, device=prefix_counts.device) < prefix_counts.reshape(-1, 1)
-    q_bgd, key, value = q_bhd if scale == 1.0 else q_bhd * scale, key.flatten(0, 1), value.flatten(0, 1)
-    groups = key.shape[0] // max(batch, 1)
-    if prefix_used:
-        prefix = prefix_key.flatten(0, 1), prefix_value.flatten(0, 1), prefix_mask
-        return products(q_bgd, key, value, groups, text_mask, *prefix).unsqueeze(2)
-    return products(q_bgd, key, value, groups, text_mask).unsqueeze(2)
+    text = _columns(key, value, used, value_dim)
+    q_bgd = q_bhd if scale == 1.0 else q_bhd * scale
+    if not prefix_used:
+        return products(q_bgd, *text, groups, text_mask).unsqueeze(2)
+    prefix = _columns(prefix_key, prefix_value, prefix_used, value_dim)
+    return products(q_bgd, *text, groups, text_mask, *prefix, prefix_mask, beam=beam).unsqueeze(2)
+
+
+def _columns(key: Tensor, value: Tensor | None, used: int, value_dim: int | None) -> tuple[Tensor, Tensor]:
+    """The first slots of buffers (B, G, K, .), as `products` has them: cut last, so that K may be a variable."""
+    key = key.flatten(0, 1).narrow(1, 0, used)
+    return key, key[..., :value_dim] if value is None else value.flatten(0, 1).narrow(1, 0, used)
 
 
 def products(
@@ -94,6 +99,7 @@ def products(
     prefix_key: Tensor | None = None,
     prefix_value: Tensor | None = None,
     prefix_mask: Tensor | None = None,
+    beam: int | None = None,
 ) -> Tensor:
     """`attend_cached` by batched matrix products, whose matrices are the queries of a row that read one key head.
 
@@ -104,6 +110,7 @@ def products(
         mask: which keys exist, (B, K' <= K) bool; those beyond K' do.
         prefix_key, prefix_value: (N G, P, .), P > 0; None: there is no prefix.
         prefix_mask: which of these exist, (N, P).
+        beam: rows that share a prefix; None: as the shapes say.
 
     Returns:
         (B, H, Dv).
@@ -117,19 +124,19 @@ def products(
     if prefix_key is None or prefix_value is None:
         out = torch.bmm(_softmax(logits), value)
         return out if groups == 1 else out.view(batch, heads, -1)
-    size, prefixes = prefix_key.shape[1], prefix_key.shape[0] // groups
-    beam = batch // prefixes
+    size, queries, prefixes = prefix_key.shape[1], heads // groups, prefix_key.shape[0] // groups
+    beam = batch // prefixes if beam is None else beam
     apart = groups > 1 and beam > 1  # the queries that read a key head of a prefix do not lie together
 
     def fold(x: Tensor) -> Tensor:  # (B G, Q, D) -> (N G, beam Q, D)
         if apart:
             x = x.view(prefixes, beam, groups, *x.shape[1:]).transpose(1, 2)
-        return x if beam == 1 else x.reshape(prefixes * groups, -1, x.shape[-1])
+        return x if beam == 1 else x.reshape(prefixes * groups, beam * queries, x.shape[-1])
 
     def unfold(x: Tensor) -> Tensor:
         if apart:
-            x = x.view(prefixes, groups, beam, -1, x.shape[-1]).transpose(1, 2)
-        return x if beam == 1 else x.reshape(batch * groups, -1, x.shape[-1])
+            x = x.view(prefixes, groups, beam, queries, x.shape[-1]).transpose(1, 2)
+        return x if beam == 1 else x.reshape(batch * groups, queries, x.shape[-1])
 
     before = torch.bmm(fold(q), prefix_key.mT)
     if prefix_mask is not None:
@@ -141,17 +148,8 @@ def products(
         out += unfold(torch.bmm(weights, prefix_value))
     else:
         out = torch.baddbmm(fold(out), weights, prefix_value)  # in place it would not be counted by FlopCounterMode
-        out = out if beam == 1 else out.view(batch * groups, -1, out.shape[-1])
+        out = out if beam == 1 else out.view(batch * groups, queries, out.shape[-1])
     return out if groups == 1 else out.view(batch, heads, -1)
-
-
-def room(used: int | Tensor) -> dict[str, Any]:
-    """Arguments of `attend_cached` for the text slots that are used.
-
-    Args:
-        used: how many, on the host; or on the device, (1,) or (B,).
-    """
-    return {"counts": used} if isinstance(used, Tensor) else {"used": used}
 
 
 def _exclude(logits: Tensor, mask: Tensor) -> None:

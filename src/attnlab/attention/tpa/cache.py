@@ -45,16 +45,17 @@ class FactorCache(PositionalCache):
         return found
 
     def text_segment(self, size: int | Tensor) -> "Segment":
-        """The first positions of each row's text; where the device alone knows how many, (1,), all with a mask."""
+        """The first positions of each row's text; where the device alone knows how many, (1,), as many with a mask."""
         if isinstance(size, Tensor):
-            exists = torch.arange(self._slots, device=size.device) < size
-            return Segment(self.text, self._slots, self.angles, exists.unsqueeze(0))
+            most, _ = self.reads(size)
+            exists = torch.arange(most, device=size.device) < size
+            return Segment(span(self.text, 0, most), most, self.angles, exists.unsqueeze(0))
         return Segment(span(self.text, 0, size), size, self.angles)
 
     def prefix_segment(self) -> "Segment":
         """The prefixes, each of which the rows of its beam share."""
-        size = self.prefix_size
-        return Segment(span(self.prefix, 0, size), size, self.prefix_angles, self.prefix_mask)
+        size = self.prefix_size if self.prefix_reads is None else self.prefix_reads.shape[0]
+        return Segment(span(self.prefix, 0, size), size, self.prefix_angles, self.prefix_mask, self.beam)
 
 
 class Segment(NamedTuple):
@@ -65,12 +66,14 @@ class Segment(NamedTuple):
         size: positions.
         angles: a function (first, last) -> cos and sin of these positions, counted from the segment's first.
         mask: (N or 1, size) bool, true where a position exists; None: everywhere.
+        beam: rows that read each of them.
     """
 
     held: Held
     size: int
     angles: Span
     mask: Tensor | None = None
+    beam: int = 1
 
     @property
     def like(self) -> Tensor:
@@ -81,7 +84,7 @@ class Segment(NamedTuple):
         for first in range(0, self.size, size):
             last = min(first + size, self.size)
             mask = None if self.mask is None else self.mask[:, first:last]
-            yield Segment(span(self.held, first, last), last - first, partial(self._shifted, first), mask)
+            yield Segment(span(self.held, first, last), last - first, partial(self._shifted, first), mask, self.beam)
 
     def _shifted(self, by: int, first: int, last: int) -> Angles:
         return self.angles(by + first, by + last)

@@ -336,9 +336,8 @@ class TPA(PositionalAttention):
 
     def _logits(self, query: tuple[Tensor, ...], batch: int, tile: Segment) -> Tensor:
         """(B, n, h, size): head factors (B or 1, n, h, R_Q) and token factors (B or 1, n, R_Q, D), or (B, n, h, D)."""
-        rows = len(tile.like)
         head, token = self._keys(tile)
-        parts = [_fold(t, batch, rows) for t in query]
+        parts = [_fold(t, batch, tile.beam) for t in query]
         count = parts[-1].shape[1]
         product = parts[-1].flatten(1, 2).unsqueeze(1) @ self._whole(token).mT  # (N, R, beam n R_Q or h, size)
         product = product.unflatten(2, (count, -1))
@@ -349,18 +348,17 @@ class TPA(PositionalAttention):
             logits.addcmul_(product[:, r], head[:, r].unsqueeze(1))
         if tile.mask is not None:
             logits.masked_fill_(~tile.mask[:, None, None], float("-inf"))
-        return _unfold(logits, batch, rows)
+        return _unfold(logits, tile.beam)
 
     def _read(self, p: Tensor, tile: Segment) -> Tensor:
         """Weights (B, n, h, size) -> (B, n, h, D), R_V times the output."""
-        batch, rows = len(p), len(tile.like)
         head, token = self._values(tile)
-        p = _fold(p, batch, rows)
+        p = _fold(p, len(p), tile.beam)
         weights = p.unsqueeze(1) * head.unsqueeze(2)  # (N, R, beam n, h, size)
         if token.shape[2] < tile.size:  # the same of all positions
             weights = weights.sum(-1, keepdim=True)
         out = (weights.flatten(2, 3) @ self._whole(token)).sum(1).unflatten(1, p.shape[1:3])
-        return _unfold(out, batch, rows)
+        return _unfold(out, tile.beam)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         built = (
@@ -375,10 +373,10 @@ def _tiles(segment: Segment) -> Iterator[Segment]:
     return iter([segment]) if torch.compiler.is_compiling() else segment.tiles(TILE)
 
 
-def _fold(x: Tensor, batch: int, rows: int) -> Tensor:
+def _fold(x: Tensor, batch: int, beam: int) -> Tensor:
     """(B or 1, n, ...) -> (N, beam n, ...): the rows that share a prefix query it together."""
-    return x if rows == batch else x.expand(batch, *x.shape[1:]).unflatten(0, (rows, -1)).flatten(1, 2)
+    return x if beam == 1 else x.expand(batch, *x.shape[1:]).unflatten(0, (-1, beam)).flatten(1, 2)
 
 
-def _unfold(x: Tensor, batch: int, rows: int) -> Tensor:
-    return x if rows == batch else x.unflatten(1, (batch // rows, -1)).flatten(0, 1)
+def _unfold(x: Tensor, beam: int) -> Tensor:
+    return x if beam == 1 else x.unflatten(1, (beam, -1)).flatten(0, 1)

@@ -38,6 +38,7 @@ class Workload(ABC):
         reads_prefix: whether a prefix of at least one position is needed where the model has an encoder, always, or
             never.
         captured: whether a run replays a CUDA graph.
+        steps: whether it takes decoding steps, which can be compiled.
     """
 
     about: ClassVar[str]
@@ -45,6 +46,7 @@ class Workload(ABC):
     section: ClassVar[Literal["training", "inference"] | None] = None
     reads_prefix: ClassVar[Literal["always", "with an encoder", "never"]] = "never"
     captured: bool = False
+    steps: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, variant: Any, shape: Shape, dtype: torch.dtype, device: torch.device) -> None: ...

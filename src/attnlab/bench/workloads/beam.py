@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnlab.attention import Cache
 from attnlab.bench.settings import Settings, Shape
+from attnlab.bench.stepping import compiler
 from attnlab.bench.variants import AttentionVariant, copied
 from attnlab.bench.workloads.attention import AttentionWorkload, random_inputs
 from attnlab.decoding import BeamSearch
@@ -23,6 +24,7 @@ class Beam(AttentionWorkload):
     about = "the task's decoder: the prefix is read, then every hypothesis is continued by `steps` tokens and </s>"
     checked = ("output", "steps")
     section = "inference"
+    steps = True
     reads_prefix = "always"
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
@@ -34,6 +36,7 @@ class Beam(AttentionWorkload):
         self.lengths = torch.full((shape.batch,), shape.prefix, device=device)
         rows = shape.batch * shape.beam
         prefixes = rows if variant.copied else shape.batch
+        self.compiled = compiler(variant.compiled, variant.cfg, device)
         self.predicted = dtype.itemsize * sum(
             a.cache_elements(rows, shape.text + 1, shape.prefix, prefixes) for a in decoder.attentions
         )
@@ -57,7 +60,7 @@ class Beam(AttentionWorkload):
 
     def run(self) -> None:
         # Special pieces as everywhere: 0 <s>, 1 <pad>, 2 </s>.
-        self.search(self.spy, self.prefix, self.lengths, bos=2, eos=2, pad=1)
+        self.search(self.spy, self.prefix, self.lengths, bos=2, eos=2, pad=1, compiled=self.compiled)
 
     def cache_bytes(self) -> dict[str, int]:
         return {"measured": sum(cache.nbytes for cache in self.spy.caches), "predicted": self.predicted}
@@ -73,6 +76,7 @@ class Spy:
 
     def __init__(self, decoder: PrefixDecoder, copied: bool) -> None:
         self.decoder, self.copied = decoder, copied
+        self.step = decoder.step  # the method itself, which is compiled once
         self.caches: list[Cache] = []
 
     def start(
@@ -89,6 +93,3 @@ class Spy:
             prefix_lengths = None
         self.caches = self.decoder.start(prefix, prefix_lengths, beam, capacity, dtype=dtype)
         return self.caches
-
-    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        return self.decoder.step(tokens, caches)

@@ -2,17 +2,21 @@
 
 import itertools
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
 from attnlab.attention import Attention, Cache
 from attnlab.bench.products import product_seconds
 from attnlab.bench.settings import Settings, Shape, rounded
+from attnlab.bench.stepping import Layer, compiler
 from attnlab.bench.variants import AttentionVariant
 from attnlab.bench.workloads.attention import AttentionWorkload, random_inputs
+from attnlab.decoding.steps import Stepping, Steps
 
 
 def begins_with_context(attention: Attention) -> None:
@@ -52,6 +56,7 @@ class Decoding(AttentionWorkload):
     )
     checked = ("output", "steps")
     section = "inference"
+    steps = True
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         attention = variant.attention(dtype, device)
@@ -63,6 +68,15 @@ class Decoding(AttentionWorkload):
         if shape.context:
             begins_with_context(attention)
         self.cache: Cache | None = None
+        self.model: Stepping = Layer(attention)
+        self.compiled = compiler(variant.compiled, variant.cfg, device)
+        self.step = self._stepped([])
+
+    def _stepped(self, caches: list[Cache]) -> Callable[[Tensor], Tensor]:
+        """What takes the next step of a run; compiled steps need their loop (`Steps`)."""
+        if self.compiled is not None:
+            return Steps(self.model, caches, self.shape.text + 1, compiled=self.compiled)
+        return lambda tokens: self.model.step(tokens, caches)
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
@@ -82,7 +96,8 @@ class Decoding(AttentionWorkload):
             self.attention.read_prefix(self.prefix, None, self.cache)
         if self.shape.context:
             begin(self.cache, self.shape.context)
-        self.attention.extend(self.x[:, :1], self.cache)
+        self.step = self._stepped([self.cache])
+        self.step(self.x[:, :1])
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -90,7 +105,7 @@ class Decoding(AttentionWorkload):
         for t in range(1, self.shape.text + 1):
             if self.shape.reorder:
                 self.cache.reorder(self.rows)
-            self.attention.extend(self.x[:, t : t + 1], self.cache)
+            self.step(self.x[:, t : t + 1])
 
     def bytes_read(self) -> int:
         """Of each step the weights and the whole cache: a lower bound but for the slots that fill up meanwhile."""

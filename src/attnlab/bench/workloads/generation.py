@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attnlab.attention import Cache
 from attnlab.bench.settings import Shape
+from attnlab.bench.stepping import compiler
 from attnlab.bench.variants import AttentionVariant
 from attnlab.bench.workloads.decoding import Decoding, begin, begins_with_context
 from attnlab.models import LanguageModel
@@ -27,8 +28,8 @@ class Generation(Decoding):
     )
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        self.model, self.shape = language_model(variant, shape.context + shape.text + 1, dtype, device), shape
-        self.attentions = self.model.attentions
+        model, self.shape = language_model(variant, shape.context + shape.text + 1, dtype, device), shape
+        self.language, self.model, self.attentions = model, model, model.attentions
         if shape.context:
             begins_with_context(self.attentions[0])
         self.tokens = random_tokens(variant, shape.batch, shape.text + 1, device)
@@ -36,6 +37,7 @@ class Generation(Decoding):
         self.size = (shape.batch, shape.context + shape.text + 1, 0)
         self.itemsize = dtype.itemsize
         self.caches: list[Cache] = []
+        self.compiled = compiler(variant.compiled, variant.cfg, device)
 
     @classmethod
     def describe(cls, shape: Shape) -> dict[str, Any]:
@@ -44,11 +46,12 @@ class Generation(Decoding):
     @torch.inference_mode()
     def prepare(self) -> None:
         self.caches = []  # released before the next ones are made
-        self.caches = self.model.start(*self.size[:2])
+        self.caches = self.language.start(*self.size[:2])
         if self.shape.context:
             for cache in self.caches:
                 begin(cache, self.shape.context)
-        self.model.step(self.tokens[:, :1], self.caches)
+        self.step = self._stepped(self.caches)
+        self.step(self.tokens[:, :1])
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -56,7 +59,7 @@ class Generation(Decoding):
             if self.shape.reorder:
                 for cache in self.caches:
                     cache.reorder(self.rows)
-            self.model.step(self.tokens[:, t : t + 1], self.caches)
+            self.step(self.tokens[:, t : t + 1])
 
     def cache_bytes(self) -> dict[str, int]:
         predicted = self.itemsize * sum(a.cache_elements(*self.size) for a in self.attentions)

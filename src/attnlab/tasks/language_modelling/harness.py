@@ -35,6 +35,7 @@ class TrainedRun(TemplateLM):
     def __init__(self, module: LanguageModelling, batch_size: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.model, self.vocabulary, self.size, self.dtype = module.model, module.vocabulary, batch_size, dtype
+        self._compiled = module.compiled_steps
         self._device = module.device
 
     @property
@@ -124,6 +125,7 @@ class TrainedRun(TemplateLM):
                     end=self.eot_token_id,
                     stop=self._contains(stops),
                     dtype=self.dtype,
+                    compiled=self._compiled,
                 )[0].tolist()
             text = self.vocabulary.text(
                 tokens[: tokens.index(self.eot_token_id)] if self.eot_token_id in tokens else tokens

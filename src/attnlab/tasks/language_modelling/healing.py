@@ -13,6 +13,7 @@ from attnlab.conversion import Healing
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models.decoder import Decoder
 from attnlab.tasks.language_modelling.module import LanguageModelling
+from attnlab.training.compilation import COMPILED_STEPS
 
 
 class Healed(LanguageModelling):
@@ -29,7 +30,10 @@ class Healed(LanguageModelling):
         scales: of each layer, the variance of the output of the teacher's attention.
     """
 
-    compiled_part = "the loss in validation and perplexity; not the training against the teacher"
+    compiled_part = (
+        "the model with its loss, and the attention or the probabilities that are compared with the teacher's, its own "
+        f"too, in training, validation and perplexity; {COMPILED_STEPS}"
+    )
 
     def __init__(self, model: Decoder, vocabulary: Any, *, healing: Healing, **arguments: Any) -> None:
         super().__init__(model, vocabulary, **arguments)
@@ -43,7 +47,8 @@ class Healed(LanguageModelling):
         super().configure_model()
         if isinstance(self.model, FSDPModule):  # attention alone is called, of the model and of each layer
             assert isinstance(self.model, Decoder)
-            register_fsdp_forward_method(self.model, "attended")
+            for name in ("attended", "log_probabilities"):
+                register_fsdp_forward_method(self.model, name)
             for block in self.model.blocks:
                 register_fsdp_forward_method(block, "attend")
 
@@ -100,16 +105,11 @@ class Healed(LanguageModelling):
     def _layers(self, tokens: Tensor) -> Tensor:
         """The mean over layers of the squared error of an attention's output, over its variance, (B, T)."""
         assert isinstance(self.model, Decoder)
-        teacher = self._teacher
-        inputs, outputs = [], []
         with torch.no_grad():
-            x = teacher.embed(tokens, 0)
-            for block in teacher.blocks:
-                inputs.append(block.attention_norm(x))
-                outputs.append(block.attention(inputs[-1]))
-                x = block(x, lambda _, out=outputs[-1]: out)
+            inputs, outputs = self._compiled(self._teacher.attention_pairs)(tokens)
         found = torch.zeros_like(tokens, dtype=torch.float32)
-        for own, wanted, scale in zip(self.model.attended(inputs), outputs, self.scales, strict=True):
+        attended = self._compiled(self.model.attended)(inputs)
+        for own, wanted, scale in zip(attended, outputs, self.scales, strict=True):
             found = found + (own - wanted).float().square().sum(-1) / scale
         return found / len(outputs)
 
@@ -117,9 +117,9 @@ class Healed(LanguageModelling):
         """KL(teacher | student) of the next token, in nats, (B, T)."""
         assert isinstance(self.model, Decoder)
         with torch.no_grad():
-            wanted = self._teacher(tokens).float().log_softmax(-1)
-        logits = self.model(tokens).float().log_softmax(-1)
-        return F.kl_div(logits, wanted, reduction="none", log_target=True).sum(-1)
+            wanted = self._compiled(self._teacher.log_probabilities)(tokens)
+        found = self._compiled(self.model.log_probabilities)(tokens)
+        return F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1)
 
     @property
     def _teacher(self) -> Decoder:

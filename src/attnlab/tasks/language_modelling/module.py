@@ -11,7 +11,7 @@ from attnlab.callbacks.contribution import Scored
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models import LanguageModel
-from attnlab.training.compilation import Compiled
+from attnlab.training.compilation import COMPILED_STEPS, Compiled
 from attnlab.training.module import Module
 
 
@@ -21,18 +21,25 @@ class LanguageModelling(Module):
     Args:
         model: the model.
         vocabulary: of its tokens.
-        compile: whether torch.compile compiles the loss; the checkpoints are the same.
+        compile: whether torch.compile compiles the loss, and on a CPU the steps of decoding; the checkpoints are the
+            same.
         training: arguments of `Module`.
     """
 
     counts_right = False
-    compiled_part = "the model with its loss, in training, validation and perplexity; not steps through caches"
+    compiled_steps_part = COMPILED_STEPS
+    compiled_part = f"the model with its loss, in training, validation and perplexity; {COMPILED_STEPS}"
 
     def __init__(self, model: LanguageModel, vocabulary: Vocabulary, *, compile: bool = False, **training: Any) -> None:
         super().__init__(**training)
         self.model: LanguageModel = model
         self.vocabulary = vocabulary
         self._compiled = Compiled(compile)
+
+    @property
+    def compiled_steps(self) -> Compiled | None:
+        """For `Sampling`, what compiles the steps of the model; None: nothing is compiled."""
+        return self._compiled or None
 
     def configure_model(self) -> None:
         super().configure_model()

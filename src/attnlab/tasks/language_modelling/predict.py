@@ -62,5 +62,6 @@ class Continuation(Predictor):
             num_ids=vocabulary.num_ids,
             never=[] if vocabulary.unknown_id is None else [vocabulary.unknown_id],
             dtype=self.dtype,
+            compiled=self.module.compiled_steps,
         )
         return vocabulary.text(found[0].tolist())

@@ -142,7 +142,7 @@ class LanguageScore:
         busy = busy_cores(WATCHED, advise=False)
         with MemoryMeter(device) as meter:
             began = now(device)
-            found = sampling(model, prompts, num_ids=vocabulary.num_ids, dtype=low)
+            found = sampling(model, prompts, num_ids=vocabulary.num_ids, dtype=low, compiled=module.compiled_steps)
             seconds = now(device) - began
         rows = [
             (

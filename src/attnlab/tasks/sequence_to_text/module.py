@@ -19,7 +19,7 @@ from attnlab.metrics.base import TextMetric
 from attnlab.models import EncoderDecoder, SpeechToText, TextToText
 from attnlab.models.token_loss import at_least_float32
 from attnlab.tasks.sequence_to_text.score import CacheWatch
-from attnlab.training.compilation import Compiled
+from attnlab.training.compilation import COMPILED_STEPS, Compiled
 from attnlab.training.module import Module
 
 Model = SpeechToText | TextToText | EncoderDecoder
@@ -51,11 +51,13 @@ class SequenceToText(Module):
         ctc_weight: of the CTC loss; 0: none.
         first_token_weight: how many times the first token's cross-entropy counts (the class, where a text begins with
             one).
-        compile: whether torch.compile compiles the parts that have one form for all lengths (`compiled_part`).
+        compile: whether torch.compile compiles the parts that have one form for all lengths (`compiled_part`), and on
+            a CPU the steps of the search.
         settings: arguments of `Module`.
     """
 
     model: Model
+    compiled_steps_part = COMPILED_STEPS
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class SequenceToText(Module):
         self.first_right = torch.tensor(0)
         # Published smoothing spreads eps over the V - 1 other tokens, torch's over all V.
         self.smoothing = label_smoothing * tokenizer.size / (tokenizer.size - 1)
-        self._compiled = Compiled(compile, dynamic=True)
+        self._compiled, self._compiled_steps = Compiled(compile, dynamic=True), Compiled(compile)
         self._decoded_tokens = 0
         self._validated: tuple[ValidationScore, ...] = ()  # in a tuple: no submodule, nothing in checkpoints
 
@@ -94,7 +96,7 @@ class SequenceToText(Module):
         """Mechanisms choose their block sizes by length, so that a decoder would be compiled again for each."""
         parts = ["the loss over the vocabulary, for sequences of any length"]
         parts = ["the encoder", *parts] if self.model.compilable_encoder else parts
-        return f"{' and '.join(parts)}, in training and validation; not layers with mechanisms, not decoding"
+        return f"{' and '.join(parts)}, in training and validation; not layers with mechanisms; {COMPILED_STEPS}"
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sums over the batch: training loss, cross-entropy without smoothing, right tokens, tokens."""
@@ -106,7 +108,7 @@ class SequenceToText(Module):
             batch.targets,
             Tokenizer.pad,
             self.smoothing if self.training else 0.0,
-            self._compiled if self._compiled.on else None,
+            self._compiled or None,
         )
         loss, plain, encoded, lengths = found.smoothed.sum(), found.plain.sum(), found.encoded, found.lengths
         with torch.no_grad():
@@ -236,6 +238,7 @@ class SequenceToText(Module):
             unk=Tokenizer.unk,
             dtype=dtype,
             first=first,
+            compiled=self._compiled_steps or None,
         )
 
     def text(self, hypotheses: list[Hypothesis]) -> str:

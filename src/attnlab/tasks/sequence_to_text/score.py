@@ -19,6 +19,7 @@ class CacheWatch:
 
     def __init__(self, decoder: PrefixDecoder | CrossDecoder) -> None:
         self.decoder, self.bytes = decoder, (0, 0)
+        self.step = decoder.step  # the method itself, which is compiled once for all watches
 
     def start(
         self, prefix: Tensor, lengths: Tensor | None, beam: int, capacity: int, *, dtype: torch.dtype | None = None
@@ -29,6 +30,3 @@ class CacheWatch:
         predicted = width * self.decoder.cache_elements(sentences * beam, capacity, size, sentences)
         self.bytes = max(self.bytes, (sum(cache.nbytes for cache in caches), predicted))
         return caches
-
-    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        return self.decoder.step(tokens, caches)

@@ -1,0 +1,156 @@
+"""Compiled decoding steps: equal to the others, and few graphs for all lengths, batches and beams."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnlab.attention import MTLA, Attention, Cache
+from attnlab.attention.ops.published.base import PublishedCache
+from attnlab.decoding import BeamSearch, Sampling, Steps
+from attnlab.decoding.steps import BLOCK
+from attnlab.models import T6, PrefixDecoder
+from attnlab.training.compilation import Compiled
+from tests.attention.mechanisms import EVERY, Mechanism, error
+from tests.attention.test_compiled import quick
+
+LONG = 200  # steps
+MOST = 3  # graphs: for prefixes of different lengths, for others, and for one prefix
+Shape = tuple[int, int, bool, int]  # prefixes, their longest length, whether their lengths differ, steps
+DEFAULT = ("multilinear_absolute",)  # the others take longer: a whole trace each
+
+
+class One:
+    """An attention as a model: its inputs are looked up by tokens."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention, self.table = attention, torch.randn(7, attention.d_model, dtype=torch.float64)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
+        return self.attention.extend(self.table[tokens], caches[0])
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Compile without a C++ compiler -> a list with one entry of each graph that is compiled."""
+    found: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        found.append(len(inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend, fullgraph=True))
+    return found
+
+
+def decode(one: One, compiled: Compiled, shape: Shape, beam: int = 3) -> float:
+    """Beams that are reordered, of which some sentences end -> the largest error of compiled steps."""
+    count, size, ragged, steps = shape
+    attention, rows, worst = one.attention, count * beam, 0.0
+    capacity = min(steps, attention.max_positions or steps)
+    prefix, lengths = torch.randn(count, size, attention.d_model, dtype=torch.float64), None
+    if ragged:
+        lengths = torch.randint(1, size, (count,))
+        lengths[0] = size
+    caches = [attention.new_cache(rows, capacity, size, prefix_batch=count) for _ in range(2)]
+    for cache in caches:
+        attention.read_prefix(prefix, lengths, cache)
+    loops = [Steps(one, [cache], capacity, compiled=c) for cache, c in zip(caches, (compiled, None), strict=True)]
+    for t in range(capacity):
+        tokens = torch.randint(7, (rows, 1))
+        got, want = (loop(tokens) for loop in loops)
+        worst = max(worst, error(got, want))
+        order = torch.arange(rows) // beam * beam + torch.randint(beam, (rows,))
+        for cache in caches:
+            cache.reorder(order)
+        if t == 5 and count > 3:  # half of the sentences have ended
+            rows = count // 2 * beam
+            for cache, loop in zip(caches, loops, strict=True):
+                cache.select(torch.arange(count)[: count // 2] * 2)
+                loop.reset()
+    assert caches[0].is_static and not caches[1].is_static and caches[0].length == caches[1].length == capacity
+    with pytest.raises(ValueError, match="the cache has room for"):
+        loops[0](tokens[:rows])
+    return worst
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        pytest.param(m, id=str(m), marks=() if m.name in DEFAULT and quick(m) else pytest.mark.slow)
+        for m in EVERY
+        if m.stride in (None, 2)
+    ],
+)
+@torch.inference_mode()
+def test_few_graphs_for_all_lengths_and_batches(mechanism: Mechanism, graphs: list[int]) -> None:
+    torch.manual_seed(0)
+    one, compiled = One(mechanism.build()), Compiled(True)
+    assert decode(one, compiled, (4, 7, True, LONG)) < 1e-12
+    assert len(graphs) == 1, "one for all lengths"
+    assert decode(one, compiled, (5, 6, True, BLOCK + 3)) < 1e-12
+    assert len(graphs) == 1, "one for all batches"
+    assert decode(one, compiled, (6, 9, False, BLOCK + 9)) < 1e-12
+    assert decode(one, compiled, (1, 5, False, 9)) < 1e-12
+    assert len(graphs) <= MOST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", [pytest.param(m, id=str(m)) for m in EVERY if quick(m)])
+@torch.inference_mode()
+def test_inductor(mechanism: Mechanism) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    one, compiled, built = One(mechanism.build()), Compiled(True), []
+
+    def count(*_: Any) -> None:
+        built.append(1)
+
+    torch._dynamo.callback_handler.register_start_callback(count)
+    try:
+        assert decode(one, compiled, (4, 7, True, 2 * BLOCK + 5)) < 1e-12
+        assert decode(one, compiled, (5, 6, True, BLOCK + 3)) < 1e-12
+    finally:
+        torch._dynamo.callback_handler.remove_start_callback(count)
+    assert 1 <= len(built) <= 2
+
+
+def mtla(layer: int) -> Attention:
+    return MTLA(16, 2, stride=2)
+
+
+@pytest.mark.slow
+def test_beam_search(graphs: list[int]) -> None:
+    torch.manual_seed(1)
+    model = PrefixDecoder(23, 16, attention=mtla, num_layers=2, ffn_dim=24).double().eval()
+    compiled, search = Compiled(True), BeamSearch(beam=3, max_len_b=9)
+    for count, size in ((4, 7), (5, 5)):
+        prefix, lengths = torch.randn(count, size, 16, dtype=torch.float64), torch.arange(count) % 2 + size - 1
+        ids: dict[str, Any] = {"bos": 0, "eos": 2, "pad": 1}
+        want, got = (search(model, prefix, lengths, **ids, compiled=c) for c in (None, compiled))
+        assert [[h.tokens for h in hypotheses] for hypotheses in got] == [[h.tokens for h in hs] for hs in want]
+    assert 1 <= len(graphs) <= 2 and len(compiled._found) == 1
+
+
+def test_sampling(graphs: list[int]) -> None:
+    torch.manual_seed(1)
+    model = T6(23, 16, mtla, num_layers=2, ffn_dim=24, output_init="default").double().eval()
+    compiled = Compiled(True)
+    for rows, size, tokens in ((3, 4, BLOCK + 9), (4, 2, 7)):
+        prompt, sampling = torch.randint(23, (rows, size)), Sampling(tokens=tokens)
+        assert torch.equal(sampling(model, prompt, compiled=compiled), sampling(model, prompt))
+    assert len(graphs) == 1
+
+
+def test_a_step_that_needs_the_length_on_the_host_runs_as_it_is(graphs: list[int]) -> None:
+    class Model:
+        def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
+            return tokens + 1
+
+    steps = Steps(Model(), [PublishedCache(1, 1, 4, 0)], 4, compiled=Compiled(True))
+    assert int(steps(torch.zeros(1, 1))) == 1 and not graphs
