@@ -276,3 +276,22 @@ def test_encoder_counts() -> None:
     more = sum(p.numel() for p in MultiLinearEncoder(512, 64, num_cores=2).parameters())
     assert more - count == 512 * 64 + 64  # a read-out per core: the paper's step from 21.0M to 21.2M over six layers
     assert round(6 * 512 * 64, -5) == 200_000
+
+
+def test_the_compiled_absolute_form_keeps_its_own_backward() -> None:
+    attention, graphs = AbsoluteMultiLinear(D, R, 11).double(), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return graph.forward
+
+    torch._dynamo.reset()
+    x = draw(2, 11, D).requires_grad_()
+    inputs, grad = [x, *attention.parameters()], draw(2, 11, D)
+    got, want = torch.compile(attention, backend=backend, fullgraph=True)(x), attention(x)
+    assert error(got, want) < 1e-13
+    for mine, exact in zip(
+        torch.autograd.grad(got, inputs, grad), torch.autograd.grad(want, inputs, grad), strict=True
+    ):
+        assert error(mine, exact) < 1e-12
+    assert len(graphs) == 1 and "autograd_function_apply" in graphs[0]  # of the strips, not zeros of N x N for each

@@ -1,6 +1,8 @@
 """mode=bench: what it measures, and what it refuses to say."""
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from attnlab.config.build import CONF, freeze, instantiate
 from attnlab.config.check import compose as check_composed
 from attnlab.errors import ConfigError
 from attnlab.modes import bench
+from attnlab.runs import device
 from attnlab.runs import record as records
 
 CPU = torch.device("cpu")
@@ -248,6 +251,55 @@ def test_a_mechanism_stands_beside_itself_with_another_value() -> None:
     found = lineup(cfg, instantiate(cfg.bench))
     assert [variant.name for variant in found] == ["mtla", "mtla.stride=4", "published_mtla.stride=2", "mla"]
     assert [variant.cfg.attention.get("stride") for variant in found] == [3, 4, 2, None]
+
+
+def test_a_mechanism_stands_beside_its_compiled_steps() -> None:
+    cfg = config("bench.references=[compiled,compiled_mla,mla]")
+    found = lineup(cfg, instantiate(cfg.bench))
+    assert [variant.name for variant in found] == ["mtla", "compiled_mtla", "compiled_mla", "mla"]
+    assert [variant.compiled for variant in found] == [False, True, True, False]
+    with pytest.raises(ConfigError, match="mtl is no mechanism; nearest: mtla"):
+        lineup(cfg, replace(instantiate(cfg.bench), references=["compiled_mtl"]))
+
+
+def test_without_a_compiler_compiled_steps_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(device.shutil, "which", lambda name: None)
+    cfg = config("bench.what=decoding", "bench.reorder=[false]", "bench.references=[compiled]")
+    found = measured(cfg, tmp_path)["bench"]["rows"][0]["variants"]
+    assert found["mtla"]["seconds"] and found["compiled_mtla"][records.NOT_RUN].startswith("torch.compile needs a C++")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "what"), [("mustc", "[decoding,beam,training]"), ("wikitext2", "[generation]")])
+def test_compiled_steps_are_measured_in_turns(
+    task: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
+    overrides = [f"bench.what={what}", "bench.reorder=[true]", "bench.references=[compiled]"]
+    if task == "mustc":
+        cfg = config(*overrides)
+    else:
+        small = ["task.model.d_model=32", "task.model.num_layers=1", "bench.steps=5", "bench.rounds=2", "bench.batch=2"]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            given = ["task=wikitext2", "attention=mtla", "mode=bench", "bench.memory=false", *small, *overrides]
+            cfg = compose("config", given, return_hydra_config=True)
+            cfg = freeze(cfg, cfg.hydra.runtime.choices)
+    found = measured(cfg, tmp_path)["bench"]
+    assert found["checks"]["compiled_mtla"]["steps"] < 1e-3 and graphs
+    for row in found["rows"]:
+        ratio = next(ratio for ratio in row["ratios"] if ratio["against"] == "compiled_mtla")
+        if row["what"] == "training":
+            assert "takes no decoding steps" in ratio[records.NOT_RUN]
+        else:
+            assert ratio["seconds"]["median"] > 0
 
 
 @pytest.mark.slow

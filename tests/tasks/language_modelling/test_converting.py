@@ -460,6 +460,44 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(objective: Any, star
     assert {name.split(".")[2] for name, value in model.named_parameters() if value.grad is not None} == {"attention"}
 
 
+@pytest.mark.parametrize("objective", [pytest.param("layers", marks=pytest.mark.slow), "logits"])
+def test_healing_is_compiled_as_training_is(objective: Any, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the student and of its teacher: the same losses and gradients by compiled parts."""
+    compiled: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        return graph.forward
+
+    def compile(method: Any, dynamic: bool | None) -> Any:
+        compiled.append(method.__name__)
+        return torch._dynamo.optimize(backend, nopython=True)(method)
+
+    torch._dynamo.reset()
+    cfg, _ = start("convert=mla", "convert.keep=0.5")
+    model = LanguageModellingTask(cfg)._model(257)
+    assert isinstance(model, Decoder)
+    student, losses = copy.deepcopy(model), []
+    with torch.no_grad():
+        student.attentions[0].out.weight.mul_(1.5)  # type: ignore[union-attr,operator]
+    monkeypatch.setattr(torch, "compile", compile)
+    tokens = torch.randint(257, (2, 9))
+    for on in (False, True):
+        healed = Healed(
+            copy.deepcopy(student), BytePairVocabulary(byte_tokenizer().to_str(), 257, "after"),
+            healing=Healing(objective=[objective]), compile=on, optimizer=torch.optim.SGD,
+            schedule=torch.optim.lr_scheduler.ConstantLR, identity={}, seed=1,
+        ).train()  # fmt: skip
+        healed.teach(copy.deepcopy(model), tokens)
+        loss = healed.losses((tokens, tokens))[0]
+        loss.backward()
+        losses.append([loss.detach(), *(p.grad for p in healed.parameters() if p.grad is not None)])
+    assert compiled == (["attention_pairs", "attended"] if objective == "layers" else ["log_probabilities"] * 2)
+    assert len(losses[0]) > 1
+    for got, want in zip(losses[1], losses[0], strict=True):
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-6)
+    assert "the teacher's" in Healed.compiled_part
+
+
 def test_an_interrupted_conversion_says_how_it_goes_on(tmp_path: Path) -> None:
     code, said = _exit_code_and_message(KeyboardInterrupt(), [signal.SIGINT], tmp_path, "convert")
     told = "interrupted by SIGINT; the same command starts again, with what is complete in the cache"
