@@ -92,6 +92,23 @@ def share_images(images: int, limit: int, processes: int, paired: bool = False) 
     return _share(key, images, 1, "images", limit, processes, paired)
 
 
+def share_sequences(sequences: int, limit: int, processes: int) -> Share:
+    """Share an update of sequences of one length.
+
+    Args:
+        sequences: of an update, on all processes together.
+        limit: the largest number in a batch; the largest divisor of a process's share that fits is taken.
+        processes: the number of processes.
+
+    Raises:
+        ConfigError: the update cannot be shared equally; the message names the nearest values that can.
+    """
+    key = "task.train.batch.sequences"
+    if sequences < 1:
+        raise ConfigError(f"{key}={sequences}: expected at least 1")
+    return _share(key, sequences, 1, "sequences", limit, processes, paired=False)
+
+
 def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: int, split: bool = True) -> FrameShare:
     """Share an update whose sentences are chosen by length.
 
@@ -158,6 +175,8 @@ def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
         return
     if "tokens" in batch:
         share_tokens(batch.tokens, data.window, data.batch_size, processes)
+    elif "sequences" in batch:
+        share_sequences(batch.sequences, data.batch_size, processes)
     elif "images" in batch:
         mixing = cfg.task.mixup
         share_images(batch.images, data.batch_size, processes, bool(mixing.mixup_alpha or mixing.cutmix_alpha))

@@ -296,6 +296,11 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         )
     if cfg.data_root == "":
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
+    if cfg.data_root is not None and "root" not in cfg.task.data:
+        raise ConfigError(
+            f"data_root={cfg.data_root}: task={task} generates its data and reads no corpus; leave it out, and the "
+            "variable DATA_ROOT unset"
+        )
     if cfg.checkpoint is not None:
         _check_checkpoint(str(cfg.checkpoint))
 

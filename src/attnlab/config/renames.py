@@ -103,6 +103,7 @@ RENAMES = Renames(
         "task.train.first_token_weight": 1.0,
         "task.train.monitor": None,
         "task.train.validate_decode": None,
+        "Decoder.embedding_dropout": None,
         "SequenceToTextData.unknown_labels": False,
         "SequenceToTextData.speeds": None,
         "SpecAugment.time_warp": 0,

@@ -199,7 +199,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one update sees, on all processes together: one of `tokens`, `images` and `frames`.
+    """What one update sees, on all processes together: one of `tokens`, `images`, `sequences` and `frames`.
 
     `bucket`: frames of a group of sentences of similar length, padding included; `frames` is a multiple of it.
     `split`: whether a bucket may be divided into several batches; BatchNorm needs false.
@@ -207,6 +207,7 @@ class Batch:
 
     tokens: Annotated[int, Ge(1)]
     images: Annotated[int, Ge(1)]
+    sequences: Annotated[int, Ge(1)]
     frames: Annotated[int, Ge(1)]
     bucket: Annotated[int, Ge(1)]
     split: bool

@@ -75,7 +75,9 @@ PLACES: Mapping[str, Place] = {
     "task.schedule": Place(("torch.optim.lr_scheduler.LRScheduler",), ("timm.scheduler.create_scheduler_v2",)),
     "task.decode": Place(("attnlab.decoding.BeamSearch",)),
     "task.sampling": Place(("attnlab.decoding.Sampling",)),
-    "task.score": Place(("attnlab.tasks.language_modelling.score.LanguageScore",)),
+    "task.score": Place(
+        ("attnlab.tasks.language_modelling.score.LanguageScore", "attnlab.tasks.recall.score.RecallScore")
+    ),
     "task.evaluation": Place(("attnlab.tasks.harness.Harness",)),
 }
 PUBLISHED = "bench.published"  # the name of a function, by its annotation one from Attention to Attention

@@ -40,14 +40,15 @@ class Data(LightningDataModule):
 
     Attributes:
         corpus: what was read, with sizes; "sample" for an embedded corpus.
-        location: the directory that was read; of an embedded corpus, its place in the cache.
+        location: the directory that was read; of an embedded corpus, its place in the cache; None: the data is
+            generated, and nothing is read.
         filtered: the number of training examples left out, by reason.
         resume_at: (epoch, batch) at which a resumed run continues.
         num_workers: worker processes of a loader, 0: none; None: see :meth:`workers`.
     """
 
     corpus: str
-    location: Path
+    location: Path | None
     filtered: dict[str, int]
     resume_at: tuple[int, int] = (0, 0)
     num_workers: int | None = None

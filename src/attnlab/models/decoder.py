@@ -24,11 +24,12 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 class DecoderBlock(nn.Module):
     """u = x + attention(norm(x));  z = u + MLP(norm(u)).
 
-    The MLP is W3 (act(W1 u) * W2 u) where it is gated, else W3 act(W2 u).
+    The MLP is W3 (act(W1 u) * W2 u) where it is gated, else W3 act(W2 u). Without one z = u + norm(u), as in the models
+    of Zoology, whose "state mixer" is then the identity.
 
     Args:
         attention: the mechanism.
-        ffn_dim: width inside the MLP.
+        ffn_dim: width inside the MLP; 0: there is none.
         norm: RMSNorm or LayerNorm, with weights.
         norm_eps: epsilon of the norms.
         activation: act.
@@ -52,13 +53,16 @@ class DecoderBlock(nn.Module):
         width = attention.d_model
         self.attention, self.act, self.dropout = attention, ACTIVATIONS[activation], dropout
         self.attention_norm, self.mlp_norm = (_norm(norm, width, norm_eps) for _ in range(2))
-        self.gate = nn.Linear(width, ffn_dim, bias=mlp_bias) if gated else None
-        self.up = nn.Linear(width, ffn_dim, bias=mlp_bias)
-        self.down = nn.Linear(ffn_dim, width, bias=mlp_bias)
+        self.has_mlp = ffn_dim > 0
+        self.gate = nn.Linear(width, ffn_dim, bias=mlp_bias) if gated and self.has_mlp else None
+        if self.has_mlp:
+            self.up = nn.Linear(width, ffn_dim, bias=mlp_bias)
+            self.down = nn.Linear(ffn_dim, width, bias=mlp_bias)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         matrices = 3 if self.gate is not None else 2
-        return self.attention.multiply_adds(context, prefix) + matrices * self.down.weight.numel()
+        mlp = matrices * self.down.weight.numel() if self.has_mlp else 0
+        return self.attention.multiply_adds(context, prefix) + mlp
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
@@ -72,6 +76,8 @@ class DecoderBlock(nn.Module):
 
     def mlp(self, h: Tensor) -> Tensor:
         """(B, T, d) -> (B, T, d)."""
+        if not self.has_mlp:
+            return h
         inner = self.up(h) if self.gate is None else self.gate(h)
         inner = self.act(inner)
         return self.down(inner if self.gate is None else inner * self.up(h))
@@ -88,7 +94,7 @@ class Decoder(LanguageModel):
         d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
         num_layers: blocks.
-        ffn_dim: width inside the MLP.
+        ffn_dim: width inside the MLP; 0: blocks without one.
         max_length: positions of a window.
         norm: RMSNorm or LayerNorm.
         norm_eps: epsilon of the norms.
@@ -98,6 +104,7 @@ class Decoder(LanguageModel):
         tied: whether the embedding is the output matrix too.
         positions: number of learned positions that are added to the embedding; 0: none, the mechanism has positions.
         dropout: of the embedding and of what blocks add, in training.
+        embedding_dropout: of the embedding, in training; None: as `dropout`.
     """
 
     def __init__(
@@ -106,7 +113,7 @@ class Decoder(LanguageModel):
         d_model: PositiveInt,
         attention: Callable[[int], Attention],
         num_layers: PositiveInt = 12,
-        ffn_dim: PositiveInt = 2048,
+        ffn_dim: NonNegativeInt = 2048,
         max_length: PositiveInt = 1024,
         norm: Literal["rms", "layer"] = "rms",
         norm_eps: PositiveFloat = 1e-6,
@@ -116,9 +123,11 @@ class Decoder(LanguageModel):
         tied: bool = True,
         positions: NonNegativeInt = 0,
         dropout: Rate = 0.0,
+        embedding_dropout: Rate | None = None,
     ) -> None:
         super().__init__()
-        self.max_length, self.dropout = max_length, dropout
+        self.max_length = max_length
+        self.dropout = dropout if embedding_dropout is None else embedding_dropout
         self.embedding = nn.Embedding(vocab_size, d_model)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.positions = nn.Embedding(positions, d_model) if positions else None

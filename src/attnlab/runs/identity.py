@@ -32,8 +32,9 @@ LEFT_OUT = (
     "hydra",
     "choices",  # names of options: what they hold counts
     "scale",
-    "stride",  # these five only feed other keys
+    "stride",  # these six only feed other keys
     "rank",
+    "task.grids",
     "task.attention_rank",
     "task.attention_window",
     "model",

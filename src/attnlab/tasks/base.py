@@ -26,6 +26,7 @@ from attnlab.runs import fingerprint
 from attnlab.runs import record as records
 from attnlab.runs.device import device_of, record_compiled
 from attnlab.runs.directory import CONFIG
+from attnlab.runs.identity import NOTHING_READ
 from attnlab.runs.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.tasks.largest_batch import with_largest_batch
 from attnlab.tasks.memory import check_memory
@@ -150,7 +151,9 @@ class Task(ABC):
         module = self.module(record, data)
         record_compiled(self.cfg, module.compiled_part, record["environment"])
         if records.first_process():
-            records.identify(record, fingerprint.corpus(data.location, Path(self.cfg.cache_dir)))
+            read = data.location is not None  # else the data is generated
+            content = fingerprint.corpus(data.location, Path(self.cfg.cache_dir)) if read else NOTHING_READ
+            records.identify(record, content)
             if self.baseline:
                 record["inference"] |= self.protocol(module)
                 require_same_protocol(record, self.baseline, measured=False)

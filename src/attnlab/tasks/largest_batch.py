@@ -116,6 +116,8 @@ def _range(task: Task) -> tuple[int, int]:
     processes = configured_processes(task.cfg) or max(1, torch.cuda.device_count())
     if "tokens" in update:
         return LEAST, max(LEAST, update.tokens // data.window // processes)
+    if "sequences" in update:
+        return LEAST, max(LEAST, update.sequences // processes)
     if "images" in update:
         mixed = 2 * LEAST  # images are mixed in pairs
         return mixed, max(mixed, update.images // processes)

@@ -75,8 +75,9 @@ def largest_batch(task: Task) -> int:
     limit, processes = int(data[task.batch_key]), configured_processes(task.cfg) or 1
     if "tokens" in update:
         return max(1, min(limit, update.tokens // data.window // processes))
-    if "images" in update:
-        return max(1, min(limit, update.images // processes))
+    for unit in ("images", "sequences"):
+        if unit in update:
+            return max(1, min(limit, update[unit] // processes))
     return min(limit, int(update.bucket))
 
 

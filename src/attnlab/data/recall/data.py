@@ -1,0 +1,301 @@
+"""Generated sequences with answers: a training set and held-out sets over a grid of cells."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from annotated_types import Ge, Gt, MinLen
+from torch.utils.data import Dataset, Sampler
+
+from attnlab.config.batch import Share, share_sequences
+from attnlab.config.bounds import bounded
+from attnlab.data.base import Data, Loader, Workers
+from attnlab.data.recall.problems import ANYWHERE, POWER, PROBLEMS, AssociativeRecall
+from attnlab.data.text.windows import Window
+from attnlab.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+VERSION = 1  # of the generators: the same settings and seeds give the same sequences
+Kind = Literal["mqar", "selective_copying", "needle"]
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+Cells = Annotated[Sequence[Sequence[float]], MinLen(1)]
+NAMES = {"mqar": "MQAR", "selective_copying": "selective copying", "needle": "needle in noise"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Sequences of one length and one level.
+
+    Args:
+        length: tokens of a sequence.
+        level: pairs, tokens to copy, or the depth of the needle.
+        count: of sequences.
+    """
+
+    length: int
+    level: float
+    count: int
+
+    @property
+    def name(self) -> str:
+        """Length and level, without points: 64x8; a depth in percent, 64x50%."""
+        if self.level == ANYWHERE:
+            return f"{self.length}xany"
+        return f"{self.length}x{self.level:g}" if self.level >= 1 else f"{self.length}x{100 * self.level:g}%"
+
+
+class Sequences(Dataset[Window]):
+    """The sequences of a split, those of one cell after those of another.
+
+    Args:
+        cells: of the split.
+        drawn: tokens and targets of each cell, (count, length) each.
+    """
+
+    def __init__(self, cells: Sequence[Cell], drawn: Sequence[tuple[npt.NDArray[np.int32], ...]]) -> None:
+        self.cells, self._drawn = cells, drawn
+        self.starts = [sum(cell.count for cell in cells[:i]) for i in range(len(cells) + 1)]
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def cell_of(self, index: int) -> int:
+        """The number of the cell that has a sequence.
+
+        Args:
+            index: of the sequence in the split.
+        """
+        return int(np.searchsorted(self.starts, index, side="right")) - 1
+
+    def __getitem__(self, index: int) -> Window:
+        tokens, targets = self.__getitems__([index])
+        return tokens[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Window:
+        """Tokens and targets (B, T) int64 of sequences of one cell, as torch's loader asks for a batch."""
+        cell = self.cell_of(indices[0])
+        rows = np.asarray(indices) - self.starts[cell]
+        tokens, targets = (torch.from_numpy(part[rows].astype(np.int64)) for part in self._drawn[cell])
+        return tokens, targets
+
+
+class CellUpdates(Sampler[list[int]]):
+    """A process's batches of a training epoch, in an order that seed and epoch determine.
+
+    Each update takes the next sequences of one cell; the updates of all cells are mixed. Sequences that do not fill an
+    update are left out.
+
+    Args:
+        sequences: of the training split.
+        share: how an update is shared: `share.accumulate` batches of `share.size` sequences on each process.
+        seed, epoch: the order is a function of these two.
+        rank, world_size: of the process.
+        start: the number of this process's batches to leave out at the beginning.  The length remains that of the whole
+            epoch, because the trainer counts the batches left out, too.
+    """
+
+    def __init__(
+        self, sequences: Sequences, share: Share, *, seed: int, epoch: int, rank: int = 0, world_size: int = 1,
+        start: int = 0,
+    ) -> None:  # fmt: skip
+        random = np.random.default_rng([seed, epoch])
+        size = share.size * share.accumulate * world_size
+        updates = []
+        for first, cell in zip(sequences.starts, sequences.cells, strict=False):
+            order = first + random.permutation(cell.count)
+            updates += [order[i : i + size] for i in range(0, cell.count - size + 1, size)]
+        self._updates = [updates[i] for i in random.permutation(len(updates))]
+        self._share, self._rank, self._world, self._start = share, rank, world_size, start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        size = self._share.size
+        for number in range(self._start, len(self)):
+            update, batch = divmod(number, self._share.accumulate)
+            first = (batch * self._world + self._rank) * size
+            yield self._updates[update][first : first + size].tolist()
+
+    def __len__(self) -> int:
+        return len(self._updates) * self._share.accumulate
+
+
+class CellBatches(Sampler[list[int]]):
+    """A process's batches of a held-out split in order, each of one cell; every sequence once over all processes.
+
+    Args:
+        sequences: of the split.
+        batch_size: sequences of a batch; fewer where a process would otherwise have none.
+        rank, world_size: of the process.
+
+    Attributes:
+        batches: the indices of each batch.
+    """
+
+    def __init__(self, sequences: Sequences, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
+        batch_size = max(1, min(batch_size, len(sequences) // world_size))
+        batches = [
+            list(range(i, min(i + batch_size, end)))
+            for start, end in zip(sequences.starts, sequences.starts[1:], strict=False)
+            for i in range(start, end, batch_size)
+        ]
+        self.batches = batches[rank::world_size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+@bounded
+class RecallData(Data):
+    """Generated sequences of one problem; nothing is read, and nothing is stored.
+
+    A cell is a list of length, level and number of sequences: [64, 8, 1000]. The level is the number of key-value pairs
+    of `mqar`, the number of tokens to copy of `selective_copying`, and of `needle` the share of the noise before the
+    pair, or -1 for a share that is drawn for each sequence.
+
+    Args:
+        problem: what is generated.
+        vocab_size: V.
+        train: cells of the training set, which is drawn once; its order depends on seed and epoch.
+        test: cells of the test set.
+        validation: sequences of each cell of the test set that validations score, others than those of the test set.
+        update_sequences: sequences of an update, on all processes together, all of one cell.
+        batch_size: the largest number of sequences in a batch of one process.
+        eval_batch_size: of a held-out batch.
+        power: of `mqar`: the exponent of the law of gaps; 1: all gaps alike.
+        noise: of `mqar`: random tokens where nothing else stands.
+        seed: of the training set and its order; held-out sequences are the same for all seeds.
+        num_workers: worker processes of a loader; 0: none; None: none on the CPU, up to 8 with a CUDA device.
+
+    Raises:
+        ConfigError: a cell that the problem cannot have.
+    """
+
+    def __init__(
+        self,
+        problem: Kind,
+        vocab_size: Annotated[int, Ge(2)],
+        train: Cells,
+        test: Cells,
+        update_sequences: Annotated[int, Ge(1)],
+        batch_size: Annotated[int, Ge(1)],
+        validation: Annotated[int, Ge(1)] = 64,
+        eval_batch_size: Annotated[int, Ge(1)] = 256,
+        power: Annotated[float, Gt(0)] = POWER,
+        noise: bool = False,
+        seed: int = 1,
+        num_workers: Workers = None,
+    ) -> None:
+        super().__init__()
+        own = {"power": power, "noise": noise} if PROBLEMS[problem] is AssociativeRecall else {}
+        self.name, self.problem = problem, PROBLEMS[problem](vocab_size, **own)
+        self.cells = {"train": self._read("train", train), "test": self._read("test", test)}
+        self.cells["validation"] = [Cell(cell.length, cell.level, validation) for cell in self.cells["test"]]
+        self.vocab_size, self.update_sequences, self.batch_size = vocab_size, update_sequences, batch_size
+        self.eval_batch_size, self.seed, self.num_workers = eval_batch_size, seed, num_workers
+        self.filtered: dict[str, int] = {}
+        self.corpus, self.location = "", None
+        self._sets: dict[Split, Sequences] = {}
+
+    def _read(self, split: Split, given: Cells) -> list[Cell]:
+        """The cells of a split, each checked."""
+        cells, level = [], self.problem.level
+        for one in given:
+            key = f"task.data.{split}: {list(one)}"
+            if len(one) != 3 or one[0] != int(one[0]) or one[2] != int(one[2]) or min(one[0], one[2]) < 1:
+                raise ConfigError(f"{key}: expected [length, {level}, sequences], such as [64, 8, 1000]")
+            cell = Cell(int(one[0]), one[1], int(one[2]))
+            if wrong := self.problem.complaint(cell.length, cell.level):
+                raise ConfigError(f"{key}: {wrong}")
+            cells.append(cell)
+        names = [cell.name for cell in cells]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"task.data.{split}: the cell {min(twice)} stands there twice")
+        return cells
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest sequences."""
+        return max(cell.length for cells in self.cells.values() for cell in cells)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Draw all splits, or with `stage` "test" the test set."""
+        splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
+        missing = [split for split in splits if split not in self._sets]
+        for split in missing:
+            self._sets[split] = Sequences(self.cells[split], [self._drawn(split, cell) for cell in self.cells[split]])
+        if missing:
+            sizes = ", ".join(f"{split} {sum(cell.count for cell in self.cells[split])}" for split in SPLITS)
+            self.corpus = (
+                f"{NAMES[self.name]}, generated, version {VERSION}: {sizes} sequences; vocabulary {self.vocab_size}"
+            )
+            log.info("sequences: %s", self.corpus)
+
+    def _drawn(self, split: Split, cell: Cell) -> tuple[npt.NDArray[np.int32], ...]:
+        """Tokens and targets of a cell, the same for every grid that has it."""
+        level = round(1000 * cell.level) + 1000
+        seed = self.seed if split == "train" else 0
+        random = np.random.default_rng([SPLITS.index(split), seed, cell.length, level, self.vocab_size])
+        drawn = self.problem.draw(random, cell.count, cell.length, cell.level)
+        return tuple(part.astype(np.int32) for part in drawn)
+
+    def sequences(self, split: Split) -> Sequences:
+        """The sequences of a split that `setup` has drawn.
+
+        Args:
+            split: which one.
+        """
+        return self._sets[split]
+
+    def _share(self, processes: int) -> Share:
+        return share_sequences(self.update_sequences, self.batch_size, processes)
+
+    def batches_per_update(self, processes: int) -> int:
+        return self._share(processes).accumulate
+
+    def held_out_sizes(self, stage: str | None) -> dict[str, int]:
+        splits = {"validate": SPLITS[1:2], "test": SPLITS[2:]}.get(stage or "", SPLITS[1:])
+        return {split: sum(cell.count for cell in self.cells[split]) for split in splits}
+
+    def train_dataloader(self) -> Loader[Window]:
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        rank, world_size = self._ranks()
+        order = {"seed": self.seed, "epoch": epoch, "rank": rank, "world_size": world_size}
+        sequences = self._sets["train"]
+        updates = CellUpdates(sequences, self._share(world_size), **order, start=self.first_batch(epoch))
+        if not len(updates):
+            most = max(cell.count for cell in self.cells["train"])
+            raise ConfigError(
+                f"task.train.batch.sequences={self.update_sequences}: no cell of task.data.train has as many "
+                f"sequences; expected at most {most}"
+            )
+        return self.loader(sequences, updates, collate=as_it_is)
+
+    def val_dataloader(self) -> Loader[Window]:
+        return self._held_out("validation", shared=True)
+
+    def test_dataloader(self) -> Loader[Window]:
+        """Inside `trainer.test` the processes share them; elsewhere the loader has all sequences."""
+        return self._held_out("test", shared=self.trainer is not None and bool(self.trainer.testing))
+
+    def _held_out(self, split: Split, shared: bool) -> Loader[Window]:
+        rank, world_size = self._ranks() if shared else (0, 1)
+        sequences = self._sets[split]
+        batches = CellBatches(sequences, self.eval_batch_size, rank=rank, world_size=world_size)
+        return self.loader(sequences, batches, collate=as_it_is)
+
+
+def as_it_is(batch: Window) -> Window:
+    """A batch that the dataset has made whole.
+
+    Args:
+        batch: tokens and targets.
+    """
+    return batch

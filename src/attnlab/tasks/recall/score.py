@@ -1,0 +1,119 @@
+"""How recall is scored: accuracy for each cell of the grid, and some sequences read through the caches."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge
+
+from attnlab.callbacks.memory import MemoryMeter
+from attnlab.callbacks.predictions import write_predictions
+from attnlab.callbacks.quality import Quality
+from attnlab.callbacks.speed import WATCHED, now
+from attnlab.config.bounds import bounded
+from attnlab.data.recall.data import RecallData
+from attnlab.data.text.windows import IGNORE
+from attnlab.metrics.recall import RecallAccuracy
+from attnlab.models import LanguageModel
+from attnlab.runs.device import busy_cores, scoring_dtype
+from attnlab.tasks.recall.module import Recall
+
+
+@bounded
+@dataclass(frozen=True)
+class RecallScore:
+    """Accuracy of answers, computed in parallel; and some sequences of each cell, read through the caches.
+
+    Args:
+        samples: sequences of each cell that are read through the caches and stand in predictions.tsv.
+    """
+
+    samples: Annotated[int, Ge(1)] = 4
+
+    def quality(self, data: RecallData) -> Quality:
+        """The callback that computes the record's `quality`.
+
+        Args:
+            data: has the test set.
+        """
+        cells = [(cell.name, cell.count) for cell in data.cells["test"]]
+        signature = f"mean over sequences of the share of right answers; cells: length x {data.problem.level}"
+        return Quality({"": RecallAccuracy(cells)}, {"signature": signature})
+
+    def read(
+        self, module: Recall, data: RecallData, device: torch.device, precision: str, directory: Path
+    ) -> dict[str, dict[str, Any]]:
+        """Read the first sequences of each cell through the caches, on one process.
+
+        Args:
+            module: has the model.
+            data: has the test set.
+            device: to compute on.
+            precision: of hardware.precision; one of bfloat16's stores the caches in bfloat16.
+            directory: gets predictions.tsv.
+
+        Returns:
+            The sections `inference` and `kv_cache` of the record; `kv_cache.lengths` has the bytes of one sequence of
+            each length.
+        """
+        model, low = module.to(device).eval().model, scoring_dtype(precision)
+        width = (low or torch.float32).itemsize
+        sequences, rows, largest = data.sequences("test"), [], (0, 0)
+        lengths: dict[str, dict[str, int]] = {}
+        seconds, tokens_read, most = 0.0, 0, 0
+        busy = busy_cores(WATCHED, advise=False)
+        with MemoryMeter(device) as meter, torch.autocast(device.type, low) if low else nullcontext():
+            for first, cell in zip(sequences.starts, sequences.cells, strict=False):
+                count = min(self.samples, cell.count)
+                tokens, targets = sequences.__getitems__(range(first, first + count))
+                began = now(device)
+                caches = model.start(count, cell.length, dtype=low, device=device)
+                found = model.step(tokens.to(device), caches).argmax(-1).cpu()
+                seconds += now(device) - began
+                measured = sum(cache.nbytes for cache in caches)
+                predicted = predicted_bytes(model, count, cell.length, width)
+                largest = max(largest, (measured, predicted))
+                lengths[str(cell.length)] = {"predicted": predicted // count, "measured": measured // count}
+                tokens_read, most = tokens_read + tokens.numel(), max(most, count)
+                for number in range(count):
+                    own, real = targets[number], targets[number] != IGNORE
+                    text = data.problem.text(tokens[number].numpy(), own.numpy())
+                    reference, guess = (" ".join(map(str, row[real].tolist())) for row in (own, found[number]))
+                    rows.append((f"{cell.name}-{number}", text, reference, guess))
+        write_predictions(directory / "predictions.tsv", rows)
+        longest = max(lengths, key=int)
+        kv_cache = {
+            "bytes_predicted": largest[1],
+            "bytes_measured": largest[0],
+            "bytes_per_token": width * sum(a.cache_elements_per_token for a in model.attentions),  # of long texts
+            "bytes_per_position": round(lengths[longest]["measured"] / int(longest), 2),  # of the longest sequences
+            "lengths": lengths,
+        }
+        return {
+            "inference": {
+                "seconds": round(seconds, 3),
+                "tokens_per_second": round(tokens_read / seconds, 1),
+                "peak_memory_mib": round(meter.peak, 1),
+                "mean_memory_mib": round(meter.mean, 1),
+                "batch": most,
+                "beam": 1,
+                "dtype": str(low or torch.float32).removeprefix("torch."),
+                "busy_cores_before": busy,
+                "protocol": f"{len(rows)} sequences, each read at once into the caches; {meter.protocol}",
+            },
+            "kv_cache": kv_cache,
+        }
+
+
+def predicted_bytes(model: LanguageModel, rows: int, length: int, width: int) -> int:
+    """Bytes of the caches of sequences, from the configuration alone.
+
+    Args:
+        model: with its mechanisms.
+        rows: sequences.
+        length: tokens of each.
+        width: bytes of a number.
+    """
+    return width * sum(a.cache_elements(rows, length) for a in model.attentions)

@@ -1,0 +1,123 @@
+"""Recall: generated sequences that measure what a mechanism keeps of its past for each byte of its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.config.build import instantiate
+from attnlab.errors import ConfigError
+from attnlab.models import Decoder
+from attnlab.models.build import build_model, cache_shape, identity, without_memory
+from attnlab.runs.device import compiles, device_of
+from attnlab.tasks.text import TextTask
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+
+    from attnlab.data.recall.data import RecallData
+    from attnlab.tasks.recall.module import Recall
+    from attnlab.tasks.recall.score import RecallScore
+
+
+class RecallTask(TextTask):
+    """A decoder that answers questions about what stood before them in a generated sequence."""
+
+    batch_key = "batch_size"
+
+    def build(self) -> Decoder:
+        model: Decoder = build_model(self.cfg, vocab_size=self.cfg.task.data.vocab_size)
+        return model
+
+    def decoder(self, model: Any) -> Decoder:
+        decoder: Decoder = model
+        return decoder
+
+    def _data(self) -> RecallData:
+        """The cells of the grid, each checked; nothing is drawn."""
+        data: RecallData = instantiate(self.cfg.task.data, path="task.data")
+        return data
+
+    def describe(self, record: dict[str, Any]) -> None:
+        """As for every task, and the predicted bytes of one sequence of each length of the test grid."""
+        from attnlab.tasks.recall.score import predicted_bytes
+
+        super().describe(record)
+        with without_memory():
+            model = self.build()
+        width = cache_shape(self.cfg.bench).dtype.itemsize
+        lengths = {cell.length for cell in self._data().cells["test"]}
+        record["kv_cache"]["lengths"] = {
+            str(length): {"predicted": predicted_bytes(model, 1, length, width)} for length in sorted(lengths)
+        }
+
+    def check(self, directory: Path) -> None:
+        if self.cfg.hardware.strategy == "fsdp":
+            raise ConfigError("hardware=fsdp is not supported for recall, whose models are small; take hardware=ddp")
+        data = self._data()
+        instantiate(self.cfg.task.score, path="task.score")
+        with without_memory():
+            longest = self.build().longest
+        if data.longest > longest:
+            raise ConfigError(
+                f"task.data: sequences of {data.longest} tokens are longer than the {longest} positions of the model "
+                "(task.model.max_length) or of its attention"
+            )
+
+    def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
+        """A batch of `size` sequences of the longest training cell, with an answer at every second position."""
+        from attnlab.data.text.windows import IGNORE
+
+        assert isinstance(model, Decoder)
+        module, longest = self._module(model), max(cell.length for cell in self._data().cells["train"])
+        tokens = torch.zeros(size, longest, dtype=torch.long, device=device)
+        targets = tokens.clone()
+        targets[:, ::2] = IGNORE
+        return lambda: module.losses((tokens, targets))[0]
+
+    def decoding_cache(self, model: Decoder) -> int:
+        """Of the sequences that are read through the caches."""
+        rows = self.cfg.task.score.samples
+        return max(
+            sum(a.cache_elements(rows, cell.length) for a in model.attentions) for cell in self._data().cells["test"]
+        )
+
+    def module(self, record: dict[str, Any], data: RecallData) -> Recall:
+        module = self._module(self.build())
+        self.sizes(record, module.model)
+        return module
+
+    def _module(self, model: Decoder) -> Recall:
+        from attnlab.tasks.recall.module import Recall
+
+        cfg = self.cfg
+        return Recall(
+            model,
+            compile=compiles(cfg),
+            optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
+            schedule=instantiate(cfg.task.schedule, path="task.schedule"),
+            identity=identity(cfg),
+            seed=cfg.seed,
+            clip=cfg.task.train.clip,
+        )
+
+    def rebuilt(self, weights: Path) -> Recall:
+        return self._module(self.build())
+
+    def scoring(self, directory: Path, data: RecallData, module: Recall) -> list[Callback]:
+        return [self._score().quality(data)]
+
+    def after_scoring(self, record: dict[str, Any], directory: Path, data: RecallData, module: Recall) -> None:
+        """Read some sequences through the caches."""
+        cfg = self.cfg
+        found = self._score().read(module, data, device_of(cfg), cfg.hardware.precision, directory)
+        for section, values in found.items():
+            record[section] |= values
+
+    def _score(self) -> RecallScore:
+        score: RecallScore = instantiate(self.cfg.task.score, path="task.score")
+        return score

@@ -1,0 +1,117 @@
+"""Generated problems are what they say: answers stand in the sequence, and their places follow the stated law."""
+
+import numpy as np
+import pytest
+
+from attnlab.data.recall.problems import (
+    ANYWHERE,
+    BLANK,
+    MARK,
+    PROBLEMS,
+    AssociativeRecall,
+    NeedleInNoise,
+    Problem,
+    SelectiveCopying,
+    distinct,
+)
+from attnlab.data.text.windows import IGNORE
+
+VOCAB = 64
+
+
+def drawn(problem: Problem, length: int, level: float, count: int = 300, seed: int = 1) -> tuple[np.ndarray, ...]:
+    tokens, targets = problem.draw(np.random.default_rng(seed), count, length, level)
+    assert tokens.shape == targets.shape == (count, length)
+    assert tokens.min() >= 0 and tokens.max() < problem.vocab_size
+    return tokens, targets
+
+
+@pytest.mark.parametrize(("length", "pairs"), [(16, 4), (32, 2), (64, 16), (40, 3), (4, 1)])
+def test_every_key_is_asked_once_and_its_value_stands_behind_its_first_mention(length: int, pairs: int) -> None:
+    tokens, targets = drawn(AssociativeRecall(VOCAB), length, pairs)
+    for row, wanted in zip(tokens, targets, strict=True):
+        keys, values = row[0 : 2 * pairs : 2], row[1 : 2 * pairs : 2]
+        assert len(set(keys)) == len(set(values)) == pairs
+        assert 1 <= keys.min() and keys.max() < VOCAB // 2 <= values.min()
+        asked = np.flatnonzero(wanted != IGNORE)
+        assert asked.min() >= 2 * pairs and not (asked % 2).any()
+        assert sorted(row[asked]) == sorted(keys)
+        known = dict(zip(keys, values, strict=True))
+        assert [known[key] for key in row[asked]] == wanted[asked].tolist()
+        rest = np.delete(row[2 * pairs :], asked - 2 * pairs)
+        assert (rest == BLANK).all()
+
+
+def test_noise_takes_the_blanks_alone() -> None:
+    plain, targets = drawn(AssociativeRecall(VOCAB), 32, 4)
+    noisy, same = drawn(AssociativeRecall(VOCAB, noise=True), 32, 4)
+    assert (targets == same).all() and (noisy[plain != BLANK] == plain[plain != BLANK]).all()
+    assert len(np.unique(noisy[plain == BLANK])) == VOCAB
+
+
+def test_gaps_follow_the_power_law() -> None:
+    """One pair: the share of each gap is its weight; and two pairs: as successive draws without replacement."""
+    space, count = 6, 200_000
+    for power in (0.01, 1.0):
+        weights = np.arange(1, space + 1) ** (power - 1)
+        shares = weights / weights.sum()
+        problem = AssociativeRecall(VOCAB, power=power)
+        one = problem.gaps(np.random.default_rng(1), count, 1, space)[:, 0]
+        assert np.bincount(one, minlength=space) / count == pytest.approx(shares, abs=0.005)
+        two = problem.gaps(np.random.default_rng(2), count, 2, space)
+        for first in range(space):
+            for second in set(range(space)) - {first}:
+                expected = shares[first] * shares[second] / (1 - shares[first])
+                assert (two == (first, second)).all(1).mean() == pytest.approx(expected, abs=0.005)
+
+
+def test_choices_are_different_and_equally_likely() -> None:
+    found = distinct(np.random.default_rng(1), 60_000, 3, 4)
+    assert all(len(set(row)) == 3 for row in found[:1000].tolist())
+    orders, counts = np.unique(found, axis=0, return_counts=True)
+    assert len(orders) == 24 and np.abs(counts / 60_000 - 1 / 24).max() < 0.004
+    assert sorted(distinct(np.random.default_rng(1), 1, 8, 8)[0].tolist()) == list(range(8))
+
+
+def test_tokens_are_copied_in_their_order() -> None:
+    tokens, targets = drawn(SelectiveCopying(VOCAB), 20, 5)
+    places = np.zeros(15)
+    for row, wanted in zip(tokens, targets, strict=True):
+        assert (row[15:] == MARK).all() and (wanted[:15] == IGNORE).all()
+        given = row[:15][row[:15] != BLANK]
+        assert given.tolist() == wanted[15:].tolist() and given.min() > MARK
+        places += row[:15] != BLANK
+    assert places.min() > 0.5 * places.mean()  # scattered over all places
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.25, 1.0, ANYWHERE])
+def test_the_needle_stands_once_at_its_depth(depth: float) -> None:
+    length = 43
+    tokens, targets = drawn(NeedleInNoise(VOCAB), length, depth)
+    found = []
+    for row, wanted in zip(tokens, targets, strict=True):
+        assert (wanted[:-1] == IGNORE).all()
+        (place,) = np.flatnonzero(row[:-1] == row[-1])
+        assert row[place + 1] == wanted[-1] >= VOCAB // 2 and place + 1 < length - 1
+        found.append(place)
+    if depth == ANYWHERE:
+        assert min(found) == 0 and max(found) == length - 3 and len(set(found)) > 30
+    else:
+        assert set(found) == {round(depth * (length - 3))}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_same_seed_gives_the_same_sequences(name: str) -> None:
+    problem: Problem = PROBLEMS[name](VOCAB)
+    level = 0.5 if name == "needle" else 4
+    one, two, other = (drawn(problem, 32, level, seed=seed) for seed in (1, 1, 2))
+    assert all((a == b).all() for a, b in zip(one, two, strict=True)) and (one[0] != other[0]).any()
+    assert problem.text(one[0][0], one[1][0])
+
+
+def test_texts_for_people() -> None:
+    row = np.array([3, 40, 5, 41, 5, 0, 0, 0, 3, 0])
+    wanted = np.array([-1, -1, -1, -1, 41, -1, -1, -1, 40, -1])
+    assert AssociativeRecall(VOCAB).text(row, wanted) == "3=40 5=41 ; 5? 3?"
+    assert SelectiveCopying(VOCAB).text(np.array([0, 7, 0, 9, 1, 1]), np.array([-1] * 4 + [7, 9])) == "7 9 ; copy"
+    assert NeedleInNoise(VOCAB).text(np.array([9, 3, 40, 8, 3]), wanted[:5]) == "1 others 3=40 1 others ; 3?"
