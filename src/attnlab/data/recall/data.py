@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -195,7 +195,7 @@ class RecallData(Data):
     ) -> None:
         super().__init__()
         own = {"power": power, "noise": noise} if PROBLEMS[problem] is AssociativeRecall else {}
-        self.name, self.problem = problem, PROBLEMS[problem](vocab_size, **own)
+        self.kind, self.problem = problem, PROBLEMS[problem](vocab_size, **own)
         self.cells = {"train": self._read("train", train), "test": self._read("test", test)}
         self.cells["validation"] = [Cell(cell.length, cell.level, validation) for cell in self.cells["test"]]
         self.vocab_size, self.update_sequences, self.batch_size = vocab_size, update_sequences, batch_size
@@ -234,7 +234,7 @@ class RecallData(Data):
         if missing:
             sizes = ", ".join(f"{split} {sum(cell.count for cell in self.cells[split])}" for split in SPLITS)
             self.corpus = (
-                f"{NAMES[self.name]}, generated, version {VERSION}: {sizes} sequences; vocabulary {self.vocab_size}"
+                f"{NAMES[self.kind]}, generated, version {VERSION}: {sizes} sequences; vocabulary {self.vocab_size}"
             )
             log.info("sequences: %s", self.corpus)
 
@@ -292,7 +292,7 @@ class RecallData(Data):
         return self.loader(sequences, batches, collate=as_it_is)
 
 
-def as_it_is(batch: Window) -> Window:
+def as_it_is(batch: Any) -> Any:
     """A batch that the dataset has made whole.
 
     Args:

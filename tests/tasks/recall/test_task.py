@@ -1,0 +1,222 @@
+"""Recall from a command line to its record, at a tiny size."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from omegaconf import OmegaConf
+
+from attnlab.config.check import check, compose
+from attnlab.data.text.windows import IGNORE
+from attnlab.errors import ConfigError
+from attnlab.metrics.recall import RecallAccuracy
+from attnlab.modes import describe, train
+from attnlab.modes import test as test_mode
+from attnlab.runs.record import new, write
+from attnlab.tasks.base import task_of
+
+TINY = [
+    "task=recall", "hardware=cpu", "task.model.d_model=16", "task.attention_heads=2", "task.train.max_steps=4",
+    "task.train.validate_every=2", "task.train.log_every=1", "task.train.batch.sequences=4", "task.score.samples=2",
+    "task.data.validation=4",
+]  # fmt: skip
+CELLS = {
+    "mqar": ["task.data.train=[[16,4,40],[32,4,40]]", "task.data.test=[[16,4,6],[32,8,5]]"],
+    "selective_copying": ["task.data.train=[[16,4,40]]", "task.data.test=[[16,4,6],[32,8,5]]"],
+    "needle": ["task.data.train=[[16,-1,40],[32,-1,40]]", "task.data.test=[[16,0.5,6],[32,1.0,5]]"],
+}
+NAMES = {"mqar": ["16x4", "32x8"], "selective_copying": ["16x4", "32x8"], "needle": ["16x50%", "32x1"]}
+
+
+def words(problem: str, *more: str) -> list[str]:
+    return [*TINY, f"task.data.problem={problem}", *CELLS[problem], *more]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return started(tmp_path_factory.mktemp("run"), *words("mqar", "attention=mtla", "stride=2"))
+
+
+def started(directory: Path, *overrides: str) -> Path:
+    """A run in this process, with what the command leaves in its directory."""
+    cfg = compose(*overrides)
+    record = new(cfg, "test")
+    OmegaConf.save(cfg, directory / "config.yaml")
+    train.run(cfg, record, directory)
+    write(record | {"status": "finished"}, directory)
+    return directory
+
+
+def command(*arguments: str, cwd: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "attnlab", *arguments], cwd=cwd, env=dict(os.environ), capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def read(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "record.json").read_text())
+    return found
+
+
+def rows(directory: Path) -> list[dict[str, str]]:
+    with open(directory / "predictions.tsv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def test_a_command_gives_a_record_with_accuracy_and_cache_of_each_cell(trained: Path) -> None:
+    record = read(trained)
+    quality, cache = record["quality"], record["kv_cache"]
+    assert (record["status"], record["training"]["steps"]) == ("finished", 4)
+    assert list(quality["cells"]) == ["16x4", "32x8"] and (quality["sequences"], quality["answers"]) == (11, 6 * 4 + 40)
+    mean = (6 * quality["cells"]["16x4"] + 5 * quality["cells"]["32x8"]) / 11
+    assert quality["accuracy"] == pytest.approx(mean, abs=1e-4)
+    assert "length x pairs" in quality["signature"]
+    assert "MQAR, generated, version 1: train 80, validation 8, test 11 sequences" in record["corpus"]
+    assert record["identity"]["corpus"] == "none"
+    assert cache["bytes_measured"] == cache["bytes_predicted"] == 2 * cache["lengths"]["32"]["measured"]
+    assert all(one["measured"] == one["predicted"] for one in cache["lengths"].values())
+    assert cache["bytes_per_position"] == cache["lengths"]["32"]["measured"] / 32
+    assert cache["lengths"]["16"]["measured"] == 16 * cache["bytes_per_token"]
+    with open(trained / "curves" / "metrics.csv", encoding="utf-8", newline="") as file:
+        logged = [row["val_accuracy"] for row in csv.DictReader(file) if row["val_accuracy"]]
+    assert len(logged) == 2 and all(0 <= float(value) <= 1 for value in logged)
+
+
+def test_predictions_are_sequences_that_people_can_read(trained: Path) -> None:
+    found = rows(trained)
+    assert [row["id"] for row in found] == ["16x4-0", "16x4-1", "32x8-0", "32x8-1"]
+    for row in found:
+        pairs, questions = row["source"].split(" ; ")
+        known = dict(pair.split("=") for pair in pairs.split())
+        asked = [question.rstrip("?") for question in questions.split()]
+        assert row["reference"].split() == [known[key] for key in asked]
+        assert len(row["hypothesis"].split()) == len(asked)
+
+
+def test_the_test_mode_gives_the_run_s_own_score(trained: Path, tmp_path: Path) -> None:
+    cfg = compose(*words("mqar", "attention=mtla", "stride=2"), "mode=test", f"checkpoint={trained}")
+    record = new(cfg, "test")
+    test_mode.run(cfg, record, tmp_path)
+    assert record["quality"] == read(trained)["quality"] and rows(tmp_path) == rows(trained)
+
+
+def test_accuracy_is_that_of_the_logits(trained: Path) -> None:
+    """Recomputed sequence by sequence, from the logits of all positions; and by single steps through the caches."""
+    task = task_of(compose(*words("mqar", "attention=mtla", "stride=2"), f"checkpoint={trained}", "mode=test"))
+    module, data = task.restore(), task._data()
+    data.setup("test")
+    sequences, shares = data.sequences("test"), []
+    for number in range(len(sequences)):
+        tokens, targets = sequences[number]
+        found = module.model(tokens[None])[0].argmax(-1)
+        caches = module.model.start(1, len(tokens))
+        steps = torch.cat([module.model.step(token[None, None], caches)[0] for token in tokens]).argmax(-1)
+        real = targets != IGNORE
+        assert torch.equal(found[real], steps[real])
+        shares.append(float((found == targets)[real].double().mean()))
+    assert read(trained)["quality"]["accuracy"] == pytest.approx(sum(shares) / len(shares), abs=1e-4)
+
+
+def test_only_answers_have_gradients() -> None:
+    task = task_of(compose(*words("mqar", "attention=mha")))
+    module = task._module(task.build()).eval()
+    tokens = torch.randint(0, 64, (3, 16), generator=torch.Generator().manual_seed(1))
+    targets = torch.full_like(tokens, IGNORE)
+    targets[:, 5], targets[1, 9] = 7, 3
+    loss, plain, right, count = module.losses((tokens, targets))
+    logits = module.model(tokens).log_softmax(-1)
+    expected = -(logits[:, 5, 7].sum() + logits[1, 9, 3])
+    torch.testing.assert_close(loss, expected)
+    assert count == 4 and plain == loss.detach()
+    assert right == (logits.argmax(-1) == targets).sum()
+
+
+@pytest.mark.parametrize("problem", ["selective_copying", "needle"])
+def test_the_other_problems(problem: str, tmp_path: Path) -> None:
+    cfg = compose(*words(problem, "attention=mla"))
+    record = new(cfg, "test")
+    train.run(cfg, record, tmp_path)
+    assert list(record["quality"]["cells"]) == NAMES[problem]
+    assert all(row["reference"] and row["hypothesis"] for row in rows(tmp_path))
+
+
+def test_description_predicts_what_a_run_measures(trained: Path, tmp_path: Path) -> None:
+    cfg = compose(*words("mqar", "attention=mtla", "stride=2", "mode=describe"))
+    record = new(cfg, "test")
+    describe.run(cfg, record, tmp_path)
+    measured = read(trained)["kv_cache"]
+    assert record["kv_cache"]["bytes_per_token"] == measured["bytes_per_token"]
+    for length, values in record["kv_cache"]["lengths"].items():
+        assert values["predicted"] == measured["lengths"][length]["measured"]
+
+
+@pytest.mark.slow
+def test_export_writes_plain_weights(trained: Path, tmp_path: Path) -> None:
+    command("mode=export", f"checkpoint={trained}", "format=safetensors", cwd=tmp_path)
+    own = load_file(trained / "checkpoints" / "averaged.safetensors")
+    folder = next(path.parent for path in trained.rglob("*.safetensors") if path.parent.name != "checkpoints")
+    found = load_file(next(folder.glob("*.safetensors")))
+    assert found.keys() == own.keys() and all(torch.equal(value, own[name]) for name, value in found.items())
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_continues_to_the_bit(trained: Path, tmp_path: Path) -> None:
+    """Two updates and then two are the four of a run that was not interrupted."""
+    given = words("mqar", "attention=mtla", "stride=2", "task.schedule.floor=1")
+    command(*given, "hydra.run.dir=whole", cwd=tmp_path)
+    command(*given, "task.train.max_steps=2", "hydra.run.dir=part", cwd=tmp_path)
+    command("resume=part", "task.train.max_steps=4", "hydra.run.dir=rest", cwd=tmp_path)
+    weights = [load_file(tmp_path / name / "checkpoints" / "averaged.safetensors") for name in ("whole", "rest")]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+@pytest.mark.parametrize(
+    ("words_given", "message"),
+    [
+        ("task.data.problem=copying", "task.data.problem=copying: expected mqar or selective_copying or needle"),
+        ("data_root=.", "task=recall generates its data and reads no corpus; leave it out"),
+        ("mode=generate", "mode=generate: task=recall has no such mode; it has train, test, bench"),
+        ("task.train.batch.sequences=3 hardware.devices=2", "task.train.batch.sequences=3 cannot be shared equally"),
+        ("task.data.train=many", "task.data.train=many: expected"),
+        ("compress=irratt", "compress=irratt: task=recall has no pretrained model"),
+        ("convert=mla", "convert=mla: task=recall has no pretrained decoder"),
+    ],
+)
+def test_wrong_settings(words_given: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(["task=recall", *words_given.split()])
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words_given", "message"),
+    [
+        ("task.data.train=[[16,8,9]]", "task.data.train: [16, 8, 9]: 8 pairs and their questions need an even length"),
+        ("task.data.vocab_size=8", "a vocabulary of 8 has 3 keys: expected at least 4"),
+        ("task.data.test=[[4096,4,9]]", "sequences of 4096 tokens are longer than the"),
+        ("hardware=fsdp", "hardware=fsdp is not supported for recall"),
+    ],
+)
+def test_what_a_task_refuses_before_anything_is_drawn(words_given: str, message: str, tmp_path: Path) -> None:
+    cfg = compose("task=recall", *words_given.split())
+    with pytest.raises(ConfigError) as caught:
+        task_of(cfg).check(tmp_path)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_accuracy_counts_sequences_alike() -> None:
+    metric = RecallAccuracy([("16x4", 2), ("32x8", 1)])
+    counts = torch.tensor([8, 4, 4])
+    metric.update([2, 0, 1], torch.tensor([8.0, 2.0, 4.0]), torch.tensor([2, 4, 1]), counts)
+    found = metric.compute()
+    assert found["cells"] == {"16x4": 0.625, "32x8": 0.25} and found["accuracy"] == 0.5
+    assert (found["loss"], found["sequences"], found["answers"]) == (0.875, 3, 16)
