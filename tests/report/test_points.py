@@ -5,7 +5,7 @@ import pytest
 from matplotlib.text import Annotation
 
 from attnlab.report.grid import Grid
-from attnlab.report.points import HEADERS, lines, scatter
+from attnlab.report.points import HEADERS, frontier, lines, scatter
 from attnlab.report.spec import Plot
 
 
@@ -43,3 +43,12 @@ def test_lines_go_through_the_means_and_bars_are_the_spread() -> None:
     (bars,) = a[2]
     assert [segment.tolist() for segment in bars.get_segments()] == [[[4, 5], [4, 5]], [[8, 10], [8, 20]]]
     assert [text.get_text() for text in page.legends[0].texts] == ["a", "b"]
+
+
+def test_the_frontier_joins_what_no_smaller_size_surpasses() -> None:
+    found = [(8.0, 0.5), (4.0, 0.5), (2.0, 0.1), (16.0, 0.9), (4.0, 0.3), (32.0, 0.8)]
+    assert frontier(found, "max") == [(2.0, 0.1), (4.0, 0.5), (16.0, 0.9)]
+    assert frontier(found, "min") == [(2.0, 0.1)]
+    rows = [[f"r{i}", "1", str(x), str(y)] for i, (x, y) in enumerate(found)]
+    (axes,) = scatter(Grid("", HEADERS, rows), Plot("", "", "x", "y", frontier="max")).axes
+    assert np.asarray(axes.lines[-1].get_xydata()).tolist() == [[2.0, 0.1], [4.0, 0.5], [16.0, 0.9]]

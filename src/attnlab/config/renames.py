@@ -104,6 +104,7 @@ RENAMES = Renames(
         "task.train.monitor": None,
         "task.train.validate_decode": None,
         "Decoder.embedding_dropout": None,
+        "Decoder.embedding_std": 0.02,
         "SequenceToTextData.unknown_labels": False,
         "SequenceToTextData.speeds": None,
         "SpecAugment.time_warp": 0,

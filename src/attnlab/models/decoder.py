@@ -105,6 +105,7 @@ class Decoder(LanguageModel):
         positions: number of learned positions that are added to the embedding; 0: none, the mechanism has positions.
         dropout: of the embedding and of what blocks add, in training.
         embedding_dropout: of the embedding, in training; None: as `dropout`.
+        embedding_std: standard deviation of the embedding's first values.
     """
 
     def __init__(
@@ -124,12 +125,13 @@ class Decoder(LanguageModel):
         positions: NonNegativeInt = 0,
         dropout: Rate = 0.0,
         embedding_dropout: Rate | None = None,
+        embedding_std: PositiveFloat = 0.02,
     ) -> None:
         super().__init__()
         self.max_length = max_length
         self.dropout = dropout if embedding_dropout is None else embedding_dropout
         self.embedding = nn.Embedding(vocab_size, d_model)
-        nn.init.normal_(self.embedding.weight, std=0.02)
+        nn.init.normal_(self.embedding.weight, std=embedding_std)
         self.positions = nn.Embedding(positions, d_model) if positions else None
         self.layers = nn.ModuleList(
             DecoderBlock(attention(i), ffn_dim, norm, norm_eps, activation, gated, mlp_bias, dropout)

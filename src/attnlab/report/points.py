@@ -35,10 +35,28 @@ def scatter(points: Grid, plot: Plot) -> "Figure":
         if len(seeds) > 1:
             axes.plot(*zip(*seeds, strict=True), "o", markersize=3, color=f"C{number}", alpha=0.6)
         axes.plot(x, y, "o", markersize=7, color=f"C{number}")
+    if plot.frontier:
+        best = frontier([(x, y) for _, x, y in means], plot.frontier)
+        axes.plot(*zip(*best, strict=True), color="gray", linewidth=1, linestyle="--", zorder=0, drawstyle="steps-post")
     if not plot.log_x:
         axes.set_xlim(0, None)  # after the points: from here on the limits stay as they are
     place_labels(page, means)
     return page
+
+
+def frontier(found: Sequence[tuple[float, float]], better: str) -> list[tuple[float, float]]:
+    """The points that no other surpasses at as small an x, from the smallest x on (Pareto).
+
+    Args:
+        found: x and y of each.
+        better: "max" or "min": which y are better; of x smaller ones are.
+    """
+    sign = 1 if better == "max" else -1
+    best: list[tuple[float, float]] = []
+    for x, y in sorted(found, key=lambda point: (point[0], -sign * point[1])):
+        if not best or sign * y > sign * best[-1][1]:
+            best.append((x, y))
+    return best
 
 
 def lines(points: Grid, plot: Plot) -> "Figure":

@@ -103,6 +103,8 @@ class Plot:
         y_label: the same of y.
         log_x: whether equal factors of x are equally far apart.
         name: how the names of its files end.
+        frontier: "max" or "min", which values of y are better: a line then joins the rows that no row with as small an
+            x surpasses; empty: no line.
     """
 
     x: str
@@ -111,6 +113,7 @@ class Plot:
     y_label: str
     log_x: bool = False
     name: str = "points"
+    frontier: str = ""
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,8 @@ def read_spec(path: Path) -> Spec:
         raise ConfigError(f"{path}: measured columns need `corpus` and a column of quality")
     if any(c.counted for c in spec.columns) and not all(row.corpus and row.split and row.train for row in spec.rows):
         raise ConfigError(f"{path}: a counted column needs `corpus`, `split` and `train` in every row")
+    if wrong := {plot.frontier for plot in spec.plots} - {"", "max", "min"}:
+        raise ConfigError(f"{path}: frontier {wrong.pop()!r}: expected max or min")
     if spec.picture not in ("", "ranks", "fusion", "context"):
         raise ConfigError(f"{path}: picture {spec.picture!r}: expected ranks, fusion or context")
     if spec.picture == "context" and not all("variant" in row.facts for row in spec.rows):

@@ -26,13 +26,20 @@ def drawn(problem: Problem, length: int, level: float, count: int = 300, seed: i
     return tokens, targets
 
 
-@pytest.mark.parametrize(("length", "pairs"), [(16, 4), (32, 2), (64, 16), (40, 3), (4, 1)])
-def test_every_key_is_asked_once_and_its_value_stands_behind_its_first_mention(length: int, pairs: int) -> None:
-    tokens, targets = drawn(AssociativeRecall(VOCAB), length, pairs)
-    for row, wanted in zip(tokens, targets, strict=True):
+@pytest.mark.parametrize(
+    ("length", "pairs", "offset"), [(16, 4, 0), (32, 2, 0), (64, 16, 0), (40, 3, 0), (4, 1, 0), (18, 4, 1), (40, 5, 3)]
+)
+def test_every_key_is_asked_once_and_its_value_stands_behind_its_first_mention(
+    length: int, pairs: int, offset: int
+) -> None:
+    problem = AssociativeRecall(VOCAB, offset=offset)
+    assert problem.complaint(length, pairs) is None
+    tokens, targets = drawn(problem, length, pairs)
+    assert (tokens[:, :offset] == BLANK).all() and (targets[:, :offset] == IGNORE).all()
+    for row, wanted in zip(tokens[:, offset:], targets[:, offset:], strict=True):
         keys, values = row[0 : 2 * pairs : 2], row[1 : 2 * pairs : 2]
         assert len(set(keys)) == len(set(values)) == pairs
-        assert 1 <= keys.min() and keys.max() < VOCAB // 2 <= values.min()
+        assert keys.min() >= 1 and keys.max() < VOCAB // 2 <= values.min()
         asked = np.flatnonzero(wanted != IGNORE)
         assert asked.min() >= 2 * pairs and not (asked % 2).any()
         assert sorted(row[asked]) == sorted(keys)

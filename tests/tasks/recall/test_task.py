@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 
 from attnlab.config.check import check, compose
 from attnlab.data.text.windows import IGNORE

@@ -171,6 +171,7 @@ class RecallData(Data):
         eval_batch_size: of a held-out batch.
         power: of `mqar`: the exponent of the law of gaps; 1: all gaps alike.
         noise: of `mqar`: random tokens where nothing else stands.
+        offset: of `mqar`: blanks before the first pair.
         seed: of the training set and its order; held-out sequences are the same for all seeds.
         num_workers: worker processes of a loader; 0: none; None: none on the CPU, up to 8 with a CUDA device.
 
@@ -190,11 +191,12 @@ class RecallData(Data):
         eval_batch_size: Annotated[int, Ge(1)] = 256,
         power: Annotated[float, Gt(0)] = POWER,
         noise: bool = False,
+        offset: Annotated[int, Ge(0)] = 0,
         seed: int = 1,
         num_workers: Workers = None,
     ) -> None:
         super().__init__()
-        own = {"power": power, "noise": noise} if PROBLEMS[problem] is AssociativeRecall else {}
+        own = {"power": power, "noise": noise, "offset": offset} if PROBLEMS[problem] is AssociativeRecall else {}
         self.kind, self.problem = problem, PROBLEMS[problem](vocab_size, **own)
         self.cells = {"train": self._read("train", train), "test": self._read("test", test)}
         self.cells["validation"] = [Cell(cell.length, cell.level, validation) for cell in self.cells["test"]]

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from attnlab.config.batch import counted
 from attnlab.data.text.windows import IGNORE
 
 Tokens = npt.NDArray[np.int64]
@@ -77,24 +78,30 @@ class AssociativeRecall(Problem):
     a power law.  Keys are the lower half of the vocabulary without 0, values the upper half; no key and no value occurs
     twice in a sequence.
 
+    Pairs begin at even positions. A mechanism that merges positions two by two then has a pair in each slot, and needs
+    no layer to bring key and value together; `offset` 1 puts a value and the next key there.
+
     Args:
         vocab_size: V.
         power: a; 1: all places alike.
+        offset: blanks before the first pair; 0: as published.
         noise: False: 0 stands at all other places; True: random tokens of the whole vocabulary, keys among them.
     """
 
     level = "pairs"
 
-    def __init__(self, vocab_size: int, power: float = POWER, noise: bool = False) -> None:
+    def __init__(self, vocab_size: int, power: float = POWER, noise: bool = False, offset: int = 0) -> None:
         super().__init__(vocab_size)
-        self.power, self.noise = power, noise
+        self.power, self.noise, self.offset = power, noise, offset
 
     def complaint(self, length: int, level: float) -> str | None:
         half = self.vocab_size // 2
         if level != int(level) or level < 1:
             return "expected a whole number of pairs, 1 or more"
-        if length % 2 or length < 4 * level:
-            return f"{int(level)} pairs and their questions need an even length of at least {int(4 * level)}"
+        least = int(4 * level) + self.offset + self.offset % 2
+        if length % 2 or length < least:
+            after = f" after {counted(self.offset, 'blank')}" if self.offset else ""
+            return f"{int(level)} pairs and their questions{after} need an even length of at least {least}"
         if half - 1 < level:
             return f"a vocabulary of {self.vocab_size} has {max(half - 1, 0)} keys: expected at least {int(level)}"
         return None
@@ -105,8 +112,9 @@ class AssociativeRecall(Problem):
         values = distinct(random, count, pairs, self.vocab_size - half) + half
         tokens = np.full((count, length), BLANK)
         targets = np.full((count, length), IGNORE)
-        tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
-        places = 2 * pairs + 2 * self.gaps(random, count, pairs, (length - 2 * pairs) // 2)
+        start, end = self.offset, self.offset + 2 * pairs
+        tokens[:, start:end:2], tokens[:, start + 1 : end : 2] = keys, values
+        places = end + 2 * self.gaps(random, count, pairs, (length - end) // 2)
         np.put_along_axis(tokens, places, keys, 1)
         np.put_along_axis(targets, places, values, 1)
         if self.noise:
@@ -129,7 +137,7 @@ class AssociativeRecall(Problem):
 
     def text(self, tokens: Tokens, targets: Tokens) -> str:
         asked = np.flatnonzero(targets != IGNORE)
-        given = tokens[: 2 * len(asked)].reshape(-1, 2)
+        given = tokens[self.offset : self.offset + 2 * len(asked)].reshape(-1, 2)
         pairs = " ".join(f"{key}={value}" for key, value in given)
         return f"{pairs} ; " + " ".join(f"{tokens[i]}?" for i in asked)
 
