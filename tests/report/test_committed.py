@@ -18,7 +18,7 @@ from attnlab.runs.store import Found, collect
 ROOT = CONF.parent
 EXPERIMENTS = ROOT / "experiments"
 SPECS = everything.specifications(EXPERIMENTS)
-LONG = {"t6/table7.yaml", "t6/wikitext2.yaml"}  # compose many rows
+LONG = {"recall/table.yaml", "t6/table7.yaml", "t6/wikitext2.yaml"}  # compose many rows
 EACH_SPEC = [pytest.param(path, marks=pytest.mark.slow) if str(path).endswith(tuple(LONG)) else path for path in SPECS]
 FOLDERS = everything.folders(EXPERIMENTS)
 PICTURES = sorted(EXPERIMENTS.rglob("*.png"))

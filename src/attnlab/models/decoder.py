@@ -105,7 +105,7 @@ class Decoder(LanguageModel):
         positions: number of learned positions that are added to the embedding; 0: none, the mechanism has positions.
         dropout: of the embedding and of what blocks add, in training.
         embedding_dropout: of the embedding, in training; None: as `dropout`.
-        embedding_std: standard deviation of the embedding's first values.
+        embedding_std: standard deviation of the first values of the embedding, and of learned positions.
     """
 
     def __init__(
@@ -133,6 +133,8 @@ class Decoder(LanguageModel):
         self.embedding = nn.Embedding(vocab_size, d_model)
         nn.init.normal_(self.embedding.weight, std=embedding_std)
         self.positions = nn.Embedding(positions, d_model) if positions else None
+        if self.positions is not None:
+            nn.init.normal_(self.positions.weight, std=embedding_std)
         self.layers = nn.ModuleList(
             DecoderBlock(attention(i), ffn_dim, norm, norm_eps, activation, gated, mlp_bias, dropout)
             for i in range(num_layers)

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from attnlab.config.build import leaves
+from attnlab.config.build import leaves, written
 from attnlab.config.check import check
 from attnlab.config.model import OF_THE_MODEL, pretrained_decoder
+from attnlab.config.stack import PATTERN
 from attnlab.report.spec import Row, Spec
 from attnlab.runs.identity import canonical
 from attnlab.runs.speedup import PROTOCOL
@@ -85,6 +86,8 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
     found = [(f, differences(f, cfg)) for f in mine if f.number(spec.quality) is not None]
     exact = [pair for pair in found if not pair[1]]
     alike = [pair for pair in found if all(pair[0].record.get(key) == value for key, value in keys.items())]
+    pattern = written(OmegaConf.select(cfg, PATTERN))  # every stack of several mechanisms is called hybrid
+    alike = [pair for pair in alike if (pair[0].record["config"].get("attention") or {}).get("pattern") == pattern]
     return list({pair[0].record["seed"]: pair for pair in exact or alike}.values())
 
 

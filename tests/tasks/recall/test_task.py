@@ -162,7 +162,7 @@ def test_description_predicts_what_a_run_measures(trained: Path, tmp_path: Path)
 def test_export_writes_plain_weights(trained: Path, tmp_path: Path) -> None:
     command("mode=export", f"checkpoint={trained}", "format=safetensors", cwd=tmp_path)
     own = load_file(trained / "checkpoints" / "averaged.safetensors")
-    folder = next(path.parent for path in trained.rglob("*.safetensors") if path.parent.name != "checkpoints")
+    folder = next(tmp_path.rglob("*.safetensors")).parent
     found = load_file(next(folder.glob("*.safetensors")))
     assert found.keys() == own.keys() and all(torch.equal(value, own[name]) for name, value in found.items())
 
