@@ -36,8 +36,8 @@ def test_seeds_frontier_and_curves(tmp_path: Path, run: Run) -> None:
                 quality={"accuracy": found, "cells": {"128x32": found / 2}},
             )  # fmt: skip
             (path.parent / "curves").mkdir()
-            points = "".join(f"0,{update},{found * update / 200}\n" for update in (100, 200))
-            (path.parent / "curves" / "metrics.csv").write_text(f"epoch,step,val_accuracy\n{points}")
+            logged = "".join(f"0,{update},{found * update / 200}\n" for update in (100, 200))
+            (path.parent / "curves" / "metrics.csv").write_text(f"epoch,step,val_accuracy\n{logged}")
     written = write_table(spec, collect([tmp_path / "runs"]), tmp_path / "table")
     assert {path.name for path in written} >= {"table.md", "table_points.png", "table_curves.png", "table_curves.csv"}
     header, *body = lines(tmp_path / "table.csv")
@@ -53,8 +53,8 @@ def test_seeds_frontier_and_curves(tmp_path: Path, run: Run) -> None:
         ["MLA, r = 16", "1"],
         ["TPA, R = 2", "1"],
     ]
-    curves = lines(tmp_path / "table_curves.csv")[1:]
-    assert ["MHA", "2", "200", "0.99"] in [row[1:] for row in curves] and len(curves) == 10
+    drawn = lines(tmp_path / "table_curves.csv")[1:]
+    assert ["MHA", "2", "200", "0.99"] in [row[1:] for row in drawn] and len(drawn) == 10
     text = (tmp_path / "table.md").read_text()
     assert "`python -m src.run task=recall attention.pattern=[sliding_window,mqa]" in text
 
