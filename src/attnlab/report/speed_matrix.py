@@ -14,6 +14,7 @@ MEASURES = {
 }
 LENGTHS = {"training": "text", "model": "text", "decoding": "context", "generation": "context", "prefill": "text"}
 SHARE = "share_outside_products"
+NOISE = "Products were timed in another run than the whole: these shares are off by ten percent or so either way"
 
 
 def is_wide(found: Found) -> bool:
@@ -57,7 +58,8 @@ def grids(found: Found, place: str) -> list[Grid]:
             [f"`{name}`", *(_share(row["variants"].get(name, {})) for row in rows)] for name in rows[0]["variants"]
         ]
         if any(cell for line in shares for cell in line[1:]):
-            tables.append(Grid(f"{title}: share of the time outside of matrix products", headers, shares, [place]))
+            notes = [NOISE, place]
+            tables.append(Grid(f"{title}: share of the time outside of matrix products", headers, shares, notes))
     return tables
 
 
