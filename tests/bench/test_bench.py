@@ -233,6 +233,18 @@ def test_wrong_settings(override: str, message: str, tmp_path: Path) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("attention", "rank", "expected"),
+    [("mtla", 24, {"mla": 24, "mla_t6": 24, "tpa": 2}), ("tpa", 3, {"mla": 32, "mtla": 32, "tpa_kvonly": 3})],
+)
+def test_a_rank_is_that_of_references_that_mean_the_same_by_it(
+    attention: str, rank: int, expected: dict[str, int]
+) -> None:
+    cfg = config(f"rank={rank}", f"bench.references=[{','.join(expected)}]", attention=attention)
+    found = {variant.name: variant.cfg.attention for variant in lineup(cfg, instantiate(cfg.bench))[1:]}
+    assert {name: node.get("latent_dim", node.get("rank")) for name, node in found.items()} == expected
+
+
 def test_references_have_the_sizes_and_knobs_of_the_run() -> None:
     cfg = config("rank=24", "stride=3", "bench.references=[gqa,mla,published,published_mha,mtla]")
     found = lineup(cfg, instantiate(cfg.bench))

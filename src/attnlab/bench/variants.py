@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -165,7 +165,9 @@ def copied(variant: AttentionVariant) -> AttentionVariant:
 
 
 def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConfig:
-    """The configuration with another mechanism, with the same sizes, stride and rank, except for the overrides.
+    """The configuration with another mechanism, with the same sizes and stride, except for the overrides.
+
+    The rank is the same where both mean the same by it, as MLA and MTLA do; else the other mechanism has its own.
 
     Args:
         cfg: the fixed configuration.
@@ -183,6 +185,9 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
             node["attention"]["mechanisms"] = {
                 part: written(compose(f"attention/{part}"))["attention"] for part in parts
             }
+        chosen = cfg.choices.attention
+        if chosen in names and not _same_rank(written(compose(f"attention/{chosen}"))["attention"], node["attention"]):
+            node["rank"] = None
     own = written(OmegaConf.from_dotlist(overrides))
     for key in own:
         if key not in node["attention"]:
@@ -191,6 +196,16 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
     full = OmegaConf.create(copy.deepcopy(written(cfg)) | node)
     OmegaConf.resolve(full)
     return full
+
+
+def _same_rank(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether `rank` means the same in two mechanisms: the same argument, and where that is `rank`, the same default."""
+
+    def uses(node: dict[str, Any]) -> set[tuple[str, str]]:
+        found = {(key, value) for key, value in node.items() if isinstance(value, str) and "${rank}" in value}
+        return {(key, value if key == "rank" else "") for key, value in found}
+
+    return all(uses(part) == uses(one) for part in (other, *other.get("mechanisms", {}).values()) if uses(part))
 
 
 @contextmanager
