@@ -76,7 +76,7 @@ def _own(variant: dict[str, Any], measure: str) -> str:
 
 def _ratio(row: dict[str, Any], name: str, measure: str) -> str:
     """A cell: median (least to most) of a time, one number of a memory; empty where it was not measured."""
-    pair = next((pair for pair in row["ratios"] if pair["against"] == name), {})
+    pair: dict[str, Any] = next((pair for pair in row["ratios"] if pair["against"] == name), {})
     if NOT_RUN in pair:
         return f"{NOT_RUN}: {pair[NOT_RUN]}" if measure == "seconds" else ""
     found = pair.get(measure)
