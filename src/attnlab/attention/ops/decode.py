@@ -80,8 +80,22 @@ def attend_cached(
     q_bgd = q_bhd if scale == 1.0 else q_bhd * scale
     if not prefix_used:
         return products(q_bgd, *text, groups, text_mask).unsqueeze(2)
+    if beam is not None:
+        share(batch, beam, len(prefix_key))
     prefix = _columns(prefix_key, prefix_value, prefix_used, value_dim)
     return products(q_bgd, *text, groups, text_mask, *prefix, prefix_mask, beam=beam).unsqueeze(2)
+
+
+def share(rows: int, beam: int, prefixes: int) -> None:
+    """Say to the compiler that `beam` rows read each prefix: views of sizes that it cannot relate take it minutes.
+
+    Args:
+        rows: B.
+        beam: a constant.
+        prefixes: N.
+    """
+    if torch.compiler.is_compiling():
+        torch._check(rows == beam * prefixes)
 
 
 def _columns(key: Tensor, value: Tensor | None, used: int, value_dim: int | None) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from ..base import Cache, length_mask
 from ..bounds import PositiveFloat, PositiveInt, Rate
 from ..ops.backends import Backend, choose
+from ..ops.decode import share
 from ..ops.kernels import FACTOR_RANKS, FACTOR_WIDTH
 from ..ops.partial_softmax import Past, rebuilt_attention, tiled_attention
 from ..ops.rope import rotate
@@ -240,7 +241,7 @@ class TPA(PositionalAttention):
         prefixes = cache.prefix_segment()
         if isinstance(start, Tensor) or self.in_factor_space(new, cache.beam, start + new, size):
             text = cache.text_segment(start + new)
-            return self._finish(self._step(f, len(x), [prefixes, text] if size else [text]))
+            return self._finish(self._step(f, len(x), [prefixes, text] if prefixes.size else [text]))
         q, packed = self._dense(f)
         segments = cache.text_segment(start), prefixes
         past = (self._rebuild(tile, q) for segment in segments for tile in segment.tiles(TILE))
@@ -322,6 +323,8 @@ class TPA(PositionalAttention):
         new = max(t.shape[1] for t in query)
         query = tuple(t.expand(-1, new, -1, -1) for t in query)  # learned factors have one position
         tiles = [tile for segment in segments for tile in _tiles(segment)]
+        for tile in tiles:
+            share(batch, tile.beam, len(tile.like))
         found = [self._logits(query, batch, tile) for tile in tiles]
         logits = torch.cat(found, -1) if len(found) > 1 else found[0]
         if new > 1:
