@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.attention import MTLA, Attention, Cache
+from attnlab.attention import MHA, MTLA, Attention, Cache
 from attnlab.attention.ops.published.base import PublishedCache
+from attnlab.bench.stepping import Layer
 from attnlab.decoding import BeamSearch, Sampling, Steps
 from attnlab.decoding.steps import BLOCK
 from attnlab.models import T6, PrefixDecoder
+from attnlab.training import compilation
 from attnlab.training.compilation import Compiled
 from tests.attention.mechanisms import EVERY, Mechanism, error
 from tests.attention.test_compiled import quick
@@ -154,3 +156,27 @@ def test_a_step_that_needs_the_length_on_the_host_runs_as_it_is(graphs: list[int
 
     steps = Steps(Model(), [PublishedCache(1, 1, 4, 0)], 4, compiled=Compiled(True))
     assert int(steps(torch.zeros(1, 1))) == 1 and not graphs
+
+
+@pytest.mark.parametrize("alone", [pytest.param(True, marks=pytest.mark.slow), False])
+@torch.inference_mode()
+def test_more_models_than_torch_compiles_one_method_for(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    """Each has its own graph; where torch's limit is reached nevertheless, steps run as they are and count once."""
+    if not alone:
+        monkeypatch.setattr(compilation, "_alone", dict)
+        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, fullgraph=False))
+    elif not compilation._alone():
+        pytest.skip("this version of torch counts the graphs of one process together")
+    for heads in (1, 2, 3):
+        one = Layer(MHA(8 * heads, heads).double().eval())
+        caches = [one.attention.new_cache(2, 5) for _ in range(2)]
+        loops = [Steps(one, [cache], 5, compiled=c) for cache, c in zip(caches, (Compiled(True), None), strict=True)]
+        for _ in range(5):
+            x = torch.randn(2, 1, 8 * heads, dtype=torch.float64)
+            with torch._dynamo.config.patch(recompile_limit=1):
+                got, want = (loop(x) for loop in loops)
+            assert error(got, want) < 1e-12
+        assert caches[0].length == int(caches[0].start) == 5
+    assert len(graphs) == (3 if alone else 1)

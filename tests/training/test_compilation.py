@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -99,3 +100,4 @@ def test_a_copy_of_a_module_is_compiled_anew(graphs: list[int]) -> None:
     x = torch.ones(1, 2)
     assert other[1](other[0].loss)(x).item() == 0.0 != compiled(model.loss)(x).item()
     assert Compiled(False)(model.loss) == model.loss
+    assert pickle.loads(pickle.dumps(compiled)).on  # as processes that are spawned get it, after a run too

@@ -111,7 +111,10 @@ class Steps:
                 self._varied = False
         _let_vary([tokens] if self._varied else [tokens, *self.caches])
         self._varied = True
+        lengths = [cache.length for cache in self.caches]
         logits: Tensor = compiled(self.model.step)(tokens, self.caches)
+        for cache, length in zip(self.caches, lengths, strict=True):
+            cache.length = length  # counted already where torch ran the step, or a part of it, without compiling it
         self._count()
         return logits
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, TypeVar, cast
 
 import torch
@@ -38,9 +39,17 @@ class Compiled:
         owner: Any = method.__self__  # type: ignore[attr-defined]
         key = id(owner), method.__name__
         if key not in self._found:  # with its owner, so that no other one gets the number
-            self._found[key] = owner, torch.compile(method, dynamic=self.dynamic)
+            self._found[key] = owner, torch.compile(method, dynamic=self.dynamic, **_alone())
         return cast(Function, self._found[key][1])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        """Without what was compiled: it belongs to the other model."""
-        return Compiled(self.on, self.dynamic)
+    def __reduce__(self) -> tuple[type[Compiled], tuple[bool, bool | None]]:
+        """Copied and pickled without what was compiled: it belongs to the other model."""
+        return Compiled, (self.on, self.dynamic)
+
+
+def _alone() -> dict[str, Any]:
+    """Graphs of other models in the process do not count against torch's limit, beyond which it compiles nothing.
+
+    Older versions of torch lack the option: there the graphs of one process count together.
+    """
+    return {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
