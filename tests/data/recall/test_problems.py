@@ -1,5 +1,9 @@
 """Generated problems are what they say: answers stand in the sequence, and their places follow the stated law."""
 
+import itertools
+import time
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -114,6 +118,23 @@ def test_the_same_seed_gives_the_same_sequences(name: str) -> None:
     one, two, other = (drawn(problem, 32, level, seed=seed) for seed in (1, 1, 2))
     assert all((a == b).all() for a, b in zip(one, two, strict=True)) and (one[0] != other[0]).any()
     assert problem.text(one[0][0], one[1][0])
+
+
+@pytest.mark.parametrize(("size", "below"), [(1, 1), (2, 4), (3, 4), (4, 4)])
+def test_ordered_choices_are_equally_likely(size: int, below: int) -> None:
+    count, choices = 24000, list(itertools.permutations(range(below), size))
+    found = distinct(np.random.default_rng(0), count, size, below)
+    assert found.shape == (count, size)
+    seen = Counter(map(tuple, found.tolist()))
+    assert set(seen) == set(choices)
+    assert max(abs(n / count * len(choices) - 1) for n in seen.values()) < 0.2  # about six standard deviations
+
+
+def test_all_values_of_a_large_vocabulary_are_drawn_at_once() -> None:
+    """A draw that repeats what is equal would take thousands of rounds here."""
+    began = time.process_time()
+    assert (np.sort(distinct(np.random.default_rng(0), 1000, 512, 512), axis=1) == np.arange(512)).all()
+    assert time.process_time() - began < 5
 
 
 def test_texts_for_people() -> None:

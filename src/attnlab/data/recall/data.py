@@ -1,6 +1,7 @@
 """Generated sequences with answers: a training set and held-out sets over a grid of cells."""
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -192,7 +193,7 @@ class RecallData(Data):
         power: Annotated[float, Gt(0)] = POWER,
         noise: bool = False,
         offset: Annotated[int, Ge(0)] = 0,
-        seed: int = 1,
+        seed: Annotated[int, Ge(0)] = 1,
         num_workers: Workers = None,
     ) -> None:
         super().__init__()
@@ -208,11 +209,15 @@ class RecallData(Data):
 
     def _read(self, split: Split, given: Cells) -> list[Cell]:
         """The cells of a split, each checked."""
-        cells, level = [], self.problem.level
+        cells, expected = [], f"expected [length, {self.problem.level}, sequences], such as [64, 8, 1000]"
         for one in given:
+            if isinstance(one, str) or not isinstance(one, Sequence):
+                raise ConfigError(f"task.data.{split}: {one}: {expected}")
             key = f"task.data.{split}: {list(one)}"
-            if len(one) != 3 or one[0] != int(one[0]) or one[2] != int(one[2]) or min(one[0], one[2]) < 1:
-                raise ConfigError(f"{key}: expected [length, {level}, sequences], such as [64, 8, 1000]")
+            numbers = all(type(value) in (int, float) and math.isfinite(value) for value in one)
+            whole = numbers and len(one) == 3 and all(value == int(value) >= 1 for value in (one[0], one[2]))
+            if not whole:
+                raise ConfigError(f"{key}: {expected}")
             cell = Cell(int(one[0]), one[1], int(one[2]))
             if wrong := self.problem.complaint(cell.length, cell.level):
                 raise ConfigError(f"{key}: {wrong}")

@@ -226,7 +226,8 @@ def distinct(random: np.random.Generator, count: int, size: int, below: int) -> 
     """(count, size) ints below `below`, in each row all different and every such row equally likely.
 
     Later ones of equal draws are drawn again until there are none.  No value is treated unlike another, so that every
-    ordered choice has the same probability.
+    ordered choice has the same probability.  Where more than half of the values are taken, that would take long:
+    these rows begin a permutation.
 
     Args:
         random: the source.
@@ -234,12 +235,16 @@ def distinct(random: np.random.Generator, count: int, size: int, below: int) -> 
         size: of a row, at most `below`.
         below: the values are 0 to below - 1.
     """
+    if 2 * size > below:
+        return random.permuted(np.broadcast_to(np.arange(below), (count, below)), axis=1)[:, :size]
     found = random.integers(0, below, (count, size))
-    while True:
-        order = np.argsort(found, axis=1, kind="stable")
-        ranked = np.take_along_axis(found, order, 1)
-        again = np.zeros_like(found, dtype=bool)
+    rows = np.arange(count)  # those that may have equal values
+    while len(rows):
+        order = np.argsort(found[rows], axis=1, kind="stable")
+        ranked = np.take_along_axis(found[rows], order, 1)
+        again = np.zeros_like(ranked, dtype=bool)
         np.put_along_axis(again, order[:, 1:], ranked[:, 1:] == ranked[:, :-1], 1)
-        if not again.any():
-            return found
-        found[again] = random.integers(0, below, int(again.sum()))
+        row, column = np.nonzero(again)
+        found[rows[row], column] = random.integers(0, below, len(row))
+        rows = rows[np.unique(row)]
+    return found
