@@ -89,6 +89,24 @@ def test_several_matrices_with_inputs_of_both_kinds(stacks: list[int | None]) ->
     torch.testing.assert_close(found.u1.T @ found.u1, torch.eye(8).double(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("dead", ["weight", "rows", "columns"])
+def test_a_matrix_without_outputs_has_no_weight(dead: str) -> None:
+    """Zero weights, or a Gram matrix of inputs that are all zero: the other matrices are improved as ever."""
+    block, rows, columns = normal(3, H, D, WIDTH), gram(D, 1), gram(H * WIDTH, 2)
+    if dead == "weight":
+        block[1] = 0
+    metrics: list[Tensor | None] = [None, None, columns * (dead != "columns")]
+    start = tucker([block], (8, 4), [2])
+    found = weighted_tucker([block], start, rows * (dead != "rows"), [metrics])
+    errors = found.errors[0]
+    gone = {"weight": [1], "rows": [0, 1], "columns": [2]}[dead]
+    assert all(errors[i] == 0 if i in gone else 0 < errors[i] < 1 for i in range(3))
+    steps = list(zip(found.history, found.history[1:], strict=False))
+    assert len(steps) > 2 and all(after <= before for before, after in steps)
+    assert found.history[-1] == pytest.approx(float(errors.square().mean().sqrt()), rel=1e-9)
+    assert found.history[-1] < 0.9 * found.history[0]
+
+
 def test_orthonormal_factors_of_the_same_tensor() -> None:
     given = Tucker(normal(D, 5), normal(WIDTH, 3), [normal(4, 2)], [normal(2, H, 5, 3)], [], [], 0.0)
     found = orthonormal(given)

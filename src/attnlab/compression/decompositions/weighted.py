@@ -7,6 +7,7 @@ second mode, so that no whitening makes this an ordinary decomposition: the fact
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +123,10 @@ def orthonormal(found: Tucker) -> Tucker:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """One matrix of a block: weight (I, h J), its product with the metric, the metric of the columns, tr(W C W.T)."""
+    """One matrix of a block: weight (I, h J), its product with the metric, the metric of the columns, tr(W C W.T).
+
+    The last is infinite where it would be 0: a matrix without outputs has no weight in the loss, and no error.
+    """
 
     block: int
     m: int
@@ -153,7 +157,8 @@ class _Problem:
                     product = self.rows @ weight
                 else:
                     raise ValueError("rows: expected a Gram matrix, for there are matrices whose inputs run along I")
-                square = max(float((weight * product).sum()), TINY)
+                square = float((weight * product).sum())
+                square = math.inf if square <= TINY else square
                 metric = None if metric is None else metric.double()
                 self.matrices.append(_Matrix(b, m, weight, product, metric, square))
 
@@ -218,7 +223,7 @@ class _Reduced:
         for matrix, product in zip(self.matrices, self.products, strict=True):
             wide = matrix.wide(found)
             weighted = self.rows @ wide if matrix.columns is None else self.plain @ (wide @ matrix.columns)
-            total = total + 1 + (wide * (weighted - 2 * product)).sum() / matrix.square
+            total = total + math.isfinite(matrix.square) + (wide * (weighted - 2 * product)).sum() / matrix.square
         return total / len(self.matrices)
 
     def curvature(self) -> _Reduced:
