@@ -274,6 +274,14 @@ def test_a_mechanism_stands_beside_its_compiled_steps() -> None:
         lineup(cfg, replace(instantiate(cfg.bench), references=["compiled_mtl"]))
 
 
+def test_values_of_a_reference_are_those_of_its_compiled_form_too() -> None:
+    cfg = config()
+    settings = replace(instantiate(cfg.bench), references=["compiled_mha"], overrides=["mha.num_heads=2"])
+    assert [variant.cfg.attention.num_heads for variant in lineup(cfg, settings)] == [4, 2]
+    with pytest.raises(ValueError, match="compiled_mha.num_heads=2: expected REFERENCE.KEY=VALUE"):
+        replace(settings, overrides=["compiled_mha.num_heads=2"])  # nothing would read it
+
+
 def test_without_a_compiler_compiled_steps_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(device.shutil, "which", lambda name: None)

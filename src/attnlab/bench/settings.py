@@ -52,7 +52,7 @@ class Settings:
             may have a value of its own, as in mtla.stride=4, and stand there several times. `compiled` and
             `compiled_<name>`: the same mechanism with compiled steps, on a CPU. Not read with `convert=`: the converted
             model is compared with the original.
-        overrides: a reference's own values, for instance mha.num_heads=12.
+        overrides: a reference's own values, for instance mha.num_heads=12; `compiled_mha` takes it too.
         published: the function from a module to the published algorithm with the same weights.
 
     Raises:
@@ -82,9 +82,13 @@ class Settings:
         for reference in self.references:
             if "." in reference and "=" not in reference.partition(".")[2]:
                 raise ValueError(f"references: {reference}: expected NAME or NAME.KEY=VALUE")
+        names = {name.removeprefix("published_").removeprefix("compiled_") for name in self.references}
         for override in self.overrides:
-            if override.partition(".")[0] not in self.references or "=" not in override:
-                raise ValueError(f"overrides: {override}: expected REFERENCE.KEY=VALUE")
+            if override.partition(".")[0] not in names or "=" not in override:
+                raise ValueError(
+                    f"overrides: {override}: expected REFERENCE.KEY=VALUE, with a name of bench.references without "
+                    "published_ or compiled_"
+                )
 
     def overrides_of(self, reference: str) -> list[str]:
         """KEY=VALUE of this reference."""
