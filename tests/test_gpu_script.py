@@ -119,3 +119,11 @@ def test_steps_on_real_corpora_end_well_with_tiny_shapes(tmp_path: Path, corpora
 def test_steps_can_be_chosen_and_the_time_limited(tmp_path: Path) -> None:
     code, found = results(tmp_path / "out", TINY="1", STEPS="lm", BUDGET="10")
     assert code == 0 and found["lm"] == "not run: no time left" and found["st"] == "not run: not asked for"
+
+
+def test_an_interpreter_without_torch_is_named(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    done = started(tmp_path / "out", PYTHON=str(bare))
+    assert done.returncode == 2 and f"{bare} has no torch: run make install" in done.stderr

@@ -27,6 +27,10 @@ esac
 BUDGET=${BUDGET:-$([ -n "${PART:-}" ] && echo 540 || echo 1800)}
 BEGAN=$SECONDS
 device=
+[ -n "${DRY:-}" ] || "$PYTHON" -c 'import importlib.util as u; raise SystemExit(u.find_spec("torch") is None)' || {
+    echo "$PYTHON has no torch: run make install, or set PYTHON=, the interpreter of an environment that has attnlab" >&2
+    exit 2
+}
 [ -n "${DRY:-}" ] || device=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else "")') || exit 1
 reason=
 if [ -n "${TINY:-}" ]; then device="CPU, tiny shapes"; elif [ -z "$device" ]; then reason="no CUDA device"; fi

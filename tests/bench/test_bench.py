@@ -290,6 +290,20 @@ def test_without_a_compiler_compiled_steps_are_not_run(tmp_path: Path, monkeypat
     assert found["mtla"]["seconds"] and found["compiled_mtla"][records.NOT_RUN].startswith("torch.compile needs a C++")
 
 
+@pytest.mark.parametrize("what", ["training", "kernels"])
+def test_nothing_is_compiled_where_no_steps_are_decoded(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "compile", None)
+    found = measured(config(f"bench.what={what}", "bench.references=[compiled]"), tmp_path)["bench"]
+    compiled = [name for name in found["checks"] if name.startswith("compiled_mtla")]
+    assert compiled and found["protocol"]["computed_by"] and found["protocol"][what] != found["protocol"]["computed_by"]
+    for name in compiled:
+        reason = found["rows"][0]["variants"][name][records.NOT_RUN]
+        assert "takes no decoding steps" in reason and found["checks"][name] == {records.NOT_RUN: reason}
+    assert f"no check of {compiled[0]}: " in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "what"), [("mustc", "[decoding,beam,training]"), ("wikitext2", "[generation]")])
 def test_compiled_steps_are_measured_in_turns(

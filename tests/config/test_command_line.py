@@ -189,6 +189,7 @@ WRONG = {
     "-m hydra/sweeper=optuna hydra.sweeper.direction=minimize convert='choice(mla,mtla)' convert.refit=false": (
         "convert.refit=false: hydra/sweeper=optuna composes all but what it searches"
     ),
+    "bench.references=[mtla.stride=4]": """'bench.references=[mha,"mtla.stride=4"]'""",
 }
 
 

@@ -42,9 +42,10 @@ def compare(
     checks: dict[str, dict[str, Any]] = {}
     for kind, variants in zip(kinds, lineups.values(), strict=True):
         for variant in variants:
-            if variant.name not in checks:
+            if NOT_RUN in checks.get(variant.name, {NOT_RUN: ""}):
                 with noting() as pairs:
                     try:
+                        _refuse_compiled(variant, kind)
                         checks[variant.name] = kind.check(variant, settings, dtype, device)
                     except LookupError as error:
                         checks[variant.name] = {NOT_RUN: str(error)}
@@ -185,8 +186,7 @@ def _build(
     for variant in variants:
         try:
             kind = workload_type(shape.what)
-            if getattr(variant, "compiled", False) and not kind.steps:
-                raise LookupError(f"{shape.what} takes no decoding steps: nothing is compiled")
+            _refuse_compiled(variant, kind)
             with noting() as kernels[variant.name]:  # of what is captured now and replayed later
                 work = kind(variant, shape, getattr(torch, settings.dtype), device)
             reason = shortage(work, shape, device)
@@ -197,6 +197,12 @@ def _build(
         else:
             works[variant.name] = work
     return works, found
+
+
+def _refuse_compiled(variant: Variant, kind: type[Workload]) -> None:
+    """LookupError: a variant with compiled steps in a workload that takes none; compiling them for a check is slow."""
+    if getattr(variant, "compiled", False) and not kind.steps:
+        raise LookupError("this workload takes no decoding steps that are compiled: bench.what=decoding does")
 
 
 def _result(times: list[dict[str, float]], work: Workload, shape: Shape) -> dict[str, Any]:

@@ -48,7 +48,9 @@ def show(record: dict[str, Any], directory: Path) -> None:
             if NOT_RUN in pair:
                 console.print(f"{row['what']}: no ratio of {pair['of']} against {pair['against']}: {pair[NOT_RUN]}")
     for name, found in bench["checks"].items():
-        if found:
+        if NOT_RUN in found:
+            console.print(f"no check of {name}: {found[NOT_RUN]}")
+        elif found:
             errors = _words({key: value for key, value in found.items() if key not in ("kernels", "reference")})
             console.print(f"check of {name} against its {found.get('reference', 'reference')}: {errors}")
     console.print(f"record: {directory / 'record.json'}", soft_wrap=True)

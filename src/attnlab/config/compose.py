@@ -30,6 +30,7 @@ from attnlab.errors import ConfigError
 HYDRAS = Path(hydra_files.__file__).parent  # Hydra's own YAML files
 OVERLAYS = ("recipe", "experiment", "debug")  # groups whose files only change keys of other files
 EXAMPLES = {"trainer": "limit_train_batches=10"}  # of nodes that are empty unless the command line fills them
+QUOTES = """quote text with special signs, within the shell's quotes too: 'bench.references=[mha,"mtla.stride=4"]'"""
 
 
 def one_line(error: BaseException) -> str:
@@ -116,7 +117,7 @@ class Composer:
         except HydraException as error:
             reason = one_line(error).removeprefix(f"Error parsing override '{text}' ").partition(" See http")[0]
             if "=" in text:
-                raise ConfigError(f"cannot read {text!r} ({reason}); quote text with special signs") from error
+                raise ConfigError(f"cannot read {text!r} ({reason}); {QUOTES}") from error
             groups = [group for group in config.GROUPS if text in self.options(group)]
             meant = f": {groups[0]}={text}?" if groups else ", for instance attention=mtla"
             raise ConfigError(f"cannot read {text!r}: settings are written key=value{meant}") from error

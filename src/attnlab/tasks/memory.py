@@ -59,7 +59,7 @@ def needed(task: Task, size: int | None = None) -> Estimate | None:
             processes=configured_processes(cfg) or max(1, torch.cuda.device_count()),
         )
     except DynamicOutputShapeException:
-        log.warning("memory: not estimated: sizes in this model depend on the words (adaptive softmax)")
+        log.warning("memory: not estimated: sizes in the training step of this model depend on the values in a batch")
         return None
     width = (scoring_dtype(hardware.precision) or torch.float32).itemsize
     return replace(found, cache=task.decoding_cache(models[0]) * width)

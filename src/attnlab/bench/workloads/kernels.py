@@ -36,12 +36,14 @@ class Reading:
         cfg: the configuration of a run with this mechanism.
         by: triton or torch.
         converted: as in `AttentionVariant`.
+        compiled: as there; such a variant is not measured.
     """
 
     name: str
     cfg: DictConfig
     by: Literal["triton", "torch"]
     converted: bool = False
+    compiled: bool = False
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> MHA | MLA | TPA:
         """The mechanism of a layer. LookupError: no kernel of a step serves it, or the layers have several."""
@@ -163,8 +165,8 @@ class Kernels(Workload):
         found = []
         for one in lineup(cfg, settings):
             if one.published is None:
-                found.append(Reading(f"{one.name} triton", one.cfg, "triton", one.converted))
-                found.append(Reading(f"{one.name} torch", one.cfg, "torch", one.converted))
+                found.append(Reading(f"{one.name} triton", one.cfg, "triton", one.converted, one.compiled))
+                found.append(Reading(f"{one.name} torch", one.cfg, "torch", one.converted, one.compiled))
         return found
 
     @classmethod
