@@ -98,8 +98,8 @@ def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
         if device.type == "cpu"
         else "seconds between two CUDA events around one run, the device's L2 cache written over before; median, least "
         "and most over the rounds, in which the variants take turns; a graph is replayed where `launched` says so",
-        "computed_by": "`kernels` of a result: what computed each operation of attention, in the check and in the runs; "
-        "no ratio where a fused kernel was timed and not checked on this device",
+        "computed_by": "`kernels` of a result: what computed each operation of attention, in the check and in the "
+        "runs; no ratio where a fused kernel was timed and not checked on this device",
         **({"utilisation": UTILISATION} if device.type == "cuda" else {}),
         "ratio": "the reference's number by that of the first variant, pair by pair of the same round",
         "memory": PROTOCOL[device.type] if settings.memory else NOT_RUN,
