@@ -1,13 +1,17 @@
 """The T6 paper's configurations, to the unit: attention parameters of a layer, totals, cached numbers per token."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.modes import describe
+from attnlab.report.spec import Row, read_spec
 
+ROOT = CONF.parent
 LAYERS = {"small": 12, "medium": 24, "large": 36, "xl": 48}
 PUBLISHED = {  # size and mechanism: heads, attention parameters of a layer, cache elements per token and layer, total
     "small mha": (12, 2_359_296, 1536, 123_568_128),
@@ -94,11 +98,16 @@ def test_a_mechanism_that_was_not_published_has_the_heads_of_mha() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "batch", "lr", "least"),
-    [("small", 24, 6e-4, 3e-5), ("medium", 20, 6e-4, 3e-5), ("large", 15, 2e-4, 1e-5), ("xl", 6, 1e-4, 1e-5)],
+    ("line", "batch", "lr", "least"),
+    [
+        ("task=fineweb_edu scale=paper_small", 24, 6e-4, 3e-5),
+        ("experiment=t6/medium_6e-4", 20, 6e-4, 3e-5),
+        ("task=fineweb_edu scale=paper_large", 15, 2e-4, 1e-5),
+        ("task=fineweb_edu scale=paper_xl", 6, 1e-4, 1e-5),
+    ],
 )
-def test_the_recipe_of_the_released_configurations(size: str, batch: int, lr: float, least: float) -> None:
-    cfg = compose("task=fineweb_edu", f"scale=paper_{size}", "attention=mha")
+def test_the_recipe_of_the_released_configurations(line: str, batch: int, lr: float, least: float) -> None:
+    cfg = compose(*line.split(), "attention=mha")
     task = cfg.task
     assert (task.data.window, task.data.batch_size, task.train.batch.tokens) == (1024, batch, 480 * 1024)
     assert (task.train.max_steps, task.schedule.warmup_steps, task.train.clip) == (100_000, 2000, 1.0)
@@ -118,3 +127,24 @@ def test_one_budget_on_wikitext2() -> None:
         totals[name] = record["parameters"]["total"]
         assert (cfg.task.train.max_steps, cfg.task.data.window, cfg.choices.attention) == (800, 256, name)
     assert max(totals.values()) <= 1.03 * totals["mha"] and min(totals.values()) >= 0.97 * totals["mha"]
+
+
+VARIANTS = [row for row in read_spec(ROOT / "experiments" / "t6" / "variants.yaml").rows if row.label != "MHA"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", VARIANTS, ids=lambda row: row.label)
+def test_one_budget_of_the_forms_of_tpa(row: Row) -> None:
+    """Their totals are MHA's within 1 %, and no other number of heads brings the attention nearer to 4 d^2."""
+    line = shlex.split(row.command)
+    heads = compose(*line).task.attention_heads
+    away = {}
+    for count in (heads - 1, heads, heads + 1):
+        cfg = compose(*line, f"task.attention_heads={count}")
+        record: dict[str, Any] = {"kv_cache": {}}
+        describe.run(cfg, record, Path())
+        away[count] = abs(record["parameters"]["attention"] / 4 - 4 * 128**2)
+    assert min(away, key=away.__getitem__) == heads == int(row.facts["heads"])
+    assert row.parameters == pytest.approx(1_048_064, rel=0.01)
+    task = cfg.task
+    assert (task.train.max_steps, task.train.batch.tokens, task.data.window) == (250, 2048, 128)

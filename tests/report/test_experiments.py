@@ -188,20 +188,62 @@ def test_the_evaluations_of_t6(number: int) -> None:
     keys = [column.key for column in spec.columns]
     assert len(keys) == 10 and keys[-1] == "average" and len(spec.rows) == 6
     normalised = {key for key in keys if key.startswith("arc")} | {"hellaswag", "openbookqa", "piqa", "sciq"}
-    metrics = {key: f"quality.tasks.{key}.{'acc_norm' if key in normalised else 'acc'}" for key in keys[:-1]}
+    place = f"quality.shots.{SHOTS[number]}"
+    metrics = {key: f"{place}.{key}.{'acc_norm' if key in normalised else 'acc'}" for key in keys[:-1]}
     assert {column.key: column.value for column in spec.columns[:-1]} == metrics
     assert list(spec.columns[-1].mean) == list(metrics.values())
     for row in spec.rows:
         mean = sum(float(row.published[key]) for key in keys[:-1]) / 9
         same = abs(mean - float(row.published["average"])) < 0.006
         assert same == ((number, row.label) not in NOT_THE_MEAN)
-    cfg = compose(*spec.overrides(spec.rows[0]))
-    assert cfg.task.evaluation.num_fewshot == SHOTS[number]
-    assert f"{', '.join(cfg.task.evaluation.tasks)}; trained on FineWeb-Edu" in spec.corpus["name"]
-    rate, floor = cfg.task.optimizer.lr, cfg.task.schedule.floor
-    assert (rate, round(rate * floor, 7)) == {2: (3e-4, 3e-5), 3: (3e-4, 3e-5), 4: (2e-4, 1e-5), 5: (2e-4, 1e-5)}.get(
-        number, (6e-4, 3e-5)
-    )
+    assert shlex.split(spec.after) == ["python", "-m", "src.run", "mode=evaluate", "checkpoint=RUN"]
+    evaluation = composed(*spec.overrides(spec.rows[0])).task.evaluation
+    assert SHOTS[number] in evaluation.num_fewshot
+    assert f"{', '.join(evaluation.tasks)}; trained on FineWeb-Edu" in spec.corpus["name"]
+
+
+def test_the_overlay_evaluates_as_the_recipe() -> None:
+    recipe = yaml.safe_load((CONF / "recipe" / "base" / "t6.yaml").read_text())
+    assert yaml.safe_load((CONF / "experiment" / "t6" / "evaluation.yaml").read_text())["task"] == {
+        "evaluation": recipe["task"]["evaluation"]
+    }
+
+
+RATES = {  # section 4.1 and appendix B.3: the highest rate and the last, by the size of the models
+    "small": (6e-4, 3e-5),
+    "medium": (3e-4, 3e-5),
+    "large": (2e-4, 1e-5),
+    "medium, learning rate 6e-4": (6e-4, 3e-5),
+}
+SIZES = {  # of all rows, or by the beginning of their labels
+    "table2": "medium", "table3": "medium", "table4": "large", "table5": "large", "table8": "small", "table9": "small",
+    "table10": "medium, learning rate 6e-4", "table11": "medium, learning rate 6e-4", "figure2": "large",
+    "figure3": "medium", "figure4": {"Medium": "medium", "Large": "large"}, "figure5": "medium, learning rate 6e-4",
+}  # fmt: skip
+
+
+def trained() -> dict[str, list[tuple[str, str]]]:
+    """By the command of a training: the tables and figures of its models, each with what they were trained with."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, sizes in SIZES.items():
+        for row in read_spec(ROOT / "experiments" / "t6" / f"{name}.yaml").rows:
+            size = sizes if isinstance(sizes, str) else sizes[row.label.partition(" ")[0]]
+            found.setdefault(row.command, []).append((name, size))
+    return found
+
+
+TRAINED = trained()
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, marks=() if c.endswith("=tpa") else pytest.mark.slow) for c in TRAINED]
+)
+def test_the_learning_rate_of_each_row_of_t6(command: str) -> None:
+    """The command of every row of the tables and figures composes to the rates that its models were trained with."""
+    task = composed(*shlex.split(command)).task
+    rates = task.optimizer.lr, pytest.approx(task.optimizer.lr * task.schedule.floor)
+    for table, size in TRAINED[command]:
+        assert RATES[size] == rates, table
 
 
 def test_the_formulas_of_t6() -> None:

@@ -1,5 +1,6 @@
 """mode=evaluate checkpoint=...: evaluate a trained language model on tasks of lm-evaluation-harness."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fill the record's `quality` with the harness's numbers for each task, and print them.
+    """Fill the record's `quality` with the harness's numbers for each task and number of shots, and print them.
 
     Args:
         cfg: the run's whole configuration, resolved.
@@ -37,14 +38,29 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     names = list(cfg.task.evaluation.tasks)
     trained = _trained_on(cfg.checkpoint)
     record["corpus"] = f"lm-evaluation-harness: {', '.join(names)}" + (f"; trained on {trained}" if trained else "")
-    record["quality"] = {"tasks": found, "num_fewshot": cfg.task.evaluation.num_fewshot, "signature": "lm-eval"}
-    table = Table("task", "metric", "value", "± standard error", box=None, pad_edge=False)
-    for name, numbers in found.items():
-        for metric, value in numbers.items():
-            if isinstance(value, float) and not metric.endswith("_stderr"):
-                error = numbers.get(f"{metric}_stderr")
-                table.add_row(name, metric, f"{value:.4f}", f"{error:.4f}" if isinstance(error, float) else "")
+    record["quality"] = _quality(found, cfg.task.evaluation.num_fewshot)
+    table = Table("task", "shots", "metric", "value", "± standard error", box=None, pad_edge=False)
+    for shots, tasks in found.items():
+        for name, numbers in tasks.items():
+            for metric, value in numbers.items():
+                if isinstance(value, float) and not metric.endswith("_stderr"):
+                    error = numbers.get(f"{metric}_stderr")
+                    said = f"{error:.4f}" if isinstance(error, float) else ""
+                    table.add_row(name, str(shots), metric, f"{value:.4f}", said)
     Console(highlight=False).print(table)
+
+
+def _quality(found: Mapping[int, Any], num_fewshot: int | Sequence[int]) -> dict[str, Any]:
+    """The numbers of each task: `tasks` with one number of solved examples, `shots.NUMBER` with each of a list.
+
+    Args:
+        found: tasks by the number of solved examples.
+        num_fewshot: as the configuration has it.
+    """
+    if isinstance(num_fewshot, int):
+        return {"tasks": found[num_fewshot], "num_fewshot": num_fewshot, "signature": "lm-eval"}
+    shots = {str(number): tasks for number, tasks in found.items()}
+    return {"shots": shots, "num_fewshot": list(num_fewshot), "signature": "lm-eval"}
 
 
 def _trained_on(checkpoint: str | None) -> str:

@@ -33,18 +33,18 @@ class Harness(ABC):
 
     Args:
         tasks: the names of the tasks.
-        num_fewshot: the number of solved examples before each question.
+        num_fewshot: the number of solved examples before each question; a list: all tasks with each of these numbers.
         limit: the largest number of examples of a task; None: all.
         batch_size: the number of texts in a batch.
         folder: a directory with YAML files of tasks, in place of the harness's own; None: the harness's own. Tasks can
             bring code, which is run (`!function`, templates of prompts), so only the command line may name it.
 
     Raises:
-        ValueError: `folder` does not exist.
+        ValueError: `folder` does not exist, or `num_fewshot` has a number twice.
     """
 
     tasks: Annotated[list[str], MinLen(1)]
-    num_fewshot: Annotated[int, Ge(0)] = 0
+    num_fewshot: Annotated[int, Ge(0)] | Annotated[list[Annotated[int, Ge(0)]], MinLen(1)] = 0
     limit: Annotated[int, Ge(1)] | None = None
     batch_size: Annotated[int, Ge(1)] = 16
     folder: str | None = None
@@ -52,6 +52,13 @@ class Harness(ABC):
     def __post_init__(self) -> None:
         if self.folder is not None and not Path(self.folder).expanduser().is_dir():
             raise ValueError(f"folder={self.folder}: no such directory of task files")
+        if len(set(self.shots)) < len(self.shots):
+            raise ValueError(f"num_fewshot={self.shots}: expected each number once")
+
+    @property
+    def shots(self) -> list[int]:
+        """The numbers of solved examples, in the order in which the tasks are evaluated."""
+        return [self.num_fewshot] if isinstance(self.num_fewshot, int) else list(self.num_fewshot)
 
     @abstractmethod
     def lm(self, module: Any, dtype: torch.dtype | None) -> LM:
@@ -62,8 +69,10 @@ class Harness(ABC):
             dtype: of autocast and caches; None: float32.
         """
 
-    def __call__(self, module: Any, seed: int, dtype: torch.dtype | None = None) -> dict[str, Any]:
-        """Evaluate all tasks.
+    def __call__(
+        self, module: Any, seed: int, dtype: torch.dtype | None = None
+    ) -> dict[int, dict[str, dict[str, Any]]]:
+        """Evaluate all tasks with each number of solved examples.
 
         Args:
             module: what `lm` takes.
@@ -71,7 +80,8 @@ class Harness(ABC):
             dtype: of autocast and caches; None: float32.
 
         Returns:
-            For each task its metrics with their standard errors, its version and its number of examples.
+            For each number of solved examples and each task its metrics with their standard errors, its version and its
+            number of examples.
 
         Raises:
             ConfigError: there is no such task.
@@ -83,12 +93,10 @@ class Harness(ABC):
         if unknown:
             where = f"{self.folder} has" if self.folder else "lm-evaluation-harness has"
             raise ConfigError(f"task.evaluation.tasks: {where} no task {unknown[0]}")
-        arguments = dict.fromkeys(SEEDS, seed) | {"num_fewshot": self.num_fewshot, "limit": self.limit}
         with offline_if_unreachable() as offline:
             try:
-                results = simple_evaluate(
-                    self.lm(module, dtype), tasks=list(self.tasks), task_manager=manager, log_samples=False, **arguments
-                )
+                lm = self.lm(module, dtype)
+                return {shots: self._scores(lm, manager, shots, seed) for shots in self.shots}
             except (ConnectionError, HFOfflineModeIsEnabled) as error:
                 if not offline:
                     raise
@@ -97,6 +105,11 @@ class Harness(ABC):
                     f"cannot be reached ({first_line(error)}); run it once with a network, or give "
                     "task.evaluation.folder= with tasks on local files"
                 ) from error
+
+    def _scores(self, lm: LM, manager: TaskManager, shots: int, seed: int) -> dict[str, dict[str, Any]]:
+        """Of each task, with so many solved examples."""
+        arguments = dict.fromkeys(SEEDS, seed) | {"num_fewshot": shots, "limit": self.limit}
+        results = simple_evaluate(lm, tasks=list(self.tasks), task_manager=manager, log_samples=False, **arguments)
         assert results is not None
         return {
             name: {key.removesuffix(",none"): value for key, value in found.items() if isinstance(value, int | float)}

@@ -524,6 +524,17 @@ def test_a_trained_run_does_a_task_of_one_s_own(
     assert found["acc"] in [i / 6 for i in range(7)] and "acc_norm_stderr" in found
     assert (found["version"], found["examples"]) == (3, 6)
     json.dumps(record)
+    cfg, record = start(*settings, "task.evaluation.tasks=[own]", "task.evaluation.num_fewshot=[0,2]")
+    evaluate.run(cfg, record, tmp_path)
+    shots = record["quality"]["shots"]
+    assert shots["0"]["own"] == found and record["quality"]["num_fewshot"] == [0, 2]
+    assert (shots["2"]["own"]["examples"], shots["2"]["own"]["version"]) == (6, 3)
+    assert {"acc", "acc_stderr", "acc_norm", "acc_norm_stderr"} <= shots["2"]["own"].keys()
+    json.dumps(record)
+    for given, told in (("[0,0]", "each number once"), ("[]", "expected int >= 0 or a list"), ("[-1]", "expected int")):
+        cfg, record = start(*settings, f"task.evaluation.num_fewshot={given}")
+        with pytest.raises(ConfigError, match=told):
+            evaluate.run(cfg, record, tmp_path)
     cfg, record = start(*settings, "task.evaluation.tasks=[owm]")
     with pytest.raises(ConfigError, match="has no task owm"):
         evaluate.run(cfg, record, tmp_path)
