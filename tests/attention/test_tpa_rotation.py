@@ -13,7 +13,7 @@ from tests.attention.test_tpa import NAMES, random
 
 THIRD = ("attention.third_dim=2",)
 FORMS = [(name, options) for name in NAMES for options in ((), THIRD) if name != "tpa_noncontextual_b" or not options]
-LENGTH, OFFSETS = 6, (1, 7, 1000)
+LENGTH, OFFSETS = 6, (1, 1000)
 
 
 def build(name: str, options: tuple[str, ...] = ()) -> TPA:
