@@ -41,32 +41,40 @@ def logp(model: PrefixDecoder, prefix: Tensor, texts: list[list[int]]) -> list[f
     return found
 
 
+PENALTIES: dict[str, Callable[[int, float], float]] = {  # of a length with </s>, and its exponent
+    "power": lambda length, exponent: length**exponent,
+    "gnmt": lambda length, exponent: ((5 + length) / 6) ** exponent,
+}
+
+
 def exhaustive(
-    model: PrefixDecoder, prefix: Tensor, longest: int, penalty: float, min_len: int
+    model: PrefixDecoder, prefix: Tensor, longest: int, penalty: float, min_len: int, form: str = "power"
 ) -> tuple[float, list[int]]:
     words = [t for t in range(VOCAB) if t not in (PAD, EOS)]
     scored = []
     for n in range(min_len, longest + 1):
         texts = [[*text, EOS] for text in itertools.product(words, repeat=n)]
         scored += [
-            (total / (n + 1) ** penalty, text) for total, text in zip(logp(model, prefix, texts), texts, strict=True)
+            (total / PENALTIES[form](n + 1, penalty), text)
+            for total, text in zip(logp(model, prefix, texts), texts, strict=True)
         ]
     return max(scored)
 
 
-def search(model: PrefixDecoder, prefixes: Tensor, lengths: Tensor, **settings: float) -> list:
+def search(model: PrefixDecoder, prefixes: Tensor, lengths: Tensor, **settings: float | str) -> list:
     return BeamSearch(**settings)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize(("form", "penalty"), [("power", 0.0), ("power", 1.0), ("gnmt", 0.6), ("gnmt", 2.0)])
 @pytest.mark.parametrize("mechanism", ["mha", "mtla2"])
-def test_a_beam_wide_enough_finds_the_best_of_all(mechanism: str, penalty: float) -> None:
+def test_a_beam_wide_enough_finds_the_best_of_all(mechanism: str, form: str, penalty: float) -> None:
     model = decoder(mechanism)
     torch.manual_seed(0)
     prefixes = torch.randn(2, 5, 16, dtype=torch.float64)
-    found = search(model, prefixes, torch.tensor([5, 3]), beam=70, length_penalty=penalty, max_len_b=3, min_len=1)
+    settings = {"length_penalty": penalty, "length_penalty_form": form, "max_len_b": 3, "min_len": 1}
+    found = search(model, prefixes, torch.tensor([5, 3]), beam=70, **settings)
     for prefix, size, hypotheses in zip(prefixes, (5, 3), found, strict=True):
-        score, text = exhaustive(model, prefix[:size], 3, penalty, 1)
+        score, text = exhaustive(model, prefix[:size], 3, penalty, 1, form)
         assert hypotheses[0].tokens == text
         assert hypotheses[0].score == pytest.approx(score, abs=1e-6)
 
@@ -88,6 +96,27 @@ def test_scores_are_those_without_a_cache_and_batches_change_nothing(mechanism: 
             assert len(h.tokens) > 2
             whole = logp(model, prefixes[n, : lengths[n]], [h.tokens])[0] / len(h.tokens)
             assert h.score == pytest.approx(whole, abs=1e-5)
+
+
+def test_the_form_of_the_penalty_orders_hypotheses_and_does_not_move_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exponent that rewards length: the two forms choose different texts after the same number of steps."""
+    model = decoder("mha")
+    prefixes = torch.randn(6, 5, 16, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    steps: list[int] = []
+    call = beam.Steps.__call__
+    monkeypatch.setattr(beam.Steps, "__call__", lambda self, last: (steps.append(len(last)), call(self, last))[1])
+    chosen, taken = {}, {}
+    for form in PENALTIES:
+        steps.clear()
+        settings = {"beam": 4, "length_penalty": 1.0, "length_penalty_form": form, "max_len_b": 9}
+        found = search(model, prefixes, torch.full((6,), 5), **settings)
+        chosen[form], taken[form] = [hypotheses[0].tokens for hypotheses in found], list(steps)
+        for prefix, hypotheses in zip(prefixes, found, strict=True):
+            for h in hypotheses:
+                whole = logp(model, prefix, [h.tokens])[0] / PENALTIES[form](len(h.tokens), 1.0)
+                assert h.score == pytest.approx(whole, abs=1e-5)
+    assert chosen["power"] != chosen["gnmt"]
+    assert taken["power"] == taken["gnmt"]
 
 
 def test_looking_seldom_which_sentences_are_finished_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

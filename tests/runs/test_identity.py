@@ -56,6 +56,18 @@ def test_two_pretrained_models_are_two_recipes(tmp_path: Path) -> None:
     assert recipe(hub) != recipe(compose(*settings, "model=deit_small_patch16_224.fb_in22k"))
 
 
+def test_the_form_of_the_length_penalty_counts_and_older_runs_have_the_plain_power() -> None:
+    task = ("task=wmt16", "attention=mha")
+    assert recipe(compose(*task)) != recipe(compose(*task, "task.decode.length_penalty_form=power"))
+    older = changed(compose(*task, "task.decode.length_penalty_form=power"))
+    del older.task.decode.length_penalty_form
+    assert recipe(older) == recipe(compose(*task, "task.decode.length_penalty_form=power"))
+    plain = identity.current(OmegaConf.to_container(older, resolve=True))  # type: ignore[arg-type]
+    assert plain["task"]["decode"]["length_penalty_form"] == "power"
+    with pytest.raises(ConfigError, match=r"task.decode.length_penalty_form=wu"):
+        compose(*task, "task.decode.length_penalty_form=wu")
+
+
 def test_the_encoder_that_training_starts_from_counts(tmp_path: Path) -> None:
     run_directory = tmp_path / "asr"
     (run_directory / "checkpoints").mkdir(parents=True)

@@ -108,6 +108,7 @@ RENAMES = Renames(
         "SequenceToTextData.unknown_labels": False,
         "SequenceToTextData.speeds": None,
         "SpecAugment.time_warp": 0,
+        "BeamSearch.length_penalty_form": "power",
         "BeamSearch.temperature": 1.0,
         "BeamSearch.unknown": True,
         "LanguageScore.needle": {

@@ -1,7 +1,7 @@
 """Beam search, and greedy search as its width-1 case. It uses models only through `Decodable`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from annotated_types import Ge, Gt
@@ -32,11 +32,11 @@ class Decodable(Stepping, Protocol):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Token ids, with </s> at the end unless the length limit was reached; `score` is log p / length^penalty.
+    """Token ids, with </s> at the end unless the length limit was reached.
 
     Args:
         tokens: the ids, without <s>.
-        score: higher is better.
+        score: log p over the length penalty of the search that found it; higher is better.
     """
 
     tokens: list[int]
@@ -48,12 +48,16 @@ class Hypothesis:
 class BeamSearch:
     """The search of the MTLA recipes, which is fairseq's.
 
-    A hypothesis's score is its log-probability over length^length_penalty, </s> counted. A sentence is finished when
-    `beam` of its hypotheses have ended among its `beam` best candidates of a step; at the length limit all must end.
+    A hypothesis's score is its log-probability over :meth:`penalty` of its length, </s> counted. A sentence is finished
+    when `beam` of its hypotheses have ended among its `beam` best candidates of a step; at the length limit all must
+    end. Which these are follows from log-probabilities of one length alone: the penalty orders what has ended, and
+    no form of it moves the end of the search.
 
     Args:
         beam: hypotheses of a sentence; 1 is greedy search.
-        length_penalty: exponent of the length in the score.
+        length_penalty: a, exponent of the length in the score.
+        length_penalty_form: power: length^a, as fairseq has it; gnmt: ((5 + length) / 6)^a (Wu et al., 2016, equation
+            14), which the Transformer's a of 0.6 means.
         max_len_a, max_len_b: at most max_len_a * S + max_len_b tokens before </s>, S the length of the prefix.
         min_len: at least so many tokens before </s>, if the limit allows.
         temperature: divides the logits.
@@ -64,11 +68,17 @@ class BeamSearch:
 
     beam: Annotated[int, Ge(1)] = 5
     length_penalty: float = 1.0
+    length_penalty_form: Literal["power", "gnmt"] = "power"
     max_len_a: Annotated[float, Ge(0)] = 0.0
     max_len_b: Annotated[int, Ge(0)] = 200
     min_len: Annotated[int, Ge(0)] = 1
     temperature: Annotated[float, Gt(0)] = 1.0
     unknown: bool = True
+
+    def penalty(self, length: int) -> float:
+        """What the log-probability of a hypothesis of `length` tokens, </s> counted, is divided by."""
+        base = length if self.length_penalty_form == "power" else (5 + length) / 6
+        return float(base**self.length_penalty)
 
     @torch.inference_mode()
     def __call__(
@@ -135,7 +145,7 @@ class BeamSearch:
             ended = (token == eos) & (best > float("-inf")) & ~finished[:, None]
 
             # Candidates that end count only among the `beam` best, as published.
-            fresh = best[:, :beam].masked_fill(~ended[:, :beam], float("-inf")) / (step + 1) ** self.length_penalty
+            fresh = best[:, :beam].masked_fill(~ended[:, :beam], float("-inf")) / self.penalty(step + 1)
             done_count[active] += ended[:, :beam].sum(1)
             merged, keep = torch.cat((done[active], fresh), 1).topk(beam)
             done[active] = merged
