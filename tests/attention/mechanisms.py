@@ -36,10 +36,16 @@ class Mechanism(NamedTuple):
     stride: int | None = None  # set where the configuration refers to ${stride}
     window: int | None = None  # shorter than the tests' texts, where the configuration has a window that slides
     wide: bool = False  # many wide heads, for mechanisms that compute a step in the cheaper of two ways
+    core: str | None = None  # set where the configuration has another choice than its own
 
     def __str__(self) -> str:
         parts = {"-s": self.stride, "-w": self.window}
-        return self.name + "".join(f"{k}{v}" for k, v in parts.items() if v) + ("-wide" if self.wide else "")
+        return (
+            self.name
+            + "".join(f"{k}{v}" for k, v in parts.items() if v)
+            + ("-wide" if self.wide else "")
+            + (f"-{self.core}" if self.core else "")
+        )
 
     @property
     def grid(self) -> int:
@@ -48,7 +54,7 @@ class Mechanism(NamedTuple):
 
     def make(self, *overrides: str) -> Attention:
         """The module as it is configured, its own initial values, float32."""
-        values = {"stride": self.stride, "attention.window": self.window}
+        values = {"stride": self.stride, "attention.window": self.window, "attention.core": self.core}
         if "recent" in composed(self.name).attention:  # short, so that the tests' texts have merged chunks
             values |= {"attention.recent": 2, "attention.first": 1}
         knobs = [f"{key}={value}" for key, value in values.items() if value is not None]
@@ -80,6 +86,7 @@ def windows(name: str) -> tuple[int | None, ...]:
 
 
 EVERY = [Mechanism(name, s, w) for name in NAMES for s in strides(name) for w in windows(name)]
+EVERY += [Mechanism(name, core="softmax") for name in NAMES if "core" in composed(name).attention]
 TWO_WAYS = [Mechanism(name, wide=True) for name in NAMES if hasattr(Mechanism(name).make(*TINY), "in_factor_space")]
 
 

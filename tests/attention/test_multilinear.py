@@ -29,7 +29,7 @@ FORMS: dict[str, Callable[..., MultiLinear]] = {
 every = pytest.mark.parametrize("form", FORMS)
 
 
-def build(form: str, num_cores: int = 1, **kwargs: bool) -> MultiLinear:
+def build(form: str, num_cores: int = 1, **kwargs: bool | str) -> MultiLinear:
     return FORMS[form](num_cores=num_cores, **kwargs).double().eval()
 
 
@@ -45,10 +45,12 @@ def copied(source: MultiLinear, target: MultiLinear) -> MultiLinear:
 
 
 @every
-@pytest.mark.parametrize("cores", [(1, True), (2, True), (3, False)])
-def test_equals_the_equations_past_the_window(form: str, cores: tuple[int, bool]) -> None:
+@pytest.mark.parametrize(
+    "cores", [(1, True, "free"), (2, True, "free"), (3, False, "free"), (2, True, "softmax"), (3, False, "softmax")]
+)
+def test_equals_the_equations_past_the_window(form: str, cores: tuple[int, bool, str]) -> None:
     """Forward, gradients and every chunking; prefixes of their own lengths, shared by two rows each."""
-    attention = build(form, cores[0], shared_readout=cores[1], reads_prefix=True)
+    attention = build(form, cores[0], shared_readout=cores[1], core=cores[2], reads_prefix=True)
     steps, lengths = 11, torch.tensor([3, 0, 5])
     x, prefix = draw(3, steps, D).requires_grad_(), draw(3, 5, D).requires_grad_()
     y = attention(x, prefix, prefix_lengths=lengths)
@@ -85,6 +87,28 @@ def test_two_cores_with_one_readout_are_one_core(form: str) -> None:
             one.cores.copy_(many.cores.mean(0, keepdim=True))
         x, prefix = draw(2, 9, D), draw(2, 3, D)
         assert error(many(x, prefix), one(x, prefix)) < 1e-14
+
+
+@every
+def test_softmax_cores_are_on_the_simplex_and_have_the_functions_of_free_ones(form: str) -> None:
+    """Also their mean. A free core with softmax's values gives the same; any free core is one, times rows of W_q."""
+    soft, free = build(form, 3, core="softmax", reads_prefix=True), build(form, 3, reads_prefix=True)
+    assert torch.all((soft.cores >= 0) & (soft.cores < 1)) and soft.core_weights().shape == (3, R)
+    assert error(soft.core_weights().mean(0).sum(), torch.ones(())) < 1e-15
+    copied(soft, free)
+    with torch.no_grad():
+        soft.cores.normal_(std=2.0)
+        free.cores.copy_(soft.core_weights())
+    x, prefix = draw(2, 9, D), draw(2, 3, D)
+    assert error(free(x, prefix), soft(x, prefix)) < 1e-14
+    anywhere = build(form, reads_prefix=True)
+    on_it = copied(anywhere, build(form, core="softmax", reads_prefix=True))
+    with torch.no_grad():
+        anywhere.cores.copy_(draw(1, R) * 5)
+        on_it.qkv.weight[:R] *= (anywhere.cores / on_it.core_weights()).T
+    assert error(on_it(x, prefix), anywhere(x, prefix)) < 1e-13
+    with pytest.raises(ValueError, match="core=max: expected free or softmax"):
+        build(form, core="max")
 
 
 @every
@@ -232,13 +256,14 @@ def test_sizes_are_checked(kwargs: dict[str, Any], name: str) -> None:
 
 
 @every
-def test_initial_outputs_have_the_scale_of_their_inputs(form: str) -> None:
+@pytest.mark.parametrize("core", ["free", "softmax"])
+def test_initial_outputs_have_the_scale_of_their_inputs(form: str, core: Any) -> None:
     """Within a factor of four, at every position: neither do early rows vanish nor do sums grow."""
     sizes: dict[str, Callable[[], MultiLinear]] = {
-        "relative": lambda: RelativeMultiLinear(64, 40, 16),
-        "absolute": lambda: AbsoluteMultiLinear(64, 40, 48),
-        "summed": lambda: SummedMultiLinear(64, 40),
-        "tied": lambda: TiedMultiLinear(64, 40),
+        "relative": lambda: RelativeMultiLinear(64, 40, 16, core=core),
+        "absolute": lambda: AbsoluteMultiLinear(64, 40, 48, core=core),
+        "summed": lambda: SummedMultiLinear(64, 40, core=core),
+        "tied": lambda: TiedMultiLinear(64, 40, core=core),
     }
     draws = torch.stack([sizes[form]()(torch.randn(8, 48, 64)).square().mean((0, 2)) for _ in range(6)])
     scale = draws.mean(0).sqrt()[16 if form == "relative" else 0 :]
@@ -247,10 +272,11 @@ def test_initial_outputs_have_the_scale_of_their_inputs(form: str) -> None:
     assert scale.min() > 0.25 and scale.max() < 2.0
 
 
-@pytest.mark.parametrize("num_cores", [1, 3])
-def test_encoder_form(num_cores: int) -> None:
+@pytest.mark.parametrize(("num_cores", "core"), [(1, "free"), (3, "free"), (3, "softmax")])
+def test_encoder_form(num_cores: int, core: Any) -> None:
     """Its formula, in both directions, row by row; padding changes nothing and gets no gradient."""
-    encoder, lengths = MultiLinearEncoder(D, R, 7, num_cores).double(), torch.tensor([6, 1, 4])
+    encoder, lengths = MultiLinearEncoder(D, R, 7, num_cores, core=core).double(), torch.tensor([6, 1, 4])
+    cores = [g.exp() / g.exp().sum() if core == "softmax" else g for g in encoder.cores]
     x = draw(3, 8, D)
     x[torch.arange(8) >= lengths[:, None]] = HUGE
     x.requires_grad_()
@@ -258,7 +284,7 @@ def test_encoder_form(num_cores: int) -> None:
     for b, size in enumerate(lengths.tolist()):
         q, k, v = (x[b, :size] @ encoder.qkv.weight.T).split([R, R, 7], -1)
         for i in range(size):
-            read = [torch.stack([(g * q[i] * k[j]).sum() * v[j] for j in range(size)]).mean(0) for g in encoder.cores]
+            read = [torch.stack([(g * q[i] * k[j]).sum() * v[j] for j in range(size)]).mean(0) for g in cores]
             assert error(y[b, i], encoder.out.weight @ torch.cat(read)) < 1e-12
         assert error(y[b, :size], encoder(x[b : b + 1, :size])[0]) < 1e-12
     inside = torch.arange(8) < lengths[:, None]

@@ -1,6 +1,7 @@
 """The published algorithms equal ours: outputs and gradients, in parallel and step by step."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -69,10 +70,11 @@ def test_steps(mechanism: Mechanism, prefix_size: int) -> None:
 
 @pytest.mark.parametrize("form", [RelativeMultiLinear, AbsoluteMultiLinear])
 @pytest.mark.parametrize("shared", [True, False])
-def test_cores_are_averaged_or_read_out_apart(form: type[RelativeMultiLinear], shared: bool) -> None:
+@pytest.mark.parametrize("core", ["free", "softmax"])
+def test_cores_are_averaged_or_read_out_apart(form: type[RelativeMultiLinear], shared: bool, core: Any) -> None:
     """Also where a text outgrows the lags."""
     window = 4 if form is RelativeMultiLinear else 11
-    ours = form(12, 5, window, 3, shared_readout=shared, reads_prefix=True).double()
+    ours = form(12, 5, window, 3, shared_readout=shared, core=core, reads_prefix=True).double()
     theirs, x, prefix = published.of(ours), random(2, 11, 12), random(2, 3, 12)
     for text in (x, x[:, :6]):
         assert error(ours(text, prefix), theirs(text, prefix)) < 1e-12

@@ -10,7 +10,7 @@ The forms differ in how a position's slice A_i.. is read out:
     tied       y_i = W 1/(i+1) sum_{j<=i} (sum_r g_r q_ir k_jr) v_j   any length, no positions; state R d_v
 
 Cores: h cores that share a read-out are averaged (paper, eq. 8), and have the function class of one; with
-`shared_readout=False` each has its own, y_i = sum_c W_c vec(A^c_i).
+`shared_readout=False` each has its own, y_i = sum_c W_c vec(A^c_i). A core is a free vector, or softmax(g) (eq. 6).
 
 Prefix: its positions have no lag and no slot, so every text position reads all of them alike, as the encoder form does:
 each key paired with the value beside it, averaged, P = 1/S sum_s k_s v_s^T, and y_i += W_P (g . q_i) P.  P is all that

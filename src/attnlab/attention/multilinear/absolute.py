@@ -26,6 +26,7 @@ class AbsoluteMultiLinear(Windowed):
         window: N, positions that a text may have.
         num_cores: h, core vectors g.
         shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
         reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
 
     ValueError: a size is below 1, a text is longer than `window`, or a prefix is given without `reads_prefix`.

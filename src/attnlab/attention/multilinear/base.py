@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +11,25 @@ from ..base import Attention, Cache, length_mask, rows_per_prefix
 from ..bounds import PositiveInt
 from .cache import StateCache
 
+Core = Literal["free", "softmax"]
+
 
 class MultiLinear(Attention):
     """What the causal forms share: one projection x -> [q | k | v] without bias, the cores, the prefix.
+
+    Tensorized Transformer, eq. 6 and 8: G_rrr = softmax(g)_r with trainable g, g_r from rand(0, 1) at the beginning, and
+    the tensors of h cores averaged. `core="softmax"` is that: weights that are positive and sum to 1, also of the
+    mean of cores. The released layer takes the softmax once, when it is built, and trains what it gave without any
+    constraint: `core="free"`, here with initial values that keep the variance of q, k and v. Softmax cores make A smaller
+    by R^1/2, for which the initial read-outs are as much larger. Both have hR parameters and the same functions: a
+    core that is not on the simplex is one that is, times a diagonal matrix that W_q takes up.
 
     Args:
         d_model: width d of inputs and outputs.
         rank: R, width of queries and keys.
         num_cores: h, core vectors g of width R.
         shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
         reads_prefix: whether there are weights for a prefix; without them a prefix is refused.
         value_dim: V, width of values.
     """
@@ -26,7 +37,14 @@ class MultiLinear(Attention):
     cache_type: type[StateCache] = StateCache
 
     def __init__(
-        self, d_model: int, rank: int, num_cores: int, shared_readout: bool, reads_prefix: bool, value_dim: int
+        self,
+        d_model: int,
+        rank: int,
+        num_cores: int,
+        shared_readout: bool,
+        reads_prefix: bool,
+        value_dim: int,
+        core: Core = "free",
     ) -> None:
         super().__init__()
         for name, size in (("rank", rank), ("num_cores", num_cores), ("value_dim", value_dim)):
@@ -34,7 +52,17 @@ class MultiLinear(Attention):
                 raise ValueError(f"{name} must be at least 1, not {size}")
         self.d_model, self.rank, self.num_cores, self.value_dim = d_model, rank, num_cores, value_dim
         self.num_readouts, self.reads_prefix = 1 if shared_readout else num_cores, reads_prefix
-        self.qkv, self.cores = projection(d_model, rank, value_dim), core_vectors(num_cores, rank)
+        self.core = core
+        self.qkv, self.cores = projection(d_model, rank, value_dim), core_vectors(num_cores, rank, core)
+
+    @property
+    def gain(self) -> float:
+        """By how much initial read-outs are larger than those behind free cores."""
+        return core_gain(self.core, self.rank)
+
+    def core_weights(self) -> Tensor:
+        """The diagonals of the core tensors that the slices are built with, (h, R)."""
+        return diagonals(self.cores, self.core)
 
     @property
     @abstractmethod
@@ -59,7 +87,9 @@ class MultiLinear(Attention):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x).split([self.rank, self.rank, self.value_dim], -1)
-        cores = self.cores.mean(0, keepdim=True) if self.num_readouts < self.num_cores else self.cores
+        cores = self.core_weights()
+        if self.num_readouts < self.num_cores:
+            cores = cores.mean(0, keepdim=True)
         return q.unsqueeze(-2) * cores, k, v
 
     def _prefix(self, prefix: Tensor, lengths: Tensor | None) -> Tensor:
@@ -107,17 +137,27 @@ class WithPrefixReadout(MultiLinear):
         rank: R, width of queries, keys and values.
         num_cores: h, core vectors g of width R.
         shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
         reads_prefix: whether there is a read-out W_P for a prefix, (d, C R), of C = 1 or h read-outs.
         slots: numbers that one core gives the text's read-out, for instance n^2 for a window of n.
         std: standard deviation of the initial weights of one core's read-out.
     """
 
     def __init__(
-        self, d_model: int, rank: int, num_cores: int, shared_readout: bool, reads_prefix: bool, slots: int, std: float
+        self,
+        d_model: int,
+        rank: int,
+        num_cores: int,
+        shared_readout: bool,
+        reads_prefix: bool,
+        slots: int,
+        std: float,
+        core: Core = "free",
     ) -> None:
-        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, rank)
-        self.out = readout(self.num_readouts, slots, d_model, std)
-        self.prefix_out = readout(self.num_readouts, rank, d_model, rank**-0.5) if reads_prefix else None
+        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, rank, core)
+        self.out = readout(self.num_readouts, slots, d_model, self.gain * std)
+        of_prefix = self.gain * rank**-0.5
+        self.prefix_out = readout(self.num_readouts, rank, d_model, of_prefix) if reads_prefix else None
 
     def _read_prefix(self, q: Tensor, mean: Tensor | None) -> Tensor | float:
         """W_P (g . q_i) P for every position, (B, T, d)."""
@@ -146,6 +186,7 @@ class Windowed(WithPrefixReadout):
         window: n, places of the window, at least 1.
         num_cores: h, core vectors g of width R.
         shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
         reads_prefix: whether there is a read-out for a prefix; without it a prefix is refused.
     """
 
@@ -157,11 +198,12 @@ class Windowed(WithPrefixReadout):
         num_cores: PositiveInt = 1,
         *,
         shared_readout: bool = True,
+        core: Core = "free",
         reads_prefix: bool = False,
     ) -> None:
         if window < 1:
             raise ValueError(f"window must be at least 1, not {window}")
-        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, window**2, 1 / window)
+        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, window**2, 1 / window, core)
         self.window = window
 
     @property
@@ -185,14 +227,39 @@ def projection(d_model: int, rank: int, value_dim: int) -> nn.Linear:
     return linear
 
 
-def core_vectors(count: int, rank: int) -> nn.Parameter:
-    """Uniform, as in eq. 6, and such that A_ijm has variance 1 if q, k and v have.
+def core_vectors(count: int, rank: int, core: Core = "free") -> nn.Parameter:
+    """Uniform, as in eq. 6; free ones such that A_ijm has variance 1 if q, k and v have.
 
     Args:
         count: h, the number of core vectors.
         rank: R, width of each. The parameter has shape (h, R).
+        core: free or softmax.
+
+    ValueError: `core` is neither.
     """
-    return nn.Parameter(nn.init.uniform_(torch.empty(count, rank), 0.0, (3 / rank) ** 0.5))
+    if core not in get_args(Core):
+        raise ValueError(f"core={core}: expected {' or '.join(get_args(Core))}")
+    return nn.Parameter(nn.init.uniform_(torch.empty(count, rank), 0.0, (3 / rank) ** 0.5 if core == "free" else 1.0))
+
+
+def diagonals(cores: Tensor, core: Core) -> Tensor:
+    """The core tensors' diagonals G_rrr, (h, R), of core vectors g: g itself, or softmax(g).
+
+    Args:
+        cores: g, (h, R).
+        core: free or softmax.
+    """
+    return cores.softmax(-1) if core == "softmax" else cores
+
+
+def core_gain(core: Core, rank: int) -> float:
+    """R^1/2 for softmax cores, whose initial entries are about 1 / R where those of free ones are about R^-1/2; else 1.
+
+    Args:
+        core: free or softmax.
+        rank: R.
+    """
+    return rank**0.5 if core == "softmax" else 1.0
 
 
 def readout(count: int, slots: int, d_model: int, std: float) -> nn.Linear:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..bounds import PositiveInt
-from .base import WithPrefixReadout
+from .base import Core, WithPrefixReadout
 from .cache import StateCache
 
 
@@ -22,6 +22,7 @@ class SummedMultiLinear(WithPrefixReadout):
         rank: R, width of queries, keys and values.
         num_cores: h, core vectors g.
         shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
         reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
 
     ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
@@ -34,9 +35,10 @@ class SummedMultiLinear(WithPrefixReadout):
         num_cores: PositiveInt = 1,
         *,
         shared_readout: bool = True,
+        core: Core = "free",
         reads_prefix: bool = False,
     ) -> None:
-        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, rank, 1.0)
+        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, rank, 1.0, core)
         memory = 2.0 * 50.0 ** torch.linspace(0, 1, rank)  # 1 / (1 - lambda)
         self.decay = nn.Parameter((memory - 1).log().repeat(2))  # lambda = sigmoid(decay)
 

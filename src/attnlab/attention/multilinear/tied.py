@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..bounds import PositiveInt
-from .base import MultiLinear, mean_pairs, readout, through
+from .base import Core, MultiLinear, mean_pairs, readout, through
 from .cache import StateCache
 
 
@@ -23,6 +23,7 @@ class TiedMultiLinear(MultiLinear):
         value_dim: d_v, width of values; None: R.
         num_cores: h, core vectors g.
         shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
         reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
 
     ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
@@ -38,11 +39,12 @@ class TiedMultiLinear(MultiLinear):
         num_cores: PositiveInt = 1,
         *,
         shared_readout: bool = True,
+        core: Core = "free",
         reads_prefix: bool = False,
     ) -> None:
         value_dim = rank if value_dim is None else value_dim
-        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, value_dim)
-        self.out = readout(self.num_readouts, value_dim, d_model, value_dim**-0.5)
+        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, value_dim, core)
+        self.out = readout(self.num_readouts, value_dim, d_model, self.gain * value_dim**-0.5)
 
     @property
     def state_shape(self) -> tuple[int, int]:

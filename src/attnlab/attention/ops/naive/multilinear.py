@@ -84,8 +84,9 @@ def _factors(a: MultiLinear, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _cores(a: MultiLinear) -> list[Tensor]:
-    """One a read-out."""
-    return [torch.stack(list(a.cores)).mean(0)] if a.num_readouts == 1 else list(a.cores)
+    """One a read-out: g, or exp(g_r) / sum_s exp(g_s)."""
+    cores = [torch.exp(g) / torch.exp(g).sum() if a.core == "softmax" else g for g in a.cores]
+    return [torch.stack(cores).mean(0)] if a.num_readouts == 1 else cores
 
 
 def _pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class PublishedMultiLinear(Published):
         equally_long(lengths, x)
         a, steps = self.ours, x.shape[1]
         q, k, v = a.qkv(x).split(a.rank, -1)
-        tensors = [torch.einsum("r,bir,bjr,bmr->bijm", g, q, k, v) for g in a.cores]
+        tensors = [torch.einsum("r,bir,bjr,bmr->bijm", g, q, k, v) for g in a.core_weights()]
         if a.num_readouts == 1:
             tensors = [torch.stack(tensors).mean(0) if len(tensors) > 1 else tensors[0]]
         read = torch.cat([self._slices(tensor, steps) for tensor in tensors], -1)
@@ -32,7 +32,9 @@ class PublishedMultiLinear(Published):
             return out
         equally_long(prefix_lengths, prefix)
         _, k, v = a.qkv(prefix).split(a.rank, -1)
-        cores = a.cores.mean(0, keepdim=True) if a.num_readouts == 1 else a.cores
+        cores = a.core_weights()
+        if a.num_readouts == 1:
+            cores = cores.mean(0, keepdim=True)
         return out + a.prefix_out(torch.einsum("cr,bir,bsr,bsm->bicm", cores, q, k, v).flatten(2) / prefix.shape[1])
 
     def _slices(self, tensor: Tensor, steps: int) -> Tensor:
