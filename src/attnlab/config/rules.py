@@ -184,11 +184,18 @@ def check_relations(cfg: DictConfig) -> None:
             )
     check_augmentation(get("task.data.auto_augment"))
     check_heads(cfg.get("attention"), "attention")
-    ema = [node for node in cfg.callbacks.values() if "EMAWeightAveraging" in str(node.get("_target_"))]
-    if ema and get("hardware.strategy") == "fsdp":
-        raise ConfigError("callbacks=ema: hardware=fsdp shards the weights, and no process has all of them to average")
-    if ema and get("task.ema_decay"):
-        raise ConfigError(f"callbacks=ema: the task averages itself; set task.ema_decay=0 (now {cfg.task.ema_decay})")
+    means = [name for name, node in cfg.callbacks.items() if "WeightAveraging" in str(node.get("_target_"))]
+    if len(means) > 1:
+        raise ConfigError(f"callbacks=[{','.join(means)}]: each averages the weights; choose one of them")
+    for name in means:
+        if get("hardware.strategy") == "fsdp":
+            raise ConfigError(
+                f"callbacks={name}: hardware=fsdp shards the weights, and no process has all of them to average"
+            )
+        if get("task.ema_decay"):
+            raise ConfigError(
+                f"callbacks={name}: the task averages itself; set task.ema_decay=0 (now {cfg.task.ema_decay})"
+            )
     if "train" not in cfg.task:
         for key in ("compile", "gradient_checkpointing"):
             if cfg.hardware[key]:

@@ -170,7 +170,7 @@ class Train:
         max_minutes: minutes of training; null: no limit.
         batch: what one update sees, see `Batch`.
         clip: norm to which gradients are cut; 0: they are not.
-        label_smoothing: share of the probability that goes to all pieces.
+        label_smoothing: share of the probability that goes to all pieces or words alike.
         ctc_weight: weight of the CTC loss beside the decoder's.
         first_token_weight: weight of the first token's loss, which names the class.
         validate_every: updates between validations; null: by epochs.

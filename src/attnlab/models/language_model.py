@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import Attention, Cache
+from attnlab.models.token_loss import target_and_mean_nats
 
 
 class LanguageModel(nn.Module, ABC):
@@ -32,6 +33,11 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target in nats, (B, T) and (B, T) -> (B, T) float32."""
+
+    def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """`loss`, and the mean of -log p over all words, which label smoothing adds: (B, T) float32 or wider, both."""
+        logits = self(tokens)
+        return target_and_mean_nats(logits, targets, lambda x: x)
 
     @abstractmethod
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from attnlab.attention import Attention, Cache
 from attnlab.attention.bounds import PositiveInt
 from attnlab.models.language_model import LanguageModel
-from attnlab.models.token_loss import token_nats
+from attnlab.models.token_loss import target_and_mean_nats, token_nats
 
 
 def rms_norm(x: Tensor) -> Tensor:
@@ -115,6 +115,9 @@ class T6(LanguageModel):
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target, (B, T) and (B, T) -> (B, T) float32, in nats."""
         return token_nats(self._hidden(tokens), targets, self._logits, self.loss_chunk)
+
+    def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return target_and_mean_nats(self._hidden(tokens), targets, self._logits, self.loss_chunk)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:

@@ -12,7 +12,15 @@ from attnlab.attention import Attention, Cache
 from attnlab.attention.bounds import PositiveInt, Rate
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.language_model import LanguageModel
-from attnlab.models.token_loss import in_chunks
+from attnlab.models.token_loss import in_chunks, target_and_mean_nats
+
+
+class SharedDropout(nn.Dropout):
+    """Dropout with one mask for all positions of a text: variational dropout (Gal and Ghahramani, 2016)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, d): a component that is zero at one position of a row is zero at all of them."""
+        return x * F.dropout(torch.ones_like(x[:, :1]), self.p, self.training)
 
 
 class PostNormBlock(nn.Module):
@@ -22,15 +30,16 @@ class PostNormBlock(nn.Module):
         attention: the mechanism.
         ffn_dim: width inside the feed-forward layer.
         dropout: of both parts' outputs and after the ReLU, in training.
+        variational: whether all positions of a text have one mask.
     """
 
-    def __init__(self, attention: Attention, ffn_dim: int, dropout: float) -> None:
+    def __init__(self, attention: Attention, ffn_dim: int, dropout: float, variational: bool = False) -> None:
         super().__init__()
         d_model = attention.d_model
         self.attention = attention
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = (SharedDropout if variational else nn.Dropout)(dropout)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         return self.attention.multiply_adds(context, prefix) + self.up.weight.numel() + self.down.weight.numel()
@@ -57,6 +66,8 @@ class TensorizedTransformer(LanguageModel):
         ffn_dim: width of the feed-forward parts.
         max_length: positions of a window.
         dropout: of embeddings and outputs, and in each block.
+        variational_dropout: whether all positions of a text share one mask, drawn anew for each place in the model and
+            each batch. The paper says that it was used for PTB (section 5.2), without details.
         cutoffs, div_value, tie_projections: of `AdaptiveSoftmax`, for vocabularies sorted by frequency; without
             cutoffs the output is a `TiedSoftmax`.
 
@@ -72,6 +83,7 @@ class TensorizedTransformer(LanguageModel):
         ffn_dim: PositiveInt = 2100,
         max_length: PositiveInt = 80,
         dropout: Rate = 0.0,
+        variational_dropout: bool = False,
         cutoffs: list[PositiveInt] | None = None,
         div_value: PositiveInt = 1,
         tie_projections: bool = True,
@@ -83,8 +95,10 @@ class TensorizedTransformer(LanguageModel):
             if cutoffs
             else TiedSoftmax(vocab_size, d_model)
         )
-        self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(PostNormBlock(attention(i), ffn_dim, dropout) for i in range(num_layers))
+        self.dropout = (SharedDropout if variational_dropout else nn.Dropout)(dropout)
+        self.layers = nn.ModuleList(
+            PostNormBlock(attention(i), ffn_dim, dropout, variational_dropout) for i in range(num_layers)
+        )
         for mechanism in self.attentions:
             if mechanism.max_positions is not None and mechanism.max_positions < max_length:
                 raise ValueError(
@@ -123,6 +137,11 @@ class TensorizedTransformer(LanguageModel):
         parts = self._hidden(tokens).flatten(0, 1), targets.flatten()
         (nll,) = in_chunks(lambda h, t: (self.softmax.nll(h[None], t[None])[0],), parts, self.loss_chunk)
         return nll.to(torch.promote_types(nll.dtype, torch.float32)).view_as(targets)
+
+    def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """As for every model. With cutoffs all clusters are computed, for which `loss` needs those of targets alone."""
+        log_prob = self.softmax.log_prob
+        return target_and_mean_nats(self._hidden(tokens), targets, lambda h: log_prob(h[None])[0], self.loss_chunk)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:

@@ -67,6 +67,26 @@ def nats(logits: Tensor, targets: Tensor, **settings: float) -> Tensor:
     return F.cross_entropy(at_least_float32(logits), targets, reduction="none", **settings)  # type: ignore[arg-type]
 
 
+def target_and_mean_nats(
+    hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], chunk: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Negative log-probability of each target, and the mean of that of all words, (B, T) float32 or wider, both.
+
+    Args:
+        hidden: (B, T, d).
+        targets: (B, T).
+        logits: (n, d) -> (n, V); log-probabilities are logits too.
+        chunk: tokens whose logits exist at once; None: all.
+    """
+
+    def of(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        logp = at_least_float32(logits(h)).log_softmax(-1)
+        return -logp.gather(-1, t.unsqueeze(-1)).squeeze(-1), -logp.mean(-1)
+
+    target, mean = in_chunks(of, (hidden.flatten(0, 1), targets.flatten()), chunk)
+    return target.view_as(targets), mean.view_as(targets)
+
+
 def token_nats(hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], chunk: int | None = None) -> Tensor:
     """Negative log-probability of each target, (B, T) float32 or wider.
 

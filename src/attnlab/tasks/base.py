@@ -94,7 +94,7 @@ class Task(ABC):
 
     def copies(self) -> int:
         """How often training holds the weights besides the model's own: averages, a teacher."""
-        return sum("EMAWeightAveraging" in str(node.get("_target_")) for node in self.cfg.callbacks.values())
+        return sum("WeightAveraging" in str(node.get("_target_")) for node in self.cfg.callbacks.values())
 
     def decoding_cache(self, model: Any) -> int:
         """Numbers in the caches of the largest decoding batch of a run; 0: the task has none."""

@@ -18,6 +18,7 @@ from torch import Tensor
 import attnlab
 from attnlab.config.build import CONF, freeze
 from attnlab.config.check import check
+from attnlab.config.check import compose as check_command
 from attnlab.data.samples import markov
 from attnlab.errors import ConfigError, DataError, TrainingError
 from attnlab.modes import describe, generate, predict, test, train
@@ -212,11 +213,16 @@ def test_token_shards_train(start: Start, tmp_path: Path, pieces: tuple[Path, di
         train.run(cfg, record, tmp_path / "foreign")
 
 
-@pytest.mark.parametrize("limit", [pytest.param(64, marks=pytest.mark.slow), 32])
+AVERAGED = ("task.train.label_smoothing=0.1", "callbacks=mean_weights", "callbacks.mean_weights.start=5")
+
+
+@pytest.mark.parametrize(
+    ("limit", "more"), [pytest.param(64, (), marks=pytest.mark.slow), (32, ()), (32, AVERAGED)], ids=str
+)
 def test_resuming_equals_not_stopping(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, more: tuple[str, ...]
 ) -> None:
-    settings = [f"task.data.batch_size={limit}", "task.train.max_steps=12", "task.train.batch.tokens=1024"]
+    settings = [f"task.data.batch_size={limit}", "task.train.max_steps=12", "task.train.batch.tokens=1024", *more]
     settings += ["task.train.validate_every=3"]
     seen: dict[str, list[Any]] = {"whole": [], "parts": []}
     name, fails_at = "whole", -1
@@ -245,6 +251,44 @@ def test_resuming_equals_not_stopping(
     assert seen["parts"] == seen["whole"]
     for key, value in weights(tmp_path / "whole").items():
         assert torch.equal(weights(tmp_path / "parts")[key], value), key
+
+
+def test_saved_and_scored_is_the_mean_of_the_weights_of_later_updates(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: dict[int, dict[str, Tensor]] = {}
+    step = LanguageModelling.training_step
+
+    def watched(self: LanguageModelling, batch: Any, batch_idx: int) -> Tensor:
+        trained.setdefault(self.global_step, {k: v.clone() for k, v in self.state_dict().items()})
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(LanguageModelling, "training_step", watched)
+    cfg, record = start(*AVERAGED)
+    train.run(cfg, record, tmp_path)
+    last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    trained[8] = last["current_model_state"]
+    means = {4: trained[4], 8: {}}  # at the two validations: before the mean begins, and after updates 5 to 8
+    for key, value in last["state_dict"].items():
+        means[8][key] = torch.stack([trained[n][key] for n in range(5, 9)]).mean(0)
+        torch.testing.assert_close(value, means[8][key])
+    assert any(not torch.equal(means[8][key], trained[8][key]) for key in means[8])
+    kept = weights(tmp_path)
+    same = [all(torch.allclose(v, means[n][f"model.{k}"], atol=1e-6) for k, v in kept.items()) for n in (4, 8)]
+    assert any(same)
+    assert record["training"]["averaged_checkpoints"] == 1
+
+
+def test_a_mean_that_never_begins_is_said_and_two_means_are_refused(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg, record = start("callbacks=mean_weights", "callbacks.mean_weights.start=9")
+    train.run(cfg, record, tmp_path)
+    assert any("not averaged: training ended after 8 updates" in message for message in caplog.messages)
+    with pytest.raises(ConfigError, match=r"callbacks=\[ema,mean_weights\]: each averages the weights"):
+        check_command("callbacks=[ema,mean_weights]")
+    with pytest.raises(ConfigError, match="start=0: expected int >= 1"):
+        check_command("callbacks=mean_weights", "callbacks.mean_weights.start=0")
 
 
 def test_gradients_are_per_token_of_the_whole_update(start: Start, tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ class LanguageModelling(Module):
         vocabulary: of its tokens.
         compile: whether torch.compile compiles the loss, and on a CPU the steps of decoding; the checkpoints are the
             same.
+        label_smoothing: e, share of the probability that goes to all words alike. Training alone has it:
+            (1 - e) times -log p of the target, e times the mean of -log p over all words (Szegedy et al., 2016).
         training: arguments of `Module`.
     """
 
@@ -30,10 +32,19 @@ class LanguageModelling(Module):
     compiled_steps_part = COMPILED_STEPS
     compiled_part = f"the model with its loss, in training, validation and perplexity; {COMPILED_STEPS}"
 
-    def __init__(self, model: LanguageModel, vocabulary: Vocabulary, *, compile: bool = False, **training: Any) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        vocabulary: Vocabulary,
+        *,
+        compile: bool = False,
+        label_smoothing: float = 0.0,
+        **training: Any,
+    ) -> None:
         super().__init__(**training)
         self.model: LanguageModel = model
         self.vocabulary = vocabulary
+        self.label_smoothing = label_smoothing
         self._compiled = Compiled(compile)
 
     @property
@@ -45,6 +56,7 @@ class LanguageModelling(Module):
         super().configure_model()
         if isinstance(self.model, FSDPModule):  # which gathers and frees parameters around calls of forward alone
             register_fsdp_forward_method(self.model, "loss")
+            register_fsdp_forward_method(self.model, "target_and_mean")
 
     def nll(self, window: Window) -> tuple[Tensor, Tensor]:
         """Nats of all targets together, and how many there are."""
@@ -59,6 +71,13 @@ class LanguageModelling(Module):
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """No count of right tokens: an adaptive softmax has no logits to find them by."""
+        if self.training and self.label_smoothing:
+            tokens, targets = batch
+            real = targets != IGNORE
+            found = self._compiled(self.model.target_and_mean)(tokens, targets.clamp(min=0))
+            target, mean = ((nats * real).sum() for nats in found)
+            smoothed = (1 - self.label_smoothing) * target + self.label_smoothing * mean
+            return smoothed, target.detach(), torch.zeros_like(real.sum()), real.sum()
         loss, count = self.nll(batch)
         return loss, loss.detach(), torch.zeros_like(count), count
 

@@ -120,6 +120,12 @@ class LanguageModellingTask(TextTask):
         return {"val_loss": False}
 
     def check(self, directory: Path) -> None:
+        smoothing = self.cfg.task.train.label_smoothing
+        if smoothing and target_of(self.cfg) is not None:
+            raise ConfigError(
+                f"task.train.label_smoothing={smoothing:g}: with convert= training follows the original model and "
+                "smooths no labels; leave it out"
+            )
         with without_memory():
             model = self.build()
             self._check_lengths(model)
@@ -212,6 +218,7 @@ class LanguageModellingTask(TextTask):
             "identity": identity(cfg, vocabulary=vocabulary.fingerprint),
             "seed": cfg.seed,
             "clip": cfg.task.train.clip,
+            "label_smoothing": cfg.task.train.label_smoothing,
         }
         if target is None:
             return LanguageModelling(model, vocabulary, **arguments)
