@@ -168,6 +168,27 @@ def test_the_tied_form_is_linear_attention() -> None:
         assert error(attention(x), mean @ attention.get_parameter("out.weight").T) < 1e-13
 
 
+def test_theorem_3_1_holds_where_the_basis_spans_everything_and_not_below() -> None:
+    """Its proof's step softmax(E A E^T) = E softmax(A) E^T is false in both cases; slices stay in the span of Q."""
+    generator = torch.Generator().manual_seed(5)
+    size, width = 6, 4
+
+    def outside(matrix: Tensor, basis: Tensor) -> float:
+        """How much of a matrix's columns is outside the span of the basis."""
+        return float((matrix - basis @ (basis.T @ matrix)).norm() / matrix.norm())
+
+    for n in (size, 3):
+        basis = torch.linalg.qr(torch.randn(size, n, generator=generator, dtype=torch.float64))[0]
+        q, k, v = (basis @ torch.randn(n, width, generator=generator, dtype=torch.float64) for _ in range(3))
+        attended = (q @ k.T / width**0.5).softmax(-1) @ v
+        assert (outside(attended, basis) < 1e-12) == (n == size)
+        coefficients = basis.T @ q @ k.T @ basis
+        step = basis @ coefficients.softmax(-1) @ basis.T
+        assert error(step, (basis @ coefficients @ basis.T).softmax(-1)) > 0.1
+        tensor = torch.einsum("ir,jr,mr->ijm", q, k, v)
+        assert outside(tensor.flatten(1), basis) < 1e-12 and outside(tensor.sum(1), basis) < 1e-12
+
+
 def test_softmax_attention_is_in_the_tied_form_and_in_the_summed_one_only_where_values_are_alike() -> None:
     """Corollary 1. With S = softmax(Q K^T) factored exactly, the sum over j of A_ijm pairs no key with its value."""
     size = 6

@@ -34,16 +34,21 @@ class InverseSquareRoot(_OwnSettings):
         optimizer: its rate is the highest.
         warmup_steps: updates.
         total_steps: not used; every schedule is given it.
+        floor: the lowest rate after the warm-up as a share of the highest.
     """
 
-    def __init__(self, optimizer: Optimizer, warmup_steps: Updates, total_steps: int | None = None) -> None:
-        self.warmup_steps = warmup_steps
+    def __init__(
+        self, optimizer: Optimizer, warmup_steps: Updates, total_steps: int | None = None, floor: Share = 0.0
+    ) -> None:
+        self.warmup_steps, self.floor = warmup_steps, floor
         super().__init__(optimizer, self.factor)
 
     def factor(self, step: int) -> float:
         """The share of the highest rate after `step` updates."""
         at = step + 1
-        return min(at / self.warmup_steps, (self.warmup_steps / at) ** 0.5)
+        if at <= self.warmup_steps:
+            return at / self.warmup_steps
+        return max(self.floor, (self.warmup_steps / at) ** 0.5)
 
 
 @bounded

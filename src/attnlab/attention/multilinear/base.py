@@ -17,12 +17,12 @@ Core = Literal["free", "softmax"]
 class MultiLinear(Attention):
     """What the causal forms share: one projection x -> [q | k | v] without bias, the cores, the prefix.
 
-    Tensorized Transformer, eq. 6 and 8: G_rrr = softmax(g)_r with trainable g, g_r from rand(0, 1) at the beginning, and
-    the tensors of h cores averaged. `core="softmax"` is that: weights that are positive and sum to 1, also of the
+    Tensorized Transformer, eq. 6 and 8: G_rrr = softmax(g)_r with trainable g, whose entries rand(0, 1) gives, and the
+    tensors of h cores averaged. `core="softmax"` is that: weights that are positive and sum to 1, also those of the
     mean of cores. The released layer takes the softmax once, when it is built, and trains what it gave without any
-    constraint: `core="free"`, here with initial values that keep the variance of q, k and v. Softmax cores make A smaller
-    by R^1/2, for which the initial read-outs are as much larger. Both have hR parameters and the same functions: a
-    core that is not on the simplex is one that is, times a diagonal matrix that W_q takes up.
+    constraint: `core="free"`, here with initial values that keep the variance of q, k and v. Softmax cores make A
+    smaller by R^1/2, for which the initial read-outs are as much larger. Both have hR parameters and the same
+    functions: a core that is not on the simplex is one that is, times a diagonal matrix that W_q takes up.
 
     Args:
         d_model: width d of inputs and outputs.

@@ -11,8 +11,11 @@ from .base import Published, PublishedCache, equally_long
 class PublishedMultiLinear(Published):
     """The whole N x N x N tensor, once per core, then averaged; no cache, so that a step computes its whole text again.
 
-    The mask, and for the relative form the picking of lags out of the tensor, are ours. The position key is left out:
-    the release computes a second tensor of that size per core. A prefix, which it does not know, is read as ours is.
+    Split and concatenated as published (section 3.2, eq. 8): the slice A_i.. of a query, row by row, times W_O. The
+    mask j, m <= i, which makes it causal, is ours, and so are for the absolute form the row scale N / (i + 1), because
+    row i sums (i + 1)^2 terms, and for the relative form the picking of lags out of the tensor. The position key is
+    left out: the release computes a second tensor of that size per core. A prefix, which it does not know, is read as
+    ours is.
     """
 
     def _forward(
