@@ -199,7 +199,7 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
 
 
 def _same_rank(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether `rank` means the same in two mechanisms: the same argument, and where that is `rank`, the same default."""
+    """Whether `rank` means the same in both: the same argument and, where that is `rank`, the same default."""
 
     def uses(node: dict[str, Any]) -> set[tuple[str, str]]:
         found = {(key, value) for key, value in node.items() if isinstance(value, str) and "${rank}" in value}
