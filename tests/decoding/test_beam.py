@@ -71,7 +71,7 @@ def test_a_beam_wide_enough_finds_the_best_of_all(mechanism: str, form: str, pen
     model = decoder(mechanism)
     torch.manual_seed(0)
     prefixes = torch.randn(2, 5, 16, dtype=torch.float64)
-    settings = {"length_penalty": penalty, "length_penalty_form": form, "max_len_b": 3, "min_len": 1}
+    settings: dict[str, Any] = {"length_penalty": penalty, "length_penalty_form": form, "max_len_b": 3, "min_len": 1}
     found = search(model, prefixes, torch.tensor([5, 3]), beam=70, **settings)
     for prefix, size, hypotheses in zip(prefixes, (5, 3), found, strict=True):
         score, text = exhaustive(model, prefix[:size], 3, penalty, 1, form)
@@ -104,11 +104,16 @@ def test_the_form_of_the_penalty_orders_hypotheses_and_does_not_move_the_end(mon
     prefixes = torch.randn(6, 5, 16, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     steps: list[int] = []
     call = beam.Steps.__call__
-    monkeypatch.setattr(beam.Steps, "__call__", lambda self, last: (steps.append(len(last)), call(self, last))[1])
+
+    def counted(self: beam.Steps, last: Tensor) -> Tensor:
+        steps.append(len(last))
+        return call(self, last)
+
+    monkeypatch.setattr(beam.Steps, "__call__", counted)
     chosen, taken = {}, {}
     for form in PENALTIES:
         steps.clear()
-        settings = {"beam": 4, "length_penalty": 1.0, "length_penalty_form": form, "max_len_b": 9}
+        settings: dict[str, Any] = {"beam": 4, "length_penalty": 1.0, "length_penalty_form": form, "max_len_b": 9}
         found = search(model, prefixes, torch.full((6,), 5), **settings)
         chosen[form], taken[form] = [hypotheses[0].tokens for hypotheses in found], list(steps)
         for prefix, hypotheses in zip(prefixes, found, strict=True):

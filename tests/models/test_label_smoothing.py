@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -50,9 +51,10 @@ def test_smoothed_loss_and_gradient_are_torch_s(model: LanguageModel) -> None:
     gradients = torch.autograd.grad(want, parameters, allow_unused=True)
     for chunk in (None, 5):
         model.loss_chunk = chunk
+        words: Any = SimpleNamespace()
         module = LanguageModelling(
-            model, SimpleNamespace(), label_smoothing=0.1, optimizer=None, schedule=None, identity={}, seed=0
-        )  # type: ignore[arg-type]
+            model, words, label_smoothing=0.1, optimizer=None, schedule=None, identity={}, seed=0
+        )
         loss, reported, _, count = module.losses((tokens, targets))
         assert loss.item() == pytest.approx(want.item(), rel=1e-12)
         assert reported.item() == pytest.approx(plain.item(), rel=1e-12) and count == real.sum()

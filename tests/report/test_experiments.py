@@ -215,7 +215,7 @@ RATES = {  # section 4.1 and appendix B.3: the highest rate and the last, by the
     "large": (2e-4, 1e-5),
     "medium, learning rate 6e-4": (6e-4, 3e-5),
 }
-SIZES = {  # of all rows, or by the beginning of their labels
+SIZES: dict[str, str | dict[str, str]] = {  # of all rows, or by the beginning of their labels
     "table2": "medium", "table3": "medium", "table4": "large", "table5": "large", "table8": "small", "table9": "small",
     "table10": "medium, learning rate 6e-4", "table11": "medium, learning rate 6e-4", "figure2": "large",
     "figure3": "medium", "figure4": {"Medium": "medium", "Large": "large"}, "figure5": "medium, learning rate 6e-4",
@@ -241,9 +241,9 @@ TRAINED = trained()
 def test_the_learning_rate_of_each_row_of_t6(command: str) -> None:
     """The command of every row of the tables and figures composes to the rates that its models were trained with."""
     task = composed(*shlex.split(command)).task
-    rates = task.optimizer.lr, pytest.approx(task.optimizer.lr * task.schedule.floor)
+    rates = task.optimizer.lr, task.optimizer.lr * task.schedule.floor
     for table, size in TRAINED[command]:
-        assert RATES[size] == rates, table
+        assert RATES[size] == pytest.approx(rates), table
 
 
 def test_the_formulas_of_t6() -> None:
