@@ -23,6 +23,7 @@ def lines(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@pytest.mark.slow
 def test_seeds_frontier_and_curves(tmp_path: Path, run: Run) -> None:
     spec = read_spec(SPEC)
     spec = replace(spec, rows=[row for row in spec.rows if row.label in (*MADE_UP, "MQA")])

@@ -42,7 +42,7 @@ KEYS = {
     "data_root": "the corpus in its published layout; unset: the embedded sample corpus",
     "model": "pretrained weights: a local file or folder first, a hub name second",
     "checkpoint": "a run to use, with its own configuration: mode=test, predict, generate, export, evaluate",
-    "input, output": "mode=predict: a text, a file or a folder, and a file for the results; prompt: of mode=generate",
+    "input, output": "mode=predict: a text, file or folder, and a file for results; prompt: of mode=generate",
     "resume": "a run to continue; -m does that, and skips what is finished (rerun=true, retry=false: not)",
     "baseline": "a run to compare the speed of scoring with",
     "trainer.*": "any argument of Lightning's Trainer: trainer.limit_train_batches=10",
