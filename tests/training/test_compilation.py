@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -101,3 +102,22 @@ def test_a_copy_of_a_module_is_compiled_anew(graphs: list[int]) -> None:
     assert other[1](other[0].loss)(x).item() == 0.0 != compiled(model.loss)(x).item()
     assert Compiled(False)(model.loss) == model.loss
     assert pickle.loads(pickle.dumps(compiled)).on  # as processes that are spawned get it, after a run too
+
+
+def test_timings_leave_the_compiler_out() -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        time.sleep(0.3)
+        return graph.forward
+
+    class Model:
+        def double(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    compiled = Compiled(True)
+    torch._dynamo.reset()
+    before = compiled.seconds()
+    double = torch.compile(Model().double, backend=backend)
+    assert torch.equal(double(torch.ones(3)), torch.full((3,), 2.0))
+    once = compiled.seconds() - before
+    double(torch.ones(3))
+    assert once >= 0.3 and compiled.seconds() - before == once and Compiled(False).seconds() == 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import cache
 from inspect import signature
 from typing import Any, TypeVar, cast
 
@@ -10,6 +12,25 @@ import torch
 
 COMPILED_STEPS = "on a CPU the steps of decoding"  # what every text task compiles besides
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Clock:
+    """Seconds in which the compiler works."""
+
+    def __init__(self) -> None:
+        self.seconds, self._began = 0.0, 0.0
+        handler = torch._dynamo.callback.callback_handler
+        handler.register_start_callback(self._start)
+        handler.register_end_callback(self._end)
+
+    def _start(self, *_: Any) -> None:
+        self._began = time.perf_counter()
+
+    def _end(self, *_: Any) -> None:
+        self.seconds += time.perf_counter() - self._began
+
+
+_clock = cache(_Clock)  # one for the process, once something is compiled
 
 
 class Compiled:
@@ -41,6 +62,10 @@ class Compiled:
         if key not in self._found:  # with its owner, so that no other one gets the number
             self._found[key] = owner, torch.compile(method, dynamic=self.dynamic, **_alone())
         return cast(Function, self._found[key][1])
+
+    def seconds(self) -> float:
+        """For how long this process has compiled since the first call: what timings of decoding leave out; 0 if off."""
+        return _clock().seconds if self.on else 0.0
 
     def __reduce__(self) -> tuple[type[Compiled], tuple[bool, bool | None]]:
         """Copied and pickled without what was compiled: it belongs to the other model."""

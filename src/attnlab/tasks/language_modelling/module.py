@@ -52,6 +52,10 @@ class LanguageModelling(Module):
         """For `Sampling`, what compiles the steps of the model; None: nothing is compiled."""
         return self._compiled or None
 
+    def compiled_seconds(self) -> float:
+        """For how long this process has compiled since the first call; 0: nothing is compiled."""
+        return self._compiled.seconds()
+
     def configure_model(self) -> None:
         super().configure_model()
         if isinstance(self.model, FSDPModule):  # which gathers and frees parameters around calls of forward alone
