@@ -92,6 +92,7 @@ if gpu; then
     budget=(hardware=gpu task.train.max_minutes=0.3)
     table1=()
     limits=(task.train.max_minutes=0.6 task.train.max_minutes=2.2 task.train.max_minutes=2.6)
+    wikitext2=()
     pretrain=20
 else
     step tests 120 "${tests[@]}" -n 0 tests/attention/test_cuda.py
@@ -102,6 +103,7 @@ else
     budget=(hardware=cpu task.train.max_minutes=0.02)
     table1=(scale=sample bench.batch=1 bench.beam=2 bench.prefix=8 bench.steps=2 bench.rounds=1 bench.memory=false)
     limits=(task.train.max_minutes=0.02 task.train.max_minutes=0.02 task.train.max_minutes=0.02)
+    wikitext2=(task.model.d_model=16 task.model.ffn_dim=16 task.model.num_layers=1 task.attention_heads=8 task.attention_head_dim=8)
     pretrain=1
 fi
 box() { gpu && echo "$1" || echo 300; }
@@ -116,7 +118,7 @@ run table1 "$(box 180)" experiment=mtla/bench_table1 "${on[@]}" "${table1[@]}"
 run training_memory "$(box 100)" "${lines[@]}" attention=mtla stride=2 bench.what=training bench.batch=1 bench.text=$longest bench.rounds=1 'bench.references=[mha,mla,tpa,"mtla.stride=4"]' "$rank2"
 run generation "$(box 50)" "${fast[@]}" attention=mla bench.what=generation bench.batch=$rows "bench.context=[$contexts]" bench.steps=$steps 'bench.reorder=[false]' 'bench.references=[mtla,mha,gqa,mqa,tpa]' "$rank2"
 for name in mtla mha tpa; do  # 20 times the tokens of scale=comparison: 33 million
-    corpus "wikitext2_$name" "$(box 60)" lm_wikitext2 "${on[@]}" "${limits[0]}" task=wikitext2 scale=comparison attention=$name task.train.batch.tokens=16384 task.data.batch_size=64 task.train.max_steps=2000 task.train.validate_every=500
+    corpus "wikitext2_$name" "$(box 60)" lm_wikitext2 "${on[@]}" "${limits[0]}" task=wikitext2 scale=comparison attention=$name task.train.batch.tokens=16384 task.data.batch_size=64 task.train.max_steps=2000 task.train.validate_every=500 "${wikitext2[@]}"
 done
 corpus digits "$(box 180)" st_digits_en_de "${on[@]}" "${limits[1]}" task=mustc attention=mtla stride=2
 corpus an4 "$(box 200)" asr_an4_mfcc "${on[@]}" "${limits[2]}" experiment=corpora/an4

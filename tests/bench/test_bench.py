@@ -218,6 +218,8 @@ def test_every_workload_has_its_file() -> None:
         ("bench.overrides=['gqa.num_heads=2']", "gqa.num_heads=2: expected REFERENCE.KEY=VALUE"),
         ("bench.overrides=['mha.heads=2']", "bench.overrides: mha has no heads; nearest: "),
         ("bench.references=[mhaa]", "mhaa is no mechanism; nearest: mha"),
+        ("bench.references=['']", "references: '' names no mechanism"),
+        ("bench.references=[published_compiled_mla]", "published and compiled cannot be combined"),
         ("bench.references=[mtla.stride]", "references: mtla.stride: expected NAME or NAME.KEY=VALUE"),
         ("bench.references=['mtla.strid=4']", "mtla has no strid; nearest: stride"),
         ("bench.references=[published_mtl]", "mtl is no mechanism; nearest: mtla"),
@@ -243,6 +245,12 @@ def test_a_rank_is_that_of_references_that_mean_the_same_by_it(
     cfg = config(f"rank={rank}", f"bench.references=[{','.join(expected)}]", attention=attention)
     found = {variant.name: variant.cfg.attention for variant in lineup(cfg, instantiate(cfg.bench))[1:]}
     assert {name: node.get("latent_dim", node.get("rank")) for name, node in found.items()} == expected
+
+
+def test_a_value_of_the_runs_own_mechanism_is_a_key_of_the_run() -> None:
+    cfg = config("bench.references=[mtla]", "bench.overrides=['mtla.stride=3']")
+    with pytest.raises(ConfigError, match="mtla is the mechanism of the run itself; give attention.stride=3"):
+        lineup(cfg, instantiate(cfg.bench))
 
 
 def test_references_have_the_sizes_and_knobs_of_the_run() -> None:

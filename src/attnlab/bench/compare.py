@@ -31,7 +31,7 @@ def compare(
         settings: its `bench` node.
         device: where the variants run.
         begin: called once with the number of runs.
-        advance: called with a row's name and how many runs are done.
+        advance: called with what is done now, and how many runs were done since the last call.
 
     Returns:
         The checks by variant, and a row for each workload and shape.
@@ -43,6 +43,7 @@ def compare(
     for kind, variants in zip(kinds, lineups.values(), strict=True):
         for variant in variants:
             if NOT_RUN in checks.get(variant.name, {NOT_RUN: ""}):
+                advance(f"checking {variant.name}", 0)
                 with noting() as pairs:
                     try:
                         _refuse_compiled(variant, kind)
@@ -55,7 +56,8 @@ def compare(
     begin((settings.warmup + settings.rounds + settings.memory) * sum(len(lineups[shape.what]) for shape in shapes))
     rows = []
     for shape in shapes:
-        done = partial(advance, f"{shape.what} {shape.text}")
+        done = partial(advance, f"measuring {shape.what} {shape.text}")
+        done(0)
         rows.append(measure(lineups[shape.what], shape, settings, device, checks, done))
     return checks, rows
 

@@ -80,6 +80,8 @@ class Settings:
             if kind not in KINDS:
                 raise ValueError(f"what={kind}: expected {', '.join(KINDS)}, or a list of these")
         for reference in self.references:
+            if not reference.partition(".")[0]:
+                raise ValueError(f"references: {reference!r} names no mechanism: expected NAME or NAME.KEY=VALUE")
             if "." in reference and "=" not in reference.partition(".")[2]:
                 raise ValueError(f"references: {reference}: expected NAME or NAME.KEY=VALUE")
         names = {name.removeprefix("published_").removeprefix("compiled_") for name in self.references}

@@ -43,7 +43,8 @@ def show(record: dict[str, Any], directory: Path) -> None:
                 console.print(f"{row['what']}: {name}: {line}")
             if isinstance(share := found.get("share_outside_products"), float):
                 where = f"context {row['context']}" + (" reordered" if row["reorder"] else "")
-                console.print(f"{row['what']} {where}: {name} spends {share:.0%} outside matrix products")
+                spends = f"spends {share:.0%} outside matrix products" if share >= 0 else "share of products: disturbed"
+                console.print(f"{row['what']} {where}: {name} {spends}")
         for pair in row["ratios"]:
             if NOT_RUN in pair:
                 console.print(f"{row['what']}: no ratio of {pair['of']} against {pair['against']}: {pair[NOT_RUN]}")

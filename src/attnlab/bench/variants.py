@@ -134,6 +134,9 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
         base = name.removeprefix(kind).removeprefix("_") or chosen.name
         base, _, value = base.partition(".")  # mtla.stride=4 is MTLA with this value, beside others of the mechanism
         if base == chosen.name and not value:
+            if own := settings.overrides_of(base):
+                said = f"{base} is the mechanism of the run itself; give attention.{own[0]}"
+                raise ConfigError(f"bench.overrides: {base}.{own[0]}: {said}")
             variant = chosen
         else:
             overrides = settings.overrides_of(base) + [value] * bool(value)
@@ -178,6 +181,8 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
         names = GlobalHydra.instance().config_loader().get_group_options("attention")
         if name not in names:
             kinds = ("published", "compiled")
+            if name.partition("_")[0] in kinds:
+                raise ConfigError(f"bench.references: {name}: published and compiled cannot be combined")
             known = [*names, *kinds, *(f"{kind}_{other}" for kind in kinds for other in names)]
             raise ConfigError(f"bench.references: {name} is no mechanism{nearest(name, known)}")
         node = written(compose(f"attention/{name}"))

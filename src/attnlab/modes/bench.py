@@ -39,13 +39,13 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     settings = chosen_workloads(cfg, task.workloads, instantiate(cfg.bench))
     device = device_of(cfg)
     found = protocol(settings, device)
-    with progress("measuring", None) as shown:
+    with progress("checking", None) as shown:
         checks, rows = compare(
             cfg,
             settings,
             device,
             begin=lambda total: shown(0, total=total),
-            advance=lambda name, runs: shown(runs, what=f"measuring {name}"),
+            advance=lambda what, runs: shown(runs, what=what),
         )
     record["bench"] = {"protocol": found, "checks": {name: c for name, c in checks.items() if c}, "rows": rows}
     record["corpus"] = "none: random inputs"

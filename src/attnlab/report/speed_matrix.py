@@ -14,7 +14,10 @@ MEASURES = {
 }
 LENGTHS = {"training": "text", "model": "text", "decoding": "context", "generation": "context", "prefill": "text"}
 SHARE = "share_outside_products"
-NOISE = "Products were timed in another run than the whole: these shares are off by ten percent or so either way"
+NOISE = (
+    "Products were timed in another run than the whole: these shares are off by ten percent or so either way; "
+    "disturbed: other work slowed the products down"
+)
 
 
 def is_wide(found: Found) -> bool:
@@ -87,4 +90,6 @@ def _ratio(row: dict[str, Any], name: str, measure: str) -> str:
 
 def _share(variant: dict[str, Any]) -> str:
     found = variant.get(SHARE)
+    if isinstance(found, float) and found < 0:  # the products alone took longer than the whole
+        return "disturbed"
     return f"{found:.0%}" if isinstance(found, float) else ""
