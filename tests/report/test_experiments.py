@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from attnlab.bench import Settings
 from attnlab.config.build import CONF, instantiate, leaves
 from attnlab.config.check import check, compose
+from attnlab.models.build import build_attention
 from attnlab.pretrained import huggingface
 from attnlab.report import everything
 from attnlab.report.match import composed
@@ -276,3 +277,14 @@ def test_the_equations_20_and_21() -> None:
         assert row.computed["eq20"] == round(3 * h * d / (3 * d + h), 4)
         assert row.computed["eq21"] == round(3 * h * d * d / (3 * d * d + rank * h), 4)
     assert (row.computed["eq20"], row.computed["eq21"], row.published) == (7.9585, 7.9985, {"eq20": "8"})
+
+
+def test_the_equations_20_and_21_of_the_translation_models() -> None:
+    rows = [row for row in read_spec(ROOT / "experiments" / "tensorized" / "table3.yaml").rows if "eq20" in row.computed]
+    for row in rows:
+        layer = build_attention(compose(*row.command.split()), 0)
+        h, rank, d = layer.num_cores, layer.rank, layer.d_model
+        assert row.computed["eq20"] == round(3 * h * d / (3 * d + h), 4)
+        assert row.computed["eq21"] == round(3 * h * d * d / (3 * d * d + rank * h), 4)
+        assert row.computed["counted"] == round(4 * d * d / sum(p.numel() for p in layer.parameters()), 4)
+    assert [row.computed["eq21"] for row in rows] == [0.9999, 1.9997, 0.9999]
