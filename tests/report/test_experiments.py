@@ -9,6 +9,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig
 
+from attnlab.attention.multilinear.base import MultiLinear
 from attnlab.bench import Settings
 from attnlab.config.build import CONF, instantiate, leaves
 from attnlab.config.check import check, compose
@@ -280,9 +281,12 @@ def test_the_equations_20_and_21() -> None:
 
 
 def test_the_equations_20_and_21_of_the_translation_models() -> None:
-    rows = [row for row in read_spec(ROOT / "experiments" / "tensorized" / "table3.yaml").rows if "eq20" in row.computed]
+    rows = [
+        row for row in read_spec(ROOT / "experiments" / "tensorized" / "table3.yaml").rows if "eq20" in row.computed
+    ]
     for row in rows:
         layer = build_attention(compose(*row.command.split()), 0)
+        assert isinstance(layer, MultiLinear)
         h, rank, d = layer.num_cores, layer.rank, layer.d_model
         assert row.computed["eq20"] == round(3 * h * d / (3 * d + h), 4)
         assert row.computed["eq21"] == round(3 * h * d * d / (3 * d * d + rank * h), 4)

@@ -5,6 +5,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from attnlab.attention import Attention, Cache
+from attnlab.decoding.steps import WARM_UP
 from attnlab.runs.device import missing_compiler
 from attnlab.training.compilation import Compiled
 
@@ -22,6 +23,15 @@ class Layer:
     def step(self, x: Tensor, caches: list[Cache]) -> Tensor:
         """Inputs (B, n, d) -> outputs (B, n, d), through the one cache."""
         return self.attention.extend(x, caches[0])
+
+
+def first_tokens(device: torch.device) -> int:
+    """Steps before the measured ones: one, on CUDA those after which the next one is replayed (`Steps`).
+
+    Args:
+        device: where steps are taken.
+    """
+    return WARM_UP + 2 if device.type == "cuda" else 1
 
 
 def compiler(compiled: bool, cfg: DictConfig, device: torch.device) -> Compiled | None:

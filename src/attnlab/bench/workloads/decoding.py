@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlab.attention import Attention, Cache
 from attnlab.bench.products import product_seconds
 from attnlab.bench.settings import Settings, Shape, rounded
-from attnlab.bench.stepping import Layer, compiler
+from attnlab.bench.stepping import Layer, compiler, first_tokens
 from attnlab.bench.variants import AttentionVariant
 from attnlab.bench.workloads.attention import AttentionWorkload, random_inputs
 from attnlab.decoding.steps import Stepping, Steps
@@ -52,7 +52,7 @@ class Decoding(AttentionWorkload):
 
     about = (
         "one attention layer, one token a call, after the prefix, `context` positions of text "
-        "(the cache filled at random) and a first token (prepare_seconds)"
+        "(the cache filled at random) and a first token, on CUDA four, in which the step is captured (prepare_seconds)"
     )
     checked = ("output", "steps")
     section = "inference"
@@ -61,10 +61,11 @@ class Decoding(AttentionWorkload):
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         attention = variant.attention(dtype, device)
         self.attention, self.attentions, self.shape = attention, [attention], shape
-        self.x = random_inputs(attention, shape.batch, shape.text + 1)
+        self.first = first_tokens(device)
+        self.x = random_inputs(attention, shape.batch, shape.text + self.first)
         self.prefix = random_inputs(attention, shape.batch, shape.prefix)
         self.rows = torch.arange(shape.batch, device=self.x.device)
-        self.size = (shape.batch, shape.context + shape.text + 1, shape.prefix)
+        self.size = (shape.batch, shape.context + shape.text + self.first, shape.prefix)
         if shape.context:
             begins_with_context(attention)
         self.cache: Cache | None = None
@@ -73,10 +74,17 @@ class Decoding(AttentionWorkload):
         self.step = self._stepped([])
 
     def _stepped(self, caches: list[Cache]) -> Callable[[Tensor], Tensor]:
-        """What takes the next step of a run; compiled steps need their loop (`Steps`)."""
-        if self.compiled is not None:
-            return Steps(self.model, caches, self.shape.text + 1, compiled=self.compiled)
+        """What takes the next step of a run; steps that are compiled or captured need their loop (`Steps`)."""
+        if self.compiled is not None or self.rows.is_cuda:
+            return Steps(self.model, caches, self.shape.text + self.first, compiled=self.compiled)
         return lambda tokens: self.model.step(tokens, caches)
+
+    def _begin(self, tokens: Tensor, caches: list[Cache]) -> None:
+        """The first steps, which are not measured."""
+        self.step = self._stepped(caches)
+        for t in range(self.first):
+            self.step(tokens[:, t : t + 1])
+        self.captured = isinstance(self.step, Steps) and self.step.captured
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
@@ -96,13 +104,12 @@ class Decoding(AttentionWorkload):
             self.attention.read_prefix(self.prefix, None, self.cache)
         if self.shape.context:
             begin(self.cache, self.shape.context)
-        self.step = self._stepped([self.cache])
-        self.step(self.x[:, :1])
+        self._begin(self.x, [self.cache])
 
     @torch.inference_mode()
     def run(self) -> None:
         assert self.cache is not None
-        for t in range(1, self.shape.text + 1):
+        for t in range(self.first, self.first + self.shape.text):
             if self.shape.reorder:
                 self.cache.reorder(self.rows)
             self.step(self.x[:, t : t + 1])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attnlab.attention import Cache
 from attnlab.bench.settings import Shape
-from attnlab.bench.stepping import compiler
+from attnlab.bench.stepping import compiler, first_tokens
 from attnlab.bench.variants import AttentionVariant
 from attnlab.bench.workloads.decoding import Decoding, begin, begins_with_context
 from attnlab.models import LanguageModel
@@ -24,17 +24,18 @@ class Generation(Decoding):
 
     about = (
         "the task's language model: one token a call through all layers to the logits, after `context` positions "
-        "(the caches filled at random) and a first token; no prefix"
+        "(the caches filled at random) and a first token, on CUDA four, in which the step is captured; no prefix"
     )
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        model, self.shape = language_model(variant, shape.context + shape.text + 1, dtype, device), shape
+        self.first, self.shape = first_tokens(device), shape
+        model = language_model(variant, shape.context + shape.text + self.first, dtype, device)
         self.language, self.model, self.attentions = model, model, model.attentions
         if shape.context:
             begins_with_context(self.attentions[0])
-        self.tokens = random_tokens(variant, shape.batch, shape.text + 1, device)
+        self.tokens = random_tokens(variant, shape.batch, shape.text + self.first, device)
         self.rows = torch.arange(shape.batch, device=device)
-        self.size = (shape.batch, shape.context + shape.text + 1, 0)
+        self.size = (shape.batch, shape.context + shape.text + self.first, 0)
         self.itemsize = dtype.itemsize
         self.caches: list[Cache] = []
         self.compiled = compiler(variant.compiled, variant.cfg, device)
@@ -50,12 +51,11 @@ class Generation(Decoding):
         if self.shape.context:
             for cache in self.caches:
                 begin(cache, self.shape.context)
-        self.step = self._stepped(self.caches)
-        self.step(self.tokens[:, :1])
+        self._begin(self.tokens, self.caches)
 
     @torch.inference_mode()
     def run(self) -> None:
-        for t in range(1, self.shape.text + 1):
+        for t in range(self.first, self.first + self.shape.text):
             if self.shape.reorder:
                 for cache in self.caches:
                     cache.reorder(self.rows)
