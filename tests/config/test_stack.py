@@ -45,6 +45,15 @@ def test_what_is_wrong_is_one_line(overrides: str, message: str) -> None:
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "swept", ["attention.pattern=[sliding_window,mla],[sliding_window,mtla]", "attention.pattern=[sliding_window,mla]"]
+)
+def test_a_multirun_takes_a_stack_with_values_of_its_own(swept: str) -> None:
+    plan = check(["-m", "task=recall", swept, "attention.mechanisms.sliding_window.window=4", "rank=16,8"])
+    assert {job.attention.mechanisms.sliding_window.window for job in plan.jobs} == {4}
+    assert [job.rank for job in plan.jobs] == [16, 8] * (len(plan.jobs) // 2)
+
+
 def test_hydra_gets_the_files_of_all_jobs_and_each_job_its_own() -> None:
     given = ["-m", "task=wikitext2", "attention.pattern=[mtla,mha],[mha,gqa]"]
     plan = check(given)

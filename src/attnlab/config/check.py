@@ -130,7 +130,10 @@ def check(arguments: Sequence[str], load: Loader | None = None, complete: Comple
                 for cfg, (own, job) in zip(composed, pairs, strict=True)
             ]
         keys = [str(override.key_or_group) for override in overrides]
-        whole = [composer.compose([text for text in options.overrides if text not in every])] if swept else []
+        others = [text for text in options.overrides if text not in every]
+        patterns = any(override.key_or_group == stack.PATTERN for override in swept)
+        added = stack.added(composed if patterns else [], keys)  # the whole has no pattern, whose files are all there
+        whole = [composer.compose([*added, *others])] if swept else []
         _check_cluster(composed, multirun)
         for cfg in [*composed, *whole]:  # Hydra composes the latter for a sweep as a whole
             check_hydra(cfg, keys, options.config_dir is not None)

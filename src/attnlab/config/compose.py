@@ -128,7 +128,8 @@ class Composer:
         try:
             first = [text for text in overrides if not text.lstrip("+").startswith("attention.mechanisms.")]
             cfg = _composed(newest, self.name, *self.search, *first)
-            files = stack.overrides(stack.parts(OmegaConf.select(cfg, stack.PATTERN), self.options("attention")))
+            names = stack.parts(OmegaConf.select(cfg, stack.PATTERN), self.options("attention"))
+            files = [text for text in stack.overrides(names) if text not in overrides]
             if files or len(first) < len(overrides):
                 return _composed(newest, self.name, *self.search, *files, *overrides)
             return cfg
