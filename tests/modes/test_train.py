@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from attnlab.callbacks.summary import show
+from attnlab.decoding import BeamSearch
 from attnlab.errors import ConfigError, DataError, TrainingError
 from attnlab.modes import test, train
 from attnlab.runs.record import write
@@ -67,7 +68,10 @@ def test_resuming_equals_not_stopping(
         "task.train.batch.bucket=250",
         "task.model.decoder.dropout=0.3",
     ]
-    settings += [f"task.train.validate_every={validate_every}"] if validate_every else []
+    if validate_every:
+        settings += [f"task.train.validate_every={validate_every}", "task.train.validate_decode=3"]
+        settings += ["task.train.validate_score=wer", "task.train.monitor=val_wer", "task.train.keep_best=2"]
+        settings += ["task.train.validate_search.beam=1", "task.train.validate_search.max_len_b=9"]
     seen: dict[str, list[Any]] = {"whole": [], "parts": []}
     name, fails_at = "whole", None
     step = SequenceToText.training_step
@@ -96,6 +100,8 @@ def test_resuming_equals_not_stopping(
     assert seen["parts"] == seen["whole"]
     for key, value in weights(tmp_path / "whole").items():
         assert torch.equal(weights(tmp_path / "parts")[key], value), key
+    names = [{p.name for p in (tmp_path / part / "checkpoints").glob("step*.ckpt")} for part in ("whole", "parts")]
+    assert names[0] == names[1] and all(("val_wer" in name) == bool(validate_every) for name in names[0])
 
 
 def test_gradients_are_per_token_of_the_whole_update(
@@ -249,6 +255,32 @@ def test_validation_decodes(start: Start, tmp_path: Path) -> None:
     assert record["training"]["best_val_bleu"] == pytest.approx(max(found), abs=1e-4)
     best = sorted(path.name for path in (tmp_path / "checkpoints").glob("step*.ckpt"))
     assert len(best) == 2 and all("val_bleu" in name for name in best)
+    said = record["training"]["decoded_validation"]
+    assert (said["sentences"], said["score"], said["search"]["beam"]) == (2, "bleu", 5)
+
+
+def test_validation_has_a_score_and_a_search_of_its_own(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beams: dict[bool, set[int]] = {True: set(), False: set()}
+    decode = SequenceToText.decode
+
+    def watched(self: SequenceToText, batch: Any, search: BeamSearch, *rest: Any, **named: Any) -> Any:
+        beams[self.trainer.testing].add(search.beam)
+        return decode(self, batch, search, *rest, **named)
+
+    monkeypatch.setattr(SequenceToText, "decode", watched)
+    search = ["task.train.validate_search.beam=1", "task.train.validate_search.max_len_b=9"]
+    own = ["task.train.validate_score=wer", *search]
+    cfg, record = start("task.train.validate_decode=3", *own, "task.train.monitor=val_wer", "task.train.max_epochs=2")
+    train.run(cfg, record, tmp_path)
+    assert beams == {True: {5}, False: {1}}
+    with open(tmp_path / "curves" / "metrics.csv", encoding="utf-8", newline="") as file:
+        found = [float(row["val_wer"]) for row in csv.DictReader(file) if row["val_wer"]]
+    assert record["training"]["best_val_wer"] == pytest.approx(min(found), abs=1e-4)  # less is better
+    assert record["quality"]["bleu"] >= 0 and "wer" not in record["quality"]
+    said = record["training"]["decoded_validation"]
+    assert (said["score"], said["search"]["beam"], said["search"]["max_len_b"]) == ("wer", 1, 9)
 
 
 def test_all_validation_sentences_decoded_give_the_score_of_the_split(start: Start, tmp_path: Path) -> None:
@@ -270,6 +302,8 @@ def test_all_validation_sentences_decoded_give_the_score_of_the_split(start: Sta
             ["task.train.monitor=val_wer", "task.train.validate_decode=2"],
             "expected val_loss or val_accuracy or val_bleu",
         ),
+        (["task.train.validate_score=blue"], "task.train.validate_score=blue: expected one of bleu, intent"),
+        (["task.train.validate_score=intent"], "task.train.validate_score=intent: only with task.score=intent"),
         (
             ["task.train.validate_decode=2", "hardware=fsdp"],
             "task.train.validate_decode=2: with hardware=fsdp no process",

@@ -47,7 +47,9 @@ LINES: dict[str, list[str]] = {
     ],
     "translation": [
         "task=wmt16", "attention=mha", *SMALL, *SENTENCES, "task.model.decoder.num_heads=2", "task.data.vocab_size=40",
-        "task.train.batch.frames=180", "task.train.batch.bucket=60",
+        "task.train.batch.frames=180", "task.train.batch.bucket=60", "task.train.validate_decode=5",
+        "task.train.validate_score=wer", "task.train.validate_search.beam=1", "task.train.validate_search.max_len_b=6",
+        "task.train.monitor=val_wer",
     ],
     "conformer": [
         "task=mustc", "attention=mtla", *SMALL, *SENTENCES, *SPEECH, "task.train.batch.split=false",
@@ -119,7 +121,10 @@ def train(name: str, corpora: Path, directory: Path, processes: int) -> dict[str
     found: dict[str, Any] = {"items": items}
     if int(os.environ.get("RANK", 0)) == 0:
         with open(directory / "curves" / "metrics.csv", encoding="utf-8", newline="") as file:
-            found["loss"] = [float(row["loss"]) for row in csv.DictReader(file) if row["loss"]]
+            rows = list(csv.DictReader(file))
+        found["loss"] = [float(row["loss"]) for row in rows if row["loss"]]
+        found["wer"] = [float(row["val_wer"]) for row in rows if row.get("val_wer")]
+        found["chosen"] = sorted(path.name for path in (directory / "checkpoints").glob("step*.ckpt"))
         found["final_loss"] = training["final_loss"]
         weights = load_file(directory / "checkpoints" / "averaged.safetensors")
         found["weights"] = {key: float(value.double().abs().sum()) for key, value in weights.items()}

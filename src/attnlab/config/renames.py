@@ -104,6 +104,8 @@ RENAMES = Renames(
         "task.train.label_smoothing": 0.0,
         "task.train.monitor": None,
         "task.train.validate_decode": None,
+        "task.train.validate_score": None,
+        "task.train.validate_search": dict.fromkeys(("beam", "max_len_a", "max_len_b", "temperature")),
         "Decoder.embedding_dropout": None,
         "Decoder.embedding_std": 0.02,
         "AbsoluteMultiLinear.core": "free",

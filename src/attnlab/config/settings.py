@@ -176,6 +176,8 @@ class Train:
         validate_every: updates between validations; null: by epochs.
         validate_every_epochs: epochs between validations.
         validate_decode: sentences of each validation that are decoded and scored; null: none.
+        validate_score: the metric of these; null: that of the test set.
+        validate_search: settings of their search, see `ValidationSearch`.
         monitor: the metric that checkpoints are chosen by; null: the task's own.
         keep_best: checkpoints that are kept, and averaged at the end.
         log_every: updates between points of the curves.
@@ -192,6 +194,8 @@ class Train:
     validate_every: Annotated[int, Ge(1)] | None
     validate_every_epochs: Annotated[int, Ge(1)]
     validate_decode: Annotated[int, Ge(1)] | None
+    validate_score: str | None
+    validate_search: dict[str, Any]
     monitor: str | None
     keep_best: Annotated[int, Ge(1)]
     log_every: Annotated[int, Ge(1)]
@@ -211,6 +215,22 @@ class Batch:
     frames: Annotated[int, Ge(1)]
     bucket: Annotated[int, Ge(1)]
     split: bool
+
+
+@dataclass(frozen=True)
+class ValidationSearch:
+    """The search that decodes validation sentences, where it differs from `task.decode`. null: as there.
+
+    Args:
+        beam: hypotheses of a sentence; 1 is greedy search.
+        max_len_a, max_len_b: at most max_len_a * S + max_len_b tokens, S the length of the prefix.
+        temperature: divides the logits.
+    """
+
+    beam: Annotated[int, Ge(1)] | None
+    max_len_a: Annotated[float, Ge(0)] | None
+    max_len_b: Annotated[int, Ge(0)] | None
+    temperature: Annotated[float, Gt(0)] | None
 
 
 @dataclass(frozen=True)
@@ -249,6 +269,7 @@ SCHEMAS: dict[str, type] = {
     "task": Task,
     "task.train": Train,
     "task.train.batch": Batch,
+    "task.train.validate_search": ValidationSearch,
     "task.pretrain": Pretraining,
     "task.text": Text,
 }

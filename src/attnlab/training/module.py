@@ -57,9 +57,13 @@ class Module(LightningModule):
         identity: stored in checkpoints; must match when one is loaded: mechanism, vocabulary.
         seed: of dropout.
         clip: the largest norm of the gradient; 0: not clipped.
+
+    Attributes:
+        decoded_validation: what the record says of the items that each validation decodes; None: it decodes none.
     """
 
     model: nn.Module
+    decoded_validation: dict[str, Any] | None = None
     compiled_part: str = ""  # what torch.compile compiles with `hardware.compile`
     compiled_steps_part: ClassVar[str] = ""  # what of that there is where nothing is trained or scored
     counts_right: ClassVar[bool] = True  # whether `losses` gives the number of right items

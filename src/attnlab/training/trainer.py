@@ -163,6 +163,7 @@ def fit(
         "resumed": resume is not None,  # then seconds and speed are those of the last part alone
         "final_loss": NOT_RUN if idle else round(module.last_loss, 4),
         f"best_{monitor}": round(float(best.best_model_score), 4) if best.best_model_score is not None else NOT_RUN,
+        **({"decoded_validation": module.decoded_validation} if module.decoded_validation else {}),
         "left_out": dict(data.filtered),
         "averaged_checkpoints": len(paths),
         **contributions(callbacks)["training"],

@@ -32,10 +32,12 @@ class ValidationScore:
     Args:
         metric: scores decoded sentences.
         places: index of a sentence in the validation set -> its place in the metric.
+        search: decodes them.
     """
 
     metric: TextMetric
     places: dict[int, int]
+    search: BeamSearch
 
 
 class SequenceToText(Module):
@@ -44,7 +46,7 @@ class SequenceToText(Module):
     Args:
         model: the model.
         tokenizer: of the decoder.
-        search: decodes the test set, and validation sentences if `decode_validation` is called.
+        search: decodes the test set.
         cache_dtype: of the caches while decoding; None: that of the encoder's output.
         classify: whether a second search finds the first token among the classes alone.
         label_smoothing: probability that the other tokens share.
@@ -134,14 +136,15 @@ class SequenceToText(Module):
             loss = loss + self.ctc_weight * ctc
         return loss, plain.detach(), right, real.sum()
 
-    def decode_validation(self, metric: TextMetric, chosen: list[int]) -> None:
+    def decode_validation(self, metric: TextMetric, chosen: list[int], search: BeamSearch) -> None:
         """Decode some sentences in every validation, and log their score.
 
         Args:
             metric: of a corpus of len(chosen) sentences; its `logged` values are logged as `val_NAME`.
             chosen: the sentences' indices in the validation set.
+            search: decodes them.
         """
-        self._validated = (ValidationScore(metric, {index: i for i, index in enumerate(chosen)}),)
+        self._validated = (ValidationScore(metric, {index: i for i, index in enumerate(chosen)}, search),)
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
@@ -157,7 +160,8 @@ class SequenceToText(Module):
             places = [validated.places.get(index) for index in self.indices(batch_idx)]
             rows = [row for row, place in enumerate(places) if place is not None]
             if rows:
-                scored = self._scored(batch.select(rows), [place for place in places if place is not None])
+                found = [place for place in places if place is not None]
+                scored = self._scored(batch.select(rows), found, validated.search)
                 update(validated.metric, scored)
 
     def on_validation_epoch_end(self) -> None:
@@ -169,7 +173,7 @@ class SequenceToText(Module):
                     self.log(f"val_{name}", float(values[name]), prog_bar=True, sync_dist=True)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Scored:  # type: ignore[override]  # Lightning hands on any type
-        scored = self._scored(batch, self.indices(batch_idx))
+        scored = self._scored(batch, self.indices(batch_idx), self.search)
         self._decoded_tokens += scored.units
         return scored
 
@@ -181,16 +185,16 @@ class SequenceToText(Module):
         if not self.trainer.strategy.reduce(tokens, reduce_op="sum"):
             raise DataError("decoding produced no finished hypothesis: the model's logits are NaN or infinite")
 
-    def _scored(self, batch: Batch, index: list[int]) -> Scored:
+    def _scored(self, batch: Batch, index: list[int], search: BeamSearch) -> Scored:
         """Decode a batch.  Timed are the encoder and the free search, without the compiler's work."""
         watch = CacheWatch(self.model.decoder)
         compiler, began = self._compiled_steps.seconds(), now(self.device)
-        found = self.decode(batch, self.search, self.cache_dtype, watch)
+        found = self.decode(batch, search, self.cache_dtype, watch)
         seconds = now(self.device) - began - (self._compiled_steps.seconds() - compiler)
         constrained = [""] * len(found)
         if self.classify:
             labels = list(self.tokenizer.labels.values())
-            constrained = [self.label(h) for h in self.decode(batch, self.search, self.cache_dtype, first=labels)]
+            constrained = [self.label(h) for h in self.decode(batch, search, self.cache_dtype, first=labels)]
         texts, classes = list(map(self.text, found)), list(map(self.label, found))
         references = [f"{a} {b}".strip() for a, b in zip(batch.labels, batch.references, strict=True)]
         hypotheses = [f"{a} {b}".strip() for a, b in zip(classes, texts, strict=True)]

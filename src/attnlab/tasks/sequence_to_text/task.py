@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from attnlab.data.inputs import InputKind
     from attnlab.data.sequence_to_text import SequenceToTextData
+    from attnlab.decoding import BeamSearch
     from attnlab.metrics.base import TextMetric
     from attnlab.tasks.sequence_to_text.module import Model, SequenceToText
     from attnlab.tasks.sequence_to_text.predict import TextPredictor
@@ -56,17 +58,31 @@ class SequenceToTextTask(TextTask):
     def monitors(self) -> dict[str, bool]:
         found = {"val_loss": False, "val_accuracy": True, type(self).monitor: True}
         if self.cfg.task.train.validate_decode:
-            found |= {f"val_{name}": higher for name, higher in self._metric().logged.items()}
+            found |= {f"val_{name}": higher for name, higher in self._metric(validation=True).logged.items()}
         return found
 
-    def _metric(self) -> type[TextMetric]:
-        """The class that `task.score` names."""
+    def _metric(self, validation: bool = False) -> type[TextMetric]:
+        """The class that `task.score` names, or that of decoded validation sentences.
+
+        Raises:
+            ConfigError: there is no such metric, or the texts have no classes for it.
+        """
         from attnlab.metrics import text_metrics
 
-        metrics, name = text_metrics(), self.cfg.task.score
+        own, metrics = self.cfg.task.train.validate_score, text_metrics()
+        given = validation and own is not None
+        key, name = ("task.train.validate_score", own) if given else ("task.score", self.cfg.task.score)
         if name not in metrics:
-            raise ConfigError(f"task.score={name}: expected one of {', '.join(sorted(metrics))}")
+            raise ConfigError(f"{key}={name}: expected one of {', '.join(sorted(metrics))}")
+        if given and (name == "intent") > (self.cfg.task.score == "intent"):
+            raise ConfigError(f"{key}=intent: only with task.score=intent do texts begin with a class")
         return metrics[name]
+
+    def _validation_search(self) -> BeamSearch:
+        """The search of `task.decode` with the settings of `task.train.validate_search`."""
+        search: BeamSearch = instantiate(self.cfg.task.decode, path="task.decode")
+        own = {name: value for name, value in self.cfg.task.train.validate_search.items() if value is not None}
+        return replace(search, **own)
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -146,6 +162,8 @@ class SequenceToTextTask(TextTask):
         task = self.cfg.task
         instantiate(task.decode, path="task.decode")
         self._metric()
+        self._metric(validation=True)
+        self._validation_search()
         if not 0 <= task.train.label_smoothing < 1:
             raise ConfigError(f"task.train.label_smoothing={task.train.label_smoothing}: expected at least 0, below 1")
         if task.train.ctc_weight and task.data.ctc_vocab_size is None:
@@ -160,7 +178,7 @@ class SequenceToTextTask(TextTask):
         if task.train.validate_decode and self.cfg.hardware.strategy == "fsdp":
             raise ConfigError(
                 f"task.train.validate_decode={task.train.validate_decode}: with hardware=fsdp no process has the whole "
-                "model to decode with; leave it out, or take hardware=ddp"
+                "model to decode with; set it to null (with task.train.monitor=null), or take hardware=ddp"
             )
         if task.encoder_checkpoint:
             path = find_weights(Path(task.encoder_checkpoint).expanduser())
@@ -174,7 +192,9 @@ class SequenceToTextTask(TextTask):
         if number := self.cfg.task.train.validate_decode:
             total = len(data.split(data.reader.splits[1]))
             chosen = [i * total // number for i in range(number)] if number < total else list(range(total))
-            module.decode_validation(self._metric()(len(chosen)), chosen)
+            metric, search = self._metric(validation=True), self._validation_search()
+            module.decode_validation(metric(len(chosen)), chosen, search)
+            module.decoded_validation = {"sentences": len(chosen), "score": metric.name, "search": asdict(search)}
         return module
 
     def _module(self, tokenizer: Tokenizer, ctc: Tokenizer | None) -> SequenceToText:
