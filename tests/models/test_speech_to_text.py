@@ -1,9 +1,12 @@
 """Encoder, decoder and CTC head together, as a run builds them."""
 
+from typing import Any
+
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from attnlab.models import SpeechToText
+from attnlab.models import CrossDecoder, SpeechToText
 from attnlab.models.build import build_model
 from tests.attention.mechanisms import NAMES, TINY, composed, error
 
@@ -44,6 +47,32 @@ def test_every_weight_learns(name: str) -> None:
     (logits.square().sum() + model.ctc(encoded).square().sum()).backward()
     for weight, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 1e-9, weight
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("more", [{}, {"pre_norm": True, "projector_dim": None}], ids=["post-norm", "pre-norm"])
+def test_a_decoder_with_cross_attention_in_the_prefix_decoders_place(name: str, more: dict[str, Any]) -> None:
+    """Its cached steps equal the parallel form, and every weight learns."""
+    short = ["attention.recent=2", "attention.first=1"] if name == "mtla_window" else []
+    cfg = composed(name, *SMALL, *short, "task.attention_prefix=false")
+    OmegaConf.set_struct(cfg, False)
+    cfg.task.model.decoder.update({"_target_": "attnlab.models.CrossDecoder", "num_heads": 4, **more})
+    model = build_model(cfg, vocab_size=13).double()
+    assert isinstance(model.decoder, CrossDecoder) and model.decoder.unembedding is not None
+    features, text = torch.randn(3, 23, 6, dtype=torch.float64), torch.randint(4, 13, (6, 7))
+    logits, _, _ = model(features, FRAMES, text[::2])
+    logits.square().sum().backward()
+    for weight, parameter in model.named_parameters():
+        shifts = weight.endswith("cross.key.bias")  # all logits of a query alike, so that softmax takes it out
+        assert parameter.grad is not None and (shifts or parameter.grad.abs().max() > 1e-9), weight
+    model.eval()
+    with torch.no_grad():
+        prefix, lengths = model.encoder(features, FRAMES)
+        whole = model.decoder(text, prefix.repeat_interleave(2, 0), lengths.repeat_interleave(2))
+        caches = model.decoder.start(prefix, lengths, 2, 7)
+        parts = [model.decoder.step(part, caches) for part in text.split([1, 1, 2, 1, 1, 1], 1)]
+    assert error(torch.cat(parts, 1), whole) < 1e-10
+    assert sum(c.nbytes for c in caches) == 8 * model.decoder.cache_elements(6, 7, prefix.shape[1], 3)
 
 
 def test_the_ctc_head_is_there_on_request() -> None:

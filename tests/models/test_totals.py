@@ -76,6 +76,16 @@ def test_totals_of_the_other_tasks(task: str, name: str) -> None:
     assert described(f"task={task}", f"attention={name}", "scale=paper")["total"] == OTHERS[task, name]
 
 
+def test_recognition_as_the_recipe_trains_it() -> None:
+    """The encoder of the translation model, and six of the Transformer's decoder layers with two embeddings."""
+    encoder = 410_624 + 2_622_464 + 12 * 3_152_384 + 1_024
+    layer = 2 * 1_050_624 + 2_099_712 + 3 * 1_024
+    cross = described("experiment=mtla/asr_pretraining_cross")["total"]
+    assert cross == encoder + 6 * layer + 1_024 + 2 * 5_000 * 512 == 71_207_936
+    prefix = described("experiment=mtla/asr_pretraining")["total"]
+    assert prefix == TOTALS["mha"] - 2 * 3_000 * 512
+
+
 def test_wide_features_bring_a_linear_layer_and_a_norm() -> None:
     """1024 -> 80 and LayerNorm(80), as the paper's trained front end has them."""
     total = described("experiment=mtla/table3", "attention=mtla")["total"]

@@ -187,11 +187,15 @@ def test_a_checkpoint_that_would_run_code_is_refused(start: Start, tmp_path: Pat
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.slow
-def test_translation_starts_from_a_recognition_encoder(start: Start, tmp_path: Path) -> None:
-    cfg, record = start("task.target=transcript", "task.train.max_epochs=1")
+CROSS = ["task.model.decoder._target_=attnlab.models.CrossDecoder", "+task.model.decoder.num_heads=2"]
+
+
+@pytest.mark.parametrize("decoder", [pytest.param([], marks=pytest.mark.slow), CROSS], ids=["prefix", "cross"])
+def test_translation_starts_from_a_recognition_encoder(start: Start, tmp_path: Path, decoder: list[str]) -> None:
+    cfg, record = start("task.target=transcript", "task.train.max_epochs=1", *decoder)
     train.run(cfg, record, tmp_path / "asr")
     assert record["quality"]["wer"] >= 0
+    assert record["kv_cache"]["bytes_measured"] == record["kv_cache"]["bytes_predicted"] > 0
     cfg, record = start(f"task.encoder_checkpoint='{tmp_path / 'asr'}'", "task.train.max_epochs=1")
     before: dict[str, Tensor] = {}
     fit = train.L.Trainer.fit
@@ -206,6 +210,12 @@ def test_translation_starts_from_a_recognition_encoder(start: Start, tmp_path: P
     asr = weights(tmp_path / "asr")
     assert before
     assert all(torch.equal(value, asr[f"encoder.{key}"]) for key, value in before.items())
+    cfg, record = start(f"task.encoder_checkpoint='{tmp_path / 'asr'}'", "task.model.encoder.ffn_dim=24")
+    with pytest.raises(
+        DataError, match=r"task.encoder_checkpoint: .*has shape \(16, 16\), this model's is \(24, 16\); "
+    ):
+        train.run(cfg, record, tmp_path / "wider")
+    assert not (tmp_path / "wider").exists()  # before any data is read
 
 
 def test_the_last_checkpoint_is_the_last(start: Start, tmp_path: Path) -> None:
@@ -304,13 +314,14 @@ def test_all_validation_sentences_decoded_give_the_score_of_the_split(start: Sta
         ),
         (["task.train.validate_score=blue"], "task.train.validate_score=blue: expected one of bleu, intent"),
         (["task.train.validate_score=intent"], "task.train.validate_score=intent: only with task.score=intent"),
+        (["attention=multilinear", *CROSS], "task.attention_prefix=true: with task.model.decoder"),
         (
             ["task.train.validate_decode=2", "hardware=fsdp"],
             "task.train.validate_decode=2: with hardware=fsdp no process",
         ),
     ],
 )
-def test_a_metric_that_no_validation_has(start: Start, tmp_path: Path, overrides: list[str], message: str) -> None:
+def test_what_no_training_can_have(start: Start, tmp_path: Path, overrides: list[str], message: str) -> None:
     cfg, record = start(*overrides)
     with pytest.raises(ConfigError, match=message):
         train.run(cfg, record, tmp_path)

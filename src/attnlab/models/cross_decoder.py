@@ -13,6 +13,7 @@ from attnlab.attention.ops.backends import dense_attention
 from attnlab.attention.ops.decode import attend_cached
 from attnlab.config.bounds import PositiveInt, Rate
 from attnlab.models.encoder import sinusoidal_positions
+from attnlab.models.prefix_decoder import projector
 
 
 class CrossCache(Cache):
@@ -108,16 +109,28 @@ class CrossDecoderLayer(nn.Module):
         ffn_dim: width inside the feed-forward layer.
         dropout: of each part's output, in training.
         pre_norm: where the LayerNorms stand.
+        attention_dropout: of the cross-attention's weights, in training.
+        activation_dropout: after the ReLU, in training; None: `dropout`.
     """
 
-    def __init__(self, attention: Attention, num_heads: int, ffn_dim: int, dropout: float, pre_norm: bool) -> None:
+    def __init__(
+        self,
+        attention: Attention,
+        num_heads: int,
+        ffn_dim: int,
+        dropout: float,
+        pre_norm: bool,
+        attention_dropout: float = 0.0,
+        activation_dropout: float | None = None,
+    ) -> None:
         super().__init__()
         d_model = attention.d_model
         self.attention, self.pre_norm = attention, pre_norm
-        self.cross = CrossAttention(d_model, num_heads)
+        self.cross = CrossAttention(d_model, num_heads, attention_dropout)
         self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(3))
         self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
         self.dropout = nn.Dropout(dropout)
+        self.activation_dropout = nn.Dropout(dropout if activation_dropout is None else activation_dropout)
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend`, `cross`: the attentions in their parallel or their cached form."""
@@ -126,11 +139,15 @@ class CrossDecoderLayer(nn.Module):
         return x
 
     def _feed(self, x: Tensor) -> Tensor:
-        return self.down(self.dropout(F.relu(self.up(x))))
+        return self.down(self.activation_dropout(F.relu(self.up(x))))
 
 
 class CrossDecoder(nn.Module):
-    """Text tokens beside an encoder's output -> logits (Vaswani et al. 2017); one matrix embeds inputs and outputs.
+    """Text tokens beside an encoder's output -> logits (Vaswani et al. 2017).
+
+    With `pre_norm` and without `tie_embeddings` it is the decoder of fairseq's `s2t_transformer`, with which the MTLA
+    paper's recipe trains recognition before translation. Its arguments are also those of :class:`PrefixDecoder`, so
+    that one can stand in the other's place.
 
     Args:
         vocab_size: pieces V of the text.
@@ -142,6 +159,12 @@ class CrossDecoder(nn.Module):
         dropout: of embeddings, and after each part of a layer.
         pre_norm: LayerNorm before each part, and once at the end; else after each part.
         pad: the id of padding, whose embedding is zero.
+        tie_embeddings: whether one matrix embeds inputs and outputs.
+        final_norm: LayerNorm after the last layer; None: with `pre_norm`.
+        projector_dim: inner width of two linear maps through which the encoder's output goes first; None: there are
+            none.
+        attention_dropout: of the cross-attention's weights.
+        activation_dropout: inside feed-forward parts; None: `dropout`.
     """
 
     def __init__(
@@ -155,6 +178,11 @@ class CrossDecoder(nn.Module):
         dropout: Rate = 0.0,
         pre_norm: bool = False,
         pad: int = 1,
+        tie_embeddings: bool = True,
+        final_norm: bool | None = None,
+        projector_dim: PositiveInt | None = None,
+        attention_dropout: Rate = 0.0,
+        activation_dropout: Rate | None = None,
     ) -> None:
         super().__init__()
         self.scale = math.sqrt(d_model)
@@ -164,9 +192,16 @@ class CrossDecoder(nn.Module):
             self.embedding.weight[pad].zero_()
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
-            CrossDecoderLayer(attention(i), num_heads, ffn_dim, dropout, pre_norm) for i in range(num_layers)
+            CrossDecoderLayer(
+                attention(i), num_heads, ffn_dim, dropout, pre_norm, attention_dropout, activation_dropout
+            )
+            for i in range(num_layers)
         )
-        self.norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
+        self.norm = nn.LayerNorm(d_model) if (pre_norm if final_norm is None else final_norm) else nn.Identity()
+        self.projector = projector(d_model, projector_dim) if projector_dim else nn.Identity()
+        self.unembedding = None if tie_embeddings else nn.Linear(d_model, vocab_size, bias=False)
+        if self.unembedding is not None:
+            nn.init.normal_(self.unembedding.weight, std=d_model**-0.5)
 
     @property
     def blocks(self) -> list[CrossDecoderLayer]:
@@ -200,7 +235,7 @@ class CrossDecoder(nn.Module):
 
     def hidden(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
         """As :meth:`forward`, the states before the last norm, (B, T, d)."""
-        x = self.dropout(self._embed(tokens, 0))
+        prefix, x = self.projector(prefix), self.dropout(self._embed(tokens, 0))
         for layer in self.blocks:
             x = layer(x, layer.attention, lambda q, c=layer.cross: c(q, prefix, prefix_lengths))
         return x
@@ -216,6 +251,7 @@ class CrossDecoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> list[Cache]:
         """Two caches a layer: of the text of each row, and of the prefix (N, S, d) of each sentence."""
+        prefix = self.projector(prefix)
         rows, device = prefix.shape[0] * beam, prefix.device
         caches: list[Cache] = []
         for layer in self.blocks:
@@ -244,4 +280,5 @@ class CrossDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., d) -> (..., V)."""
-        return F.linear(self.norm(hidden), self.embedding.weight)
+        matrix = self.embedding if self.unembedding is None else self.unembedding
+        return F.linear(self.norm(hidden), matrix.weight)

@@ -42,6 +42,16 @@ class PrefixDecoderLayer(nn.Module):
         return self.norm2(u + self.dropout(self.down(inner)))
 
 
+def projector(d_model: int, inner: int) -> nn.Sequential:
+    """Two linear maps with ReLU between, through which an encoder's output goes: (..., d) -> (..., d).
+
+    Args:
+        d_model: width d of input and output.
+        inner: the width between the maps.
+    """
+    return nn.Sequential(nn.Linear(d_model, inner), nn.ReLU(), nn.Linear(inner, d_model))
+
+
 class PrefixDecoder(nn.Module):
     """Text tokens after a prefix -> logits (MTLA paper, section 5, as its released system is built).
 
@@ -77,7 +87,7 @@ class PrefixDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.scale = math.sqrt(d_model)
-        self.projector = nn.Sequential(nn.Linear(d_model, projector_dim), nn.ReLU(), nn.Linear(projector_dim, d_model))
+        self.projector = projector(d_model, projector_dim)
         self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=pad)
         self.dropout = nn.Dropout(dropout if embedding_dropout is None else embedding_dropout)
         self.layers = nn.ModuleList(

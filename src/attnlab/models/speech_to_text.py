@@ -1,4 +1,4 @@
-"""Speech (or any feature sequence) to text: an encoder, a prefix decoder, and optionally a CTC head."""
+"""Speech (or any feature sequence) to text: an encoder, a decoder, and optionally a CTC head."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,13 @@ from torch import nn
 
 from attnlab.attention import Attention
 from attnlab.config.bounds import PositiveInt
+from attnlab.models.cross_decoder import CrossDecoder
 from attnlab.models.prefix_decoder import PrefixDecoder
 from attnlab.models.sequence import SequenceModel
 
 
 class SpeechToText(SequenceModel):
-    """Encoder and prefix decoder of one width.
+    """Encoder and decoder of one width: the MTLA paper's prefix decoder, or one with cross-attention.
 
     Args:
         d_model: width of encoder and decoder.
@@ -26,7 +27,7 @@ class SpeechToText(SequenceModel):
         self,
         d_model: PositiveInt,
         encoder: Callable[..., nn.Module],
-        decoder: Callable[..., PrefixDecoder],
+        decoder: Callable[..., PrefixDecoder | CrossDecoder],
         *,
         attention: Callable[[int], Attention],
         vocab_size: PositiveInt,

@@ -135,6 +135,21 @@ def load_into(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
     Raises:
         DataError: a name is missing or unknown, or a shape differs.
     """
+    check_shapes(model, path, weights)
+    model.load_state_dict(weights)
+
+
+def check_shapes(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
+    """Refuse weights that do not fit a model, which may be without storage.
+
+    Args:
+        model: the model.
+        path: where the weights come from, for the message.
+        weights: by name.
+
+    Raises:
+        DataError: a name is missing or unknown, or a shape differs.
+    """
     own = model.state_dict()
     for name, value in own.items():
         if name not in weights:
@@ -145,7 +160,6 @@ def load_into(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
             )
     if extra := sorted(set(weights) - set(own)):
         raise DataError(f"{path}: the checkpoint has {extra[0]}, which this model lacks; it is of another model")
-    model.load_state_dict(weights)
 
 
 def find_weights(path: Path) -> Path:

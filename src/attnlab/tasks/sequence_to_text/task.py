@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnlab.config.build import instantiate
 from attnlab.data.text.tokenizer import Tokenizer
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 from attnlab.models import CrossDecoder, PrefixDecoder
 from attnlab.models.build import CacheShape, build_model, identity, without_memory
 from attnlab.models.sequence import SequenceModel
@@ -157,13 +157,19 @@ class SequenceToTextTask(TextTask):
         return elements
 
     def check(self, directory: Path) -> None:
-        from attnlab.training.checkpoints import find_weights, read_checkpoint
-
         task = self.cfg.task
         instantiate(task.decode, path="task.decode")
         self._metric()
         self._metric(validation=True)
         self._validation_search()
+        with without_memory():
+            decoder = self.build().decoder
+        weights = [name for a in decoder.attentions for name, _ in a.named_parameters()]
+        if isinstance(decoder, CrossDecoder) and any("prefix" in name for name in weights):
+            raise ConfigError(
+                "task.attention_prefix=true: with task.model.decoder._target_=attnlab.models.CrossDecoder no prefix "
+                "stands before the text, and its weights would never learn; set it to false"
+            )
         if not 0 <= task.train.label_smoothing < 1:
             raise ConfigError(f"task.train.label_smoothing={task.train.label_smoothing}: expected at least 0, below 1")
         if task.train.ctc_weight and task.data.ctc_vocab_size is None:
@@ -181,8 +187,30 @@ class SequenceToTextTask(TextTask):
                 "model to decode with; set it to null (with task.train.monitor=null), or take hardware=ddp"
             )
         if task.encoder_checkpoint:
-            path = find_weights(Path(task.encoder_checkpoint).expanduser())
-            self.encoder = path, read_checkpoint(path)[0]
+            self.encoder = self._read_encoder(Path(task.encoder_checkpoint).expanduser())
+
+    def _read_encoder(self, checkpoint: Path) -> tuple[Path, dict[str, Tensor]]:
+        """The encoder's weights in a run, whatever its decoder, and their file.
+
+        Raises:
+            DataError: there are none, or they do not fit this run's encoder; with an embedding, whose size follows
+                from the text, that is found when they are loaded.
+        """
+        from attnlab.training.checkpoints import check_shapes, find_weights, read_checkpoint
+
+        path = find_weights(checkpoint)
+        weights = read_checkpoint(path)[0]
+        weights = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
+        with without_memory():
+            own: nn.Module = self.build().encoder
+        if not hasattr(own, "embedding"):
+            try:
+                check_shapes(own, path, weights)
+            except DataError as error:
+                raise DataError(
+                    f"task.encoder_checkpoint: {error}; both runs need the same task.model.encoder and d_model"
+                ) from error
+        return path, weights
 
     def module(self, record: dict[str, Any], data: SequenceToTextData) -> SequenceToText:
         self._check_width(data)
@@ -261,8 +289,7 @@ class SequenceToTextTask(TextTask):
             from attnlab.training.checkpoints import load_into
 
             path, weights = self.encoder
-            encoder = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
-            load_into(module.model.encoder, path, encoder)
+            load_into(module.model.encoder, path, weights)
             log.info("encoder from %s", path)
 
     def protocol(self, module: SequenceToText) -> dict[str, Any]:
