@@ -1,11 +1,12 @@
 """Stored features of a whole corpus, with a stand-in for the pretrained model."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import Wav2Vec2Config, Wav2Vec2Model
+from transformers import Wav2Vec2Config, Wav2Vec2Model, WavLMConfig, WavLMModel
 
 from attnlab.data import Kaldi, StoredFeatures
 from attnlab.data.speech.extract import extract, pretrained
@@ -63,3 +64,62 @@ def test_a_model_of_hugging_face_from_its_directory(tmp_path: Path) -> None:
     normal = torch.nn.functional.layer_norm(torch.from_numpy(samples), (16000,))[None]
     with torch.inference_mode():
         np.testing.assert_allclose(layers[2], network(normal).last_hidden_state[0].numpy(), atol=1e-5)
+
+
+def corpus(root: Path, *ids: str) -> Path:
+    for split in Kaldi.splits:
+        write(root / split / "text", *(f"{id} ONE" for id in ids))
+        write(root / split / "wav.scp", *(f"{id} {audio(root / f'{id}.wav', 1)}" for id in ids))
+    return root
+
+
+def test_all_layers_of_a_model_are_stored_together(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = WavLMConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        conv_dim=(8,) * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_buckets=8,
+    )  # fmt: skip
+    WavLMModel(config).save_pretrained(tmp_path)
+    samples = np.random.default_rng(0).normal(size=16000).astype(np.float32)
+    together = pretrained(str(tmp_path), "all", "cpu")(samples)
+    assert together.shape == (49, 3, 16)
+    for layer in range(3):
+        np.testing.assert_array_equal(together[:, layer], pretrained(str(tmp_path), str(layer), "cpu")(samples))
+    with pytest.raises(DataError, match="--layer=3: .* has the layers 0 to 2"):
+        pretrained(str(tmp_path), "3", "cpu")
+
+
+def test_an_interrupted_extraction_goes_on_and_mixes_nothing(tmp_path: Path) -> None:
+    root, out = corpus(tmp_path / "in", "a", "b"), tmp_path / "out"
+    about, computed = {"model": "m", "layer": "all"}, 0
+
+    def interrupted(samples: Array) -> Array:
+        nonlocal computed
+        if computed == 3:
+            raise KeyboardInterrupt
+        computed += 1
+        return halves(samples)
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(Kaldi(), root, out, interrupted, about=about)
+    assert len(list(out.rglob("*.npy"))) == 3 and not list(out.rglob("*.part"))
+    with pytest.raises(DataError, match=r"extraction.json: the features here are of .*'all'.*not of .*'mean'"):
+        extract(Kaldi(), root, out, halves, about=about | {"layer": "mean"})
+    again: list[int] = []
+    extract(Kaldi(), root, out, lambda samples: again.append(1) or halves(samples), about=about)  # type: ignore[func-returns-value]
+    assert len(again) == 3 and len(list(out.rglob("*.npy"))) == 6
+    assert all(len(Kaldi().read(out, split, "stored", False)) == 2 for split in Kaldi.splits)
+
+
+def test_what_does_not_fit_is_refused_after_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = corpus(tmp_path / "in", "a", "b")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(DataError, match=r"take about .* GB, 0.000328 MB a second, and 1e-06 GB are free; use another"):
+        extract(Kaldi(), root, tmp_path / "out", halves)
+    assert not list((tmp_path / "out").rglob("*.npy"))
+
+
+def test_values_beyond_float16_are_no_features(tmp_path: Path) -> None:
+    root = corpus(tmp_path / "in", "a")
+    with pytest.raises(DataError, match=r"a has features that are NaN or beyond float16"):
+        extract(Kaldi(), root, tmp_path / "out", lambda samples: 1e6 * np.ones((3, 2), np.float32))

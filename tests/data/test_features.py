@@ -168,6 +168,14 @@ class TestSpecAugment:
         two, _ = self.draws(SpecAugment(num_freq_masks=2), self.x)
         assert two.mean() > 1.5 * one.mean()
 
+    def test_all_layers_of_a_frame_are_masked_and_warped_alike(self) -> None:
+        augment = SpecAugment(freq_mask=9, time_mask=20, num_freq_masks=2, num_time_masks=2, time_warp=6)
+        layers = np.random.default_rng(0).normal(size=(50, 3, 20)).astype(np.float32)
+        together = augment(layers, np.random.default_rng(1))
+        assert together.dtype == np.float32 and (together == 0).any()
+        for i in range(3):
+            np.testing.assert_array_equal(together[:, i], augment(layers[:, i], np.random.default_rng(1)))
+
     def test_is_a_pure_function_of_its_generator(self) -> None:
         a, b, c = (SpecAugment()(self.x, np.random.default_rng(seed)) for seed in (7, 7, 8))
         np.testing.assert_array_equal(a, b)

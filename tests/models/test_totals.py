@@ -87,9 +87,10 @@ def test_recognition_as_the_recipe_trains_it() -> None:
 
 
 def test_wide_features_bring_a_linear_layer_and_a_norm() -> None:
-    """1024 -> 80 and LayerNorm(80), as the paper's trained front end has them."""
-    total = described("experiment=mtla/table3", "attention=mtla")["total"]
+    """1024 -> 80 and LayerNorm(80), as the paper's trained front end has them, and its 25 weights of layers."""
+    total = described("experiment=mtla/table3_mean", "attention=mtla")["total"]
     assert total == OTHERS["ami", "mtla"] + 82_000 + 160
+    assert described("experiment=mtla/table3", "attention=mtla")["total"] == total + 25 == 67_490_029
 
 
 def described(*overrides: str) -> dict[str, int]:

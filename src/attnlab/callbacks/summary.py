@@ -88,6 +88,8 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
             "needle in a haystack",
             f"{100 * needle['accuracy']:.1f} % right, {asked}; {needle['gain']:.3f} nats gained",
         )
+    if shares := record.get("front_end", {}).get("layer_shares"):
+        yield "share of each layer", f"{', '.join(f'{share:.3f}' for share in shares)}   (of the stored features)"
     total, attention = (record["parameters"][key] for key in ("total", "attention"))
     yield "parameters", f"{total:,}   (attention {attention:,})"
     if rate := compression.get("rate"):

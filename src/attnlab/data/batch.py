@@ -21,7 +21,7 @@ class Example:
 
     Args:
         id: its name in the corpus.
-        features: features (T, F), float32, or source ids (T,), int64.
+        features: features (T, F) or of several layers (T, L, F), float32, or source ids (T,), int64.
         target: ids of the target text, (N,), ending in </s>.
         ctc_target: ids for CTC, (M,), without </s>; None: CTC is not used.
         source: the transcript or source text.
@@ -48,7 +48,8 @@ class Batch:
 
     Args:
         ids: names in the corpus, B.
-        features: (B, S, F) float32, zeros after the end of a row; or source ids (B, S) int64, then <pad>.
+        features: (B, S, F) or (B, S, L, F) float32, zeros after the end of a row; or source ids (B, S) int64, then
+            <pad>.
         feature_lengths: (B,) int64, in frames or ids.
         targets: pieces, </s>, then <pad>, (B, N) int64.
         target_lengths: (B,) int64; </s> counts.

@@ -6,6 +6,7 @@ from attnlab.models.cross_decoder import CrossDecoder
 from attnlab.models.decoder import Decoder, DecoderBlock
 from attnlab.models.encoder import ConvSubsampler, SpeechEncoder
 from attnlab.models.language_model import LanguageModel
+from attnlab.models.layer_mix import LayerMix
 from attnlab.models.prefix_decoder import PrefixDecoder, PrefixDecoderLayer
 from attnlab.models.speech_to_text import SpeechToText
 from attnlab.models.t6 import T6, T6Block
@@ -22,6 +23,7 @@ __all__ = [
     "DecoderBlock",
     "EncoderDecoder",
     "LanguageModel",
+    "LayerMix",
     "PostNormBlock",
     "PrefixDecoder",
     "PrefixDecoderLayer",

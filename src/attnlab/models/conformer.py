@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from attnlab.attention.base import length_mask
 from attnlab.config.bounds import PositiveInt, Rate
-from attnlab.models.encoder import ConvSubsampler, sinusoidal_positions
+from attnlab.models.encoder import ConvSubsampler, FrontEnd, sinusoidal_positions
 
 
 class FeedForward(nn.Sequential):
@@ -114,7 +114,7 @@ class ConformerLayer(nn.Module):
         return self.norm(x + 0.5 * self.second(x))
 
 
-class ConformerEncoder(nn.Module):
+class ConformerEncoder(FrontEnd):
     """Filter bank -> states of width d: fairseq's `s2t_conformer` with absolute positions, as in MTLA's recipe.
 
     Args:
@@ -125,6 +125,7 @@ class ConformerEncoder(nn.Module):
         conv_channels: between the convolutions of the subsampler.
         conv_kernels: one for each convolution of stride 2; None: [5].
         dropout: everywhere.
+        projection_dim, mix_layers: as in :class:`SpeechEncoder`.
     """
 
     def __init__(
@@ -138,10 +139,12 @@ class ConformerEncoder(nn.Module):
         conv_channels: PositiveInt = 1024,
         conv_kernels: Annotated[list[PositiveInt], MinLen(1)] | None = None,
         dropout: Rate = 0.0,
+        projection_dim: PositiveInt | None = None,
+        mix_layers: PositiveInt | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(num_mels, projection_dim, mix_layers)
         self.scale = math.sqrt(d_model)
-        self.subsample = ConvSubsampler(num_mels, conv_channels, d_model, list(conv_kernels or [5]))
+        self.subsample = ConvSubsampler(self.width, conv_channels, d_model, list(conv_kernels or [5]))
         self.linear = nn.Linear(d_model, d_model)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
@@ -149,8 +152,8 @@ class ConformerEncoder(nn.Module):
         )
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, F), (B,) -> (B, S', d), (B,)."""
-        x, lengths = self.subsample(features, lengths)
+        """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S', d), (B,)."""
+        x, lengths = self.subsample(self.prepared(features, lengths), lengths)
         x = self.dropout(self.linear(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x)))
         real = length_mask(lengths, x.shape[1])
         bias = torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, float("-inf"))

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from attnlab.attention.base import length_mask
 from attnlab.config.bounds import PositiveInt, Rate
+from attnlab.models.layer_mix import LayerMix
 
 
 def sinusoidal_positions(positions: int | Tensor, width: int, like: Tensor) -> Tensor:
@@ -62,7 +63,35 @@ class ConvSubsampler(nn.Module):
         return x.transpose(1, 2), lengths
 
 
-class SpeechEncoder(nn.Module):
+class FrontEnd(nn.Module):
+    """What the speech encoders do with features before the convolutions.
+
+    Args:
+        num_mels: F, features of a frame.
+        projection_dim: width of a linear layer and LayerNorm over the features; None: there are none.
+        mix_layers: layers of a pretrained model that the features have, which are mixed with learned weights; None: the
+            features are of one layer.
+
+    Attributes:
+        mix: the :class:`LayerMix`; None without `mix_layers`.
+    """
+
+    def __init__(self, num_mels: int, projection_dim: int | None, mix_layers: int | None) -> None:
+        super().__init__()
+        self.project: nn.Module = nn.Identity()
+        if projection_dim is not None:
+            self.project = nn.Sequential(nn.Linear(num_mels, projection_dim), nn.LayerNorm(projection_dim))
+        self.mix = None if mix_layers is None else LayerMix(mix_layers)
+        self.width = projection_dim or num_mels
+
+    def prepared(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S, width), zeros after the end of a row."""
+        if self.mix is not None:
+            features = self.mix(features, lengths)
+        return self.project(features) * length_mask(lengths, features.shape[1]).unsqueeze(-1)
+
+
+class SpeechEncoder(FrontEnd):
     """Features -> states of width d: fairseq's `s2t_transformer` as the MTLA recipes use it.
 
     Args:
@@ -75,6 +104,8 @@ class SpeechEncoder(nn.Module):
         attention_dropout, activation_dropout: of attention weights and inside feed-forward parts; None: `dropout`.
         projection_dim: wide features first go through a linear layer of this width and LayerNorm (AMI's WavLM
             features); None: they do not.
+        mix_layers: layers of a pretrained model in each frame, which are mixed with learned weights before that (see
+            :class:`LayerMix`); None: a frame is of one layer.
     """
 
     def __init__(
@@ -90,14 +121,11 @@ class SpeechEncoder(nn.Module):
         attention_dropout: Rate | None = None,
         activation_dropout: Rate | None = None,
         projection_dim: PositiveInt | None = None,
+        mix_layers: PositiveInt | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(num_mels, projection_dim, mix_layers)
         self.scale = math.sqrt(d_model)
-        self.project: nn.Module = nn.Identity()
-        if projection_dim is not None:
-            self.project = nn.Sequential(nn.Linear(num_mels, projection_dim), nn.LayerNorm(projection_dim))
-        width = projection_dim or num_mels
-        self.subsample = ConvSubsampler(width, conv_channels, d_model, list(conv_kernels or [5, 5]))
+        self.subsample = ConvSubsampler(self.width, conv_channels, d_model, list(conv_kernels or [5, 5]))
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList()
         for _ in range(num_layers):
@@ -112,9 +140,8 @@ class SpeechEncoder(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, F), (B,) -> (B, S', d), (B,)."""
-        features = self.project(features) * length_mask(lengths, features.shape[1]).unsqueeze(-1)
-        x, lengths = self.subsample(features, lengths)
+        """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S', d), (B,)."""
+        x, lengths = self.subsample(self.prepared(features, lengths), lengths)
         x = self.dropout(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x))
         real = length_mask(lengths, x.shape[1])
         bias = torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, float("-inf"))

@@ -34,7 +34,9 @@ class Model(TrainingWorkload):
             sources = tokens(shape.prefix)
             if mels := OmegaConf.select(variant.cfg, "task.model.encoder.num_mels"):
                 frames = shape.prefix * 2 ** len(variant.cfg.task.model.encoder.conv_kernels)
-                sources = torch.randn(shape.batch, frames, mels, generator=generator).to(device, dtype)
+                layers = OmegaConf.select(variant.cfg, "task.model.encoder.mix_layers")
+                size = (shape.batch, frames, *([layers] if layers else []), mels)
+                sources = torch.randn(size, generator=generator).to(device, dtype)
             self.inputs = sources, torch.full((shape.batch,), sources.shape[1], device=device)
         self.tokens, self.targets = tokens(shape.text), tokens(shape.text)
 

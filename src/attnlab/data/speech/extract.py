@@ -1,16 +1,26 @@
 """Store features of a pretrained speech model for every utterance of a corpus, as Kaldi-style directories.
 
-    python -m attnlab.data.speech.extract --root AMI --output WAVLM_FEATURES
+    python -m attnlab.data.speech.extract --root AMI --output WAVLM_FEATURES --layer all
     python -m attnlab experiment=mtla/table3 attention=mtla stride=2 data_root=WAVLM_FEATURES
 
 Needs the extra `hf` and the weights of the model (by default microsoft/wavlm-large).  The files text, feats.scp and
-feats/<id>.npy (float16) are written to <output>/<split>/; features that exist are not computed again.
+feats/<id>.npy (float16) are written to <output>/<split>/; features that exist are not computed again, so that an
+interrupted command goes on where it was.  <output>/extraction.json says of which model and layer they are, and features
+of another are not mixed with them.
+
+A file has (frames, width) of one layer or of the mean of all, and with --layer all (frames, layers, width), which
+task.data.features.layers reads and task.model.encoder.mix_layers mixes with learned weights.  The 25 layers of WavLM
+Large take 2.56 MB for a second of speech (50 frames of 25 x 1024 numbers of two bytes), 9.2 GB for an hour: 0.92 TB for
+the 100 hours of AMI's training split once, 2.8 TB at its three speeds.  How much a corpus will take is said, and what
+does not fit on the disk is refused, after the first utterance.
 """
 
 import argparse
+import json
 import logging
+import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -28,11 +38,20 @@ from attnlab.runs.console import StderrHandler
 from attnlab.runs.files import write_bytes
 from attnlab.runs.progress import each
 
+log = logging.getLogger(__name__)
+
 RATE = 16000  # what the pretrained models were trained on
 Model = Callable[[Array], Array]  # (samples,) at RATE -> (frames, width)
 
 
-def extract(reader: Reader, root: Path, output: Path, model: Model, speeds: Sequence[float] = (1.0,)) -> None:
+def extract(
+    reader: Reader,
+    root: Path,
+    output: Path,
+    model: Model,
+    speeds: Sequence[float] = (1.0,),
+    about: Mapping[str, str] | None = None,
+) -> None:
     """Store the features of all splits.
 
     Args:
@@ -41,24 +60,32 @@ def extract(reader: Reader, root: Path, output: Path, model: Model, speeds: Sequ
         output: the directory for the features.
         model: waveform to features.
         speeds: the training split is stored once at each of these speeds.
+        about: what the features are of, such as `model` and `layer`; those in `output` must be of the same.
 
     Raises:
-        DataError: the corpus cannot be read, or an id cannot be the name of a file.
+        DataError: the corpus cannot be read, an id cannot be the name of a file, `output` holds features of another
+            model or layer, there is no space for all of them, or values are beyond float16.
     """
     reader.check(root, reader.splits, "audio")
+    _same_features(output / "extraction.json", dict(about or {}))
+    splits: dict[str, list[Segment]] = {}
     for split in reader.splits:
         found = cast(list[Segment], list(reader.read(root, split, "audio", False)))
         if split == reader.splits[0]:
             found = [replace(x, speed=s, id=x.id if s == 1.0 else f"sp{s:g}-{x.id}") for s in speeds for x in found]
-        for x in each(f"computing features of {split}", found):
-            path = output / split / "feats" / f"{x.id}.npy"
-            if path.parent != output / split / "feats" or " " in x.id:
+        for x in found:
+            if _path(output, split, x).parent != output / split / "feats" or " " in x.id:
                 raise DataError(f"{root}: {x.id!r} of {split} cannot be the name of a file")
+        splits[split] = found
+    left = sum(x.seconds for split, found in splits.items() for x in found if not _path(output, split, x).is_file())
+    size = _Size(output, left)
+    for split, found in splits.items():
+        for x in each(f"computing features of {split}", found):
+            path = _path(output, split, x)
             if not path.is_file():
-                samples = change_speed(read_waveform(x.audio, x.start, x.num_samples), x.rate, x.speed)
-                stream = BytesIO()
-                np.save(stream, model(soxr.resample(samples, x.rate, RATE)).astype(np.float16))
-                write_bytes(path, stream.getvalue())
+                data = _features(x, model)
+                size.check(len(data), x.seconds)
+                write_bytes(path, data)
         lines = {
             "text": [f"{x.id} {x.target}" for x in found],
             "feats.scp": [f"{x.id} {split}/feats/{x.id}.npy" for x in found],
@@ -67,29 +94,98 @@ def extract(reader: Reader, root: Path, output: Path, model: Model, speeds: Sequ
             write_bytes(output / split / name, "".join(f"{line}\n" for line in text).encode())
 
 
+def _path(output: Path, split: str, x: Segment) -> Path:
+    return output / split / "feats" / f"{x.id}.npy"
+
+
+def _features(x: Segment, model: Model) -> bytes:
+    """The bytes of a .npy file, float16."""
+    samples = change_speed(read_waveform(x.audio, x.start, x.num_samples), x.rate, x.speed)
+    with np.errstate(over="ignore"):
+        features = model(soxr.resample(samples, x.rate, RATE)).astype(np.float16)
+    if not np.isfinite(features).all():
+        raise DataError(f"{x.audio}: {x.id} has features that are NaN or beyond float16 (65504); take another --layer")
+    stream = BytesIO()
+    np.save(stream, features, allow_pickle=False)
+    return stream.getvalue()
+
+
+def _same_features(path: Path, about: dict[str, str]) -> None:
+    """Write what the features of a directory are of, or compare it with what is written there."""
+    if path.is_file():
+        try:
+            found = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise DataError(f"{path}: not readable as JSON; delete it if the features are of {about}") from error
+        if found != about:
+            raise DataError(f"{path}: the features here are of {found}, not of {about}; use another --output")
+        return
+    if path.parent.is_dir() and next(path.parent.glob("*/feats/*.npy"), None):
+        log.warning("%s is missing: the features here are taken to be of %s", path, about)
+    write_bytes(path, json.dumps(about, indent=1).encode())
+
+
+class _Size:
+    """What the features take on the disk.
+
+    Args:
+        output: their directory.
+        seconds: of speech that are left to compute.
+    """
+
+    def __init__(self, output: Path, seconds: float) -> None:
+        self.output, self.seconds, self.said = output, seconds, False
+
+    def check(self, size: int, seconds: float) -> None:
+        """Say what all will take by the size of the first utterance, and refuse what does not fit."""
+        if self.said:
+            return
+        self.said = True
+        need, free = size / seconds * self.seconds, shutil.disk_usage(self.output).free
+        hours = self.seconds / 3600
+        text = f"features of {hours:.2f} hours take about {_human(need)}, {size / seconds / 1e6:.3g} MB a second"
+        log.info("%s: %s", self.output, text)
+        if need > free:
+            raise DataError(f"{self.output}: {text}, and {_human(free)} are free; use another --output, or one --layer")
+
+
+def _human(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
+
+
 def pretrained(name: str, layer: str, device: str) -> Model:
     """The hidden states of a Hugging Face model.
 
     Args:
         name: the name or directory of the model.
-        layer: the number of a layer (0: the input of the first one), or "mean" of all layers.
+        layer: the number of a layer (0: the input of the first one), "mean" of all layers, or "all": (frames, layers,
+            width).
         device: the torch device.
 
     Raises:
-        DataError: transformers is not installed.
+        DataError: transformers is not installed, or the model has no such layer.
     """
     try:
         from transformers import AutoModel
     except ImportError as error:
         raise DataError("transformers is not installed: pip install 'attnlab[hf]'") from error
     network = AutoModel.from_pretrained(name, use_safetensors=True).to(device).eval()
+    layers = int(network.config.num_hidden_layers) + 1
+    if layer.isdigit() and int(layer) >= layers:
+        raise DataError(f"--layer={layer}: {name} has the layers 0 to {layers - 1}")
 
     @torch.inference_mode()
     def run(samples: Array) -> Array:
         x = torch.from_numpy(samples).to(device)[None]
         x = torch.nn.functional.layer_norm(x, x.shape[-1:])  # as the large models were trained
         states = network(x, output_hidden_states=True).hidden_states
-        chosen = torch.stack(states).mean(0) if layer == "mean" else states[int(layer)]
+        match layer:
+            case "all":
+                chosen = torch.stack(states, 2)
+            case "mean":
+                chosen = torch.stack(states).mean(0)
+            case _:
+                chosen = states[int(layer)]
         features: Array = chosen[0].float().cpu().numpy()
         return features
 
@@ -105,16 +201,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="the directory for the features")
     parser.add_argument("--reader", default="AMI", choices=("AMI", "Kaldi", "AN4"))
     parser.add_argument("--model", default="microsoft/wavlm-large", help="a name or a directory")
-    parser.add_argument("--layer", default="mean", help="the number of a layer, or mean")
+    parser.add_argument("--layer", default="mean", help="the number of a layer, mean, or all")
     parser.add_argument("--speeds", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="speeds of the training split")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
-    if given.layer != "mean" and not given.layer.isdigit():
-        parser.error(f"--layer={given.layer}: expected mean or an int")
+    if given.layer not in ("mean", "all") and not given.layer.isdigit():
+        parser.error(f"--layer={given.layer}: expected mean, all or an int")
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[StderrHandler()])
     try:
         model = pretrained(given.model, given.layer, given.device)
-        extract(getattr(readers, given.reader)(), given.root, given.output, model, given.speeds)
+        about = {"model": given.model, "layer": given.layer}
+        extract(getattr(readers, given.reader)(), given.root, given.output, model, given.speeds, about)
     except AttnlabError as error:
         parser.exit(error.exit_code, f"error: {error}\n")
     except KeyboardInterrupt:

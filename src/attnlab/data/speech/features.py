@@ -125,6 +125,8 @@ def change_speed(waveform: Array, rate: int, speed: float) -> Array:
 class SpecAugment:
     """Time warping and masks of frequency and time (Park et al. 2019); the defaults are the LB policy without warping.
 
+    All layers of a frame, where it has several, are warped and masked alike.
+
     Widths are uniform over {0, ..., freq_mask - 1} and {0, ..., min(time_mask, probability * T) - 1}, as the recipe's
     code draws them.  Masked values become 0, the mean after utterance CMVN.
 
@@ -152,12 +154,12 @@ class SpecAugment:
             )
 
     def __call__(self, features: Array, random: np.random.Generator) -> Array:
-        """(T, F) -> (T, F), a warped and masked copy; all randomness comes from `random`."""
+        """(T, F) or (T, L, F), a warped and masked copy of that shape; all randomness comes from `random`."""
         masked = self._warped(features, random)
-        frames, channels = masked.shape
+        frames, channels = masked.shape[0], masked.shape[-1]
         for _ in range(self.num_freq_masks):
             first, last = _draw(random, min(self.freq_mask, channels), channels)
-            masked[:, first:last] = 0.0
+            masked[..., first:last] = 0.0
         for _ in range(self.num_time_masks):
             first, last = _draw(random, min(self.time_mask, int(frames * self.probability)), frames)
             masked[first:last] = 0.0
@@ -173,10 +175,10 @@ class SpecAugment:
 
 
 def warped(features: Array, centre: int, moved: int) -> Array:
-    """(T, F) -> (T, F): frame `centre` comes to stand at `moved`; between it and the ends, linear interpolation.
+    """Features of the same shape: frame `centre` comes to stand at `moved`; elsewhere, linear interpolation.
 
     Args:
-        features: (T, F).
+        features: (T, F) or (T, L, F).
         centre: a frame.
         moved: its new place, 0 to T - 1.
     """
@@ -184,7 +186,7 @@ def warped(features: Array, centre: int, moved: int) -> Array:
     knots = np.unique(np.asarray([[0, 0], [moved, centre], [last, last]], dtype=np.float64), axis=0)
     places = np.interp(np.arange(last + 1), knots[:, 0], knots[:, 1])
     below = np.minimum(places.astype(np.int64), max(last - 1, 0))
-    share = (places - below)[:, None].astype(np.float32)
+    share = (places - below).astype(np.float32).reshape(-1, *[1] * (features.ndim - 1))
     mixed: Array = (1 - share) * features[below] + share * features[np.minimum(below + 1, last)]
     return mixed
 

@@ -18,20 +18,23 @@ HTK_HEADER = 12  # int32 frames, int32 period, int16 bytes of a frame, int16 kin
 
 @dataclass(frozen=True)
 class StoredFeatures:
-    """Reads (T, F) float32 features from the file of each utterance, when they are needed.
+    """Reads (T, F) float32 features from the file of each utterance, when they are needed; with `layers` (T, L, F).
 
     Args:
         width: F, the number of values in a frame of the model's input: 1 + `deltas` times the columns of the files.
         deltas: 1 appends the regression slopes over two frames to either side, 2 also the slopes of these.
         normalize: apply CMVN to each utterance.
+        layers: L, the layers of a pretrained model that a frame of the files has; the encoder mixes them
+            (`task.model.encoder.mix_layers`), and takes the mean over the utterance off. None: frames are of one layer.
 
     Raises:
-        ConfigError: `width` is not a multiple of 1 + `deltas`.
+        ConfigError: `width` is not a multiple of 1 + `deltas`, or `layers` stand beside `deltas` or `normalize`.
     """
 
     width: Annotated[int, Ge(1)]
     deltas: Annotated[int, Ge(0)] = 0
     normalize: bool = True
+    layers: Annotated[int, Ge(1)] | None = None
 
     kind: ClassVar[Kind] = "stored"
 
@@ -39,6 +42,11 @@ class StoredFeatures:
         if self.width < 1 or self.deltas < 0 or self.width % (1 + self.deltas):
             raise ConfigError(
                 f"features: width={self.width}, deltas={self.deltas}: expected width = (1 + deltas) x file columns"
+            )
+        if self.layers is not None and (self.deltas or self.normalize):
+            raise ConfigError(
+                f"features: layers={self.layers}: expected deltas=0 and normalize=false; what the encoder mixes of the "
+                "layers is normalised there"
             )
 
     @property
@@ -49,8 +57,12 @@ class StoredFeatures:
     def open(self, utterances: Sequence[Stored]) -> "StoredInputs":
         return StoredInputs(utterances, self)
 
+    def frames(self, path: Path) -> int:
+        """The number of frames of a file.  Raises DataError as :func:`frames` does."""
+        return frames(path, self.columns, self.layers)
+
     def __call__(self, path: Path) -> Array:
-        features = read_features(path, self.columns)
+        features = read_features(path, self.columns, self.layers)
         if not np.isfinite(features).all():
             raise DataError(f"{path}: contains NaN or infinity; expected finite values")
         parts = [features]
@@ -76,7 +88,7 @@ class StoredInputs:
 
     def __init__(self, utterances: Sequence[Stored], front: StoredFeatures) -> None:
         self._paths, self._front = [x.path for x in utterances], front
-        self.lengths = np.asarray([frames(path, front.columns) for path in self._paths], dtype=np.int64)
+        self.lengths = np.asarray([front.frames(path) for path in self._paths], dtype=np.int64)
 
     def __getitem__(self, i: int) -> Array:
         return self._front(self._paths[i])
@@ -92,39 +104,44 @@ def slopes(x: Array) -> Array:
     return ((p[3:-1] - p[1:-3] + 2 * (p[4:] - p[:-4])) / 10).astype(np.float32)
 
 
-def frames(path: Path, columns: int) -> int:
+def frames(path: Path, columns: int, layers: int | None = None) -> int:
     """The number of frames of a file, from its header and size.
 
     Args:
         path: .npy, or .mfc of HTK or Sphinx.
-        columns: the expected number of values in a frame.
+        columns: the expected number of values in a frame, or in a layer of a frame.
+        layers: the expected number of layers in a frame; None: it has none.
 
     Raises:
-        DataError: the file is missing, unreadable, empty or of another width.
+        DataError: the file is missing, unreadable, empty, of another width or of another number of layers.
     """
+    wanted = (columns,) if layers is None else (layers, columns)
     try:
-        shape = _mapped(path).shape if path.suffix == ".npy" else _layout(path, columns)[0]
+        shape: tuple[int, ...] = _mapped(path).shape if path.suffix == ".npy" else _layout(path, columns)[0]
     except OSError as error:
         raise DataError(f"{path}: missing or unreadable features ({error.strerror or error})") from error
     except (ValueError, EOFError) as error:
         raise DataError(f"{path}: not a readable feature file ({error})") from error
-    if len(shape) != 2 or shape[1] != columns:
+    if shape[1:] != wanted or not shape:
+        key = "layers" if len(shape) == 3 or layers else "width"
         raise DataError(
-            f"{path}: features of shape {tuple(shape)}, expected (frames, {columns}): see task.data.features"
+            f"{path}: features of shape {tuple(shape)}, expected ({', '.join(map(str, ('frames', *wanted)))}): see "
+            f"task.data.features.{key}"
         )
     if shape[0] < 1:
         raise DataError(f"{path}: no frames")
     return int(shape[0])
 
 
-def read_features(path: Path, columns: int) -> Array:
-    """The features of a file, (T, columns) float32.  Raises DataError as :func:`frames` does.
+def read_features(path: Path, columns: int, layers: int | None = None) -> Array:
+    """The features of a file, (T, columns) or (T, layers, columns) float32.  Raises DataError as :func:`frames` does.
 
     Args:
         path: the file.
-        columns: F, features of a frame.
+        columns: F, features of a frame, or of a layer of a frame.
+        layers: L, the layers of a frame; None: it has none.
     """
-    frames(path, columns)
+    frames(path, columns, layers)
     if path.suffix == ".npy":
         return _mapped(path).astype(np.float32)
     shape, kind, offset = _layout(path, columns)

@@ -15,7 +15,7 @@ from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.corpus import Reader
 from attnlab.data.inputs import InputKind
 from attnlab.data.speech.features import Array, FilterBank, read_waveform
-from attnlab.data.speech.stored import StoredFeatures, frames
+from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.source_text import SourceText
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch
@@ -45,7 +45,7 @@ def input_kind(cfg: DictConfig) -> InputKind:
                 "file of features",
                 (".npy", ".mfc"),
                 ("features", "path", "input"),
-                lambda path: (frames(path, front.columns), None)[1],
+                lambda path: (front.frames(path), None)[1],
             )
     return InputKind("text", (), ("text", "source", "document", "input"))
 

@@ -129,10 +129,11 @@ class SequenceToTextTask(TextTask):
         return max(1, frames // length), length
 
     def _inputs(self, model: nn.Module, rows: int, length: int, device: torch.device) -> Tensor:
-        width = self.cfg.task.model.encoder.get("num_mels")
-        if width is None:
+        encoder = self.cfg.task.model.encoder
+        if encoder.get("num_mels") is None:
             return torch.full((rows, length), Tokenizer.eos, device=device)
-        return torch.zeros(rows, length, width, device=device)
+        layers = [encoder.mix_layers] if encoder.get("mix_layers") else []
+        return torch.zeros(rows, length, *layers, encoder.num_mels, device=device)
 
     def decoding_cache(self, model: Any) -> int:
         """Of sentences of the longest length that training accepts, with the most text that the search may write."""
@@ -162,6 +163,7 @@ class SequenceToTextTask(TextTask):
         self._metric()
         self._metric(validation=True)
         self._validation_search()
+        self._check_features()
         with without_memory():
             decoder = self.build().decoder
         weights = [name for a in decoder.attentions for name, _ in a.named_parameters()]
@@ -213,7 +215,6 @@ class SequenceToTextTask(TextTask):
         return path, weights
 
     def module(self, record: dict[str, Any], data: SequenceToTextData) -> SequenceToText:
-        self._check_width(data)
         module = self._module(data.tokenizer, data.ctc_tokenizer)
         self.sizes(record, module.model)
         data.test_max_frames = self.cfg.task.decode_max_frames
@@ -275,12 +276,20 @@ class SequenceToTextTask(TextTask):
 
         return TextPredictor(module, self.cfg, **settings)
 
-    def _check_width(self, data: SequenceToTextData) -> None:
-        width = getattr(data.front, "width", None)
-        expected = self.cfg.task.model.encoder.get("num_mels")
-        if width != expected:
+    def _check_features(self) -> None:
+        """Refuse an encoder for other features than those that the front end gives."""
+        encoder = self.cfg.task.model.encoder
+        front = instantiate(self.cfg.task.data.features, path="task.data.features")
+        width, layers = getattr(front, "width", None), getattr(front, "layers", None)
+        if width != encoder.get("num_mels"):
             raise ConfigError(
-                f"task.model.encoder.num_mels={expected}, but task.data.features gives frames of {width} numbers"
+                f"task.model.encoder.num_mels={encoder.get('num_mels')}, but task.data.features gives frames of "
+                f"{width} numbers"
+            )
+        if layers != encoder.get("mix_layers"):
+            raise ConfigError(
+                f"task.model.encoder.mix_layers={encoder.get('mix_layers')}, but task.data.features gives frames of "
+                f"{f'{layers} layers' if layers else 'one layer'} (task.data.features.layers={layers})"
             )
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
@@ -311,6 +320,11 @@ class SequenceToTextTask(TextTask):
         )
         quality = Quality({"": self._metric()(size)}, {"sentences": size})
         return [Memory(), speed, CacheBytes(), PredictionsFile(size, directory / "predictions.tsv"), quality]
+
+    def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: SequenceToText) -> None:
+        """What the encoder takes of each layer of the stored features."""
+        if (mix := getattr(module.model.encoder, "mix", None)) is not None:
+            record["front_end"] = {"layer_shares": [round(share, 4) for share in mix.shares().tolist()]}
 
 
 class SpokenIntentTask(SequenceToTextTask):
