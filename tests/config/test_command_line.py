@@ -166,7 +166,7 @@ WRONG = {
     "checkpoint=/": "and mode=describe and mode=export, not by mode=train",
     "prompt=a": "prompt= is read by mode=generate, not by mode=train",
     "mode=generate task=wikitext2": "mode=generate needs checkpoint=",
-    "mode=generate": "mode=generate: task=mustc has no such mode; it has train, test, bench, describe",
+    "mode=generate": "mode=generate: task=mustc has no such mode; it has train, test, bench, statistics, describe",
     "mode=generate task=wikitext2 prompt=5": "prompt=5: expected str or null",
     "mode=evaluate task=ptb": "mode=evaluate needs checkpoint=",
     "mode=describe resume=/": "resume= is read by mode=train",

@@ -19,6 +19,7 @@ from attnlab.data.corpus import Reader, Segment, Stored, Utterance
 from attnlab.data.speech.cache import open_features
 from attnlab.data.speech.features import SHIFT_MS, Array, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures
+from attnlab.data.statistics import statistics
 from attnlab.data.text.source_text import SourceText
 from attnlab.data.text.tokenizer import Kind, Tokenizer
 from attnlab.errors import ConfigError, DataError
@@ -267,15 +268,7 @@ class SequenceToTextData(Data):
         """All texts, the headers of all recordings, the vocabularies."""
         if self._utterances:
             return
-        if self.root is None:
-            log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.reader.name)
-            self.root = self.reader.sample(self.cache_dir)
-        found = {name: self._read_split(name) for name in self.reader.splits}
-        sizes = ", ".join(f"{name} {len(found[name])}" for name in self.reader.splits)
-        text = f"{self.reader.name} at {self.root}: {sizes} {self.reader.unit}"
-        log.info("corpus: %s", text)
-        self.corpus = "sample" if self.is_sample else text
-        self.location = self.root
+        found = self._read_texts()
         train = found[self.reader.splits[0]]
         labels = sorted({x.label for x in train if x.label})
         self._check_labels(found, set(labels))
@@ -287,6 +280,26 @@ class SequenceToTextData(Data):
             texts = [x.source for x in train]
             self.ctc_tokenizer = self._vocabulary("ctc_", texts, self.ctc_vocab_size, self.ctc_vocab_type)
         self._utterances = found
+
+    def _read_texts(self) -> dict[str, list[Utterance]]:
+        """The utterances of each split: all texts, the headers of all recordings."""
+        if self.root is None:
+            log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.reader.name)
+            self.root = self.reader.sample(self.cache_dir)
+        found = {name: self._read_split(name) for name in self.reader.splits}
+        sizes = ", ".join(f"{name} {len(found[name])}" for name in self.reader.splits)
+        text = f"{self.reader.name} at {self.root}: {sizes} {self.reader.unit}"
+        log.info("corpus: %s", text)
+        self.corpus = "sample" if self.is_sample else text
+        self.location = self.root
+        return found
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """The size of each split by its name, see :func:`attnlab.data.statistics.statistics`.
+
+        Speed perturbation, filters of length and vocabularies play no part.
+        """
+        return {name: statistics(utterances) for name, utterances in self._read_texts().items()}
 
     def _check_labels(self, found: dict[str, list[Utterance]], known: set[str]) -> None:
         for name in self.reader.splits[1:]:

@@ -134,19 +134,23 @@ def differences(found: Found, cfg: DictConfig) -> list[str]:
     return wrong
 
 
-def counted(row: Row, records: Sequence[Found]) -> int | None:
-    """How many items the split of a row has, from the newest record that read its corpus; None: no record did.
+def statistics(row: Row, records: Sequence[Found]) -> Mapping[str, float]:
+    """What the newest record of mode=statistics says of the split of a row; empty where none has read its corpus.
 
     Args:
         row: with `corpus`, `split` and `train`.
         records: every record there is, the oldest first.
     """
     for found in reversed(records):
-        text = found.record["corpus"]
-        size = re.search(rf"[:,] {re.escape(row.split)} (\d+)", text)
-        if size and is_corpus(text, {"name": row.corpus, "train": row.train}):
-            return int(size[1])
-    return None
+        splits, text = found.record.get("statistics", {}), found.record["corpus"]
+        if found.record["status"] != "finished" or row.split not in splits:
+            continue
+        if text == "sample":
+            sizes = ", ".join(f"{name} {values['utterances']}" for name, values in splits.items())
+            text = f"sample of {found.record['task']}: {sizes}"
+        if is_corpus(text, {"name": row.corpus, "train": row.train}):
+            return dict(splits[row.split])
+    return {}
 
 
 def protocol(found: Found) -> list[Any]:

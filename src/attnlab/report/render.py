@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from attnlab.report import compression, context, curves, figure, points
 from attnlab.report.grid import Grid
-from attnlab.report.match import choose, composed, counted, protocol, scored
+from attnlab.report.match import choose, composed, protocol, scored, statistics
 from attnlab.report.significance import has_predictions, standard_error, sure
 from attnlab.report.spec import Column, Plot, Row, Spec
 from attnlab.runs.record import NOT_RUN
@@ -106,9 +106,10 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
         for column in spec.columns:
             if spec.published(column):
                 cells.append(row.published.get(column.key, "–"))
-            if column.counted:
-                size = counted(row, records)
-                cells.append(NOT_RUN if size is None else f"{size:,}")
+            if column.statistic:
+                found = statistics(row, records)
+                size = found.get(column.statistic)
+                cells.append(("–" if found else NOT_RUN) if size is None else f"{size:,.{column.digits}f}")
             else:
                 cells.append(_ours(column, row, spec, mine, baseline, names) if row.command else "–")
         grid.rows.append(cells)
@@ -121,7 +122,7 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
     grid.notes += _left_out(every, usable, spec) if spec.corpus else []
     measured = any(column.measured for column in spec.columns)
     missing = [row for row in spec.rows if measured and row.command and not chosen[row.label]]
-    missing = [row for row in missing if not row.split or counted(row, records) is None]
+    missing = [row for row in missing if not row.split or not statistics(row, records)]
     if missing and spec.before:
         grid.notes.append(f"{NOT_RUN}: first, for every row, `{spec.before}`")
     commands = dict.fromkeys(spec.row_command(row) for row in missing)

@@ -16,7 +16,7 @@ SIZES = {"parameters": "Parameters", "cache": "Cache per token and layer"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. One of `value`, `mean`, `ratio`, `against`, `computed`, `setting`, `counted`: our number.
+    """A column of a table. One of `value`, `mean`, `ratio`, `against`, `computed`, `setting`, `statistic`: our number.
 
     Args:
         key: its name in a row's `published` and `computed`.
@@ -27,7 +27,7 @@ class Column:
         against: the same; the row's number minus the baseline's.
         computed: the row's `computed` number.
         setting: a dotted key of the configuration that the row's command gives; a row may name another.
-        counted: the items of the row's split that a record of its corpus counts.
+        statistic: of the row's split, a key of `statistics` in the records of mode=statistics.
         described: of a computed column, the dotted key that mode=describe fills; tests hold the rows to it.
         factor: our number is multiplied by it: 100 for a share in percent.
         exp: whether our number is exp of the record's: a perplexity of a loss in nats.
@@ -44,7 +44,7 @@ class Column:
     against: str = ""
     computed: bool = False
     setting: str = ""
-    counted: bool = False
+    statistic: str = ""
     described: str = ""
     factor: float = 1
     exp: bool = False
@@ -55,7 +55,7 @@ class Column:
     @property
     def measured(self) -> bool:
         """Whether our number is of a record, so that a row needs a run."""
-        return bool(self.value or self.mean or self.ratio or self.against or self.counted)
+        return bool(self.value or self.mean or self.ratio or self.against or self.statistic)
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,10 @@ class Row:
         command: the row's own overrides, `task=mustc scale=paper attention=mha`; empty for a number that the paper
             quotes from elsewhere.
         note: the name of one of the specification's notes.
-        corpus: how the name of this row's corpus begins, in a table of several; empty: as the specification says.
-        split: of the corpus, in a table that counts it.
-        train: least and most items of the training split of the corpus whose `split` is counted.
+        corpus: how the name of this row's corpus begins, in a table of several; of an embedded one "sample of TASK";
+            empty: as the specification says.
+        split: of the corpus, in a table of its statistics.
+        train: least and most items of the training split of the corpus whose `split` it is.
         parameters: the model's parameters.
         cache: cached numbers per token and layer.
         facts: further cells that say what the row is.
@@ -212,10 +213,10 @@ def read_spec(path: Path) -> Spec:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"{path}: not the specification of a table: {' '.join(str(error).split())}") from error
-    if any(c.measured and not c.counted for c in spec.columns) and not (spec.corpus and spec.quality):
+    if any(c.measured and not c.statistic for c in spec.columns) and not (spec.corpus and spec.quality):
         raise ConfigError(f"{path}: measured columns need `corpus` and a column of quality")
-    if any(c.counted for c in spec.columns) and not all(row.corpus and row.split and row.train for row in spec.rows):
-        raise ConfigError(f"{path}: a counted column needs `corpus`, `split` and `train` in every row")
+    if any(c.statistic for c in spec.columns) and not all(row.corpus and row.split and row.train for row in spec.rows):
+        raise ConfigError(f"{path}: a column with `statistic` needs `corpus`, `split` and `train` in every row")
     if wrong := {plot.frontier for plot in spec.plots} - {"", "max", "min"}:
         raise ConfigError(f"{path}: frontier {wrong.pop()!r}: expected max or min")
     if spec.picture not in ("", "ranks", "fusion", "context"):

@@ -19,6 +19,8 @@ from attnlab.models import CrossDecoder, PrefixDecoder
 from attnlab.models.build import CacheShape, build_model, identity, without_memory
 from attnlab.models.sequence import SequenceModel
 from attnlab.models.token_loss import at_least_float32, chunk_of
+from attnlab.runs import fingerprint
+from attnlab.runs import record as records
 from attnlab.runs.device import compiles, scoring_dtype
 from attnlab.tasks.base import beside
 from attnlab.tasks.text import TextTask
@@ -213,6 +215,14 @@ class SequenceToTextTask(TextTask):
                     f"task.encoder_checkpoint: {error}; both runs need the same task.model.encoder and d_model"
                 ) from error
         return path, weights
+
+    def statistics(self, record: dict[str, Any]) -> None:
+        """Fill `corpus`, `statistics` and the identity of the run: texts and the headers of recordings are read."""
+        data: SequenceToTextData = instantiate(self.cfg.task.data, path="task.data")
+        record["statistics"] = data.statistics()
+        record["corpus"] = data.corpus
+        assert data.location is not None
+        records.identify(record, fingerprint.corpus(data.location, Path(self.cfg.cache_dir)))
 
     def module(self, record: dict[str, Any], data: SequenceToTextData) -> SequenceToText:
         module = self._module(data.tokenizer, data.ctc_tokenizer)

@@ -1,0 +1,36 @@
+"""mode=statistics: what a corpus has, as its reader finds it: utterances, hours, words. Nothing is trained."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from attnlab.runs.record import first_process
+from attnlab.tasks.base import task_of
+
+
+def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+    """Fill the record's `statistics`, a mapping for each split, and print it as a table.
+
+    Args:
+        cfg: the fixed configuration.
+        record: the run's; it is filled.
+        directory: the run's; nothing else is written there.
+    """
+    task_of(cfg).statistics(record)
+    if first_process():
+        _show(record)
+
+
+def _show(record: dict[str, Any]) -> None:
+    splits = record["statistics"]
+    table = Table(title=record["corpus"], title_justify="left")
+    table.add_column("")
+    for name in splits:
+        table.add_column(name, justify="right")
+    for key in dict.fromkeys(key for values in splits.values() for key in values):
+        values = [split.get(key) for split in splits.values()]
+        table.add_row(key.replace("_", " "), *("–" if value is None else f"{value:,}" for value in values))
+    Console(highlight=False).print(table)

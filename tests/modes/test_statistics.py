@@ -1,0 +1,87 @@
+"""mode=statistics: the numbers of a corpus by its reader, in the record and in a table."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError, DataError
+from attnlab.modes import statistics
+from attnlab.report.render import table
+from attnlab.report.spec import read_spec
+from attnlab.runs.record import new, write
+from attnlab.runs.store import collect
+from tests.data.conftest import SEGMENTS
+from tests.data.test_readers import write as write_lines
+from tests.tasks.conftest import Start
+
+SPEC = """
+title: corpora
+source: a paper
+baseline: "MuST-C, dev"
+command: python -m src.run mode=statistics {row}
+facts: {}
+columns:
+  - {key: utterances, label: Utterances, statistic: utterances, digits: 0}
+  - {key: hours, label: Hours, statistic: hours, digits: 4}
+  - {key: classes, label: Classes, statistic: classes, digits: 0}
+rows:
+  - {label: "MuST-C, dev", command: a=b, corpus: MuST-C en-de, train: [1, 9], split: dev, published: {hours: "2.3"}}
+  - {label: "MuST-C of the paper", command: a=b, corpus: MuST-C en-de, train: [20, 30], split: dev, published: {}}
+  - {label: a sample, command: a=b, corpus: sample of mustc, train: [1, 9], split: dev, published: {}}
+"""
+
+
+def test_the_reader_counts_and_a_table_shows_it(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg, record = start("mode=statistics", "task.data.drop_empty=true", "task.data.speeds=[0.9,1.0,1.1]")
+    statistics.run(cfg, record, tmp_path)
+    spoken = [x for x in SEGMENTS if x[4]]
+    found = record["statistics"]
+    assert list(found) == ["train", "dev", "tst-COMMON"] and found["train"] == found["dev"]
+    words = {
+        "source_words": sum(len(x[3].split()) for x in spoken),
+        "target_words": sum(len(x[4].split()) for x in spoken),
+    }
+    assert found["dev"] == {
+        "utterances": len(spoken),
+        "hours": pytest.approx(sum(x[2] for x in spoken) / 3600, abs=1e-4),
+        **words,
+        **{f"mean_{key}": pytest.approx(value / len(spoken), abs=0.01) for key, value in words.items()},
+    }
+    assert "target words" in capsys.readouterr().out and record["identity"]["corpus"].startswith("sha256:")
+    record |= {"status": "finished", "mode": "statistics"}
+    json.dumps(record)
+    write(record, tmp_path)
+    (tmp_path / "table.yaml").write_text(SPEC)
+    spec = read_spec(tmp_path / "table.yaml")
+    rows = table(spec, collect([tmp_path])).rows
+    hours = f"{found['dev']['hours']:.4f}"
+    assert rows[0] == ["MuST-C, dev", str(len(spoken)), "2.3", hours, "–"]  # a corpus of texts has no classes
+    assert [row[1:] for row in rows[1:]] == [["not run", "–", "not run", "not run"]] * 2
+    write(record | {"corpus": "sample"}, tmp_path)
+    assert table(spec, collect([tmp_path])).rows[2][1] == str(len(spoken))
+    write(record | {"status": "failed", "error": "x"}, tmp_path)
+    assert table(spec, collect([tmp_path])).rows[0][1] == "not run"
+
+
+def test_texts_have_no_hours_and_classes_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "validation", "test"):
+        write_lines(tmp_path / "xsum" / f"{split}.source", "one two three", "four")
+        write_lines(tmp_path / "xsum" / f"{split}.target", "one", "two  three")
+    cfg = compose("task=xsum", "mode=statistics", "attention=mha", f"data_root={tmp_path / 'xsum'}")
+    record = new(cfg, "test")
+    statistics.run(cfg, record, tmp_path)
+    assert record["statistics"]["test"] == {
+        "utterances": 2, "source_words": 4, "target_words": 3, "mean_source_words": 2, "mean_target_words": 1.5,
+    }  # fmt: skip
+
+
+def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mode=statistics: task=wikitext2 has no such mode"):
+        compose("task=wikitext2", "mode=statistics")
+    cfg = compose("task=xsum", "mode=statistics", "attention=mha", f"data_root={tmp_path}")
+    with pytest.raises(DataError, match=r"train.source is missing .*data_root must hold"):
+        statistics.run(cfg, new(cfg, "test"), tmp_path)
