@@ -25,7 +25,7 @@ METHODS: dict[str, tuple[Method, str]] = {  # and whether attention or the MLPs 
     "global_svd": (GlobalSVD(keep=0.6), "attn"),
     "cp_slimatt": (CPSlimAtt(keep=0.6, sweeps=3), "attn"),
     "irratt": (IrrAtt(keep=0.6, sweeps=3, fusion="identity"), "attn"),
-    "mlp_svd": (MLPSVD(1, keep=0.6), "mlp"),
+    "mlp_svd": (MLPSVD(keep=0.6), "mlp"),
     "tensorllm": (TensorLLM(keep=0.6), "attn"),
     "tensorllm with a stack rank": (TensorLLM(keep=0.6, stack_rank=3), "attn"),
     "tensorllm absorbed": (TensorLLM(keep=0.6, absorb=True), "attn"),
@@ -88,7 +88,7 @@ def test_a_method_keeps_at_most_its_share(name: str) -> None:
     assert method.rank_of(reports[0]) is None
 
 
-@pytest.mark.parametrize("make", [lambda: TruncAtt(keep=0.5), lambda: TensorLLM(keep=0.5), lambda: MLPSVD(1, keep=0.5)])
+@pytest.mark.parametrize("make", [lambda: TruncAtt(keep=0.5), lambda: TensorLLM(keep=0.5), lambda: MLPSVD(keep=0.5)])
 def test_parameters_go_where_they_lower_the_error(make: object) -> None:
     """A first layer of rank one needs fewer than a second one that is noise."""
     model = vit()

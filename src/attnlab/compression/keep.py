@@ -1,5 +1,8 @@
 """Ranks from a budget: `compress.keep=0.5` keeps half of the parameters of the matrices that a method compresses.
 
+With `compress.keep_of=multiply_adds` it is IrrAtt's rule (section 3.4): each layer alone keeps at most that share of
+its multiply-adds, so that layers of equal sizes have equal ranks. What follows is about parameters.
+
 Each layer offers steps, from its smallest ranks to the dense layer. Parameters go where they lower the error most: the
 steps on the lower convex hull of (parameters, error) are taken in the order of their gain per parameter, which is the
 optimum for the hulls; what then remains goes to the steps that lower the error most, on the hull or not. Errors are
@@ -36,6 +39,9 @@ def with_budget(method: Method, model: nn.Module, layers: Sequence[Layer]) -> Me
     if method.keep is None:
         return method
     found = copy.copy(method)
+    if method.keep_of == "multiply_adds":
+        found.chosen = method.rated(model, layers)
+        return found
     found.chosen = allocate(method.ladders(model, layers), method.keep)
     return found
 
@@ -55,7 +61,9 @@ def allocate(ladders: Sequence[Ladder], keep: float) -> dict[str, Any]:
     left = int(keep * total) - sum(steps[0].parameters for steps in hulls.values())
     if left < 0:
         least = sum(steps[0].parameters for steps in hulls.values()) / total
-        raise ConfigError(f"compress.keep={keep}: the smallest ranks keep {least:.4f} of the parameters")
+        raise ConfigError(
+            f"compress.keep={keep}: the smallest ranks keep {least:.4f} of the parameters; expected that to 1"
+        )
     chosen = {path: steps[0] for path, steps in hulls.items()}
     gains = [
         ((before.error - after.error) / (after.parameters - before.parameters), path, i)

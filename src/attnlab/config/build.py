@@ -72,6 +72,7 @@ def register_resolvers() -> None:
     """Register the resolvers; calling it again changes nothing."""
     resolvers: dict[str, Callable[..., Any]] = {
         "or": lambda *values: next((value for value in values if value is not None), None),
+        "unless": lambda given, value: value if given is None else None,
         "mul": lambda a, b: a * b,
         "div": _divide,
         "min": min,

@@ -82,6 +82,13 @@ def _pretrained_weights(plain: MutableMapping[str, Any]) -> None:
         model["weights"] = model.pop("checkpoint")
 
 
+def _rank_beside_keep(plain: MutableMapping[str, Any]) -> None:
+    """MLPSVD had a rank beside `keep`, of no effect."""
+    node = plain.get("compress")
+    if isinstance(node, dict) and str(node.get("_target_", "")).rpartition(".")[2] == "MLPSVD" and node.get("keep"):
+        node["mlp_rank"] = None
+
+
 RENAMES = Renames(
     keys={
         "bench.prompt": "bench.prefix",
@@ -138,6 +145,19 @@ RENAMES = Renames(
         },
         "TensorizedTransformer.variational_dropout": False,
         "InverseSquareRoot.floor": 0.0,
+        "TruncAtt.vo": "truncatt",
+        "TruncAtt.keep_of": "parameters",
+        "GlobalSVD.vo": "truncatt",
+        "GlobalSVD.keep_of": "parameters",
+        "CPSlimAtt.vo": "truncatt",
+        "CPSlimAtt.keep_of": "parameters",
+        "CPSlimAtt.start": "global",
+        "CPSlimAtt.restarts": 4,
+        "CPSlimAtt.fusion": "free",
+        "IrrAtt.vo": "truncatt",
+        "IrrAtt.keep_of": "parameters",
+        "IrrAtt.restarts": 4,
+        "MLPSVD.keep_of": "parameters",
         "MHA.qk_norm": False,
         "MHA.rope_scaling": None,
         "MHA.norm_eps": 1e-6,
@@ -145,7 +165,7 @@ RENAMES = Renames(
         "SlidingWindow.rope_scaling": None,
         "SlidingWindow.norm_eps": 1e-6,
     },
-    rewrite=(_reader_of_mustc, _global_batch, _pretrained_weights),
+    rewrite=(_reader_of_mustc, _global_batch, _pretrained_weights, _rank_beside_keep),
     classes={
         "tests.reference.published.of": "of",
         "ImageClassificationFlow": "ImageClassificationTask",

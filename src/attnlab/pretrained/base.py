@@ -155,6 +155,10 @@ class Family(ABC):
     def layers(self, model: nn.Module) -> list[Layer]:
         """The layers of a model in order; sizes come from its modules and config, so that it may be on meta."""
 
+    def tokens(self, model: nn.Module) -> int | None:
+        """The length of the sequences inside a model, where its sizes fix it; None: they are as long as the input."""
+        return None
+
     @abstractmethod
     def create(self, name: str, options: dict[str, Any]) -> nn.Module:
         """The dense architecture with random weights, on the default device.

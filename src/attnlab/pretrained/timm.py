@@ -52,6 +52,11 @@ class Timm(Family):
             layer |= part
         return [Layer(path, **layer) for path, layer in found.items()]
 
+    def tokens(self, model: nn.Module) -> int | None:
+        """Patches of an image and what stands before them, the class token."""
+        patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
+        return None if patches is None else int(patches) + int(getattr(model, "num_prefix_tokens", 0))
+
     def create(self, name: str, options: dict[str, Any]) -> nn.Module:
         if not timm.is_model(name.partition(".")[0]):
             near = nearest(name, timm.list_models(["vit_*", "deit*"]))

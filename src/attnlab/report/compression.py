@@ -209,7 +209,7 @@ def fusions(one: Found, folder: Path) -> Grid:
     grid = Grid(_title(one), ["layer", "head", "term", "weight"])
     layers = [m for _, m in folders.load(folder).named_modules() if getattr(m, "fusion", None) is not None]
     for i, layer in enumerate(layers):
-        fusion = layer.get_parameter("fusion").detach().float().tolist()
+        fusion = layer.weights.detach().float().tolist()
         grid.rows += [
             [str(i), str(head), str(term), f"{weight:.6g}"]
             for head, weights in enumerate(fusion)

@@ -83,7 +83,7 @@ LEFT_OUT = (
 )
 OPTIONAL = ("callbacks", "trainer", "convert")  # nodes that say nothing while they are empty
 OF_THE_RUN = ("mode", "seed", "checkpoint", "prompt", "bench")  # not part of the recipe
-SEEDS = ("task.data.seed", "task.sampling.seed")  # copies of `seed`: left out where they equal it
+SEEDS = ("task.data.seed", "task.sampling.seed", "compress.start_seed")  # copies of `seed`, left out if equal to it
 WEIGHTS = ("checkpoint", "task.encoder_checkpoint", "task.model.weights", "task.weights", "task.data.vocabulary.file")
 READ_BENCH = ("bench", "describe")  # the modes that read the `bench` node
 ARCHITECTURE = {"mechanism": "attention", "model": "task.model", "compression": "compress"}  # of a checkpoint
@@ -147,9 +147,7 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None, renames: Re
     """
     plain = renamed(_plain(cfg), renames)
     weights = contents(plain) if weights is None else weights
-    for key in SEEDS:
-        if _get(plain, key) == plain.get("seed"):
-            _pop(plain, key)
+    _without_copied_seeds(plain)
     for key in (*LEFT_OUT, *OF_THE_RUN):
         _pop(plain, key)
     for key in OPTIONAL:
@@ -189,6 +187,7 @@ def architecture(cfg: Config) -> dict[str, Any]:
     plain = renamed(_plain(cfg))
     for key in WEIGHTS:
         _pop(plain, key)
+    _without_copied_seeds(plain)
     found = {name: _normal(_get(plain, key)) for name, key in ARCHITECTURE.items()}
     return {name: _without_dropout(node) for name, node in found.items()}
 
@@ -252,6 +251,12 @@ def current(plain: dict[str, Any], renames: Renames = RENAMES) -> dict[str, Any]
         if isinstance(target := node.get("_target_"), str) and (places := definitions(target.partition(".")[0])):
             node["_target_"] = f"{places[0]}.{target}"
     return plain
+
+
+def _without_copied_seeds(plain: dict[str, Any]) -> None:
+    for key in SEEDS:
+        if _get(plain, key) == plain.get("seed"):
+            _pop(plain, key)
 
 
 def _period(pattern: list[Any]) -> list[Any]:

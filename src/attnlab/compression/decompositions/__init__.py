@@ -2,7 +2,7 @@
 
 from .btd import btd, fusion_ranks, terms_from_cp
 from .cp import CP, balance, cost, cp_als, cp_epc, rescale
-from .fusion import fusion_penalty
+from .fusion import constrained_fusion, fusion_penalty
 from .slices import Slices
 from .svd import BlockTerms, Spectrum, global_ranks, global_svd, low_rank, randomised_low_rank, spectrum, truncated_svd
 from .tucker import Tucker, truncation_errors, tucker
@@ -16,6 +16,7 @@ __all__ = [
     "Tucker",
     "balance",
     "btd",
+    "constrained_fusion",
     "cost",
     "cp_als",
     "cp_epc",

@@ -1,7 +1,9 @@
-"""The rank-constrained fusion of IrrAtt, section 3.3, as a penalty on training."""
+"""The rank-constrained fusion of IrrAtt, section 3.3: eq. 7 as a penalty on training, and as a constraint."""
 
 import torch
 from torch import Tensor
+
+FLOOR = 1e-6  # the smallest weight of a column in its head, so that no head's row is zero
 
 
 def fusion_penalty(fusion: Tensor) -> Tensor:
@@ -15,3 +17,37 @@ def fusion_penalty(fusion: Tensor) -> Tensor:
     heads = fusion.shape[-2]
     identity = torch.eye(heads, dtype=fusion.dtype, device=fusion.device)
     return (fusion @ fusion.mT - identity).square().sum() / heads + fusion.clamp_max(0).square().sum() / heads
+
+
+def constrained_fusion(free: Tensor) -> Tensor:
+    """A fusion S that satisfies eq. 7, S >= 0 and S S' = I, from weights that need not.
+
+    Each column keeps the weight of one head, the largest; each row is then divided by its norm. A head that would own
+    no column gets the one where its weight is largest, among those that are not the strongest of another head. The
+    weights that are set to zero receive the gradient of the entry that they would be (straight-through), so that in
+    training a column can move to another head.
+
+    Args:
+        free: (H, R), R >= H. One that satisfies eq. 7 with a positive weight in each column is returned as it is.
+    """
+    mine = _owned(free.detach())
+    kept = torch.where(mine, free.clamp_min(FLOOR), 0.0)
+    norm = kept.norm(dim=-1, keepdim=True)
+    through = torch.where(mine & (free > FLOOR), 0.0, free - free.detach())  # zero, with a gradient
+    return kept / norm + through / norm.detach()
+
+
+def _owned(free: Tensor) -> Tensor:
+    """(H, R), bool: the head of each column; every head has one. No value is read on the host."""
+    heads, rank = free.shape
+    columns = torch.arange(rank, device=free.device)
+    owner = free.argmax(0)
+    mine = owner == torch.arange(heads, device=free.device)[:, None]
+    strongest = free.masked_fill(~mine, -torch.inf).argmax(1)
+    taken = ((columns == strongest[:, None]) & mine.any(1, keepdim=True)).any(0)
+    for head in range(heads):
+        best = columns == free[head].masked_fill(taken, -torch.inf).argmax()
+        moved = best & ~(owner == head).any()
+        owner = torch.where(moved, head, owner)
+        taken = taken | moved
+    return owner == torch.arange(heads, device=free.device)[:, None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from attnlab.pretrained.base import Layer
 
 Rank = Annotated[int, Ge(1)]
 Share = Annotated[float, Gt(0), Le(1)]
+KeepOf = Literal["parameters", "multiply_adds"]
 Watch = Callable[[str, int, int], None]  # what is being computed, sweeps done, sweeps at most
 Place = tuple[str, str]  # path of a layer and name of one of its projections
 
@@ -88,8 +89,10 @@ class Method(ABC):
     """A way to compress a model.
 
     Attributes:
-        keep: the share of the parameters of the matrices it compresses that remains; ranks are then chosen for each
-            layer (:mod:`attnlab.compression.keep`). None: the method's own ranks.
+        keep: the share of the matrices it compresses that remains; ranks are then chosen for each layer
+            (:mod:`attnlab.compression.keep`). None: the method's own ranks.
+        keep_of: what `keep` counts. "parameters", of all layers together; "multiply_adds", of each layer alone (IrrAtt,
+            section 3.4), for methods that have :meth:`rated`.
         calibration: where the inputs of projections come from that the method needs: "validation" (the task's own
             split) or a text file; None: it needs none.
         grams: what was collected of them, :class:`attnlab.compression.calibration.Grams`; None: nothing was.
@@ -99,6 +102,7 @@ class Method(ABC):
     calibration: str | None = None
     grams: Any = None
     keep: float | None = None
+    keep_of: KeepOf = "parameters"
     chosen: Mapping[str, Any] | None = None
 
     @abstractmethod
@@ -122,6 +126,14 @@ class Method(ABC):
         """
         raise ConfigError(f"compress.keep: {type(self).__name__} has no ranks that a budget could choose")
 
+    def rated(self, model: nn.Module, layers: Sequence[Layer]) -> dict[str, Any]:
+        """The ranks of each layer whose multiply-adds are at most `keep` of its dense ones, by path, as `ladders` has.
+
+        Raises:
+            ConfigError: as `units` does; or even the smallest ranks take more; or the method has no such rule.
+        """
+        raise ConfigError(f"compress.keep_of=multiply_adds: {type(self).__name__} takes parameters")
+
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
         """The value of `rank=` that a unit's report amounts to; None: the method has no such knob."""
         return None
@@ -134,7 +146,7 @@ def settings_of(method: Method, *without: str) -> dict[str, Any]:
         method: any.
         without: names of arguments to leave out.
     """
-    without = (*without, "keep", "chosen", "calibration", "grams")  # units add what they use of these
+    without = (*without, "keep", "keep_of", "chosen", "calibration", "grams")  # units add what they use of these
     return {"method": type(method).__name__, **{k: v for k, v in vars(method).items() if k not in without}}
 
 

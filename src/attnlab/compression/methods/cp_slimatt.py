@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge
+from torch import Tensor
 
-from attnlab.compression.decompositions import CP, cp_als, cp_epc
-from attnlab.compression.methods.base import Rank, Share, Watch
-from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, fill, values
+from attnlab.compression.decompositions import CP, BlockTerms, Slices, cp_als, cp_epc, fusion_ranks, truncated_svd
+from attnlab.compression.methods.base import KeepOf, Rank, Share, Watch
+from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, fill
 from attnlab.compression.modules.attention import SlimAttention
 from attnlab.config.bounds import bounded
+from attnlab.errors import ConfigError
+
+Objective = Literal["sensitivity", "norm", "none"]
 
 
 @bounded
@@ -22,15 +27,25 @@ class CPSlimAtt(QueryKeyMethod):
         rank: columns for all heads together; None: half of the exact rank.
         vo_rank: of each head's value-output matrix; None: half the head's width.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
-        keep: the share of the parameters of q, k, v and o that remains, in place of `rank` and `vo_rank`.
+        vo: how values and outputs are decomposed, see :class:`QueryKeyMethod`.
         objective: what the correction makes small; "none": no correction.
         sweeps: of the decomposition and of the correction, at most.
         tolerance: relative change of the error at which the decomposition stops; ten times that for the correction.
-        fusion_penalty: weight in training of what keeps heads from sharing columns (eq. 7), so that a fine-tuned model
-            can become an IrrAtt one: `compress=irratt model=<its folder>`.
+        start: of the decomposition. "global": the largest singular triplets over all heads, each of which belongs to
+            one head, so that the fusion begins block-diagonal; "random": blocks of the result come from the weights.
+        restarts: random starts, of which the one with the lowest error is kept; of no effect with another start.
+        start_seed: of the first random start; the others have the seeds that follow.
+        fusion: "free", or "constrained": eq. 7 holds, S >= 0 and S S' = I, after the decomposition and at every step
+            of training. The first weights are then those of section 3.3: the columns go to the heads that own them in
+            the CP decomposition, and each head's columns are its largest singular triplets.
+        fusion_penalty: weight in training of what keeps heads from sharing columns (eq. 7 as a penalty), so that a
+            fine-tuned model can become an IrrAtt one: `compress=irratt model=<its folder>`.
+        keep: the share that remains, in place of `rank` (and `vo_rank`), see :class:`QueryKeyMethod`.
+        keep_of: of what, see there.
 
     Raises:
-        ValueError: a rank below 1, or a negative number of sweeps or penalty.
+        ConfigError: a penalty beside fusion="constrained".
+        ValueError: a rank or a number of starts below 1, or a negative number of sweeps or penalty.
     """
 
     def __init__(
@@ -38,66 +53,188 @@ class CPSlimAtt(QueryKeyMethod):
         rank: Rank | None = None,
         vo_rank: Rank | None = None,
         mlp_rank: Rank | None = None,
-        objective: Literal["sensitivity", "norm", "none"] = "sensitivity",
+        objective: Objective = "sensitivity",
         sweeps: Annotated[int, Ge(0)] = 200,
         tolerance: Annotated[float, Ge(0)] = 1e-4,
         fusion_penalty: Annotated[float, Ge(0)] = 0.0,
         keep: Share | None = None,
+        vo: ValueRanks = "truncatt",
+        start: Literal["global", "random"] = "global",
+        restarts: Rank = 4,
+        start_seed: Annotated[int, Ge(0)] = 0,
+        fusion: Literal["free", "constrained"] = "free",
+        keep_of: KeepOf = "parameters",
     ) -> None:
-        super().__init__(rank, vo_rank, mlp_rank, keep)
+        super().__init__(rank, vo_rank, mlp_rank, keep, vo, keep_of)
+        if fusion == "constrained" and fusion_penalty:
+            raise ConfigError(
+                f"compress.fusion=constrained and compress.fusion_penalty={fusion_penalty}: the constraint holds "
+                "already; give one of them"
+            )
         self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
-        self.fusion_penalty = fusion_penalty
+        self.start, self.restarts, self.start_seed = start, restarts, start_seed
+        self.fusion, self.fusion_penalty = fusion, fusion_penalty
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        found = super().settings
+        return found if self.start == "random" else without_starts(found)
 
     def outline(self, sizes: Sizes) -> SlimAttention:
         rank, vo_rank = self.ranks(sizes)
-        return SlimAttention(sizes.dim, rank, [vo_rank] * sizes.heads, sizes.scale, **sizes.rest)
+        return self._module(rank, [vo_rank] * sizes.heads, sizes)
+
+    def _module(self, rank: int, value_ranks: list[int], sizes: Sizes) -> SlimAttention:
+        constrained = self.fusion == "constrained"
+        return SlimAttention(sizes.dim, rank, value_ranks, sizes.scale, constrained=constrained, **sizes.rest)
 
     def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
         rank, vo_rank = self.ranks(sizes)
-        cp = decompose(heads, rank, self.objective, self.sweeps, self.tolerance, watch)
-        vo = values(heads, vo_rank)
-        module = SlimAttention(sizes.dim, rank, vo.ranks, sizes.scale, **sizes.rest).double()
-        fill(module, cp.a, cp.b, torch.cat(vo.left, -1), torch.cat(vo.right, -1))
-        with torch.no_grad():
-            module.proj.bias.copy_(heads.bias)
-            module.fusion.copy_(cp.c)
+        about = Decomposition(self.objective, self.sweeps, self.tolerance)
+        cp, starts = about.best(heads.qk, rank, self.start, self.restarts, self.start_seed, watch)
+        a, b, c = cp.factors
         report = {
             "ranks": rank,
             "qk_error": float(cp.error),
-            "vo_error": vo.error,
+            **owned(c, heads.width),
             "history": cp.history.tolist(),
             "costs": cp.costs.tolist(),
         }
+        if self.start == "random":
+            report["starts"] = starts
+        if self.fusion == "constrained":
+            terms = truncated_svd(heads.qk, report["head_ranks"])
+            a, b, c = nonnegative(terms)
+            report |= {"qk_error": terms.error, "fusion_own": 1.0}
+        vo = self.values(heads, vo_rank, report)
+        module = self._module(rank, vo.ranks, sizes).double()
+        fill(module, a, b, torch.cat(vo.left, -1), torch.cat(vo.right, -1))
+        with torch.no_grad():
+            module.proj.bias.copy_(heads.bias)
+            module.fusion.copy_(c)
         return Fit(module, report)
 
 
-def decompose(
-    heads: Heads,
-    rank: int,
-    objective: Literal["sensitivity", "norm", "none"],
-    sweeps: int,
-    tolerance: float,
-    watch: Watch,
-) -> CP:
-    """Alternating least squares from the largest singular triplets, and the correction of its result.
+def without_starts(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a decomposition that begins at no random start.
 
     Args:
-        heads: the layer's weights.
-        rank: R, columns of the CP decomposition.
+        settings: of a method.
+    """
+    return {key: value for key, value in settings.items() if key not in ("restarts", "start_seed")}
+
+
+def owned(fusion: Tensor, width: int) -> dict[str, Any]:
+    """How near a fusion is to a block-diagonal one, for the report.
+
+    Args:
+        fusion: (H, R).
+        width: the most columns that a head can own.
+
+    Returns:
+        `head_ranks`, the number of columns that each head owns by algorithm 1; `fusion_own`, the share of the squared
+        weights that lies in the own head of each column, all columns counted alike: 1 for a block-diagonal fusion, 1/H
+        for one that is spread evenly.
+    """
+    owner, largest = fusion_ranks(fusion, width)
+    square = fusion.square().sum(0)
+    share = torch.where(square > 0, largest.square() / square.clamp_min(1e-300), 1.0)
+    return {
+        "head_ranks": torch.bincount(owner, minlength=len(fusion)).tolist(),
+        "fusion_own": float(share.mean()),
+    }
+
+
+def nonnegative(terms: BlockTerms) -> tuple[Tensor, Tensor, Tensor]:
+    """Separate heads as factors (I, R), (J, R), (H, R) whose third one satisfies eq. 7.
+
+    Its rows are the singular values of the heads, divided by their norm (section 3.3).
+
+    Args:
+        terms: truncated SVDs: both sides scaled by the root of the singular values.
+    """
+    left, right, rows = [], [], []
+    for a, b in zip(terms.left, terms.right, strict=True):
+        roots = a.norm(dim=0)
+        values = roots.square()
+        norm = values.norm().clamp_min(1e-300)
+        scale = norm.sqrt() / roots.clamp_min(1e-150)
+        left.append(a * scale)
+        right.append(b * scale)
+        rows.append(values / norm)
+    return torch.cat(left, -1), torch.cat(right, -1), torch.block_diag(*(row[None] for row in rows))
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """Alternating least squares, and the error-preserving correction of its result.
+
+    Args:
         objective: what the correction makes small; none: there is no correction.
         sweeps: of each of both, at most.
         tolerance: relative change of the error at which alternating least squares ends; the correction ends at ten
             times it.
-        watch: called with the name of the part, the sweeps done, and the sweeps at most.
     """
-    found = cp_als(heads.qk, rank, sweeps=sweeps, tolerance=tolerance, watch=lambda *done: watch("CP", *done))
-    if objective == "none":
-        return found
-    return cp_epc(
-        heads.qk,
-        found,
-        objective=objective,
-        sweeps=sweeps,
-        tolerance=10 * tolerance,
-        watch=lambda *done: watch("correction", *done),
-    )
+
+    objective: Objective
+    sweeps: int
+    tolerance: float
+
+    def best(
+        self, tensor: Slices, rank: int, start: str, restarts: int, seed: int, watch: Watch
+    ) -> tuple[CP, list[dict[str, Any]]]:
+        """The decomposition with the lowest error over all starts, and seed and error of each random one.
+
+        Args:
+            tensor: what is decomposed.
+            rank: R, columns of the CP decomposition.
+            start: "random", or the largest singular triplets.
+            restarts: random starts.
+            seed: of the first of them.
+            watch: called with the name of the part, the sweeps done, and the sweeps at most.
+        """
+        if start != "random":
+            return self.one(tensor, rank, None, watch), []
+        found = [self.one(tensor, rank, seed + i, named(watch, i, restarts)) for i in range(restarts)]
+        starts = [{"seed": seed + i, "error": float(cp.error)} for i, cp in enumerate(found)]
+        return min(found, key=lambda cp: float(cp.error)), starts
+
+    def one(self, tensor: Slices, rank: int, seed: int | None, watch: Watch) -> CP:
+        """From one start.
+
+        Args:
+            tensor: what is decomposed.
+            rank: R.
+            seed: of a random start; None: the largest singular triplets over all heads.
+            watch: as for :meth:`best`.
+        """
+        found = cp_als(
+            tensor,
+            rank,
+            start="svd" if seed is None else "random",
+            seed=seed or 0,
+            sweeps=self.sweeps,
+            tolerance=self.tolerance,
+            watch=lambda *done: watch("CP", *done),
+        )
+        if self.objective == "none":
+            return found
+        return cp_epc(
+            tensor,
+            found,
+            objective=self.objective,
+            sweeps=self.sweeps,
+            tolerance=10 * self.tolerance,
+            watch=lambda *done: watch("correction", *done),
+        )
+
+
+def named(watch: Watch, start: int, starts: int) -> Watch:
+    """`watch`, which is told which of several random starts is meant.
+
+    Args:
+        watch: called with the name of the part, the sweeps done, and the sweeps at most.
+        start: from 0.
+        starts: how many there are.
+    """
+    return lambda what, done, most: watch(f"start {start + 1} of {starts}, {what}", done, most)

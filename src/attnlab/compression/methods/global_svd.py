@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnlab.compression.decompositions import global_svd
 from attnlab.compression.methods.base import Watch
-from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, even, factored, values
+from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, even, factored
 from attnlab.compression.modules.attention import FactoredAttention
 
 
@@ -21,6 +21,7 @@ class GlobalSVD(QueryKeyMethod):
 
     def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
         rank, vo_rank = self.ranks(sizes)
-        terms, vo = global_svd(heads.qk, rank), values(heads, vo_rank)
-        report = {"ranks": terms.ranks, "qk_error": terms.error, "vo_error": vo.error, "history": terms.history}
+        terms = global_svd(heads.qk, rank)
+        report = {"ranks": terms.ranks, "qk_error": terms.error, "history": terms.history}
+        vo = self.values(heads, vo_rank, report)
         return Fit(factored(terms, vo, heads.bias, sizes, fused=False), report)

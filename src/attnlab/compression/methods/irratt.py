@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import copy
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge
 
-from attnlab.compression.decompositions import BlockTerms, btd, fusion_ranks, global_svd, terms_from_cp, truncated_svd
-from attnlab.compression.methods.base import Rank, Share, Unit, Watch
-from attnlab.compression.methods.cp_slimatt import decompose
-from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, even, factored, values
+from attnlab.compression.decompositions import (
+    BlockTerms,
+    Slices,
+    btd,
+    fusion_ranks,
+    global_ranks,
+    global_svd,
+    spectrum,
+    terms_from_cp,
+    truncated_svd,
+)
+from attnlab.compression.methods.base import KeepOf, Rank, Share, Unit, Watch
+from attnlab.compression.methods.cp_slimatt import Decomposition, Objective, named, without_starts
+from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, even, factored
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
 from attnlab.config.bounds import bounded
 
@@ -25,19 +35,30 @@ class IrrAtt(QueryKeyMethod):
 
     Args:
         rank: of all heads together; None: half of the exact rank.
-        vo_rank: of each head's value-output matrix; None: half the head's width.
+        vo_rank: of each head's value-output matrix; None: half the head's width. With vo="irratt" the mean over the
+            heads.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
-        keep: the share of the parameters of q, k, v and o that remains, in place of `rank` and `vo_rank`.
-        start: where ranks and first terms come from: "cp" (algorithms 1 and 3), or "global" (the largest singular
-            values, which need no CP decomposition).
+        vo: "truncatt": values and outputs have the same rank in each head (table 1); "irratt": block terms too, each
+            head with a rank of its own and a fusion that is the identity (table 2), from the same `start`.
+        start: where ranks and first terms come from. "random": a CP decomposition that starts at random, then
+            algorithms 1 and 3: the ranks are discovered in the weights. "cp": the same from the largest singular
+            triplets over all heads; each of them belongs to one head, so that the ranks are mostly those of
+            "global". "global": the largest singular values, without a CP decomposition.
+        restarts: random starts, of which the one whose block terms have the lowest error is kept; of no effect with
+            another start.
+        start_seed: of the first random start; the others have the seeds that follow.
         fusion: "free", an H x H matrix that mixes the heads' logits, as table 1 counts it; "identity", heads apart,
-            which fused kernels run: each head is fitted again at its rank.
+            which fused kernels run: each head is fitted again at its rank. (Eq. 7 leaves an H x H fusion nothing but
+            the order of the heads, so that "identity" is its constrained form; for the constraint on CP SlimAtt's
+            H x R fusion see there.)
         objective: what the error-preserving correction of the CP decomposition makes small; "none": no correction.
         sweeps: of each decomposition, at most.
         tolerance: relative change of the error at which a decomposition stops.
+        keep: the share that remains, in place of `rank` (and `vo_rank`), see :class:`QueryKeyMethod`.
+        keep_of: of what, see there.
 
     Raises:
-        ValueError: a rank below 1, or a negative number of sweeps.
+        ValueError: a rank or a number of starts below 1, or a negative number of sweeps.
     """
 
     def __init__(
@@ -45,16 +66,26 @@ class IrrAtt(QueryKeyMethod):
         rank: Rank | None = None,
         vo_rank: Rank | None = None,
         mlp_rank: Rank | None = None,
-        start: Literal["cp", "global"] = "cp",
+        start: Literal["random", "global", "cp"] = "cp",
         fusion: Literal["free", "identity"] = "free",
-        objective: Literal["sensitivity", "norm", "none"] = "sensitivity",
+        objective: Objective = "sensitivity",
         sweeps: Annotated[int, Ge(0)] = 200,
         tolerance: Annotated[float, Ge(0)] = 1e-4,
         keep: Share | None = None,
+        vo: ValueRanks = "truncatt",
+        restarts: Rank = 4,
+        start_seed: Annotated[int, Ge(0)] = 0,
+        keep_of: KeepOf = "parameters",
     ) -> None:
-        super().__init__(rank, vo_rank, mlp_rank, keep)
+        super().__init__(rank, vo_rank, mlp_rank, keep, vo, keep_of)
         self.start, self.fusion = start, fusion
+        self.restarts, self.start_seed = restarts, start_seed
         self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        found = super().settings
+        return found if self.start == "random" else without_starts(found)
 
     def outline(self, sizes: Sizes) -> FactoredAttention:
         rank, vo_rank = self.ranks(sizes)
@@ -66,27 +97,57 @@ class IrrAtt(QueryKeyMethod):
 
     def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
         rank, vo_rank = self.ranks(sizes)
-        tensor = heads.qk
-        if self.start == "global":
-            first = global_svd(tensor, rank)
-        else:
-            cp = decompose(heads, rank, self.objective, self.sweeps, self.tolerance, watch)
-            first = terms_from_cp(tensor, cp.factors)
-        if self.fusion == "identity":
-            terms = truncated_svd(tensor, first.ranks)
-        else:
-            best = truncated_svd(tensor, first.ranks)  # of these ranks, unmixed: a start that costs one SVD
-            start = first if first.error < best.error else best
-            watched = lambda *done: watch("BTD", *done)  # noqa: E731
-            terms = btd(tensor, start, sweeps=self.sweeps, tolerance=self.tolerance, watch=watched)
-        vo = values(heads, vo_rank)
-        report = {
+        terms, history, starts = self._terms(heads.qk, rank, self.fusion == "free", watch)
+        report: dict[str, Any] = {
             "ranks": terms.ranks,
+            "global_ranks": global_ranks(spectrum(heads.qk).values, rank),
             "qk_error": terms.error,
-            "vo_error": vo.error,
-            "history": [first.error, *terms.history],
+            "history": history,
         }
+        if self.start == "random":
+            report["starts"] = starts
+        if self.vo == "irratt":
+            vo, _, _ = self._terms(heads.vo, vo_rank * sizes.heads, False, lambda what, *n: watch(f"VO {what}", *n))
+            report |= {"vo_error": vo.error, "vo_ranks": vo.ranks}
+        else:
+            vo = self.values(heads, vo_rank, report)
         return Fit(factored(terms, vo, heads.bias, sizes, fused=self.fusion == "free"), report)
+
+    def _terms(
+        self, tensor: Slices, rank: int, free: bool, watch: Watch
+    ) -> tuple[BlockTerms, list[float], list[dict[str, Any]]]:
+        """The best block terms over all starts, their errors from the start on, and what each random start gave.
+
+        Args:
+            tensor: query-key or value-output.
+            rank: of all heads together.
+            free: whether the fusion is free; else the identity.
+            watch: called with the name of the part, the sweeps done, and the sweeps at most.
+        """
+        about = Decomposition(self.objective, self.sweeps, self.tolerance)
+        if self.start == "global":
+            return *self._refined(tensor, global_svd(tensor, rank), free, watch), []
+        seeds = [self.start_seed + i for i in range(self.restarts)] if self.start == "random" else [None]
+        found = []
+        for i, seed in enumerate(seeds):
+            mine = watch if seed is None else named(watch, i, len(seeds))
+            first = terms_from_cp(tensor, about.one(tensor, rank, seed, mine).factors)
+            found.append(self._refined(tensor, first, free, mine))
+        starts = [
+            {"seed": seed, "error": terms.error, "ranks": terms.ranks}
+            for seed, (terms, _) in zip(seeds, found, strict=True)
+        ]
+        return *min(found, key=lambda one: one[0].error), starts
+
+    def _refined(self, tensor: Slices, first: BlockTerms, free: bool, watch: Watch) -> tuple[BlockTerms, list[float]]:
+        """Algorithm 3 from given terms; with the identity as fusion the best terms of these ranks."""
+        best = truncated_svd(tensor, first.ranks)  # of these ranks, unmixed: a start that costs one SVD
+        if not free:
+            return best, [first.error, *best.history]
+        start = first if first.error < best.error else best
+        watched = lambda *done: watch("BTD", *done)  # noqa: E731
+        terms = btd(tensor, start, sweeps=self.sweeps, tolerance=self.tolerance, watch=watched)
+        return terms, [first.error, *terms.history]
 
     def again(self, module: CompressedAttention, path: str) -> Unit:
         if not isinstance(module, SlimAttention):
@@ -104,7 +165,8 @@ class IrrAtt(QueryKeyMethod):
         slim = copy.deepcopy(slim).double()
         query, key, value = slim.qkv.weight.split([slim.rank, slim.rank, slim.value_rank])
         a = torch.cat([query.T, slim.query_bias[None]])
-        owner, largest = fusion_ranks(slim.fusion, slim.qkv.in_features)
+        fusion = slim.weights
+        owner, largest = fusion_ranks(fusion, slim.qkv.in_features)
         root = largest.abs().sqrt()
         a, b = a * root * largest.sign(), key.T * root
         own = [owner == h for h in range(slim.num_heads)]
@@ -112,5 +174,5 @@ class IrrAtt(QueryKeyMethod):
         split = slim.value_ranks
         vo = BlockTerms(list(value.T.split(split, -1)), list(slim.proj.weight.split(split, -1)), terms.fusion, [], 0.0)
         module = factored(terms, vo, slim.proj.bias, sizes, fused=self.fusion == "free")
-        dropped = (slim.fusion - torch.zeros_like(slim.fusion).scatter(0, owner[None], largest[None])).norm()
-        return Fit(module, {"ranks": terms.ranks, "fusion_dropped": float(dropped / slim.fusion.norm())})
+        dropped = (fusion - torch.zeros_like(fusion).scatter(0, owner[None], largest[None])).norm()
+        return Fit(module, {"ranks": terms.ranks, "fusion_dropped": float(dropped / fusion.norm())})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnlab.compression.decompositions import low_rank
 from attnlab.compression.keep import grid, value_of
-from attnlab.compression.methods.base import Change, Ladder, Method, Rank, Share, Step, Unit, Watch
+from attnlab.compression.methods.base import Change, KeepOf, Ladder, Method, Rank, Share, Step, Unit, Watch
 from attnlab.compression.modules.linear import LowRankLinear
 from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError
@@ -25,15 +25,23 @@ class MLPSVD(Method):
     """Each matrix of every MLP as a product of two.
 
     Args:
-        mlp_rank: the rank of each matrix, at least 1 and at most its smaller side; without effect beside `keep`.
-        keep: the share of the matrices' parameters that remains; the rank is then chosen for each MLP.
+        mlp_rank: the rank of each matrix, at least 1 and at most its smaller side; None: `keep` chooses it.
+        keep: the share of the matrices that remains, in place of `mlp_rank`.
+        keep_of: "parameters": of all MLPs together; the rank is then chosen for each MLP by its singular values.
+            "multiply_adds": of each MLP alone, the largest rank that allows it (IrrAtt, section 3.4).
+
+    Raises:
+        ConfigError: not one of `mlp_rank` and `keep`.
     """
 
-    def __init__(self, mlp_rank: Rank, keep: Share | None = None) -> None:
-        self.mlp_rank, self.keep = mlp_rank, keep
+    def __init__(self, mlp_rank: Rank | None = None, keep: Share | None = None, keep_of: KeepOf = "parameters") -> None:
+        if (mlp_rank is None) == (keep is None):
+            raise ConfigError("compress.keep chooses the ranks; give it, or compress.mlp_rank (rank=)")
+        self.mlp_rank, self.keep, self.keep_of = mlp_rank, keep, keep_of
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
         if self.chosen is None:
+            assert self.mlp_rank is not None
             return mlp_units(model, layers, self.mlp_rank)
         return [
             unit
@@ -45,6 +53,21 @@ class MLPSVD(Method):
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
         mlp_units(model, layers, 1)  # what cannot be compressed is refused there
         return [_ladder(model, layer, layer.mlp) for layer in layers if layer.mlp is not None]
+
+    def rated(self, model: nn.Module, layers: Sequence[Layer]) -> dict[str, Any]:
+        mlp_units(model, layers, 1)  # what cannot be compressed is refused there
+        assert self.keep is not None
+        found = {}
+        for layer in layers:
+            if layer.mlp is not None:
+                shapes = [layer.projections[name].shape for name in layer.matrices]
+                dense, each = sum(out * width for out, width in shapes), sum(out + width for out, width in shapes)
+                if each > self.keep * dense:
+                    raise ConfigError(
+                        f"compress.keep={self.keep}: {layer.mlp} can keep {each / dense:.4f} to 1 of its multiply-adds"
+                    )
+                found[layer.mlp] = min(int(self.keep * dense / each), *(min(shape) for shape in shapes))
+        return found
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
         return int(report["ranks"]) if self.keep is None else None

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import BlockTerms, Slices, spectrum, truncated_svd
+from attnlab.compression.decompositions import BlockTerms, Slices, global_svd, spectrum, truncated_svd
 from attnlab.compression.keep import grid, value_of
-from attnlab.compression.methods.base import Change, Ladder, Method, Rank, Share, Step, Unit, Watch, settings_of
+from attnlab.compression.methods.base import (
+    Change,
+    KeepOf,
+    Ladder,
+    Method,
+    Rank,
+    Share,
+    Step,
+    Unit,
+    Watch,
+    settings_of,
+)
 from attnlab.compression.methods.mlp_svd import mlp_units
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
 from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError
+from attnlab.pretrained import family_of
 from attnlab.pretrained.base import ATTENTION, Layer
 
 STEPS = 32  # ranks that a budget chooses from
+ValueRanks = Literal["truncatt", "irratt"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +121,11 @@ class Heads:
         """Y^VO: what head h adds to the output, before attention weighs it."""
         return Slices(self.value, self.output)
 
+    @property
+    def width(self) -> int:
+        """D, of a head."""
+        return self.key.shape[-1]
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -129,13 +148,20 @@ class QueryKeyMethod(Method):
         rank: of the query-key tensor; None: half of the exact rank, at least one for each head.
         vo_rank: of each head's value-output matrix; None: half the head's width.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
-        keep: the share of the parameters of q, k, v and o that remains; `rank` and `vo_rank` are then chosen for each
-            layer, by the singular values of both tensors, and a layer may stay dense.
+        keep: the share that remains of what `keep_of` names.
+        vo: "truncatt": the value-output matrices of all heads have the same rank, as in table 1; "irratt": each head
+            has a rank of its own, `vo_rank` on average (table 2), the ranks of the largest singular values over all
+            heads.
+        keep_of: "parameters": `keep` of all layers' q, k, v and o remain; `rank` and `vo_rank` are chosen for each
+            layer, by the singular values of both tensors, and a layer may stay dense. "multiply_adds": section 3.4:
+            each layer alone keeps at most this share of its multiply-adds, at `vo_rank` and the largest `rank` that
+            allows it, so that layers of equal sizes have equal ranks.
 
     Attributes:
         per_head: whether `rank` counts for each head, or for all heads together.
 
     Raises:
+        ConfigError: `keep` beside a rank that it chooses.
         ValueError: a rank below 1.
     """
 
@@ -147,10 +173,19 @@ class QueryKeyMethod(Method):
         vo_rank: Rank | None = None,
         mlp_rank: Rank | None = None,
         keep: Share | None = None,
+        vo: ValueRanks = "truncatt",
+        keep_of: KeepOf = "parameters",
     ) -> None:
-        if keep is not None and (rank is not None or vo_rank is not None):
-            raise ConfigError("compress.keep chooses the ranks; give it, or rank= and compress.vo_rank")
+        if keep is not None and (rank is not None or (vo_rank is not None and keep_of == "parameters")):
+            free = "rank= and compress.vo_rank" if keep_of == "parameters" else "rank="
+            raise ConfigError(f"compress.keep chooses the ranks; give it, or {free}")
         self.rank, self.vo_rank, self.mlp_rank, self.keep = rank, vo_rank, mlp_rank, keep
+        self.vo, self.keep_of = vo, keep_of
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What makes two fits of the same weights differ."""
+        return settings_of(self, "mlp_rank")
 
     @abstractmethod
     def outline(self, sizes: Sizes) -> CompressedAttention:
@@ -190,11 +225,55 @@ class QueryKeyMethod(Method):
             with torch.device("meta"):
                 module = self._at(value).outline(sizes)
             count = sum(p.numel() for name, p in module.named_parameters() if not name.endswith("bias"))
-            kept = qk[:, :rank] if self.per_head else qk.flatten().topk(rank * sizes.heads).values
-            steps.append(Step(count, float(2 - kept.sum() / qk.sum() - vo[:, :rank].sum() / vo.sum()), value))
+            lost = _lost(qk, rank, self.per_head) + _lost(vo, rank, self.vo == "truncatt")
+            steps.append(Step(count, lost, value))
         return Ladder(path, sum(shape[0] * shape[1] for shape in _shapes(layer)), steps)
 
-    def _at(self, value: Sequence[int]) -> QueryKeyMethod:
+    def rated(self, model: nn.Module, layers: Sequence[Layer]) -> dict[str, Any]:
+        tokens = family_of(model).tokens(model)
+        if tokens is None:
+            raise ConfigError(
+                f"compress.keep_of=multiply_adds: {type(model).__name__} reads texts of any length, on which the share "
+                "depends; give keep_of=parameters"
+            )
+        plain = self._at((None, self.vo_rank))
+        plain.units(model, layers)  # what cannot be compressed is refused there
+        return {
+            layer.attention: plain.rated_ranks(self.keep or 1.0, layer, tokens)
+            for layer in layers
+            if layer.attention is not None
+        }
+
+    def rated_ranks(self, keep: float, layer: Layer, tokens: int) -> list[int]:
+        """The largest query-key rank at which a layer keeps that share of its multiply-adds, and the value-output rank.
+
+        Args:
+            keep: the share.
+            layer: what is compressed.
+            tokens: the length of its inputs.
+
+        Raises:
+            ConfigError: even the smallest rank takes more.
+        """
+        sizes = Sizes.of(layer)
+        least, most = (1, sizes.width) if self.per_head else (sizes.heads, sizes.heads * sizes.width)
+        vo_rank = self.ranks(sizes, str(layer.attention))[1]
+        low, high = (self._cost((rank, vo_rank), sizes, tokens) for rank in (least, most))
+        dense = layer.attention_multiply_adds(tokens)
+        if low > keep * dense:
+            raise ConfigError(
+                f"compress.keep={keep}: {layer.attention} can keep {math.ceil(1e4 * low / dense) / 1e4:.4f} to "
+                f"{math.ceil(1e4 * min(high, dense) / dense) / 1e4:.4f} of its multiply-adds, at vo_rank {vo_rank}"
+            )
+        slope = max(1, (high - low) // max(1, most - least))  # the cost is linear in the rank
+        return [min(most, least + int((keep * dense - low) // slope)), vo_rank]
+
+    def _cost(self, value: Sequence[int], sizes: Sizes, tokens: int) -> int:
+        """Multiply-adds of a layer with these ranks."""
+        with torch.device("meta"):
+            return self._at(value).outline(sizes).multiply_adds(tokens)
+
+    def _at(self, value: Sequence[int | None]) -> QueryKeyMethod:
         """The method with these ranks, and without a budget."""
         method = copy.copy(self)
         (method.rank, method.vo_rank), method.keep, method.chosen = value, None, None
@@ -217,11 +296,23 @@ class QueryKeyMethod(Method):
             found = fit(watch)
             return Change({path: found.module}, report=found.report)
 
-        return Unit(path, [path], settings_of(self, "mlp_rank"), fitted, lambda: Change({path: outline()}))
+        return Unit(path, [path], self.settings, fitted, lambda: Change({path: outline()}))
 
     def again(self, module: CompressedAttention, path: str) -> Unit:
         """From a module that is compressed already. ConfigError, except for methods that continue from such a one."""
         raise ConfigError(f"{path} is compressed already; start from an uncompressed model")
+
+    def values(self, heads: Heads, rank: int, report: dict[str, Any]) -> BlockTerms:
+        """The value-output tensor, head by head.
+
+        Args:
+            heads: the layer's weights.
+            rank: of each head's matrix; with vo="irratt" on average.
+            report: gets the relative error, and with vo="irratt" the ranks.
+        """
+        found = global_svd(heads.vo, rank * len(heads.value)) if self.vo == "irratt" else truncated_svd(heads.vo, rank)
+        report |= {"vo_error": found.error} | ({"vo_ranks": found.ranks} if self.vo == "irratt" else {})
+        return found
 
     def ranks(self, sizes: Sizes, path: str = "attention") -> tuple[int, int]:
         """Query-key and value-output rank in use. ConfigError: out of bounds for a layer of these sizes."""
@@ -237,25 +328,21 @@ class QueryKeyMethod(Method):
         return rank, vo_rank
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
-        if self.keep is not None:
+        if self.keep is not None and self.keep_of == "parameters":
             return None
         ranks = report["ranks"]
         total = sum(ranks) if isinstance(ranks, list) else int(ranks)
         return total // len(ranks) if self.per_head else total
 
 
+def _lost(squares: Tensor, rank: int, alike: bool) -> float:
+    """The relative squared error of heads with this rank each, or on average; squares of singular values (H, D)."""
+    kept = squares[:, :rank] if alike else squares.flatten().topk(rank * len(squares)).values
+    return float(1 - kept.sum() / squares.sum())
+
+
 def _shapes(layer: Layer) -> list[tuple[int, int]]:
     return [layer.projections[name].shape for name in ATTENTION]
-
-
-def values(heads: Heads, rank: int) -> BlockTerms:
-    """The value-output tensor, head by head (TruncAtt, as in all rows of table 1).
-
-    Args:
-        heads: the layer's weights.
-        rank: of each head's matrix.
-    """
-    return truncated_svd(heads.vo, rank)
 
 
 def factored(terms: BlockTerms, vo: BlockTerms, bias: Tensor, sizes: Sizes, *, fused: bool) -> FactoredAttention:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.compression.decompositions import constrained_fusion
 from attnlab.compression.modules.base import Dense, Replacement
 from attnlab.compression.modules.dense import dense_heads
 from attnlab.compression.modules.packing import Bucket, buckets
@@ -124,6 +125,11 @@ class FactoredAttention(CompressedAttention):
             "proj_drop": self.proj_drop.p,
         }
 
+    @property
+    def weights(self) -> Tensor | None:
+        """The fusion, (H, H); None: the identity."""
+        return self.fusion
+
     def mixing(self) -> Tensor:
         fusion = torch.eye(self.num_heads).to(self.query_bias) if self.fusion is None else self.fusion
         return fusion.double().repeat_interleave(torch.tensor(self.ranks, device=fusion.device), -1)
@@ -174,19 +180,21 @@ class SlimAttention(CompressedAttention):
 
         logits_h = scale * (x S^Q + a) diag(S^H[h]) (x S^K)'
 
-    x: (B, N, F) -> (B, N, F'). Values and outputs have a rank of their own in each head, the same in all.
+    x: (B, N, F) -> (B, N, F'). Values and outputs have a rank of their own in each head.
 
     Args:
         dim: F, the width of the input.
         rank: R.
-        value_ranks: P_h, all alike.
+        value_ranks: P_h.
         scale: factor of the logits.
         out_dim: F', the width of the output; None: F.
+        constrained: S^H satisfies eq. 7 at every step of training: it is `constrained_fusion` of the parameter
+            `fusion`, which itself is free.
         attn_drop: dropout rate of the attention weights.
         proj_drop: dropout rate of the output.
 
     Raises:
-        ValueError: a rank below 1, or value ranks that differ.
+        ValueError: a rank below 1, or fewer columns than heads with `constrained`.
     """
 
     kind = "slim"
@@ -199,13 +207,16 @@ class SlimAttention(CompressedAttention):
         scale: float,
         *,
         out_dim: int | None = None,
+        constrained: bool = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        if rank < 1 or min(value_ranks) < 1 or len(set(value_ranks)) > 1:
-            raise ValueError(f"rank {rank}, value ranks {list(value_ranks)}: expected at least 1, the latter all alike")
-        self.rank, self.value_ranks, self.scale = rank, list(value_ranks), scale
+        if rank < 1 or min(value_ranks) < 1:
+            raise ValueError(f"rank {rank}, value ranks {list(value_ranks)}: expected each at least 1")
+        if constrained and rank < len(value_ranks):
+            raise ValueError(f"rank {rank}: a constrained fusion of {len(value_ranks)} heads needs as many columns")
+        self.rank, self.value_ranks, self.scale, self.constrained = rank, list(value_ranks), scale, constrained
         self.num_heads, self.value_rank = len(value_ranks), sum(value_ranks)
         self.heads = list(range(self.num_heads))
         self.qkv = nn.Linear(dim, 2 * rank + self.value_rank, bias=False)  # rows: queries | keys | values
@@ -221,12 +232,18 @@ class SlimAttention(CompressedAttention):
             "value_ranks": self.value_ranks,
             "scale": self.scale,
             "out_dim": self.proj.out_features,
+            "constrained": self.constrained,
             "attn_drop": self.attn_drop.p,
             "proj_drop": self.proj_drop.p,
         }
 
+    @property
+    def weights(self) -> Tensor:
+        """S^H, (H, R): the parameter `fusion`, or what the constraint makes of it."""
+        return constrained_fusion(self.fusion) if self.constrained else self.fusion
+
     def mixing(self) -> Tensor:
-        return self.fusion.double()
+        return self.weights.double()
 
     def products(self) -> int:
         return self.num_heads * self.rank
@@ -234,16 +251,17 @@ class SlimAttention(CompressedAttention):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         bias = F.pad(self.query_bias, (0, self.rank + self.value_rank))
         q, k, v = F.linear(x, self.qkv.weight, bias).split([self.rank, self.rank, self.value_rank], -1)
-        fusion = self.fusion.to(q.dtype)[None, :, None, :] * self.scale
+        fusion = self.weights.to(q.dtype)[None, :, None, :] * self.scale
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             logits = (q[:, None] * fusion).flatten(1, 2) @ k.mT  # (B, H N, N): all heads share their keys
             logits = logits.unflatten(1, (self.num_heads, -1))
             return self.attn_drop(_softmax(logits, attn_mask, is_causal)) @ v
 
-        v = v.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        y = _in_parts(attend, q, k, v, whole=attn_mask is not None).transpose(1, 2).flatten(2)
-        return self.proj_drop(self.proj(y))
+        widest = max(self.value_ranks)
+        v = _pack(v, self.value_ranks, Bucket(0, self.num_heads, widest), widest)
+        y = _in_parts(attend, q, k, v, whole=attn_mask is not None).transpose(1, 2)
+        return self.proj_drop(self.proj(_unpack(y, self.value_ranks)))
 
 
 def _pack(z: Tensor, ranks: Sequence[int], bucket: Bucket, width: int) -> Tensor:
