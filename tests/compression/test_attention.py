@@ -27,7 +27,7 @@ def by_head(module: FactoredAttention | SlimAttention, x: Tensor, mask: Tensor |
     query, key, value = module.qkv.weight.split([module.rank, module.rank, module.value_rank])
     q, k = x @ query.T + module.query_bias, x @ key.T
     if isinstance(module, SlimAttention):
-        logits = [q @ torch.diag(row) @ k.mT for row in module.fusion]
+        logits = [q @ torch.diag(row) @ k.mT for row in module.weights]
     else:
         pairs = zip(q.split(module.ranks, -1), k.split(module.ranks, -1), strict=True)
         own = [a @ b.mT for a, b in pairs]
@@ -48,6 +48,8 @@ MODULES = {
     "buckets": lambda: FactoredAttention(10, [64, 9, 8, 8, 8, 1], [8] * 6, 0.3),
     "fused": lambda: FactoredAttention(10, RANKS, VALUES, 0.3, fused=True),
     "slim": lambda: SlimAttention(10, 9, [4] * 3, 0.3, out_dim=6),
+    "slim irregular": lambda: SlimAttention(10, 9, [5, 1, 3], 0.3),
+    "slim constrained": lambda: SlimAttention(10, 9, [4] * 3, 0.3, constrained=True),
 }
 
 
@@ -124,7 +126,7 @@ def test_a_linear_layer_as_two() -> None:
 
 
 def test_compiled_as_one_graph() -> None:
-    for name in ("irregular", "fused"):
+    for name in ("irregular", "fused", "slim constrained"):
         module = random(MODULES[name]()).eval()
         x = torch.randn(2, 7, 10, dtype=torch.float64)
         compiled = torch.compile(module, backend="eager", fullgraph=True)
@@ -138,6 +140,8 @@ def test_ranks_that_cannot_be() -> None:
         FactoredAttention(10, [1, 0], [1, 1], 1.0)
     with pytest.raises(ValueError, match="at least 1"):
         SlimAttention(10, 0, [1, 1], 1.0)
+    with pytest.raises(ValueError, match="2 heads needs as many columns"):
+        SlimAttention(10, 1, [1, 1], 1.0, constrained=True)
 
 
 def test_buckets_are_the_cheapest_of_all() -> None:

@@ -25,6 +25,8 @@ METHODS = {
     "cp_slimatt": CPSlimAtt(10, 4, sweeps=10),
     "irratt": IrrAtt(12, 4, sweeps=10),
     "identity": IrrAtt(12, 4, sweeps=10, fusion="identity"),
+    "values": IrrAtt(12, 4, sweeps=10, vo="irratt"),
+    "constrained": CPSlimAtt(10, 4, sweeps=10, vo="irratt", fusion="constrained"),
 }
 
 

@@ -1,20 +1,29 @@
 """Ranks from a budget: on hand-made ladders, and the same key for every method."""
 
 from itertools import product
+from typing import Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 
 import pytest
+import timm
 import torch
 from torch import nn
 
 from attnlab.compression import Method, compress, outline
+from attnlab.compression.counting import multiply_adds
 from attnlab.compression.keep import allocate, hull, with_budget
 from attnlab.compression.methods.base import Ladder, Step
 from attnlab.compression.methods.cp_slimatt import CPSlimAtt
 from attnlab.compression.methods.global_svd import GlobalSVD
 from attnlab.compression.methods.irratt import IrrAtt
+from attnlab.compression.methods.laser import LASER
 from attnlab.compression.methods.mlp_svd import MLPSVD
 from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.compression.methods.trawl import TRAWL
 from attnlab.compression.methods.truncatt import TruncAtt
+from attnlab.config.build import CONF, instantiate
+from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.pretrained import family_of
 from tests.compression.llama import llama
@@ -26,6 +35,8 @@ METHODS: dict[str, tuple[Method, str]] = {  # and whether attention or the MLPs 
     "cp_slimatt": (CPSlimAtt(keep=0.6, sweeps=3), "attn"),
     "irratt": (IrrAtt(keep=0.6, sweeps=3, fusion="identity"), "attn"),
     "mlp_svd": (MLPSVD(keep=0.6), "mlp"),
+    "laser": (LASER(keep=0.6), "mlp"),
+    "trawl": (TRAWL(mode=5, keep=0.6), "mlp"),
     "tensorllm": (TensorLLM(keep=0.6), "attn"),
     "tensorllm with a stack rank": (TensorLLM(keep=0.6, stack_rank=3), "attn"),
     "tensorllm absorbed": (TensorLLM(keep=0.6, absorb=True), "attn"),
@@ -149,3 +160,76 @@ def test_what_the_hull_leaves_is_spent() -> None:
     assert allocate(concave[:1], 0.5) == {"a": 6}
     assert allocate(concave, 0.5) == {"a": 10, "b": 2}
     assert allocate(concave, 0.25) == {"a": 5, "b": 1}
+
+
+# --- section 3.4: a share of each layer's multiply-adds -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "keep", "rank"),
+    [
+        (TruncAtt, 0.375, 16),
+        (TruncAtt, 0.422, 22),
+        (TruncAtt, 0.5, 32),
+        (CPSlimAtt, 0.503, 96),
+        (CPSlimAtt, 0.598, 132),
+        (CPSlimAtt, 0.756, 192),
+        (IrrAtt, 0.385, 96),
+        (IrrAtt, 0.432, 132),
+        (IrrAtt, 0.51, 192),
+        (GlobalSVD, 0.375, 96),
+    ],
+)
+def test_the_rates_of_table_1_give_its_ranks(method: type[Method], keep: float, rank: int) -> None:
+    """DeiT-Small, VO rank 32: the column of MHSA, rounded up."""
+    with torch.device("meta"):
+        model = timm.create_model("deit_small_patch16_224")
+    found = method(keep=keep, keep_of="multiply_adds").rated(model, family_of(model).layers(model))  # type: ignore[call-arg]
+    assert found == {f"blocks.{i}.attn": [rank, 32] for i in range(12)}
+
+
+@pytest.mark.parametrize("method", [TruncAtt, GlobalSVD, CPSlimAtt, IrrAtt])
+@pytest.mark.parametrize("keep", [0.45, 0.6, 1.0])
+def test_a_rate_of_multiply_adds_is_kept_by_the_largest_rank(method: Any, keep: float) -> None:
+    dense, plain = multiply_adds(vit(), (3, 32, 32))["attention"], vit()
+    found = method(keep=keep, keep_of="multiply_adds", vo_rank=3).rated(plain, family_of(plain).layers(plain))
+    (rank, vo_rank), again = found.values()
+    assert vo_rank == 3 and again == [rank, vo_rank]
+
+    def share(rank: int) -> float:
+        outline(model := vit(), method(rank, vo_rank))
+        return multiply_adds(model, (3, 32, 32))["attention"] / dense
+
+    assert share(rank) <= keep
+    most = 8 if method.per_head else 24
+    assert rank == most or share(rank + 1) > keep
+    outline(model := vit(), method(keep=keep, keep_of="multiply_adds", vo_rank=3))
+    assert multiply_adds(model, (3, 32, 32))["attention"] / dense == share(rank)
+
+
+def test_a_rate_of_mlps() -> None:
+    outline(model := vit(), MLPSVD(keep=0.5, keep_of="multiply_adds"))
+    assert matrices(model, "mlp") == 2 * 2 * 9 * (24 + 96)  # 9 = floor(0.5 * 24 * 96 / (24 + 96))
+    with pytest.raises(ConfigError, match=r"compress.keep=0.01: blocks.0.mlp can keep 0.0521 to 1"):
+        outline(vit(), MLPSVD(keep=0.01, keep_of="multiply_adds"))
+
+
+def test_rates_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"compress.keep=0.1: blocks.0.attn can keep 0.\d+ to 0.\d+ of its multiply"):
+        outline(vit(), TruncAtt(keep=0.1, keep_of="multiply_adds"))
+    with pytest.raises(ConfigError, match=r"compress.keep chooses the ranks; give it, or rank=$"):
+        TruncAtt(4, keep=0.5, keep_of="multiply_adds")
+    for given in ({"keep": 0.5, "mlp_rank": 3}, {}):
+        with pytest.raises(ConfigError, match=r"give it, or compress.mlp_rank"):
+            MLPSVD(**given)  # type: ignore[arg-type]
+    trawl = TRAWL(keep=0.5)
+    trawl.keep_of = "multiply_adds"
+    with pytest.raises(ConfigError, match=r"compress.keep_of=multiply_adds: TRAWL takes parameters"):
+        outline(vit(), trawl)
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in (CONF / "compress").glob("*.yaml")} - {"none"}))
+def test_no_method_takes_a_share_and_a_rank(name: str) -> None:
+    cfg = compose("task=imagenet", f"compress={name}", "compress.keep=0.6", "rank=2")
+    with pytest.raises(ConfigError, match="keep"):
+        instantiate(cfg.compress, path="compress")

@@ -29,6 +29,8 @@ FULL: dict[str, Method] = {
     "irratt": IrrAtt(24, 8, 24),
     "irratt identity": IrrAtt(24, 8, fusion="identity"),
     "irratt global": IrrAtt(24, 8, start="global"),
+    "irratt values": IrrAtt(24, 8, vo="irratt"),
+    "cp_slimatt constrained": CPSlimAtt(24, 8, vo="irratt", fusion="constrained"),
     "mlp_svd": MLPSVD(24),
 }
 SMALL: dict[str, Method] = {

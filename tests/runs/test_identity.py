@@ -68,6 +68,28 @@ def test_the_form_of_the_length_penalty_counts_and_older_runs_have_the_plain_pow
         compose(*task, "task.decode.length_penalty_form=wu")
 
 
+def test_random_starts_of_a_decomposition_follow_the_seed() -> None:
+    """Two seeds are one recipe, unless the starts have a seed of their own; older runs had none."""
+    words = (*IMAGES, "rank=9", "compress.start=random")
+    one, two = (compose(*words, f"seed={seed}") for seed in (1, 2))
+    assert two.compress.start_seed == 2 and recipe(one) == recipe(two)
+    for key, value in (("start_seed", 7), ("restarts", 2), ("start", "cp")):
+        assert recipe(changed(one, **{f"compress__{key}": value})) != recipe(one)
+    today = changed(two, compress__start="cp")
+    older = changed(today)
+    for key in ("start_seed", "restarts", "vo", "keep_of"):
+        del older.compress[key]
+    assert recipe(older) == recipe(today) and identity.architecture(older) == identity.architecture(today)
+
+
+def test_a_rank_of_mlps_that_was_of_no_effect_beside_keep() -> None:
+    words = ("task=imagenet", "compress=mlp_svd", "compress.keep=0.5")
+    older = changed(compose(*words), compress__mlp_rank=152)
+    assert recipe(older) == recipe(compose(*words))
+    plain = identity.current(OmegaConf.to_container(older, resolve=True))  # type: ignore[arg-type]
+    assert plain["compress"]["mlp_rank"] is None
+
+
 def test_the_encoder_that_training_starts_from_counts(tmp_path: Path) -> None:
     run_directory = tmp_path / "asr"
     (run_directory / "checkpoints").mkdir(parents=True)

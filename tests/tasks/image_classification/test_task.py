@@ -198,15 +198,17 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(start: Start, tmp_path: P
 
 
 @pytest.mark.slow
-def test_from_a_constrained_cp_run_to_irratt(start: Start, tmp_path: Path) -> None:
-    cfg, record = start("compress=cp_slimatt", "rank=9", "compress.fusion_penalty=0.5", "task.train.max_epochs=1")
+@pytest.mark.parametrize("way", ["fusion_penalty=0.5", "fusion=constrained"])
+def test_from_a_constrained_cp_run_to_irratt(way: str, start: Start, tmp_path: Path) -> None:
+    cfg, record = start("compress=cp_slimatt", "rank=9", f"compress.{way}", "task.train.max_epochs=1")
     first = folder(tmp_path, "cp")
     train.run(cfg, record, first)
     assert any(isinstance(module, SlimAttention) for module in load(first / "compressed").modules())
     cfg, record = start("compress=irratt", f"model='{first}'", "task.train.max_epochs=1")
     train.run(cfg, record, folder(tmp_path, "irratt"))
     assert sum(record["compression"]["layers"][0]["ranks"]) == 9
-    assert 0 <= record["compression"]["layers"][0]["fusion_dropped"] < 1
+    dropped = record["compression"]["layers"][0]["fusion_dropped"]
+    assert dropped < 1e-6 if way == "fusion=constrained" else 0 < dropped < 1
 
 
 def test_describe(start: Start, tmp_path: Path) -> None:
@@ -232,6 +234,10 @@ def test_what_is_refused_before_data_is_read(start: Start, tmp_path: Path, monke
         "compress=truncatt rank=9": "rank=9: blocks.0.attn takes 1 to 8",
         "compress=irratt rank=2": "rank=2: blocks.0.attn takes 3 to 24",
         "compress=irratt compress.mlp_rank=25": "compress.mlp_rank=25",
+        "compress=irratt rank=9 compress.keep=0.5": "compress.keep chooses the ranks; give it, or rank=",
+        "compress=mlp_svd rank=9 compress.keep=0.5": "compress.keep chooses the ranks; give it, or compress.mlp_rank",
+        "compress=cp_slimatt compress.keep=0.1 compress.keep_of=multiply_adds": "compress.keep=0.1: blocks.0.attn can",
+        "compress=cp_slimatt compress.fusion=constrained compress.fusion_penalty=1": "give one of them",
         "task.pretrain.epochs=0": "there are no pretrained weights to compress",
         "task.model.name=vit_tinny_patch16_224": "timm has no such model; nearest: vit_tiny_patch16_224",
         "compress=irratt task.model.name=swin_tiny_patch4_window7_224": "swin",

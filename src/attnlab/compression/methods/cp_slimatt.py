@@ -91,21 +91,17 @@ class CPSlimAtt(QueryKeyMethod):
     def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
         rank, vo_rank = self.ranks(sizes)
         about = Decomposition(self.objective, self.sweeps, self.tolerance)
-        cp, starts = about.best(heads.qk, rank, self.start, self.restarts, self.start_seed, watch)
-        a, b, c = cp.factors
-        report = {
-            "ranks": rank,
-            "qk_error": float(cp.error),
-            **owned(c, heads.width),
-            "history": cp.history.tolist(),
-            "costs": cp.costs.tolist(),
-        }
+        seeds = seeds_of(self.start, self.start_seed, self.restarts)
+        found = []
+        for i, seed in enumerate(seeds):
+            mine = watch if seed is None else named(watch, i, len(seeds))
+            found.append(self._factors(heads, about.one(heads.qk, rank, seed, mine)))
+        (a, b, c), report = min(found, key=lambda one: one[1]["qk_error"])
         if self.start == "random":
-            report["starts"] = starts
-        if self.fusion == "constrained":
-            terms = truncated_svd(heads.qk, report["head_ranks"])
-            a, b, c = nonnegative(terms)
-            report |= {"qk_error": terms.error, "fusion_own": 1.0}
+            report["starts"] = [
+                {"seed": seed, "error": each["qk_error"], "ranks": each["head_ranks"]}
+                for seed, (_, each) in zip(seeds, found, strict=True)
+            ]
         vo = self.values(heads, vo_rank, report)
         module = self._module(rank, vo.ranks, sizes).double()
         fill(module, a, b, torch.cat(vo.left, -1), torch.cat(vo.right, -1))
@@ -113,6 +109,26 @@ class CPSlimAtt(QueryKeyMethod):
             module.proj.bias.copy_(heads.bias)
             module.fusion.copy_(c)
         return Fit(module, report)
+
+    def _factors(self, heads: Heads, cp: CP) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+        """The factors of the layer, and what is reported of them."""
+        report: dict[str, Any] = {"ranks": cp.rank, "qk_error": float(cp.error), **owned(cp.c, heads.width)}
+        report |= {"history": cp.history.tolist(), "costs": cp.costs.tolist()}
+        if self.fusion == "free":
+            return cp.factors, report
+        terms = truncated_svd(heads.qk, report["head_ranks"])
+        return nonnegative(terms), report | {"qk_error": terms.error, "fusion_own": 1.0}
+
+
+def seeds_of(start: str, first: int, count: int) -> list[int] | list[None]:
+    """The seeds of random starts; of another start a single None.
+
+    Args:
+        start: "random" or not.
+        first: the first seed; the others follow.
+        count: how many there are.
+    """
+    return [first + i for i in range(count)] if start == "random" else [None]
 
 
 def without_starts(settings: dict[str, Any]) -> dict[str, Any]:
@@ -180,25 +196,6 @@ class Decomposition:
     sweeps: int
     tolerance: float
 
-    def best(
-        self, tensor: Slices, rank: int, start: str, restarts: int, seed: int, watch: Watch
-    ) -> tuple[CP, list[dict[str, Any]]]:
-        """The decomposition with the lowest error over all starts, and seed and error of each random one.
-
-        Args:
-            tensor: what is decomposed.
-            rank: R, columns of the CP decomposition.
-            start: "random", or the largest singular triplets.
-            restarts: random starts.
-            seed: of the first of them.
-            watch: called with the name of the part, the sweeps done, and the sweeps at most.
-        """
-        if start != "random":
-            return self.one(tensor, rank, None, watch), []
-        found = [self.one(tensor, rank, seed + i, named(watch, i, restarts)) for i in range(restarts)]
-        starts = [{"seed": seed + i, "error": float(cp.error)} for i, cp in enumerate(found)]
-        return min(found, key=lambda cp: float(cp.error)), starts
-
     def one(self, tensor: Slices, rank: int, seed: int | None, watch: Watch) -> CP:
         """From one start.
 
@@ -206,7 +203,7 @@ class Decomposition:
             tensor: what is decomposed.
             rank: R.
             seed: of a random start; None: the largest singular triplets over all heads.
-            watch: as for :meth:`best`.
+            watch: called with the name of the part, the sweeps done, and the sweeps at most.
         """
         found = cp_als(
             tensor,

@@ -15,6 +15,8 @@ from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer
 
+RANKS = ("rank", "rho", "rate", "ranks_given", "vo_rank", "mlp_rank", "keep")  # how a step says what remains
+
 
 @bounded
 class Hybrid(Method):
@@ -28,7 +30,8 @@ class Hybrid(Method):
             budget, of each step.
 
     Raises:
-        ConfigError: no steps, one that is no method, or steps with different calibration data.
+        ConfigError: no steps, one that is no method, ranks of a step beside `keep`, or steps with different calibration
+            data.
     """
 
     def __init__(self, steps: dict[str, Any], layers: list[int] | None = None, keep: Share | None = None) -> None:
@@ -38,6 +41,10 @@ class Hybrid(Method):
         for name, step in steps.items():
             if not isinstance(step, Method):
                 raise ConfigError(f"compress.steps.{name}: expected a method, as a file in conf/compress has it")
+            if keep is not None and (given := [key for key in RANKS if getattr(step, key, None) is not None]):
+                raise ConfigError(
+                    f"compress.keep chooses the ranks; give it, or ranks of the steps (the step {name} has {given[0]})"
+                )
             if layers is not None and not hasattr(step, "layers"):
                 raise ConfigError(f"compress.layers: the step {name} always takes all layers")
             self.steps[name] = copy.copy(step)

@@ -20,7 +20,7 @@ from attnlab.compression.decompositions import (
     truncated_svd,
 )
 from attnlab.compression.methods.base import KeepOf, Rank, Share, Unit, Watch
-from attnlab.compression.methods.cp_slimatt import Decomposition, Objective, named, without_starts
+from attnlab.compression.methods.cp_slimatt import Decomposition, Objective, named, seeds_of, without_starts
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, even, factored
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
 from attnlab.config.bounds import bounded
@@ -127,7 +127,7 @@ class IrrAtt(QueryKeyMethod):
         about = Decomposition(self.objective, self.sweeps, self.tolerance)
         if self.start == "global":
             return *self._refined(tensor, global_svd(tensor, rank), free, watch), []
-        seeds = [self.start_seed + i for i in range(self.restarts)] if self.start == "random" else [None]
+        seeds = seeds_of(self.start, self.start_seed, self.restarts)
         found = []
         for i, seed in enumerate(seeds):
             mine = watch if seed is None else named(watch, i, len(seeds))

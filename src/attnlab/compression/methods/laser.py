@@ -144,7 +144,7 @@ class LASER(Method):
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
         ranks = set(report["ranks"].values())
-        return int(ranks.pop()) if len(ranks) == 1 else None
+        return int(ranks.pop()) if len(ranks) == 1 and self.keep is None else None
 
     def _pair(self, matrix: Projection, rank: int) -> LowRankLinear | None:
         """The module of two factors; None: the dense product takes no more multiply-adds."""
