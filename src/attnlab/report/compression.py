@@ -1,5 +1,6 @@
 """Records of compressed models: a table and a plot of top-1 over multiply-adds, ranks of heads, fusion matrices."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -9,6 +10,17 @@ from attnlab.errors import DataError
 from attnlab.report import figure
 from attnlab.report.grid import Grid
 from attnlab.report.significance import standard_error
+from attnlab.report.variants import (
+    DENSE,
+    POINTS,
+    VO_RANK,
+    columns_of,
+    error_of,
+    layers_of,
+    means_table,
+    value_ranks,
+    variants,
+)
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found
 
@@ -20,17 +32,16 @@ if TYPE_CHECKING:
 
 HEADERS = ["Record", "Method", "Rank", "Seed", "Columns of a layer", "Relative error", "Attention multiply-adds, %"]
 HEADERS += ["Multiply-adds, %", "Parameters, %", "Top-1 dense", "compressed", "fine-tuned"]
-POINTS = {"compressed": "before fine-tuning", "finetuned": "after fine-tuning"}
-DENSE = "dense"
 COMPRESSED = "compressed"  # the folder of a run directory that holds the model
 
 
 def render(records: Sequence[Found], directory: Path) -> list[Path]:
     """Write the table sweep.{md,csv,tex}, and figures with their data as CSV beside them.
 
-    top1: top-1 over multiply-adds. For each method whose heads' ranks differ, ranks_<method>: those of the record in
-    the middle of its ranks. fusion_<method>: the fusion matrices of the same record, where its run directory still
-    has the compressed model.
+    With several seeds also means.{md,csv,tex}, a row for each setting. top1: top-1 over multiply-adds. For each method
+    whose heads' ranks differ, ranks_<method>: those of the record in the middle of its ranks. fusion_<method>: the
+    fusion matrices of the same record, where its run directory still has the compressed model. Methods that differ in
+    other settings than ranks have these in the names of their files.
 
     Args:
         records: records of mode=train with compress=.
@@ -42,15 +53,19 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
     Raises:
         DataError: no record has a compressed model.
     """
-    found = [f for f in records if f.record["status"] == "finished" and _layers(f)]
+    found = [f for f in records if f.record["status"] == "finished" and layers_of(f)]
     if not found:
         raise DataError("no finished record of a compressed model among those given")
     paths = sweep_table(found).write(directory / "sweep", "md", "csv", "tex")
+    if len({f.record["seed"] for f in found}) > 1:
+        paths += means_table(found).write(directory / "means", "md", "csv", "tex")
     paths += figure.write(directory / "top1", sweep_points(found), sweep_plot)
-    for method in sorted({f.record["compress"] for f in found}):
-        mine = sorted((f for f in found if f.record["compress"] == method), key=_total)
+    named = variants(found)
+    for name in sorted(set(named.values())):
+        method = re.sub(r"[ =]", "_", name)
+        mine = sorted((f for f in found if named[f.path] == name), key=columns_of)
         middle = mine[(len(mine) - 1) // 2]
-        ranks = [layer["ranks"] for layer in _layers(middle)]
+        ranks = [layer["ranks"] for layer in layers_of(middle)]
         if any(isinstance(each, list) and len(set(each)) > 1 for each in ranks):
             paths += figure.write(directory / f"ranks_{method}", head_ranks(middle), ranks_plot)
         folder = middle.path.parent / COMPRESSED
@@ -66,11 +81,20 @@ def sweep_table(found: Sequence[Found]) -> Grid:
         found: finished records of compressed models.
     """
     grid = Grid("Compressed attention: top-1 before and after fine-tuning", HEADERS)
-    for i, one in enumerate(sorted(found, key=lambda f: (f.record["compress"], _total(f), f.record["seed"])), 1):
+    names, own_ranks = variants(found), value_ranks(found)
+    if own_ranks:
+        grid.headers = [*HEADERS[:3], VO_RANK, *HEADERS[3:]]
+
+    def order(one: Found) -> tuple[Any, ...]:
+        return names[one.path], own_ranks.get(one.path, 0), columns_of(one), one.record["seed"]
+
+    for i, one in enumerate(sorted(found, key=order), 1):
         record, about = one.record, one.record["compression"]
         left, quality = about["remaining"], about["quality"]
-        cells = [f"R{i}", record["compress"], str(record["rank"]), str(record["seed"]), f"{_total(one):g}"]
-        cells += [f"{_error(one):.3f}"]
+        cells = [f"R{i}", names[one.path], str(record["rank"])]
+        cells += [str(own_ranks[one.path])] if own_ranks else []
+        cells += [str(record["seed"]), f"{columns_of(one):g}"]
+        cells += [f"{error_of(one):.3f}"]
         cells += [f"{left[f'{key}_percent']:.1f}" for key in ("attention", "multiply_adds", "parameters")]
         cells += [_top1(quality[point]) for point in ("dense", *POINTS)]
         grid.rows.append(cells)
@@ -90,44 +114,68 @@ def sweep_table(found: Sequence[Found]) -> Grid:
 def sweep_points(found: Sequence[Found]) -> Grid:
     """The data of :func:`sweep_plot`: the mean over the seeds of each method and each share of multiply-adds.
 
+    With several seeds also the least and the most of them; with several value-output ranks these too.
+
     Args:
         found: finished records of compressed models.
     """
-    grid = Grid("Top-1 over multiply-adds", ["point", "method", "multiply-adds, %", "top-1, %"])
+    names, own_ranks = variants(found), value_ranks(found)
+    several = len({f.record["seed"] for f in found}) > 1
+    headers = ["point", "method", "multiply-adds, %", "top-1, %", *["least", "most"] * several]
+    grid = Grid("Top-1 over multiply-adds", [*headers, *[VO_RANK] * bool(own_ranks)])
     for point in POINTS:
-        values: dict[tuple[str, float], list[float]] = {}
+        values: dict[tuple[int, str, float], list[float]] = {}
         for one in found:
             about = one.record["compression"]
             if isinstance(about["quality"][point], dict):
-                place = one.record["compress"], about["remaining"]["multiply_adds_percent"]
-                values.setdefault(place, []).append(about["quality"][point]["top1"])
-        grid.rows += [[point, method, repr(x), repr(mean(values[method, x]))] for method, x in sorted(values)]
+                place = names[one.path], about["remaining"]["multiply_adds_percent"]
+                values.setdefault((own_ranks.get(one.path, 0), *place), []).append(about["quality"][point]["top1"])
+        for (value_rank, method, x), mine in sorted(values.items()):
+            cells = [point, method, repr(x), repr(mean(mine)), *[repr(min(mine)), repr(max(mine))] * several]
+            grid.rows.append([*cells, *[str(value_rank)] * bool(own_ranks)])
     dense = mean(f.record["compression"]["quality"]["dense"]["top1"] for f in found)
-    grid.rows.append([DENSE, "", "", repr(dense)])
+    grid.rows.append([DENSE, "", "", repr(dense), *[""] * (len(grid.headers) - 4)])
     return grid
 
 
 def sweep_plot(points: Grid) -> "Figure":
     """Top-1 before and after fine-tuning over the share of multiply-adds, a line for each method.
 
+    Bars reach from the least to the most of the seeds; each value-output rank has a row of panels.
+
     Args:
         points: as :func:`sweep_points` gives them.
     """
     from matplotlib.figure import Figure
 
-    page = Figure(figsize=(11, 4.2), layout="constrained")
-    panels = page.subplots(1, 2, sharey=True)
     dense = next(float(row[3]) for row in points.rows if row[0] == DENSE)
-    for axes, (point, title) in zip(panels, POINTS.items(), strict=True):
-        rows = [row for row in points.rows if row[0] == point]
-        for method in sorted({row[1] for row in rows}):
-            line = [(float(row[2]), float(row[3])) for row in rows if row[1] == method]
-            axes.plot(*zip(*line, strict=True), marker="o", label=method)
-        axes.axhline(dense, color="grey", linewidth=0.8, linestyle="--", label="dense, not fine-tuned")
-        axes.set(title=title, xlabel="multiply-adds of the model, % of the dense one's")
-        axes.grid(alpha=0.3)
-    panels[0].set(ylabel="top-1, %")
-    panels[1].legend(fontsize=8)
+    cells = [dict(zip(points.headers, row, strict=True)) for row in points.rows if row[0] != DENSE]
+    ranks = sorted({row.get(VO_RANK, "") for row in cells}, key=lambda rank: int(rank or 0))
+    methods = sorted({row["method"] for row in cells})
+    page = Figure(figsize=(11, 4.2 * len(ranks)), layout="constrained")
+    panels = page.subplots(len(ranks), 2, sharey="row", squeeze=False)
+    for pair, rank in zip(panels, ranks, strict=True):
+        for axes, (point, title) in zip(pair, POINTS.items(), strict=True):
+            for i, method in enumerate(methods):
+                mine = [
+                    row for row in cells if (row["point"], row["method"], row.get(VO_RANK, "")) == (point, method, rank)
+                ]
+                if not mine:
+                    continue
+                x, y = ([float(row[name]) for row in mine] for name in ("multiply-adds, %", "top-1, %"))
+                if "least" in points.headers:
+                    ends = [[float(row[name]) for row in mine] for name in ("least", "most")]
+                    reach = [[b - a for a, b in zip(ends[0], y, strict=True)]]
+                    reach += [[a - b for a, b in zip(ends[1], y, strict=True)]]
+                    axes.errorbar(x, y, reach, marker="o", capsize=3, color=f"C{i}", label=method)
+                else:
+                    axes.plot(x, y, marker="o", color=f"C{i}", label=method)
+            axes.axhline(dense, color="grey", linewidth=0.8, linestyle="--", label="dense, not fine-tuned")
+            axes.set(title=title + (f", VO rank {rank}" if rank else ""))
+            axes.set(xlabel="multiply-adds of the model, % of the dense one's")
+            axes.grid(alpha=0.3)
+        pair[0].set(ylabel="top-1, %")
+    panels[0][1].legend(fontsize=8)
     return page
 
 
@@ -138,7 +186,7 @@ def head_ranks(one: Found) -> Grid:
         one: the record of a compressed model.
     """
     grid = Grid(_title(one), ["layer", "head by rank", "rank"])
-    for layer, about in enumerate(_layers(one)):
+    for layer, about in enumerate(layers_of(one)):
         if isinstance(about["ranks"], list):
             ranks = sorted(about["ranks"], reverse=True)
             grid.rows += [[str(layer), str(head), str(rank)] for head, rank in enumerate(ranks)]
@@ -275,23 +323,8 @@ def reordered(weights: "Vector") -> "tuple[list[int], Vector]":
     return order.tolist(), scaled[order][:, np.argsort(place[owner], kind="stable")]
 
 
-def _layers(one: Found) -> list[dict[str, Any]]:
-    """The entries of the record for each compressed attention layer."""
-    return [layer for layer in one.record.get("compression", {}).get("layers", []) if "qk_error" in layer]
-
-
-def _total(one: Found) -> float:
-    """Query-key columns of a layer."""
-    ranks = [layer["ranks"] for layer in _layers(one)]
-    return mean(sum(each) if isinstance(each, list) else each for each in ranks)
-
-
-def _error(one: Found) -> float:
-    return mean(layer["qk_error"] for layer in _layers(one))
-
-
 def _title(one: Found) -> str:
-    return f"{one.record['compress']}, {_total(one):g} columns a layer"
+    return f"{one.record['compress']}, {columns_of(one):g} columns a layer"
 
 
 def _top1(quality: Any) -> str:
