@@ -115,6 +115,7 @@ def test_a_failed_check_gives_no_ratio(tmp_path: Path, capsys: pytest.CaptureFix
     assert "x (" not in shown
 
 
+@pytest.mark.slow
 def test_a_mechanism_without_a_published_form_is_checked_against_its_formula(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

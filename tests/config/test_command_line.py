@@ -231,7 +231,13 @@ def test_every_mechanism(attention: str) -> None:
     assert (cfg.choices.attention, cfg.choices.scale, cfg.scale) == (attention, "paper", "paper")
 
 
-@pytest.mark.parametrize(("task", "scale"), RECIPES)
+@pytest.mark.parametrize(
+    ("task", "scale"),
+    [
+        pytest.param(*one, marks=pytest.mark.slow) if one[1].startswith("paper_") or i % 2 else one
+        for i, one in enumerate(RECIPES)
+    ],
+)
 def test_every_task_at_each_of_its_scales(task: str, scale: str) -> None:
     own = task in ("imagenet", "reasoning")  # the model brings its attention
     cfg = compose(f"task={task}", *([] if own else ["attention=mha"]), f"scale={scale}")

@@ -56,7 +56,9 @@ def described(cfg: DictConfig) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if i % 2 else name for i, name in enumerate(OVERLAYS)]
+)
 def test_overlay(name: str) -> None:
     """It composes, is checked, builds on meta, and its comment has its command."""
     cfg = check([f"experiment={name}"], complete=configured).jobs[0]
