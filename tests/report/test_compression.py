@@ -15,7 +15,8 @@ from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.transform import compress
 from attnlab.report import compression
 from attnlab.report.__main__ import main
-from attnlab.runs.store import collect
+from attnlab.report.variants import means_table
+from attnlab.runs.store import Found, collect
 from tests.report.conftest import Run
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
@@ -62,6 +63,55 @@ def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path, run: Run) -
     one = collect([run("a", "task=imagenet scale=paper", compression=about([4, 4], 1.0, 2.0, 3.0))])[0]
     rows = compression.fusions(one, tmp_path).rows
     assert [row[3] for row in rows if row[0] == "1"] == ["1", "0.5", "0.25", "2"]
+
+
+def of_a_sweep(method: str, seed: int, before: float, after: float, **settings: Any) -> Found:
+    record = {"compress": method, "seed": seed, "rank": 8, "command": "x", "corpus": "sample"}
+    record |= {"environment": {"device": "cpu", "git": "0"}, "compression": about([5, 3], before, after, 50.0)}
+    for layer in record["compression"]["layers"]:  # type: ignore[index]
+        layer |= {"global_ranks": [4, 4], "fusion_own": 0.75} if method == "irratt" else {}
+    record["config"] = {"compress": {"_target_": method, "rank": 8, "vo_rank": 2, "start_seed": seed, **settings}}
+    return Found(Path(f"{method}{settings}{seed}.json"), record)
+
+
+SWEEP = [
+    of_a_sweep("irratt", 1, 60.0, 75.0, start="random"),
+    of_a_sweep("irratt", 2, 64.0, 77.0, start="random"),
+    of_a_sweep("irratt", 1, 50.0, 70.0, start="cp"),
+    of_a_sweep("truncatt", 1, 40.0, 71.0, vo_rank=4),
+]
+
+
+def test_means_over_seeds_tell_variants_of_a_method_apart() -> None:
+    grid = means_table(SWEEP)
+    rows = {row[2]: dict(zip(grid.headers, row, strict=True)) for row in grid.rows}
+    assert list(rows) == ["irratt start=cp", "irratt start=random", "truncatt"]  # by VO rank, columns and name
+    random = rows["irratt start=random"]
+    assert (random["Seeds"], random["VO rank"], random["Columns of a layer"]) == ("1, 2", "2", "8")
+    assert (random["compressed"], random["drop"], random["fine-tuned"]) == ("62.0 ± 2.8", "18.0 ± 2.8", "76.0 ± 1.4")
+    assert random["Ranks unlike global_svd's"] == "8 of 8" and random["Fusion in own heads"] == "0.750"
+    assert (rows["truncatt"]["VO rank"], rows["truncatt"]["compressed"]) == ("4", "40.0")
+    assert rows["truncatt"]["Ranks unlike global_svd's"] == "–"
+    one = of_a_sweep("truncatt", 2, 1.0, 2.0, vo_rank=4)
+    one.record["compression"]["quality"]["finetuned"] = "not run"
+    assert means_table([*SWEEP, one]).rows[-1][-1] == "not run"
+
+
+def test_the_picture_of_several_seeds_has_their_least_and_most() -> None:
+    grid = compression.sweep_points(SWEEP)
+    assert grid.headers == ["point", "method", "multiply-adds, %", "top-1, %", "least", "most", "VO rank"]
+    assert ["compressed", "irratt start=random", "50.0", "62.0", "60.0", "64.0", "2"] in grid.rows
+    assert grid.rows[-1] == ["dense", "", "", "80.0", "", "", ""]
+    page = compression.sweep_plot(grid)
+    assert [axes.get_title() for axes in page.axes] == [
+        f"{when} fine-tuning, VO rank {rank}" for rank in (2, 4) for when in ("before", "after")
+    ]
+    bars = page.axes[0].containers
+    assert [bar.get_label() for bar in bars] == ["irratt start=cp", "irratt start=random"]
+    reach = bars[1].lines[2][0].get_segments()[0]  # type: ignore[attr-defined]
+    assert reach[:, 1].tolist() == [60.0, 64.0]
+    single = compression.sweep_points(SWEEP[:1])
+    assert single.headers == ["point", "method", "multiply-adds, %", "top-1, %"]
 
 
 def test_the_density_of_ranks() -> None:
