@@ -92,9 +92,12 @@ def test_means_over_seeds_tell_variants_of_a_method_apart() -> None:
     assert random["Ranks unlike global_svd's"] == "8 of 8" and random["Fusion in own heads"] == "0.750"
     assert (rows["truncatt"]["VO rank"], rows["truncatt"]["compressed"]) == ("4", "40.0")
     assert rows["truncatt"]["Ranks unlike global_svd's"] == "–"
+    assert random["less truncatt's, before fine-tuning"] == "–"  # of other ranks
+    paired = [*SWEEP[:2], of_a_sweep("truncatt", 1, 50.0, 70.0), of_a_sweep("truncatt", 2, 51.0, 76.0)]
+    assert means_table(paired).rows[0][-2:] == ["11.5 ± 2.1", "3.0 ± 2.8"]
     one = of_a_sweep("truncatt", 2, 1.0, 2.0, vo_rank=4)
     one.record["compression"]["quality"]["finetuned"] = "not run"
-    assert means_table([*SWEEP, one]).rows[-1][-1] == "not run"
+    assert dict(zip(grid.headers, means_table([*SWEEP, one]).rows[-1], strict=True))["fine-tuned"] == "not run"
 
 
 def test_the_picture_of_several_seeds_has_their_least_and_most() -> None:

@@ -12,6 +12,7 @@ from attnlab.runs.store import Found
 POINTS = {"compressed": "before fine-tuning", "finetuned": "after fine-tuning"}
 DENSE = "dense"
 VO_RANK = "VO rank"
+BASELINE = "truncatt"
 OF_ONE_LINE = ("rank", "vo_rank", "start_seed")  # settings in which the points of a line may differ
 
 
@@ -27,6 +28,7 @@ def means_table(found: Sequence[Found]) -> Grid:
         groups.setdefault((own_ranks.get(one.path, 0), columns_of(one), names[one.path]), []).append(one)
     headers = ["Method", "Seeds", "Relative error", "Ranks unlike global_svd's", "Fusion in own heads"]
     headers += ["Multiply-adds, %", "Top-1 dense", "compressed", "drop", "fine-tuned"]
+    headers += [f"less {BASELINE}'s, {when}" for when in POINTS.values()]
     first = [VO_RANK] * bool(own_ranks) + ["Columns of a layer"]
     grid = Grid("Compressed attention: means over seeds", [*first, *headers])
     for (value_rank, total, name), same in sorted(groups.items()):
@@ -37,10 +39,14 @@ def means_table(found: Sequence[Found]) -> Grid:
         cells += [_spread([error_of(one) for one in same], 3), _discovered(same), _own(same)]
         cells += [f"{mean(one.record['compression']['remaining']['multiply_adds_percent'] for one in same):.1f}"]
         cells += [_spread(values, 1) for values in (top1[DENSE], top1["compressed"], drops, top1["finetuned"])]
+        baseline = groups.get((value_rank, total, BASELINE), [])
+        cells += [_paired(same, baseline, point) if baseline is not same else "–" for point in POINTS]
         grid.rows.append(cells)
     grid.notes = [
         "Mean ± standard deviation over the seeds, each of which has a dense model of its own; drop: dense less "
         "compressed, in points.",
+        f"Less {BASELINE}'s: points of top-1 more than {BASELINE} at the same ranks from the same dense model, seed by "
+        "seed.",
         "Relative error: of the query-key weights, Frobenius norm, mean over the layers.",
         "Ranks unlike global_svd's: heads whose query-key rank is not that of the largest singular values, of all "
         "heads of all layers and seeds.",
@@ -95,6 +101,14 @@ def _number(one: Found, point: str) -> float:
     """Top-1 at a point; NaN where it was not measured."""
     quality = one.record["compression"]["quality"][point]
     return float(quality["top1"]) if isinstance(quality, dict) else float("nan")
+
+
+def _paired(same: Sequence[Found], baseline: Sequence[Found], point: str) -> str:
+    """The differences of top-1 to the baseline's of the same seed; "–" where a seed has none."""
+    others = {one.record["seed"]: _number(one, point) for one in baseline}
+    if any(one.record["seed"] not in others for one in same):
+        return "–"
+    return _spread([_number(one, point) - others[one.record["seed"]] for one in same], 1)
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
