@@ -175,7 +175,7 @@ def sweep_plot(points: Grid) -> "Figure":
             axes.set(xlabel="multiply-adds of the model, % of the dense one's")
             axes.grid(alpha=0.3)
         pair[0].set(ylabel="top-1, %")
-    panels[0][1].legend(fontsize=8)
+        pair[1].legend(fontsize=8)
     return page
 
 
