@@ -177,7 +177,8 @@ def _ours(
         return NOT_RUN
     middle, least, most = (f"{value:.{column.digits}f}" for value in (mean(values), min(values), max(values)))
     if len(values) > 1:
-        return f"{middle} ({least}–{most}, {len(values)} seeds)"
+        spread = f"{len(values)} seeds" if least == most else f"{least}–{most}, {len(values)} seeds"
+        return f"{middle} ({spread})"
     error = _error(column, mine)
     return middle if error is None else f"{middle} ± {error:.{column.digits}f}"
 
