@@ -1,5 +1,7 @@
 """Stored features of a whole corpus, with a stand-in for the pretrained model."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ import torch
 from transformers import Wav2Vec2Config, Wav2Vec2Model, WavLMConfig, WavLMModel
 
 from attnlab.data import Kaldi, StoredFeatures
-from attnlab.data.speech.extract import extract, pretrained
+from attnlab.data.speech.extract import extract, main, pretrained
 from attnlab.data.speech.features import Array
 from attnlab.errors import DataError
 from tests.data.test_readers import audio, write
@@ -46,6 +48,59 @@ def test_without_the_extra_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(DataError, match=r"transformers is not installed: pip install 'attnlab\[hf\]'"):
         pretrained("any", "mean", "cpu")
+
+
+@pytest.mark.parametrize("config", [None, "{}"])
+def test_what_is_no_model_is_an_error(tmp_path: Path, config: str | None) -> None:
+    folder = tmp_path / "model"
+    if config is not None:
+        write(folder / "config.json", config)
+    with pytest.raises(DataError, match=r"--model=.*: cannot be read .*config\.json and model\.safetensors"):
+        pretrained(str(folder), "all", "cpu")
+
+
+def test_features_do_not_replace_the_corpus(tmp_path: Path) -> None:
+    root = corpus(tmp_path / "in", "a")
+    with pytest.raises(DataError, match=r"--output=.*: the corpus itself"):
+        extract(Kaldi(), root, tmp_path / "in" / ".." / "in", halves, speeds=(0.9, 1.0))
+    assert (root / "train" / "text").read_text() == "a ONE\n"
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "1 1"])
+def test_speeds_are_refused_before_anything_is_read(
+    given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["extract", "--root", "none", "--output", "none", "--speeds", *given.split()])
+    with pytest.raises(SystemExit):
+        main()
+    assert "expected different numbers above 0" in capsys.readouterr().err
+
+
+def test_the_corpus_is_checked_before_the_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["extract", "--root", str(tmp_path / "none"), "--output", str(tmp_path / "out")])
+    monkeypatch.setattr("attnlab.data.speech.extract.pretrained", lambda *_: pytest.fail("the model was read"))
+    with pytest.raises(SystemExit):
+        main()
+    assert "no such directory" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_needs_no_import_before_it(tmp_path: Path) -> None:
+    """transformers reads WavLM through torchvision, which a CPU build of torch imports only with attnlab's schemas."""
+    config = WavLMConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        conv_dim=(8,) * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_buckets=8,
+    )  # fmt: skip
+    WavLMModel(config).save_pretrained(tmp_path / "model")
+    root, out = corpus(tmp_path / "in", "a"), tmp_path / "out"
+    words = ["--root", root, "--output", out, "--reader", "Kaldi", "--model", tmp_path / "model", "--layer", "all"]
+    done = subprocess.run(
+        [sys.executable, "-m", "attnlab.data.speech.extract", *map(str, words)], capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr
+    assert np.load(out / "train" / "feats" / "a.npy").shape[1:] == (2, 16)
 
 
 def test_a_model_of_hugging_face_from_its_directory(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ does not fit on the disk is refused, after the first utterance.
 import argparse
 import json
 import logging
+import math
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import cast
+
+import attnlab.torchvision_schemas  # noqa: F401  (before transformers)
 
 import numpy as np
 import soxr
@@ -34,6 +37,7 @@ import attnlab.data as readers
 from attnlab.data.corpus import Reader, Segment
 from attnlab.data.speech.features import Array, change_speed, read_waveform
 from attnlab.errors import AttnlabError, DataError
+from attnlab.pretrained.weights import first_line
 from attnlab.runs.console import StderrHandler
 from attnlab.runs.files import write_bytes
 from attnlab.runs.progress import each
@@ -63,10 +67,12 @@ def extract(
         about: what the features are of, such as `model` and `layer`; those in `output` must be of the same.
 
     Raises:
-        DataError: the corpus cannot be read, an id cannot be the name of a file, `output` holds features of another
-            model or layer, there is no space for all of them, or values are beyond float16.
+        DataError: the corpus cannot be read, an id cannot be the name of a file, `output` is the corpus itself or holds
+            features of another model or layer, there is no space for all of them, or values are beyond float16.
     """
     reader.check(root, reader.splits, "audio")
+    if root.resolve() == output.resolve():
+        raise DataError(f"--output={output}: the corpus itself, whose text files would be replaced; use another one")
     _same_features(output / "extraction.json", dict(about or {}))
     splits: dict[str, list[Segment]] = {}
     for split in reader.splits:
@@ -163,15 +169,27 @@ def pretrained(name: str, layer: str, device: str) -> Model:
         device: the torch device.
 
     Raises:
-        DataError: transformers is not installed, or the model has no such layer.
+        DataError: transformers is not installed, the model cannot be read, or it has no such layer.
     """
     try:
         from transformers import AutoModel
     except ImportError as error:
         raise DataError("transformers is not installed: pip install 'attnlab[hf]'") from error
-    network = AutoModel.from_pretrained(name, use_safetensors=True).to(device).eval()
+    try:
+        network = AutoModel.from_pretrained(name, use_safetensors=True).eval()
+    except Exception as error:  # safetensors, torch, the hub and transformers each have classes of their own
+        raise DataError(
+            f"--model={name}: cannot be read ({first_line(error)}); expected a folder with config.json and "
+            "model.safetensors, or a name of the hub"
+        ) from error
+    try:
+        network = network.to(device)
+    except (AssertionError, RuntimeError) as error:
+        raise DataError(
+            f"--device={device}: {first_line(error)}; expected cpu, or cuda on a machine with a GPU"
+        ) from error
     layers = int(network.config.num_hidden_layers) + 1
-    if layer.isdigit() and int(layer) >= layers:
+    if layer.isdecimal() and int(layer) >= layers:
         raise DataError(f"--layer={layer}: {name} has the layers 0 to {layers - 1}")
 
     @torch.inference_mode()
@@ -205,13 +223,18 @@ def main() -> None:
     parser.add_argument("--speeds", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="speeds of the training split")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
-    if given.layer not in ("mean", "all") and not given.layer.isdigit():
+    if given.layer not in ("mean", "all") and not given.layer.isdecimal():
         parser.error(f"--layer={given.layer}: expected mean, all or an int")
+    names = {f"{speed:g}" for speed in given.speeds}  # in the ids of utterances
+    if not all(0 < speed < math.inf for speed in given.speeds) or len(names) < len(given.speeds):
+        parser.error(f"--speeds={' '.join(map(str, given.speeds))}: expected different numbers above 0")
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[StderrHandler()])
     try:
+        reader: Reader = getattr(readers, given.reader)()
+        reader.check(given.root, reader.splits, "audio")  # before the model, which may be downloaded
         model = pretrained(given.model, given.layer, given.device)
         about = {"model": given.model, "layer": given.layer}
-        extract(getattr(readers, given.reader)(), given.root, given.output, model, given.speeds, about)
+        extract(reader, given.root, given.output, model, given.speeds, about)
     except AttnlabError as error:
         parser.exit(error.exit_code, f"error: {error}\n")
     except KeyboardInterrupt:
