@@ -216,6 +216,9 @@ def test_translation_starts_from_a_recognition_encoder(start: Start, tmp_path: P
     ):
         train.run(cfg, record, tmp_path / "wider")
     assert not (tmp_path / "wider").exists()  # before any data is read
+    cfg, record = start(f"task.encoder_checkpoint='{tmp_path / 'none'}'")
+    with pytest.raises(DataError, match=r"task.encoder_checkpoint: .*none: there is no such checkpoint file"):
+        train.run(cfg, record, tmp_path / "wider")
 
 
 def test_the_last_checkpoint_is_the_last(start: Start, tmp_path: Path) -> None:

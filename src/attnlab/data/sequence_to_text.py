@@ -284,6 +284,11 @@ class SequenceToTextData(Data):
     def _read_texts(self) -> dict[str, list[Utterance]]:
         """The utterances of each split: all texts, the headers of all recordings."""
         if self.root is None:
+            if self.front.kind == "stored":
+                raise ConfigError(
+                    "data_root=null: task.data.features reads stored features, and the sample corpora have none; give "
+                    "the directory that holds them"
+                )
             log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.reader.name)
             self.root = self.reader.sample(self.cache_dir)
         found = {name: self._read_split(name) for name in self.reader.splits}

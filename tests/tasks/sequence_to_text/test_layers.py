@@ -87,7 +87,10 @@ def test_training_learns_the_mix_and_decodes(cfg: DictConfig, features: Path, tm
         ({"task__data__features__layers": 4}, r"task.model.encoder.mix_layers=3, but .* gives frames of 4 layers"),
         ({"task__model__encoder__mix_layers": None}, r"mix_layers=None, but .* gives frames of 3 layers"),
         ({"task__data__features__layers": None}, r"mix_layers=3, but .* gives frames of one layer"),
-        ({"task__data__features__normalize": True}, r"layers=3: expected deltas=0 and normalize=false"),
+        (
+            {"task__data__features__normalize": True},
+            r"task.data.features.layers=3: expected deltas=0 and normalize=false",
+        ),
     ],
 )
 def test_an_encoder_for_other_layers_is_refused(
@@ -95,6 +98,15 @@ def test_an_encoder_for_other_layers_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         task_of(changed(cfg, **changes)).check(tmp_path)
+
+
+def test_stored_features_without_a_corpus_are_refused_before_a_sample_is_made(
+    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlab.data.AMI.sample", lambda *_: pytest.fail("a sample corpus was made"))
+    none = changed(cfg, task__data__root=None)
+    with pytest.raises(ConfigError, match="data_root=null: task.data.features reads stored features"):
+        task_of(none).prepare(new(none, "test"), None)
 
 
 def test_files_with_other_layers_are_named(cfg: DictConfig, features: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from attnlab.data.corpus import Kind, Stored
 from attnlab.data.speech.features import Array, utterance_cmvn
 from attnlab.errors import ConfigError, DataError
 
+MAGIC = b"\x93NUMPY"  # how a .npy file begins
 HTK_HEADER = 12  # int32 frames, int32 period, int16 bytes of a frame, int16 kind; all big-endian
 
 
@@ -41,12 +42,13 @@ class StoredFeatures:
     def __post_init__(self) -> None:
         if self.width < 1 or self.deltas < 0 or self.width % (1 + self.deltas):
             raise ConfigError(
-                f"features: width={self.width}, deltas={self.deltas}: expected width = (1 + deltas) x file columns"
+                f"task.data.features: width={self.width}, deltas={self.deltas}: expected width = (1 + deltas) x file "
+                "columns"
             )
         if self.layers is not None and (self.deltas or self.normalize):
             raise ConfigError(
-                f"features: layers={self.layers}: expected deltas=0 and normalize=false; what the encoder mixes of the "
-                "layers is normalised there"
+                f"task.data.features.layers={self.layers}: expected deltas=0 and normalize=false; what the encoder "
+                "mixes of the layers is normalised there"
             )
 
     @property
@@ -121,7 +123,7 @@ def frames(path: Path, columns: int, layers: int | None = None) -> int:
     except OSError as error:
         raise DataError(f"{path}: missing or unreadable features ({error.strerror or error})") from error
     except (ValueError, EOFError) as error:
-        raise DataError(f"{path}: not a readable feature file ({error})") from error
+        raise DataError(f"{path}: not a readable feature file ({error}); delete it and write it again") from error
     if shape[1:] != wanted or not shape:
         key = "layers" if len(shape) == 3 or layers else "width"
         raise DataError(
@@ -153,9 +155,12 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
     """The array of a .npy file, not read yet. ValueError: it is none, or not of numbers."""
     if path.stat().st_size == 0:
         raise ValueError("an empty file")
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-        raise ValueError(f"expected an array of numbers, found {getattr(array, 'dtype', 'an archive')}")
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:  # numpy would advise to read it as pickled
+            raise ValueError("it does not begin as a .npy file does")
+    array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"expected an array of numbers, found {array.dtype}")
     return array
 
 

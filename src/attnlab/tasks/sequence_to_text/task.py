@@ -202,8 +202,11 @@ class SequenceToTextTask(TextTask):
         """
         from attnlab.training.checkpoints import check_shapes, find_weights, read_checkpoint
 
-        path = find_weights(checkpoint)
-        weights = read_checkpoint(path)[0]
+        try:
+            path = find_weights(checkpoint)
+            weights = read_checkpoint(path)[0]
+        except DataError as error:
+            raise DataError(f"task.encoder_checkpoint: {error}") from error
         weights = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
         with without_memory():
             own: nn.Module = self.build().encoder
