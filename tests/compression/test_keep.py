@@ -76,7 +76,9 @@ def test_the_hull_leaves_out_what_is_never_worth_it() -> None:
 
 
 def test_too_small_a_budget_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"compress.keep=0.1: the smallest ranks keep 0.2000 of the parameters"):
+    with pytest.raises(
+        ConfigError, match=r"compress.keep=0.1: the smallest ranks keep 0.2000 of .*; expected 0.2000 to 1"
+    ):
         allocate(ladders(0), 0.1)
 
 
@@ -219,6 +221,9 @@ def test_rates_that_cannot_be() -> None:
         outline(vit(), TruncAtt(keep=0.1, keep_of="multiply_adds"))
     with pytest.raises(ConfigError, match=r"compress.keep chooses the ranks; give it, or rank=$"):
         TruncAtt(4, keep=0.5, keep_of="multiply_adds")
+    for without in (lambda: TruncAtt(4, keep_of="multiply_adds"), lambda: MLPSVD(4, keep_of="multiply_adds")):
+        with pytest.raises(ConfigError, match=r"compress.keep_of=multiply_adds: it says what compress.keep counts"):
+            without()
     for given in ({"keep": 0.5, "mlp_rank": 3}, {}):
         with pytest.raises(ConfigError, match=r"give it, or compress.mlp_rank"):
             MLPSVD(**given)  # type: ignore[arg-type]

@@ -60,9 +60,9 @@ def allocate(ladders: Sequence[Ladder], keep: float) -> dict[str, Any]:
     total = sum(ladder.dense for ladder in ladders)
     left = int(keep * total) - sum(steps[0].parameters for steps in hulls.values())
     if left < 0:
-        least = sum(steps[0].parameters for steps in hulls.values()) / total
+        least = -(-10_000 * sum(steps[0].parameters for steps in hulls.values()) // total) / 10_000  # rounded up
         raise ConfigError(
-            f"compress.keep={keep}: the smallest ranks keep {least:.4f} of the parameters; expected that to 1"
+            f"compress.keep={keep}: the smallest ranks keep {least:.4f} of the parameters; expected {least:.4f} to 1"
         )
     chosen = {path: steps[0] for path, steps in hulls.items()}
     gains = [

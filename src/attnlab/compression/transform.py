@@ -235,7 +235,8 @@ def _save_pretrained(model: Any, *arguments: Any, **options: Any) -> None:
 
 def _summary(report: Mapping[str, Any]) -> str:
     """The short values of a report."""
-    plain = {key: value for key, value in report.items() if not isinstance(value, Mapping)}
+    courses = ("history", "costs", "starts")  # of each sweep or start: in the record
+    plain = {key: value for key, value in report.items() if key not in courses and not isinstance(value, Mapping)}
     parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in plain.items()]
     return ", ".join(part for part in parts if len(part) < 80)
 

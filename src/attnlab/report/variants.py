@@ -79,7 +79,11 @@ def _settings(one: Found) -> dict[str, Any]:
 
 
 def value_ranks(found: Sequence[Found]) -> dict[Path, int]:
-    """The value-output rank of each record; empty where they do not differ."""
+    """The value-output rank of each record by its path, 0 for the default; empty where they do not differ.
+
+    Args:
+        found: records of compressed models.
+    """
     ranks = {one.path: _settings(one).get("vo_rank") for one in found}
     return {path: int(rank or 0) for path, rank in ranks.items()} if len(set(ranks.values())) > 1 else {}
 
@@ -119,15 +123,28 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def layers_of(one: Found) -> list[dict[str, Any]]:
-    """The entries of the record for each compressed attention layer."""
+    """The entries of the record for each compressed attention layer.
+
+    Args:
+        one: a record of a compressed model.
+    """
     return [layer for layer in one.record.get("compression", {}).get("layers", []) if "qk_error" in layer]
 
 
 def columns_of(one: Found) -> float:
-    """Query-key columns of a layer."""
+    """Query-key columns of a layer, the mean over the layers.
+
+    Args:
+        one: a record of a compressed model.
+    """
     ranks = [layer["ranks"] for layer in layers_of(one)]
     return mean(sum(each) if isinstance(each, list) else each for each in ranks)
 
 
 def error_of(one: Found) -> float:
+    """The relative error of the query-key tensor, the mean over the layers.
+
+    Args:
+        one: a record of a compressed model.
+    """
     return mean(layer["qk_error"] for layer in layers_of(one))

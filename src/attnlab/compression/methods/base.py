@@ -139,6 +139,23 @@ class Method(ABC):
         return None
 
 
+def counts_what(keep: float | None, keep_of: KeepOf) -> None:
+    """Refuse a `keep_of` that would have no effect.
+
+    Args:
+        keep: the share that remains; None: the method has ranks of its own.
+        keep_of: of what.
+
+    Raises:
+        ConfigError: "multiply_adds" without a share.
+    """
+    if keep is None and keep_of != "parameters":
+        raise ConfigError(
+            f"compress.keep_of={keep_of}: it says what compress.keep counts, which is null; give compress.keep, or "
+            "leave compress.keep_of out"
+        )
+
+
 def settings_of(method: Method, *without: str) -> dict[str, Any]:
     """The class and the arguments of a method as plain values, except those named.
 

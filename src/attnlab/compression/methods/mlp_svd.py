@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnlab.compression.decompositions import low_rank
 from attnlab.compression.keep import grid, value_of
-from attnlab.compression.methods.base import Change, KeepOf, Ladder, Method, Rank, Share, Step, Unit, Watch
+from attnlab.compression.methods.base import Change, KeepOf, Ladder, Method, Rank, Share, Step, Unit, Watch, counts_what
 from attnlab.compression.modules.linear import LowRankLinear
 from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError
@@ -31,10 +31,11 @@ class MLPSVD(Method):
             "multiply_adds": of each MLP alone, the largest rank that allows it (IrrAtt, section 3.4).
 
     Raises:
-        ConfigError: not one of `mlp_rank` and `keep`.
+        ConfigError: not one of `mlp_rank` and `keep`, or `keep_of` without `keep`.
     """
 
     def __init__(self, mlp_rank: Rank | None = None, keep: Share | None = None, keep_of: KeepOf = "parameters") -> None:
+        counts_what(keep, keep_of)
         if (mlp_rank is None) == (keep is None):
             raise ConfigError("compress.keep chooses the ranks; give it, or compress.mlp_rank (rank=)")
         self.mlp_rank, self.keep, self.keep_of = mlp_rank, keep, keep_of

@@ -24,6 +24,7 @@ from attnlab.compression.methods.base import (
     Step,
     Unit,
     Watch,
+    counts_what,
     settings_of,
 )
 from attnlab.compression.methods.mlp_svd import mlp_units
@@ -176,6 +177,7 @@ class QueryKeyMethod(Method):
         vo: ValueRanks = "truncatt",
         keep_of: KeepOf = "parameters",
     ) -> None:
+        counts_what(keep, keep_of)
         if keep is not None and (rank is not None or (vo_rank is not None and keep_of == "parameters")):
             free = "rank= and compress.vo_rank" if keep_of == "parameters" else "rank="
             raise ConfigError(f"compress.keep chooses the ranks; give it, or {free}")
@@ -263,7 +265,8 @@ class QueryKeyMethod(Method):
         if low > keep * dense:
             raise ConfigError(
                 f"compress.keep={keep}: {layer.attention} can keep {math.ceil(1e4 * low / dense) / 1e4:.4f} to "
-                f"{math.ceil(1e4 * min(high, dense) / dense) / 1e4:.4f} of its multiply-adds, at vo_rank {vo_rank}"
+                f"{math.ceil(1e4 * min(high, dense) / dense) / 1e4:.4f} of its multiply-adds, at vo_rank {vo_rank}; "
+                "expected a share between, or another compress.vo_rank"
             )
         slope = max(1, (high - low) // max(1, most - least))  # the cost is linear in the rank
         return [min(most, least + int((keep * dense - low) // slope)), vo_rank]
