@@ -45,7 +45,7 @@ def quick(mechanism: Mechanism) -> bool:
     )
 
 
-COMPILED = ("mha", "mtla", "tpa", "multilinear", "sliding_window")
+COMPILED = ("mha", "mtla", "multilinear")
 CASES = [
     pytest.param(
         m, ragged, id=f"{m}-{kind}", marks=() if m.name in COMPILED and quick(m) and not ragged else pytest.mark.slow

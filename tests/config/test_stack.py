@@ -46,7 +46,11 @@ def test_what_is_wrong_is_one_line(overrides: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "swept", ["attention.pattern=[sliding_window,mla],[sliding_window,mtla]", "attention.pattern=[sliding_window,mla]"]
+    "swept",
+    [
+        "attention.pattern=[sliding_window,mla]",
+        pytest.param("attention.pattern=[sliding_window,mla],[sliding_window,mtla]", marks=pytest.mark.slow),
+    ],
 )
 def test_a_multirun_takes_a_stack_with_values_of_its_own(swept: str) -> None:
     plan = check(["-m", "task=recall", swept, "attention.mechanisms.sliding_window.window=4", "rank=16,8"])

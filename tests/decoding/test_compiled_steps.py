@@ -22,7 +22,6 @@ from tests.attention.test_compiled import quick
 LONG = 200  # steps
 MOST = 3  # graphs: for prefixes of different lengths, for others, and for one prefix
 Shape = tuple[int, int, bool, int]  # prefixes, their longest length, whether their lengths differ, steps
-DEFAULT = ("multilinear_absolute",)  # the others take longer: a whole trace each
 
 
 class One:
@@ -81,14 +80,8 @@ def decode(one: One, compiled: Compiled, shape: Shape, beam: int = 3) -> float:
     return worst
 
 
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        pytest.param(m, id=str(m), marks=() if m.name in DEFAULT and quick(m) else pytest.mark.slow)
-        for m in EVERY
-        if m.stride in (None, 2)
-    ],
-)
+@pytest.mark.slow  # a whole trace each
+@pytest.mark.parametrize("mechanism", [m for m in EVERY if m.stride in (None, 2)], ids=str)
 @torch.inference_mode()
 def test_few_graphs_for_all_lengths_and_batches(mechanism: Mechanism, graphs: list[int]) -> None:
     torch.manual_seed(0)

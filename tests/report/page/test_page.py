@@ -136,7 +136,7 @@ def test_the_committed_records_make_a_page() -> None:
     assert sweep.SIZES[1] in trained.measures
     assert "wikitext2 · perplexity · WikiText-2, vocabulary 257 (6)" in found  # of bytes: not to be compared with it
     page = render(runs, [ROOT / "experiments"])
-    assert 1_500_000 < len(page.encode()) < 2_600_000
+    assert 1_500_000 < len(page.encode()) < 2_100_000 + 8_000 * len(runs)  # libraries, and what a run takes
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", re.sub(r"(?s)<script.*?</script>", "", page))
 
 

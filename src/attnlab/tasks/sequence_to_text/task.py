@@ -22,6 +22,7 @@ from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.runs import fingerprint
 from attnlab.runs import record as records
 from attnlab.runs.device import compiles, scoring_dtype
+from attnlab.runs.record import first_process
 from attnlab.tasks.base import beside
 from attnlab.tasks.text import TextTask
 
@@ -185,6 +186,12 @@ class SequenceToTextTask(TextTask):
                 "" if task.train.validate_decode else "; task.train.validate_decode=N adds the scores of N sentences"
             )
             raise ConfigError(f"task.train.monitor={self.monitor}: expected {' or '.join(self.monitors())}{missing}")
+        search = any(value is not None for value in task.train.validate_search.values())
+        if not task.train.validate_decode and (task.train.validate_score or search) and first_process():
+            log.warning(
+                "task.train.validate_score and task.train.validate_search have no effect: give "
+                "task.train.validate_decode=N, the sentences of each validation that are decoded"
+            )
         if task.train.validate_decode and self.cfg.hardware.strategy == "fsdp":
             raise ConfigError(
                 f"task.train.validate_decode={task.train.validate_decode}: with hardware=fsdp no process has the whole "
