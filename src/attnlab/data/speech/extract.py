@@ -5,14 +5,14 @@
 
 Needs the extra `hf` and the weights of the model (by default microsoft/wavlm-large).  The files text, feats.scp and
 feats/<id>.npy (float16) are written to <output>/<split>/; features that exist are not computed again, so that an
-interrupted command goes on where it was.  <output>/extraction.json says of which model and layer they are, and features
-of another are not mixed with them.
+interrupted command continues.  <output>/extraction.json names their model and layer; features of another model or layer
+are refused.
 
 A file has (frames, width) of one layer or of the mean of all, and with --layer all (frames, layers, width), which
 task.data.features.layers reads and task.model.encoder.mix_layers mixes with learned weights.  The 25 layers of WavLM
 Large take 2.56 MB for a second of speech (50 frames of 25 x 1024 numbers of two bytes), 9.2 GB for an hour: 0.92 TB for
-the 100 hours of AMI's training split once, 2.8 TB at its three speeds.  How much a corpus will take is said, and what
-does not fit on the disk is refused, after the first utterance.
+the 100 hours of AMI's training split once, 2.8 TB at its three speeds.  After the first utterance
+the size of all features is estimated and logged; if the disk has less space, it is an error.
 """
 
 import argparse

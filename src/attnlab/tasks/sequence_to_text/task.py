@@ -22,7 +22,6 @@ from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.runs import fingerprint
 from attnlab.runs import record as records
 from attnlab.runs.device import compiles, scoring_dtype
-from attnlab.runs.record import first_process
 from attnlab.tasks.base import beside
 from attnlab.tasks.text import TextTask
 
@@ -187,7 +186,7 @@ class SequenceToTextTask(TextTask):
             )
             raise ConfigError(f"task.train.monitor={self.monitor}: expected {' or '.join(self.monitors())}{missing}")
         search = any(value is not None for value in task.train.validate_search.values())
-        if not task.train.validate_decode and (task.train.validate_score or search) and first_process():
+        if not task.train.validate_decode and (task.train.validate_score or search) and records.first_process():
             log.warning(
                 "task.train.validate_score and task.train.validate_search have no effect: give "
                 "task.train.validate_decode=N, the sentences of each validation that are decoded"
