@@ -120,7 +120,8 @@ def test_images() -> None:
     """Three points, ranks of layers, and no line for what was not measured."""
     points = {"dense": {"top1": 80.0, "top5": 95.0}, "compressed": NOT_RUN, "finetuned": {"top1": 79.0, "top5": 94.0}}
     percent = {"attention_percent": 50.0, "multiply_adds_percent": 60.0, "parameters_percent": 70.0}
-    layers = [{"path": "blocks.0.attn", "ranks": [3, 4], "qk_error": 0.25}, {"path": "blocks.0.mlp"}]
+    attention = {"path": "blocks.0.attn", "ranks": [3, 4], "vo_ranks": [2, 1], "qk_error": 0.25}
+    layers = [attention, {"path": "blocks.0.mlp"}]
     found = dict(
         lines_of(
             blank(
@@ -137,7 +138,7 @@ def test_images() -> None:
         "quality, finetuned": "top1 79.0, top5 94.0",
         "parameters": "1,234   (attention 200)",
         "remaining": "attention 50.0 %, multiply-adds 60.0 %, parameters 70.0 %",
-        "blocks.0.attn": "ranks [3, 4], query-key error 0.250",
+        "blocks.0.attn": "ranks [3, 4], value-output ranks [2, 1], query-key error 0.250",
         "scoring": "5.0 images/s, 2.0 s",
     }
 

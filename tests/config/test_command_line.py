@@ -133,6 +133,8 @@ WRONG = {
     "hardware.num_nodes=0": "expected int >= 1",
     "seed=4294967296": "expected int >= 0 and <= 4294967295",
     "task.decode.min_len=70": "task.decode.min_len=70: expected at most task.decode.max_len_b=60",
+    "task.decode.min_len=0 task.decode.max_len_b=0": "task.decode: max_len_a and max_len_b are 0, so",
+    "task.train.validate_search.max_len_b=0": "task.train.validate_search: max_len_a and max_len_b are 0",
     "task.model.encoder.num_heads=3": "expected a divisor of task.model.d_model=128",
     "task=imagenet task.label_smoothing=3": "expected float >= 0 and < 1",
     "task=imagenet task.mixup.mixup_alpha=-1": "task.mixup.mixup_alpha=-1: expected float >= 0",

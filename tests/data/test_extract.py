@@ -166,6 +166,16 @@ def test_an_interrupted_extraction_goes_on_and_mixes_nothing(tmp_path: Path) -> 
     assert all(len(Kaldi().read(out, split, "stored", False)) == 2 for split in Kaldi.splits)
 
 
+def test_a_damaged_file_of_an_earlier_extraction_is_named_before_anything_is_computed(tmp_path: Path) -> None:
+    root, out = corpus(tmp_path / "in", "a", "b"), tmp_path / "out"
+    extract(Kaldi(), root, out, halves)
+    damaged = out / Kaldi.splits[-1] / "feats" / "b.npy"
+    damaged.write_bytes(damaged.read_bytes()[:-2])
+    (out / "train" / "feats" / "a.npy").unlink()
+    with pytest.raises(DataError, match=r"b\.npy: not a readable feature file .*delete it and write it again"):
+        extract(Kaldi(), root, out, lambda _: pytest.fail("computed"))
+
+
 def test_what_does_not_fit_is_refused_after_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = corpus(tmp_path / "in", "a", "b")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))

@@ -51,7 +51,9 @@ def test_the_reader_counts_and_a_table_shows_it(
         **words,
         **{f"mean_{key}": pytest.approx(value / len(spoken), abs=0.01) for key, value in words.items()},
     }
-    assert "target words" in capsys.readouterr().out and record["identity"]["corpus"].startswith("sha256:")
+    said = capsys.readouterr().out
+    assert "mustc: MuST-C en-de" in said and "target words" in said and f"record: {tmp_path / 'record.json'}" in said
+    assert record["identity"]["corpus"].startswith("sha256:")
     record |= {"status": "finished", "mode": "statistics"}
     json.dumps(record)
     write(record, tmp_path)

@@ -105,7 +105,8 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "remaining", ", ".join(f"{key.replace('_', '-')} {value:.1f} %" for key, value in percent.items())
     for layer in compression.get("layers", []):
         if "qk_error" in layer:
-            yield layer["path"], f"ranks {layer['ranks']}, query-key error {layer['qk_error']:.3f}"
+            values = f", value-output ranks {layer['vo_ranks']}" if "vo_ranks" in layer else ""
+            yield layer["path"], f"ranks {layer['ranks']}{values}, query-key error {layer['qk_error']:.3f}"
     if cache["elements_per_token_per_layer"] != NOT_RUN:
         yield "cache per token and layer", _cache(cache["elements_per_token_per_layer"], record)
     if cache["bytes_measured"] != NOT_RUN:

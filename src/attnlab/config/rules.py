@@ -213,6 +213,14 @@ def check_relations(cfg: DictConfig) -> None:
         raise ConfigError(
             f"task.decode.min_len={decode.min_len}: expected at most task.decode.max_len_b={decode.max_len_b}"
         )
+    for key in ("task.decode", "task.train.validate_search"):
+        node = get(key) or {}
+        longest = [(get(f"task.decode.{n}") if node.get(n) is None else node[n]) for n in ("max_len_a", "max_len_b")]
+        if longest == [0, 0]:
+            raise ConfigError(
+                f"{key}: max_len_a and max_len_b are 0, so that every decoded text would be empty; set "
+                "max_len_b to the most tokens of a text"
+            )
     width = get("task.model.d_model")
     for part in ("encoder", "decoder"):
         heads = get(f"task.model.{part}.num_heads")

@@ -12,7 +12,7 @@ from attnlab.tasks.base import task_of
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fill the record's `statistics`, a mapping for each split, and print it as a table.
+    """Fill the record's `statistics`, a mapping for each split, and print it as a table with the record's place.
 
     Args:
         cfg: the fixed configuration.
@@ -21,16 +21,19 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """
     task_of(cfg).statistics(record)
     if first_process():
-        _show(record)
+        _show(record, directory)
 
 
-def _show(record: dict[str, Any]) -> None:
+def _show(record: dict[str, Any], directory: Path) -> None:
     splits = record["statistics"]
-    table = Table(title=record["corpus"], title_justify="left")
+    corpus = "embedded sample corpus" if record["corpus"] == "sample" else record["corpus"]
+    table = Table(title=f"{record['task']}: {corpus}", title_justify="left")
     table.add_column("")
     for name in splits:
         table.add_column(name, justify="right")
     for key in dict.fromkeys(key for values in splits.values() for key in values):
         values = [split.get(key) for split in splits.values()]
         table.add_row(key.replace("_", " "), *("–" if value is None else f"{value:,}" for value in values))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"record: {directory / 'record.json'}", soft_wrap=True)

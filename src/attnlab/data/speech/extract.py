@@ -36,6 +36,7 @@ import torch
 import attnlab.data as readers
 from attnlab.data.corpus import Reader, Segment
 from attnlab.data.speech.features import Array, change_speed, read_waveform
+from attnlab.data.speech.stored import shape_of
 from attnlab.errors import AttnlabError, DataError
 from attnlab.pretrained.weights import first_line
 from attnlab.runs.console import StderrHandler
@@ -68,7 +69,8 @@ def extract(
 
     Raises:
         DataError: the corpus cannot be read, an id cannot be the name of a file, `output` is the corpus itself or holds
-            features of another model or layer, there is no space for all of them, or values are beyond float16.
+            features of another model or layer or a damaged file, there is no space for all of them, or values are
+            beyond float16.
     """
     reader.check(root, reader.splits, "audio")
     if root.resolve() == output.resolve():
@@ -83,6 +85,9 @@ def extract(
             if _path(output, split, x).parent != output / split / "feats" or " " in x.id:
                 raise DataError(f"{root}: {x.id!r} of {split} cannot be the name of a file")
         splits[split] = found
+    for path in (_path(output, split, x) for split, found in splits.items() for x in found):
+        if path.is_file():
+            shape_of(path)  # of all that exist, before the model runs for hours
     left = sum(x.seconds for split, found in splits.items() for x in found if not _path(output, split, x).is_file())
     size = _Size(output, left)
     for split, found in splits.items():

@@ -118,12 +118,7 @@ def frames(path: Path, columns: int, layers: int | None = None) -> int:
         DataError: the file is missing, unreadable, empty, of another width or of another number of layers.
     """
     wanted = (columns,) if layers is None else (layers, columns)
-    try:
-        shape: tuple[int, ...] = _mapped(path).shape if path.suffix == ".npy" else _layout(path, columns)[0]
-    except OSError as error:
-        raise DataError(f"{path}: missing or unreadable features ({error.strerror or error})") from error
-    except (ValueError, EOFError) as error:
-        raise DataError(f"{path}: not a readable feature file ({error}); delete it and write it again") from error
+    shape = shape_of(path, columns)
     if shape[1:] != wanted or not shape:
         key = "layers" if len(shape) == 3 or layers else "width"
         raise DataError(
@@ -133,6 +128,24 @@ def frames(path: Path, columns: int, layers: int | None = None) -> int:
     if shape[0] < 1:
         raise DataError(f"{path}: no frames")
     return int(shape[0])
+
+
+def shape_of(path: Path, columns: int = 1) -> tuple[int, ...]:
+    """The shape of a file's features, from its header and size.
+
+    Args:
+        path: .npy, or .mfc of HTK or Sphinx.
+        columns: the expected number of values in a frame, which Sphinx's header does not tell.
+
+    Raises:
+        DataError: the file is missing or unreadable.
+    """
+    try:
+        return _mapped(path).shape if path.suffix == ".npy" else _layout(path, columns)[0]
+    except OSError as error:
+        raise DataError(f"{path}: missing or unreadable features ({error.strerror or error})") from error
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{path}: not a readable feature file ({error}); delete it and write it again") from error
 
 
 def read_features(path: Path, columns: int, layers: int | None = None) -> Array:
