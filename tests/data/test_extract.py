@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +60,35 @@ def test_what_is_no_model_is_an_error(tmp_path: Path, config: str | None) -> Non
         pretrained(str(folder), "all", "cpu")
 
 
+class Harmful:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pytest.fail, ("the file ran code",)
+
+
+def test_weights_in_a_bin_file_are_read_and_cannot_run_code(tmp_path: Path) -> None:
+    """WavLM Large was published as pytorch_model.bin."""
+    network = tiny(tmp_path)
+    samples = np.random.default_rng(0).normal(size=4000).astype(np.float32)
+    wanted = pretrained(str(tmp_path), "all", "cpu")(samples)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
+    np.testing.assert_array_equal(pretrained(str(tmp_path), "all", "cpu")(samples), wanted)
+    torch.save(network.state_dict() | {"x": Harmful()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(DataError, match=r"--model=.*: cannot be read .*tensors alone"):
+        pretrained(str(tmp_path), "all", "cpu")
+
+
+def tiny(folder: Path) -> WavLMModel:
+    """Stores a WavLM of two layers with random weights."""
+    config = WavLMConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        conv_dim=(8,) * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_buckets=8,
+    )  # fmt: skip
+    network = WavLMModel(config).eval()
+    network.save_pretrained(folder)
+    return network
+
+
 def test_features_do_not_replace_the_corpus(tmp_path: Path) -> None:
     root = corpus(tmp_path / "in", "a")
     with pytest.raises(DataError, match=r"--output=.*: the corpus itself"):
@@ -89,18 +119,14 @@ def test_the_corpus_is_checked_before_the_model_is_read(
 @pytest.mark.slow
 def test_the_command_needs_no_import_before_it(tmp_path: Path) -> None:
     """transformers reads WavLM through torchvision, which a CPU build of torch imports only with attnlab's schemas."""
-    config = WavLMConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        conv_dim=(8,) * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_buckets=8,
-    )  # fmt: skip
-    WavLMModel(config).save_pretrained(tmp_path / "model")
+    tiny(tmp_path / "model")
     root, out = corpus(tmp_path / "in", "a"), tmp_path / "out"
     words = ["--root", root, "--output", out, "--reader", "Kaldi", "--model", tmp_path / "model", "--layer", "all"]
     done = subprocess.run(
         [sys.executable, "-m", "attnlab.data.speech.extract", *map(str, words)], capture_output=True, text=True
     )
     assert not done.returncode, done.stderr
-    assert np.load(out / "train" / "feats" / "a.npy").shape[1:] == (2, 16)
+    assert np.load(out / "train" / "feats" / "a.npy").shape[1:] == (3, 16)
 
 
 def test_a_model_of_hugging_face_from_its_directory(tmp_path: Path) -> None:
@@ -129,12 +155,7 @@ def corpus(root: Path, *ids: str) -> Path:
 
 
 def test_all_layers_of_a_model_are_stored_together(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = WavLMConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-        conv_dim=(8,) * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_buckets=8,
-    )  # fmt: skip
-    WavLMModel(config).save_pretrained(tmp_path)
+    tiny(tmp_path)
     samples = np.random.default_rng(0).normal(size=16000).astype(np.float32)
     together = pretrained(str(tmp_path), "all", "cpu")(samples)
     assert together.shape == (49, 3, 16)

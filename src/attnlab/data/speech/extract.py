@@ -181,11 +181,11 @@ def pretrained(name: str, layer: str, device: str) -> Model:
     except ImportError as error:
         raise DataError("transformers is not installed: pip install 'attnlab[hf]'") from error
     try:
-        network = AutoModel.from_pretrained(name, use_safetensors=True).eval()
+        network = AutoModel.from_pretrained(name, weights_only=True).eval()  # a .bin file cannot run code
     except Exception as error:  # safetensors, torch, the hub and transformers each have classes of their own
         raise DataError(
             f"--model={name}: cannot be read ({first_line(error)}); expected a folder with config.json and "
-            "model.safetensors, or a name of the hub"
+            "model.safetensors (or pytorch_model.bin, tensors alone), or a name of the hub"
         ) from error
     try:
         network = network.to(device)
