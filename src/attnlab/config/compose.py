@@ -30,6 +30,7 @@ from attnlab.errors import ConfigError
 HYDRAS = Path(hydra_files.__file__).parent  # Hydra's own YAML files
 OVERLAYS = ("recipe", "experiment", "debug")  # groups whose files only change keys of other files
 EXAMPLES = {"trainer": "limit_train_batches=10"}  # of nodes that are empty unless the command line fills them
+_CHECKED: set[tuple[Any, ...]] = set()  # files, and options of groups, whose overlays were found to be right
 QUOTES = """quote text with special signs, within the shell's quotes too: 'bench.references=[mha,"mtla.stride=4"]'"""
 
 
@@ -122,9 +123,13 @@ class Composer:
             meant = f": {groups[0]}={text}?" if groups else ", for instance attention=mtla"
             raise ConfigError(f"cannot read {text!r}: settings are written key=value{meant}") from error
 
+    def _newest(self) -> int:
+        """The latest modification time of the files."""
+        return max(file.stat().st_mtime_ns for folder in self.directories for file in folder.rglob("*.yaml"))
+
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the composed configuration with Hydra's own node. It is cached: do not modify it."""
-        newest = max(file.stat().st_mtime_ns for folder in self.directories for file in folder.rglob("*.yaml"))
+        newest = self._newest()
         try:
             first = [text for text in overrides if not text.lstrip("+").startswith("attention.mechanisms.")]
             cfg = _composed(newest, self.name, *self.search, *first)
@@ -163,8 +168,11 @@ class Composer:
         for override in values:
             for key, value in assigned(plain, override, self.groups):
                 if not key.startswith("hydra."):
-                    check_value(base, key, value)
-        self._check_overlays(base)
+                    check_value(base, plain, key, value)
+        groups_alone = (self._newest(), self.name, *self.search, *(str(o.input_line) for o in groups), *pattern)
+        if groups_alone not in _CHECKED:  # the jobs of a multirun often have the same files
+            self._check_overlays(base, plain)
+            _CHECKED.add(groups_alone)
         return self.compose(texts)
 
     def check_form(self, override: Override) -> None:
@@ -195,8 +203,11 @@ class Composer:
                 hint = nearest(str(name), self.options(key)) or f"; `attnlab list {key}` names all"
                 raise ConfigError(f"{key}={override.get_value_string()}: no such {key}{hint}")
 
-    def _check_overlays(self, base: DictConfig) -> None:
-        """Check that recipes and experiments set only keys that exist, with values of the right type."""
+    def _check_overlays(self, base: DictConfig, full: dict[str, Any]) -> None:
+        """Check that recipes and experiments set only keys that exist, with values of the right type.
+
+        `full` is `base` as plain dict and list.
+        """
         choices = base.hydra.runtime.choices
         overlays = [group for group in OVERLAYS if choices.get(group)]
         known = [group for group in config.GROUPS if group not in config.LISTS]
@@ -206,7 +217,7 @@ class Composer:
         if pattern := OmegaConf.select(base, stack.PATTERN):
             without.append(f"{stack.PATTERN}=[{','.join(pattern)}]")
         plain = self.compose(without)
-        bare, full = config.written(plain), config.written(base)
+        bare = config.written(plain)
         for key in _keys({name: node for name, node in full.items() if name not in ("hydra", *config.LISTS)}):
             node, path, rest = walk(bare, key)
             if rest and not (isinstance(node, dict) and ("_target_" in node or path in ARGUMENTS)):
@@ -214,7 +225,7 @@ class Composer:
             value, parent = walk(full, key)[0], walk(full, key.rpartition(".")[0])[0]
             if not rest and not isinstance(value, dict) and value != node and _same_class(bare, parent, key):
                 try:
-                    check_value(plain, key, value)
+                    check_value(plain, bare, key, value)
                 except ConfigError as error:
                     raise ConfigError(f"{names}: {error}") from error
 
@@ -406,19 +417,18 @@ def declared(node: Any, path: str, name: str) -> list[ast.expr]:
     return [*([own] if own is not None else []), *([parse(FOREIGN[key])] if key in FOREIGN else [])]
 
 
-def check_value(base: DictConfig, key: str, value: Any) -> None:
+def check_value(base: DictConfig, plain: dict[str, Any], key: str, value: Any) -> None:
     """Check that a value fits the annotation of its key, or else has the type of the default.
 
     Args:
         base: the configuration without the command line.
+        plain: the same as plain dict and list, references as they are written.
         key: dotted.
         value: what the command line gives.
     """
     if "${" in str(value):
         return  # a reference: what it leads to is checked in the composed configuration
-    parent, path, rest = (
-        walk(config.written(base), key.rpartition(".")[0]) if "." in key else (config.written(base), "", [])
-    )
+    parent, path, rest = walk(plain, key.rpartition(".")[0]) if "." in key else (plain, "", [])
     annotations = [] if rest else declared(parent, path, key.rpartition(".")[2])
     for annotation in annotations:
         require(key, annotation, value)

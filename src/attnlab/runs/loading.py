@@ -294,7 +294,7 @@ class _Loading:
                 value = str(value).replace("${", "\\${")
             elif "${" in str(value):
                 raise ConfigError(f"{key}={value}: with {self.key}= give a value, not a reference")
-            check_value(cfg, key, value)
+            check_value(cfg, config.written(cfg), key, value)
             before, _, rest = walk(plain, key)
             if self._is_free(key):
                 OmegaConf.update(cfg, key, value, force_add=True)
