@@ -148,6 +148,34 @@ def test_the_other_problems(problem: str, tmp_path: Path) -> None:
     assert all(row["reference"] and row["hypothesis"] for row in rows(tmp_path))
 
 
+@pytest.mark.parametrize("problem", CELLS)
+@pytest.mark.parametrize("scale", ["sample", "paper"])
+def test_every_problem_is_accepted_at_every_scale(problem: str, scale: str, tmp_path: Path) -> None:
+    cfg = compose("task=recall", f"task.data.problem={problem}", f"scale={scale}", "attention=mla")
+    task_of(cfg).check(tmp_path)
+    longest = max(length for length, _, _ in cfg.task.data.train)
+    assert (
+        longest
+        == {"sample": 64 if problem == "selective_copying" else 128, "paper": 512 if problem == "mqar" else 4096}[scale]
+    )
+
+
+def test_the_published_grids_are_zoologys() -> None:
+    """HazyResearch/zoology: the last cell of iclr24_zoology_figure2, and the mixture of arxiv24_based_figure2."""
+    cfg = compose("task=recall", "scale=paper", "attention=mha").task
+    assert (cfg.data.train, cfg.data.test) == ([[512, 64, 100000]], [[512, 64, 3000]])
+    assert (cfg.data.vocab_size, cfg.data.power, cfg.data.noise) == (8192, 0.01, False)
+    assert (cfg.model.num_layers, cfg.model.ffn_dim, cfg.model.positions, cfg.attention_heads) == (2, 0, 512, 1)
+    assert (cfg.optimizer.weight_decay, cfg.train.max_epochs, cfg.train.batch.sequences) == (0.1, 64, 128)
+    assert (cfg.model.embedding_dropout, cfg.attention_dropout, cfg.schedule.floor) == (0.1, 0.1, 0)
+    cfg = compose("experiment=recall/mixture", "attention=mha").task
+    pairs = [[64, 4], [128, 8], [256, 16], [256, 32], [256, 64]]
+    assert cfg.data.train == [[*cell, 100000 if cell == [64, 4] else 20000] for cell in pairs]
+    tests = [[64, 4], [64, 8], [64, 16], [128, 32], [256, 64], [512, 128], [1024, 256]]
+    assert cfg.data.test == [[*cell, 1000] for cell in tests] and cfg.model.max_length == 1024
+    assert (cfg.train.max_epochs, cfg.train.batch.sequences, cfg.data.noise) == (32, 256, True)
+
+
 def test_description_predicts_what_a_run_measures(trained: Path, tmp_path: Path) -> None:
     cfg = compose(*words("mqar", "attention=mtla", "stride=2", "mode=describe"))
     record = new(cfg, "test")
