@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from attnlab.attention.multilinear.base import MultiLinear
 from attnlab.bench import Settings
@@ -158,6 +158,10 @@ def test_the_recipes_of_the_other_tasks(name: str) -> None:
     assert task.train.first_token_weight == (5.0 if name == "slurp" else 1.0)
     assert (task.train.label_smoothing, task.train.keep_best, list(task.optimizer.betas)) == (0.1, 10, [0.9, 0.98])
     assert (task.decode.temperature, task.optimizer.weight_decay) == ((0.9, 1e-4) if name == "xsum" else (1.0, 0.0))
+    if name == "xsum":  # released: checkpoints by the BLEU of the whole validation set
+        chosen = (task.train.monitor, task.train.validate_score, task.train.validate_decode)
+        assert chosen == ("val_bleu", "bleu", 11332)
+        assert dict(task.train.validate_search) == {"beam": 5, "max_len_a": 1.2, "max_len_b": 10, "temperature": 1.0}
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -275,20 +279,13 @@ def test_the_formulas_of_t6() -> None:
     assert others == {"MQA", "GQA", "MLA"}
 
 
-def test_the_equations_20_and_21() -> None:
-    """Of the Tensorized Transformer's supplement, with d = d_model; the text's "almost 8 times" is its last row."""
-    for row in read_spec(ROOT / "experiments" / "tensorized" / "table4.yaml").rows:
-        settings = dict(re.findall(r"(rank|num_cores|d_model)=(\d+)", row.command))
-        h, rank, d = int(settings["num_cores"]), int(settings["rank"]), int(settings.get("d_model", 1024))
-        assert row.computed["eq20"] == round(3 * h * d / (3 * d + h), 4)
-        assert row.computed["eq21"] == round(3 * h * d * d / (3 * d * d + rank * h), 4)
-    assert (row.computed["eq20"], row.computed["eq21"], row.published) == (7.9585, 7.9985, {"eq20": "8"})
-
-
-def test_the_equations_20_and_21_of_the_translation_models() -> None:
-    rows = [
-        row for row in read_spec(ROOT / "experiments" / "tensorized" / "table3.yaml").rows if "eq20" in row.computed
-    ]
+@pytest.mark.parametrize(
+    ("table", "eq21"), [("table3", [0.9999, 1.9997, 0.9999]), ("table4", [1.9999, 1.9999, 2.0, 7.9985])]
+)
+def test_the_equations_20_and_21(table: str, eq21: list[float]) -> None:
+    """Of the Tensorized Transformer's supplement, d = d_model; the text's "almost 8 times" is table 4's last row."""
+    spec = read_spec(ROOT / "experiments" / "tensorized" / f"{table}.yaml")
+    rows = [row for row in spec.rows if "eq20" in row.computed]
     for row in rows:
         layer = build_attention(compose(*row.command.split()), 0)
         assert isinstance(layer, MultiLinear)
@@ -296,4 +293,36 @@ def test_the_equations_20_and_21_of_the_translation_models() -> None:
         assert row.computed["eq20"] == round(3 * h * d / (3 * d + h), 4)
         assert row.computed["eq21"] == round(3 * h * d * d / (3 * d * d + rank * h), 4)
         assert row.computed["counted"] == round(4 * d * d / sum(p.numel() for p in layer.parameters()), 4)
-    assert [row.computed["eq21"] for row in rows] == [0.9999, 1.9997, 0.9999]
+    assert [row.computed["eq21"] for row in rows] == eq21
+    assert table == "table3" or (row.computed["eq20"], row.published) == (7.9585, {"eq20": "8"})
+
+
+LITERAL = {  # Tensorized Transformer, table 4: d_model, d_ff, R, window, and the warm-up's rate d^-0.5 4000^-0.5
+    "ptb": (512, 1024, 10, 30, 6.988e-4),
+    "wikitext103": (512, 1024, 18, 100, 6.988e-4),
+    "lm1b": (1024, 2000, 18, 30, 4.941e-4),
+}
+PRINTED = {  # sections 5.2 and E.2: of all three
+    "attention.num_cores": 2, "attention.core": "softmax", "task.model.num_layers": 6, "task.model.dropout": 0.3,
+    "task.train.label_smoothing": 0.1, "task.train.max_epochs": 30, "task.schedule.warmup_steps": 4000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("corpus", LITERAL)
+def test_the_printed_settings_of_the_tensorized_transformer(corpus: str) -> None:
+    cfg = compose(f"experiment=tensorized/{corpus}_literal")
+    assert {key: OmegaConf.select(cfg, key) for key in PRINTED} == PRINTED
+    model, task = cfg.task.model, cfg.task
+    assert (model.d_model, model.ffn_dim, cfg.attention.rank, task.data.window, task.optimizer.lr) == LITERAL[corpus]
+    assert cfg.attention._target_.endswith("AbsoluteMultiLinear") and model.max_length == task.data.window
+    assert task.schedule._target_.endswith("InverseSquareRoot")
+    assert model.variational_dropout == (corpus == "ptb") == ("mean_weights" in cfg.callbacks)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "sizes"), [("ptb", (512, 6, 2048)), ("wikitext103", (1024, 16, 4096)), ("lm1b", (1280, 16, 5120))]
+)
+def test_the_baselines_with_adaptive_input(corpus: str, sizes: tuple[int, ...]) -> None:
+    cfg = compose(f"experiment=tensorized/{corpus}_adaptive_input")
+    model = cfg.task.model
+    assert (model.d_model, model.num_layers, model.ffn_dim) == sizes and cfg.attention._target_.endswith("MHA")

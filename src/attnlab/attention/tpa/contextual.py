@@ -36,7 +36,7 @@ class TPA(PositionalAttention):
         rank: R_K = R_V, 1 to min(h, D).
         q_rank: R_Q, 1 to min(h, D).
         third_dim: d_c of third-order token factors b_r = vec(b'_r (x) c_r), c_r in R^{d_c}, of which b'_r alone is
-            rotated (appendix C); it divides D. None: token factors are vectors.
+            rotated (appendix C of the seventh version); it divides D. None: token factors are vectors.
         nonlinearity: f, of head factors (section 3.5): "none", "sigmoid", or "softmax" over the heads.
         output_norm: RMS norm of each head's output, with one weight vector for all heads.
         init: spread of the initial factor projections: the paper's for the merged matrix or for each rank's (section
