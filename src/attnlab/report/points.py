@@ -16,7 +16,10 @@ HEADERS = ["row", "seed", "x", "y"]
 SIDES = (  # of a point: offsets to the right and up, and the text's side that lies there; the last if none is free
     (8, 0, "left", "center"), (-8, 0, "right", "center"), (0, 8, "center", "bottom"), (0, -8, "center", "top"),
     (7, 7, "left", "bottom"), (7, -7, "left", "top"), (-7, 7, "right", "bottom"), (-7, -7, "right", "top"),
+    (0, 20, "center", "bottom"), (0, -20, "center", "top"), (0, 32, "center", "bottom"), (0, -32, "center", "top"),
+    (0, -44, "center", "top"),
 )  # fmt: skip
+MANY = 16  # labels for which a page is larger
 STYLES = ("-", "--", ":", "-.")  # of lines, after each ten colours
 
 
@@ -28,8 +31,10 @@ def scatter(points: Grid, plot: Plot) -> "Figure":
         plot: the labels of the axes.
     """
     page, axes = _page(points, plot)
-    means = []
-    for number, (label, seeds) in enumerate(_rows(points).items()):
+    rows, means = _rows(points), []
+    if len(rows) > MANY:
+        page.set_size_inches(10, 6.5)
+    for number, (label, seeds) in enumerate(rows.items()):
         x, y = (mean(values) for values in zip(*seeds, strict=True))
         means.append((label, x, y))
         if len(seeds) > 1:
