@@ -11,6 +11,7 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
+import attnlab
 from attnlab import cli as entry
 from attnlab.config.build import CONF
 from attnlab.config.compose import Composer
@@ -97,6 +98,23 @@ def test_help_names_the_groups(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "task=mustc attention=mtla stride=2" in done.stdout
     assert len(done.stdout.splitlines()) <= 40 and max(map(len, done.stdout.splitlines())) <= 125
+
+
+def test_the_version_is_a_line(tmp_path: Path) -> None:
+    done = shell("--version", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith(f"attnlab {attnlab.__version__} (torch ")
+    assert len(done.stdout.splitlines()) == 1 and not done.stderr
+
+
+def test_a_checkout_runs_its_own_code(tmp_path: Path) -> None:
+    """Another attnlab is on the path, as that of an editable install; processes that are started get the same."""
+    (tmp_path / "attnlab").mkdir()
+    (tmp_path / "attnlab" / "__init__.py").touch()
+    script = "import src.run, attnlab, os; print(attnlab.__file__, os.environ['PYTHONPATH'].split(os.pathsep)[0])"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [str(ROOT / "src" / "attnlab" / "__init__.py"), str(ROOT / "src")], done.stderr
 
 
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

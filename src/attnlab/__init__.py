@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__version__ = "0.1.0"
+
 TYPE_CHECKING = False  # of `typing`, which would be imported before the command line can be interrupted in silence
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,12 +10,14 @@ import io
 import logging.config
 import math
 import os
+import platform
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +27,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from attnlab import __version__
 from attnlab.config import stack
 from attnlab.config.build import CONF
 from attnlab.config.check import Plan, check
@@ -41,7 +44,8 @@ from attnlab.tasks.language_modelling.pretrained import configured
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
 HELP = {"--help", "-h"}
-INFORMATION = {"--hydra-help", "--version", "--shell-completion", "-sc"}  # Hydra answers without a configuration
+VERSIONS = ("torch", "lightning", "transformers", "timm", "hydra-core")  # that decide what a run does, beside attnlab
+INFORMATION = {"--hydra-help", "--shell-completion", "-sc"}  # Hydra answers without a configuration
 INFO = {"--info", "-i"}  # Hydra shows how the configuration is composed
 TEXTS = ("prompt", "input", "output")  # keys whose values are quoted, so that a person need not
 
@@ -159,7 +163,7 @@ def end_of_multirun(plan: Plan, code: int) -> int:
 
 
 def information(arguments: Sequence[str]) -> str:
-    """What `attnlab --help` and `attnlab list` print; empty for any other command.
+    """What `attnlab --help`, `attnlab --version` and `attnlab list` print; empty for any other command.
 
     Args:
         arguments: as in sys.argv[1:].
@@ -170,7 +174,16 @@ def information(arguments: Sequence[str]) -> str:
     if HELP & set(arguments):
         name = Path(sys.argv[0]).name
         return help_text(name if name == "attnlab" else f"python -m {'src.run' if name == 'run.py' else 'attnlab'}")
+    if "--version" in arguments:
+        return f"attnlab {__version__} ({', '.join(_versions())}, python {platform.python_version()})"
     return listing(list(arguments[1:])) if arguments[:1] == ["list"] else ""
+
+
+def _versions() -> Iterator[str]:
+    """Name and version of the packages of VERSIONS that are installed."""
+    for name in VERSIONS:
+        with contextlib.suppress(PackageNotFoundError):
+            yield f"{name} {version(name)}"
 
 
 def run(plan: Plan, given: list[str]) -> float:
