@@ -31,7 +31,7 @@ from attnlab.config.settings import MODES, modes_of_every_task, read_by
 from attnlab.config.spelling import spelled
 from attnlab.config.sweeps import as_a_sweep, jobs_of, of_options, searches
 from attnlab.config.targets import check_hydra
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
@@ -251,6 +251,28 @@ def check_fixed(cfg: DictConfig) -> None:
     check_batch(cfg)
 
 
+def check_lines(path: Path) -> None:
+    """Refuse a file of `input=` with an empty line: results would not stand in the lines of their inputs.
+
+    Args:
+        path: of a file with one input in each line.
+
+    Raises:
+        DataError: names the line.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    raise DataError(f"{path} line {number}: empty; expected a text in every line")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason})") from error
+    except FileNotFoundError as error:
+        raise DataError(f"input={path}: no such file") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
 def check_mode(cfg: DictConfig, task: str) -> None:
     """Check that the mode exists, that the task has it, and that it reads the root keys that are set.
 
@@ -275,6 +297,8 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         raise ConfigError(f"cache_dir={cfg.cache_dir}: a file; expected a directory, which is made if it is missing")
     if cfg.mode == "predict" and cfg.input is None:
         raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
+    if cfg.mode == "predict" and cfg.input.endswith(".txt") and not cfg.input.split()[1:]:
+        check_lines(Path(cfg.input).expanduser())
     reading = readers["checkpoint"]
     if cfg.mode in set(reading.modes) - set(reading.optional):
         untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from attnlab.config.check import check_lines
 from attnlab.data.corpus import is_unicode
 from attnlab.errors import DataError
 
@@ -76,6 +77,8 @@ class Inputs:
             if kind.suffixes:
                 raise DataError(f"input={self.given[:80]}: cannot be read ({error.strerror})") from error
             self.form = "one"
+        if self.form == "lines":
+            check_lines(self._path)
         self.count = sum(1 for _ in self._checked())
 
     def _form(self) -> Literal["one", "folder", "lines", "objects"]:
@@ -128,10 +131,8 @@ class Inputs:
                     if self.form == "objects":
                         if line.strip():
                             yield self._object(line, where)
-                    elif line.strip():
-                        yield Item(line.rstrip("\n"))
                     else:
-                        raise DataError(f"{where}: empty; expected a text in every line")
+                        yield Item(line.rstrip("\n"))
         except UnicodeDecodeError as error:
             raise DataError(f"{self._path}: not UTF-8 text ({error.reason})") from error
         except OSError as error:
