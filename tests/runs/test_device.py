@@ -63,6 +63,20 @@ def test_a_recipe_has_the_precision_itself(cuda: list[tuple[int, int]]) -> None:
     assert recipe(compose("hardware=cpu", "hardware.tf32=false", "hardware.loss_chunk=7")) == on_the_cpu
 
 
+def test_products_in_tf32_count_where_they_are(cuda: list[tuple[int, int]]) -> None:
+    """Exact products are another recipe on a device that has TF32; elsewhere, and by default, nothing changes."""
+    exact = "hardware.tf32=false"
+    assert recipe(compose("hardware=auto", exact)) == recipe(compose("hardware=auto"))
+    cuda.append(OLD)
+    assert recipe(compose("hardware=gpu", exact)) == recipe(compose("hardware=gpu"))
+    cuda[0] = NEW
+    assert recipe(compose("hardware=cpu", exact)) == recipe(compose("hardware=cpu"))
+    default = OmegaConf.to_container(compose("hardware=gpu"), resolve=True)
+    assert isinstance(default, dict) and recipe(compose("hardware=gpu", exact)) != recipe(default)
+    del default["hardware"]["tf32"]  # of a run that is older than the key
+    assert recipe(default) == recipe(compose("hardware=gpu"))
+
+
 def test_a_run_that_is_used_on_another_device_has_a_precision_too(cuda: list[tuple[int, int]], tmp_path: Path) -> None:
     own = compose("hardware=cpu")
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(own))

@@ -156,10 +156,14 @@ def test_where_and_how_fast_a_run_happens_does_not_count(mtla: DictConfig) -> No
         task__data__num_workers=8, task__train__log_every=1, logger={"wandb": {}}, choices__experiment="x",
         task__name="z", input="a text", output="/o",
         hardware__devices=[0, 1], hardware__num_nodes=4, hardware__strategy="ddp", hardware__accelerator="gpu",
-        hardware__compile=True, hardware__tf32=False, hardware__loss_chunk=8, hardware__find_batch=True,
+        hardware__compile=True, hardware__loss_chunk=8, hardware__find_batch=True,
     )  # fmt: skip
     assert recipe(same) == recipe(mtla)
     assert recipe(mtla) == recipe(compose("attention=mtla", "stride=2"))  # the value that it has
+
+
+def test_a_key_is_left_out_once() -> None:
+    assert len(LEFT_OUT) == len(set(LEFT_OUT))
 
 
 @pytest.mark.parametrize("key", sorted({key.rpartition(".")[2] for key in LEFT_OUT} | {"seed", "mode", "bench"}))

@@ -1,6 +1,7 @@
-"""What `hardware.precision=auto` stands for on this machine: decided here, once, before a configuration is fixed.
+"""What a run computes in on this machine: decided here, once, before a configuration is fixed.
 
-A run's config.yaml, its record and its identity hold the precision itself, never `auto`.
+A run's config.yaml, its record and its identity hold the precision itself, never `auto`, and no setting of
+`hardware.tf32` that changes nothing there.
 """
 
 import ctypes
@@ -9,13 +10,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
-BFLOAT16 = (8, 0)  # the compute capability from which NVIDIA's devices have bfloat16 (Ampere)
+BFLOAT16 = (8, 0)  # the compute capability from which NVIDIA's devices have bfloat16 and TF32 (Ampere)
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # of NVIDIA's driver
 AMD = Path("/dev/kfd")  # of AMD's
 
 
 def settle(cfg: DictConfig) -> None:
-    """Replace `hardware.precision=auto` by the precision that it stands for.
+    """Replace `hardware.precision=auto` by the precision that it stands for, and `hardware.tf32` by its default where
+    the run has no device with TF32.
 
     On the CPU and on Apple's devices that is 32-true. On a CUDA device it is bf16-mixed, or 32-true where one of the
     run's devices has no bfloat16. Where a GPU is asked for and there is none (a login node, or a machine on which the
@@ -27,6 +29,8 @@ def settle(cfg: DictConfig) -> None:
     hardware = cfg.hardware
     if hardware.precision == "auto":
         hardware.precision = precision(str(hardware.accelerator), hardware.devices)
+    if not hardware.tf32 and not _ampere(str(hardware.accelerator), hardware.devices):
+        hardware.tf32 = True
 
 
 def precision(accelerator: str, devices: int | str | ListConfig | list[int]) -> str:
@@ -36,13 +40,16 @@ def precision(accelerator: str, devices: int | str | ListConfig | list[int]) -> 
         accelerator: `hardware.accelerator`.
         devices: `hardware.devices`.
     """
+    return "bf16-mixed" if _ampere(accelerator, devices) else "32-true"
+
+
+def _ampere(accelerator: str, devices: int | str | ListConfig | list[int]) -> bool:
+    """Whether all devices of a run are CUDA devices with bfloat16 and TF32, or a GPU is asked for and none is here."""
     if accelerator not in ("auto", "gpu", "cuda"):
-        return "32-true"
-    found = capabilities(devices)
-    if not found:
-        expected = accelerator == "cuda" or (accelerator == "gpu" and sys.platform != "darwin")
-        return "bf16-mixed" if expected else "32-true"
-    return "bf16-mixed" if min(found) >= BFLOAT16 else "32-true"
+        return False
+    if found := capabilities(devices):
+        return min(found) >= BFLOAT16
+    return accelerator == "cuda" or (accelerator == "gpu" and sys.platform != "darwin")
 
 
 def capabilities(devices: int | str | ListConfig | list[int]) -> list[tuple[int, int]]:

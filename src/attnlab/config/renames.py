@@ -106,6 +106,7 @@ RENAMES = Renames(
     absent={
         "bench.context": 0,
         "bench.reorder": [False, True],
+        "hardware.tf32": True,
         "task.sample_facts": 0,
         "task.train.first_token_weight": 1.0,
         "task.train.label_smoothing": 0.0,

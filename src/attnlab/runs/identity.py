@@ -32,11 +32,9 @@ LEFT_OUT = (
     "hydra",
     "choices",  # names of options: what they hold counts
     "scale",
-    "stride",  # these six only feed other keys
+    "stride",  # these four only feed other keys
     "rank",
     "task.grids",
-    "task.attention_rank",
-    "task.attention_window",
     "model",
     "data_root",  # directories; the corpus itself is part of the run
     "cache_dir",
@@ -74,7 +72,6 @@ LEFT_OUT = (
     "hardware.devices",
     "hardware.num_nodes",
     "hardware.strategy",
-    "hardware.tf32",
     "hardware.compile",
     "hardware.gradient_checkpointing",
     "hardware.loss_chunk",

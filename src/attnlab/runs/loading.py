@@ -330,7 +330,7 @@ class _Loading:
 
     def _is_free(self, key: str) -> bool:
         more = LIMITS if self.key == "resume" else WITH_CHECKPOINT
-        if self.key == "resume" and key == "hardware.precision":
+        if self.key == "resume" and key in ("hardware.precision", "hardware.tf32"):
             return False
         return any(key == free or key.startswith(f"{free}.") for free in (*FREE, *more))
 
