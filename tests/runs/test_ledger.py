@@ -5,6 +5,7 @@ import json
 import os
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,18 @@ def test_a_row_of_the_index_that_no_record_gives(value: str, tmp_path: Path) -> 
             index.execute(f"UPDATE runs SET tags = {value}")
             index.execute(f"UPDATE runs SET {name} = {value}")
         assert runs(tmp_path) == before
+
+
+def test_an_index_that_another_process_keeps_locked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The runs are listed without it, after a moment and with a line that names it."""
+    write(tmp_path / "a")
+    Ledger(tmp_path).runs()
+    with closing(sqlite3.connect(tmp_path / FILE)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        began = time.monotonic()
+        assert [run.directory.name for run in Ledger(tmp_path).runs()] == ["a"]
+    assert time.monotonic() - began < 5
+    assert [str(tmp_path / FILE) in message for message in caplog.messages] == [True]
 
 
 def test_an_index_that_is_a_link_to_another_database(tmp_path: Path) -> None:
