@@ -24,6 +24,7 @@ EVERY = 30.0  # seconds between two lines where there is no terminal
 MEASURED = 20  # updates, without the first, from which the time of the whole training is estimated
 WIDE = 140  # columns of a terminal with room for the whole progress bar
 LONG = 600.0  # seconds of training about which a run warns
+LIMITS = "task.train.max_minutes, max_epochs or max_steps"
 
 
 class ValidationLog(Callback):
@@ -41,10 +42,11 @@ class TrainingTime(Callback):
 
     Args:
         every: seconds between two lines; None: no such lines, where a progress bar is shown.
+        limits: the keys that make the training shorter.
     """
 
-    def __init__(self, every: float | None) -> None:
-        self.every = every
+    def __init__(self, every: float | None, limits: str = LIMITS) -> None:
+        self.every, self.limits = every, limits
         self._first = self._last = 0.0
         self._begun = 0
 
@@ -66,9 +68,10 @@ class TrainingTime(Callback):
         left = (total - trainer.global_step) * (now - self._first) / (done - 1)
         if measured and math.isfinite(left) and left > LONG:
             log.info(
-                "about %s for %s; scale down with task.train.max_minutes, max_epochs or max_steps, or a smaller model",
+                "about %s for %s; scale down with %s, or a smaller model",
                 duration(left),
                 counted(int(total) - trainer.global_step, "update"),
+                self.limits,
             )
         if due:
             self._last = now
@@ -197,9 +200,13 @@ class ScoringLines(Callback):
             self._say(scoring(trainer, dataloader_idx), batch_idx + 1, [trainer.num_test_batches[dataloader_idx]])
 
 
-def progress() -> list[Callback]:
-    """Lines in the log, and on a terminal a progress bar."""
-    return [ValidationLog(), TrainingTime(None if sys.stdout.isatty() else EVERY), *bar()]
+def progress(limits: str = LIMITS) -> list[Callback]:
+    """Lines in the log, and on a terminal a progress bar.
+
+    Args:
+        limits: the keys that make the training shorter.
+    """
+    return [ValidationLog(), TrainingTime(None if sys.stdout.isatty() else EVERY, limits), *bar()]
 
 
 def bar() -> list[Callback]:

@@ -228,6 +228,18 @@ def refused(start: Start, tmp_path: Path, *overrides: str, kind: type[Exception]
     return str(caught.value)
 
 
+def test_a_trial_pretrains_little_and_leaves_nothing_to_others(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """debug=fast: the whole run is short, and no other run begins with its weights."""
+    caplog.set_level("INFO")
+    for given, epochs in ((["debug=fast"], 1), ([], 2)):
+        cfg, record = start("mode=compress", "compress=truncatt", "rank=4", "task.pretrain.epochs=2", *given)
+        compress_mode.run(cfg, record, folder(tmp_path, f"epochs{epochs}"))
+        assert record["pretraining"]["epochs"] == epochs
+    assert "task.pretrain.epochs" in caplog.text
+
+
 def test_what_is_refused_before_data_is_read(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnlab.data.images.folder.ImageData.setup", lambda *_: pytest.fail("data was read"))
     for line, message in {

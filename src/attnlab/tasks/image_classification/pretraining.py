@@ -19,10 +19,13 @@ from attnlab.config.batch import counted
 from attnlab.data.images.folder import ImageData
 from attnlab.pretrained.weights import fill, read
 from attnlab.runs.files import write_bytes
+from attnlab.runs.identity import canonical
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.training.trainer import build_trainer, process_count
 
 log = logging.getLogger(__name__)
+
+LIMIT = "task.pretrain.epochs"  # the key that says how long; task.train.* is the fine-tuning's
 
 
 def pretrain(
@@ -30,7 +33,8 @@ def pretrain(
 ) -> None:
     """Give a module's model weights that were trained from scratch with the run's images.
 
-    They are stored in the cache directory: the same settings and images train once.
+    They are stored in the cache directory: the same settings and images train once. The limits of `task.train` are
+    those of the fine-tuning: the dense model that is compressed does not depend on them.
 
     Args:
         cfg: the run's configuration; `task.pretrain` has epochs, learning rate, weight decay and warm-up.
@@ -49,8 +53,12 @@ def pretrain(
         record["pretraining"] = {"stored": str(path)}
         return
     settings = cfg.task.pretrain
+    epochs = _epochs(cfg)
     log.info(
-        "no weights are given: training %s from scratch, %s", cfg.task.model.name, counted(settings.epochs, "epoch")
+        "no weights are given: training %s from scratch, %s (%s; model= names weights)",
+        cfg.task.model.name,
+        counted(epochs, "epoch"),
+        LIMIT,
     )
     scratch = ImageClassification(
         module.model,
@@ -58,7 +66,7 @@ def pretrain(
         optimizer=lambda m: create_optimizer_v2(m, "adamw", lr=settings.lr, weight_decay=settings.weight_decay),
         schedule=lambda o, **k: create_scheduler_v2(
             o,
-            num_epochs=settings.epochs,
+            num_epochs=epochs,
             warmup_epochs=settings.warmup_epochs,
             warmup_lr=settings.lr / 100,
             min_lr=settings.lr / 100,
@@ -72,7 +80,7 @@ def pretrain(
     trainer = build_trainer(
         _without_validation(cfg),
         directory / "pretraining",
-        [*progress()],
+        [*progress(LIMIT)],
         processes,
         data.batches_per_update(processes),
         enable_checkpointing=False,
@@ -81,17 +89,23 @@ def pretrain(
     trainer.fit(scratch, datamodule=data)
     if trainer.interrupted:
         raise KeyboardInterrupt
-    record["pretraining"] = {"seconds": round(time.perf_counter() - began, 1), "epochs": settings.epochs}
+    record["pretraining"] = {"seconds": round(time.perf_counter() - began, 1), "epochs": epochs}
     module.model.cpu()
     if trainer.is_global_zero:
         write_bytes(path, save({name: value.contiguous() for name, value in module.model.state_dict().items()}))
+
+
+def _epochs(cfg: DictConfig) -> int:
+    """Of the pretraining: one where an epoch has a number of batches that is given, as with debug=fast."""
+    trial = any(isinstance(cfg.trainer.get(key), int) for key in ("limit_train_batches", "overfit_batches"))
+    return 1 if trial else int(cfg.task.pretrain.epochs)
 
 
 def _without_validation(cfg: DictConfig) -> DictConfig:
     """A copy of the configuration with the length of the pretraining and without validation."""
     cfg = cfg.copy()
     OmegaConf.set_readonly(cfg, False)
-    epochs = cfg.task.pretrain.epochs
+    epochs = _epochs(cfg)
     with open_dict(cfg):
         cfg.task.train.update(
             {
@@ -116,4 +130,6 @@ def _key(cfg: DictConfig, data: ImageData, module: ImageClassification) -> str:
         "seed": cfg.seed,
         "precision": cfg.hardware.precision,
     }
+    if trainer := canonical(cfg, {}).get("trainer"):
+        settings["trainer"] = trainer
     return hashlib.sha256(json.dumps([settings, names], sort_keys=True).encode()).hexdigest()[:24]
