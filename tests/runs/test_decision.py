@@ -11,9 +11,9 @@ from attnlab.config.check import compose
 from attnlab.runs import decision
 from attnlab.runs import record as records
 from attnlab.runs.decision import claimed, decide, free, left_to, settings
+from attnlab.runs.directory import is_run
 from attnlab.runs.identity import NOTHING_READ
 from attnlab.runs.lock import locked
-from attnlab.runs.removal import is_run
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
 from attnlab.runs import job as jobs
 from attnlab.runs import record as records
+from tests.runs.test_removal import begun
 
 COMMAND = "python -m attnlab mode=describe"
 Mode = Callable[[DictConfig, dict[str, Any], Path], None]
@@ -250,24 +251,41 @@ def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_directory_of_a_trained_run_is_left_as_it_is(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    for name in ("checkpoints/averaged.safetensors", "config.yaml", "record.json"):
+    (begun(tmp_path) / "checkpoints").mkdir()
+    for name in ("checkpoints/averaged.safetensors", "record.json"):
         (tmp_path / name).write_text("trained")
+    config = (tmp_path / "config.yaml").read_text()
     assert run(lambda *given: pytest.fail("the mode was called")) == 2
     assert "a trained run, whose config.yaml and record.json would be replaced" in capsys.readouterr().err
-    assert (tmp_path / "config.yaml").read_text() == (tmp_path / "record.json").read_text() == "trained"
+    assert ((tmp_path / "config.yaml").read_text(), (tmp_path / "record.json").read_text()) == (config, "trained")
 
 
 def test_a_finished_run_is_left_as_it_is(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that has compressed or measured has no weights that would tell."""
+    begun(tmp_path)
     (tmp_path / "record.json").write_text('{"status": "finished"}')
     assert run(lambda *given: pytest.fail("the mode was called")) == 2
     assert f"hydra.run.dir={tmp_path}: a finished run, whose config.yaml and record.json" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "record.json", "run.log"]
     for content in ('{"status": "failed"}', "[]", "{"):
         (tmp_path / "record.json").write_text(content)
         assert run(lambda *given: None) == 0
         (tmp_path / "record.json").unlink()
+
+
+@pytest.mark.parametrize(
+    "name", [".git/HEAD", "main.py", "config.yaml", "record.json", "checkpoints/a.ckpt", ".lock/x"]
+)
+def test_a_directory_of_somebody_is_left_as_it_is(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    assert run(lambda *given: pytest.fail("the mode was called")) == 2
+    said = capsys.readouterr().err
+    assert f"hydra.run.dir={tmp_path}: it holds {name.partition('/')[0]}" in said and said.count("\n") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
+    assert (tmp_path / name).read_text() == "{}"
 
 
 def test_a_reader_that_has_gone(

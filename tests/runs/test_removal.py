@@ -21,7 +21,7 @@ KEYS = "mode task choices attention hardware seed data_root cache_dir"
 
 def begun(directory: Path) -> Path:
     """A run that was ended before it could write a record."""
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.yaml").write_text("".join(f"{key}: null\n" for key in KEYS.split()))
     (directory / "run.log").touch()
     return directory
@@ -62,7 +62,7 @@ def test_what_lies_below_a_run_stays(root: Path, capsys: pytest.CaptureFixture[s
     with locked(root / "c" / "run"), locked(root / "d" / "run"):
         said = pruned(capsys, "failed")
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == list("abcde")
-    assert "outputs/b: left: another run or a live process has outputs/b/.hidden/deep/run\n" in said
+    assert "outputs/b: left: it holds what no run has written: .hidden\n" in said
     assert said.endswith("1 folder would be removed: the same command with --yes removes it; 5 left, see above\n")
     assert (root / "d" / "run").is_dir() and (root / "a" / "b" / "record.json").is_file()
 
@@ -115,8 +115,8 @@ def test_links_are_not_followed(root: Path, capsys: pytest.CaptureFixture[str]) 
     (root / "l").symlink_to(Path("elsewhere").absolute())
     (root / "run").symlink_to(failed(Path("other") / "run").absolute())
     failed(root / "z")
-    (root / "z" / "data").symlink_to(Path("elsewhere").absolute())
-    (root / "z" / "text").symlink_to(text.absolute())
+    (root / "z" / "checkpoints").symlink_to(Path("elsewhere").absolute())
+    (root / "z" / "curves.png").symlink_to(text.absolute())
     assert pruned(capsys, "failed").count("left: it is reached through a link") == 2
     assert elsewhere.is_dir() and Path("other/run").is_dir() and text.is_file() and not (root / "z").exists()
     Path("linked").symlink_to(root.absolute())  # the folder that was named may be one
@@ -169,16 +169,39 @@ def test_what_cannot_be_removed_is_said_and_the_rest_is_removed(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in "ab":
-        (failed(root / name) / "data").mkdir()
-    remove = removal.shutil.rmtree
+        (failed(root / name) / "curves").mkdir()
+    remove = Path.rmdir
 
     def refused(path: Path) -> None:
         if path.parent.name == "a":
             raise PermissionError(13, "Permission denied", str(path))
         remove(path)
 
-    monkeypatch.setattr(removal.shutil, "rmtree", refused)
+    monkeypatch.setattr(Path, "rmdir", refused)
     with pytest.raises(DataError, match="1 folder could not be removed"):
         main(["prune", "failed", "--yes"])
-    assert "outputs/a: left: outputs/a/data: cannot be removed (Permission denied)\n" in capsys.readouterr().err
+    assert "outputs/a: left: outputs/a/curves: cannot be removed (Permission denied)\n" in capsys.readouterr().err
     assert (root / "a" / "record.json").is_file() and not (root / "b").exists()
+
+
+OWN = (
+    "checkpoints/last.ckpt",
+    "checkpoints/.last.ckpt." + "a" * 32 + ".partial",
+    "curves-2/metrics.csv",
+    "config.yaml",
+)
+
+
+@pytest.mark.parametrize("other", [".git/HEAD", "main.py", "checkpoints/mine.pt", "curves/mine/a.csv", "mine/", None])
+def test_a_directory_with_anything_else_stays_as_it_is(
+    root: Path, capsys: pytest.CaptureFixture[str], other: str | None
+) -> None:
+    run = failed(root / "a")
+    for name in (*OWN, *([other] if other else [])):
+        (run / name).parent.mkdir(exist_ok=True, parents=True)
+        (run / name).mkdir() if name.endswith("/") else (run / name).touch()
+    said = pruned(capsys, "failed")
+    assert run.exists() == bool(other)
+    if other:
+        assert f"left: it holds what no run has written: {other.removesuffix('/HEAD').removesuffix('/')}\n" in said
+        assert all((run / name).exists() for name in (*OWN, other))

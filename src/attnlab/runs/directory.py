@@ -1,15 +1,131 @@
-"""The directory of a run that `checkpoint=` or `resume=` names, and how its configuration is read: as data."""
+"""The directory of a run: what it holds, how `checkpoint=` and `resume=` name it, and its configuration as data."""
 
+import contextlib
+import errno
 import json
+import os
+import re
+import stat
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from attnlab.errors import ConfigError
+from attnlab.runs.record import STATUSES
 
 CONFIG = "config.yaml"
+RECORD = "record.json"
+BEGUN = (".lock", ".hydra/*", "run.log")  # what a run may leave that ended before it had a configuration
+# All that is ever written in a run directory, as patterns of paths.  A new file of a mode, a task or a logger is added
+# here: a run is refused where there is anything else, and `attnlab runs prune` leaves a directory with anything else.
+WRITTEN = (
+    *BEGUN,
+    CONFIG,
+    RECORD,
+    "predictions.tsv",
+    "tokenizer.model",
+    "ctc_tokenizer.model",
+    "vocabulary.json",
+    "classes.json",
+    "conversion.json",
+    "checkpoints/step*.ckpt",
+    "checkpoints/last.ckpt",
+    "checkpoints/averaged.safetensors",
+    "checkpoints/SHA256SUMS",
+    "curves.png",
+    "curves*/metrics.csv",  # curves-2/ and so on: of resumed parts
+    "curves*/hparams.yaml",
+    "pretraining/*",
+    "compressed/*",
+    "exported/*",
+    "fit-profile*",  # of trainer.profiler
+    "validate-profile*",
+    "test-profile*",
+    "tensorboard/*",
+    "wandb/*",
+    "mlflow/*",
+)
+UNFINISHED = re.compile(r"^\.(.+?)(\.[0-9a-f]{32})?\.(partial|old)$")  # the names of runs/files.py
+OF_A_RECORD = {"schema", "status", "mode", "command", "task", "started", "quality", "kv_cache", "environment"}
+OF_A_CONFIG = {"mode", "task", "choices", "attention", "hardware", "seed", "data_root", "cache_dir"}
+LARGEST = 2**20  # bytes of a config.yaml
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a folder has a record.json of attnlab's own form, or a config.yaml of that form and a run.log.
+
+    Args:
+        directory: of any content.
+    """
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        record = json.loads(_content(directory / RECORD))
+        known = isinstance(record, dict) and record.keys() >= OF_A_RECORD and type(record["schema"]) is int
+        if known and record["status"] in STATUSES:
+            return True
+    with contextlib.suppress(OSError):
+        text = _content(directory / CONFIG, LARGEST).decode("utf-8", "replace")
+        keys = {line.partition(":")[0] for line in text.splitlines()}  # of the top level: those below are indented
+        return keys >= OF_A_CONFIG and stat.S_ISREG((directory / "run.log").lstat().st_mode)
+    return False
+
+
+def foreign(directory: Path) -> list[str]:
+    """What a directory holds that no run has written there, as relative paths; of a whole folder, the folder.
+
+    In a directory that is no run, everything is foreign but the first traces of one.
+
+    Args:
+        directory: of any content. Links are not followed.
+
+    Raises:
+        OSError: a folder in it cannot be read.
+    """
+    patterns = WRITTEN if is_run(directory) else BEGUN
+    above = [pattern.partition("/")[0] for pattern in patterns if "/" in pattern]
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    names = []
+    for folder, folders, files in os.walk(directory, onerror=fail):
+        for name in (*folders, *files):
+            path = Path(folder, name).relative_to(directory)
+            final = "/".join(UNFINISHED.sub(r"\1", part) for part in path.parts)
+            known = any(fnmatchcase(final, pattern) for pattern in patterns)
+            if name in folders:
+                known = known or "/" in final or any(fnmatchcase(final, pattern) for pattern in above)
+            if not known:
+                names.append(path.as_posix())
+        folders[:] = [name for name in folders if Path(folder, name).relative_to(directory).as_posix() not in names]
+    return sorted(names)
+
+
+def refuse_foreign(directory: Path) -> None:
+    """Refuse to begin a run in a directory with anything that no run has written.
+
+    Args:
+        directory: the run's.
+
+    Raises:
+        ConfigError: names an entry.
+    """
+    if names := foreign(directory):
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise ConfigError(
+            f"hydra.run.dir={directory}: it holds {names[0]}{more}, which is not of a run; take a new or an empty "
+            "directory"
+        )
+
+
+def _content(path: Path, largest: int = -1) -> bytes:
+    """What a file holds that is no link, pipe or device."""
+    state = path.lstat()
+    if not stat.S_ISREG(state.st_mode) or 0 <= largest < state.st_size:
+        raise OSError(errno.EINVAL, "not a file of a run", str(path))
+    return path.read_bytes()
 
 
 def directory_of(key: str, value: str) -> Path | None:

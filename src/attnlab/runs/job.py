@@ -21,6 +21,7 @@ from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError
 from attnlab.runs import ranks
 from attnlab.runs import record as records
 from attnlab.runs.description import show
+from attnlab.runs.directory import refuse_foreign
 from attnlab.runs.files import remove_partial, write_bytes, write_text
 from attnlab.runs.identity import NOTHING_READ
 from attnlab.runs.lock import VANISHING, Lock, locked, refuse_live
@@ -61,6 +62,8 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
         lock = None
         if directory and records.first_process():
             try:
+                if not (cfg.resume and Path(cfg.resume).samefile(directory)):
+                    refuse_foreign(directory)
                 lock = stack.enter_context(locked(directory))
                 if cfg.resume and not Path(cfg.resume).samefile(directory):
                     refuse_live(Path(cfg.resume))

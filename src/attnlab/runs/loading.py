@@ -81,7 +81,7 @@ NAME = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")  # of an option: its file's path 
 MAPPINGS = (
     "trainer",
     *(key for key in SCHEMAS if key),
-    *(key for key in TARGETS if "*" not in key and key != "task.score"),
+    *(key for key in TARGETS if "*" not in key and key not in ("task.score", "trainer.profiler")),  # which may be names
 )
 REQUIRED = ("hardware", "task.train", "trainer")
 BUILT = ("attention", "task.kind", "task.data", "task.model")

@@ -1,11 +1,7 @@
-"""Removing run directories: only what is one for sure, has no other run in it, and is in use by nobody."""
+"""Removing run directories: only what is one for sure, holds nothing else, and is in use by nobody."""
 
-import contextlib
 import errno
-import json
 import os
-import shutil
-import stat
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +9,10 @@ from typing import Any
 from attnlab.errors import DataError
 from attnlab.runs import lock
 from attnlab.runs import record as records
-from attnlab.runs.ledger import BROKEN, RECORD, Run, status_of
+from attnlab.runs.directory import CONFIG, RECORD, foreign, is_run
+from attnlab.runs.ledger import BROKEN, Run, status_of
 
-OF_A_RECORD = {"schema", "status", "mode", "command", "task", "started", "quality", "kv_cache", "environment"}
-OF_A_CONFIG = {"mode", "task", "choices", "attention", "hardware", "seed", "data_root", "cache_dir"}
-LAST = ("run.log", "config.yaml", RECORD)  # removed at the end: what is left after an error is still seen as a run
-OF_ANOTHER = {RECORD, "run.log", "checkpoints", ".jobs"}  # in a folder below a run: another run, or a multirun's locks
-LARGEST = 2**20  # bytes of a config.yaml
+LAST = ("run.log", CONFIG, RECORD)  # removed at the end: what is left after an error is still seen as a run
 
 
 def refusal(directory: Path, root: Path) -> str:
@@ -37,28 +30,10 @@ def refusal(directory: Path, root: Path) -> str:
     if not is_run(directory):
         return "not a run for sure: expected a record.json of a run, or its config.yaml with its run.log"
     try:
-        other = _inside(directory)
+        names = foreign(directory)
     except OSError as error:
         return f"{error.filename or directory}: cannot be read ({error.strerror})"
-    return f"another run or a live process has {other}" if other else ""
-
-
-def is_run(directory: Path) -> bool:
-    """Whether a folder has a record.json of attnlab's own form, or a config.yaml of that form and a run.log.
-
-    Args:
-        directory: of any content.
-    """
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        record = json.loads(_content(directory / RECORD))
-        known = isinstance(record, dict) and record.keys() >= OF_A_RECORD and type(record["schema"]) is int
-        if known and record["status"] in records.STATUSES:
-            return True
-    with contextlib.suppress(OSError):
-        text = _content(directory / "config.yaml", LARGEST).decode("utf-8", "replace")
-        keys = {line.partition(":")[0] for line in text.splitlines()}  # of the top level: those below are indented
-        return keys >= OF_A_CONFIG and stat.S_ISREG((directory / "run.log").lstat().st_mode)
-    return False
+    return f"it holds what no run has written: {', '.join(names[:5])}{', …' * (len(names) > 5)}" if names else ""
 
 
 def remove(directory: Path, root: Path, what: Collection[str]) -> None:
@@ -81,13 +56,15 @@ def remove(directory: Path, root: Path, what: Collection[str]) -> None:
         status = "interrupted" if status == "running" else status  # the lock is ours
         if why := f"it is {status} now" * (status not in what) or refusal(directory, root):
             raise DataError(why)
-        for path in sorted(directory.iterdir(), key=lambda path: (path.name in LAST, path.name)):
-            if path.name == lock.NAME:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        last = [directory / name for name in LAST]
+        for folder, folders, files in os.walk(directory, topdown=False):
+            for path in (Path(folder, name) for name in (*files, *folders)):
+                if path.is_dir() and not path.is_symlink():
+                    path.rmdir()
+                elif path not in last and path != directory / lock.NAME:
+                    path.unlink()
+        for path in last:
+            path.unlink(missing_ok=True)
     try:
         directory.rmdir()
     except OSError as error:
@@ -122,31 +99,6 @@ def users(directories: Iterable[Path], runs: Iterable[Run], root: Path) -> dict[
                 if used and used != run.directory:
                     found.setdefault(used, run.directory)
     return found
-
-
-def _inside(directory: Path) -> Path | None:
-    """A folder below a run that has another run, or a lock that is held; None: there is none."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for folder, folders, files in os.walk(directory, onerror=fail):
-        here = Path(folder)
-        if here != directory and (OF_ANOTHER.intersection((*folders, *files))):
-            return here
-        if here == directory and ".jobs" in folders:
-            return here / ".jobs"
-        if here != directory and lock.NAME in files and lock.held(here):
-            return here
-    return None
-
-
-def _content(path: Path, largest: int = -1) -> bytes:
-    """What a file holds that is no link, pipe or device."""
-    state = path.lstat()
-    if not stat.S_ISREG(state.st_mode) or 0 <= largest < state.st_size:
-        raise OSError(errno.EINVAL, "not a file of a run", str(path))
-    return path.read_bytes()
 
 
 def _texts(value: Any) -> Iterator[str]:
