@@ -273,9 +273,7 @@ def test_a_finished_run_is_left_as_it_is(run: Run, tmp_path: Path, capsys: pytes
         (tmp_path / "record.json").unlink()
 
 
-@pytest.mark.parametrize(
-    "name", [".git/HEAD", "main.py", "config.yaml", "record.json", "checkpoints/a.ckpt", ".lock/x"]
-)
+@pytest.mark.parametrize("name", [".git/HEAD", "main.py", "config.yaml", "record.json", "checkpoints/a.ckpt"])
 def test_a_directory_of_somebody_is_left_as_it_is(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

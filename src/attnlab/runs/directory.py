@@ -113,10 +113,10 @@ def refuse_foreign(directory: Path) -> None:
         ConfigError: names an entry.
     """
     if names := foreign(directory):
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        more = ", …" * (len(names) > 3)
         raise ConfigError(
-            f"hydra.run.dir={directory}: it holds {names[0]}{more}, which is not of a run; take a new or an empty "
-            "directory"
+            f"hydra.run.dir={directory}: it holds {', '.join(names[:3])}{more}, which no run has written; take a new "
+            "or an empty directory"
         )
 
 

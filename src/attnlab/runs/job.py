@@ -24,7 +24,7 @@ from attnlab.runs.description import show
 from attnlab.runs.directory import refuse_foreign
 from attnlab.runs.files import remove_partial, write_bytes, write_text
 from attnlab.runs.identity import NOTHING_READ
-from attnlab.runs.lock import VANISHING, Lock, locked, refuse_live
+from attnlab.runs.lock import VANISHING, Lock, held, locked, refuse_live
 from attnlab.runs.loggers import close_loggers
 from attnlab.runs.parents import on_parent_end, orphaned, parent
 from attnlab.runs.signals import Interrupted, interruptible
@@ -62,7 +62,7 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
         lock = None
         if directory and records.first_process():
             try:
-                if not (cfg.resume and Path(cfg.resume).samefile(directory)):
+                if not (cfg.resume and Path(cfg.resume).samefile(directory)) and held(directory) is None:
                     refuse_foreign(directory)
                 lock = stack.enter_context(locked(directory))
                 if cfg.resume and not Path(cfg.resume).samefile(directory):
