@@ -27,8 +27,21 @@ def test_a_file_is_replaced_and_its_folders_are_made(tmp_path: Path) -> None:
     write_bytes(tmp_path / "a" / "b", b"one")
     write_text(tmp_path / "a" / "b", "zwei Töne\r\n")
     assert (tmp_path / "a" / "b").read_bytes() == "zwei Töne\r\n".encode()
-    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o644
     assert os.listdir(tmp_path / "a") == ["b"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_files_follow_the_umask_whatever_a_library_gives_them(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        with replacing(tmp_path / "file") as new:
+            new.touch(0o600)
+        with replacing_folder(tmp_path / "folder") as folder:
+            (folder / "file").touch(0o600)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "file", tmp_path / "folder" / "file"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path) -> None:

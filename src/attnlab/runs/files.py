@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")  # the end of a name that `rep
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the content of a file. Missing folders are made; the mode is 0644.
+    """Replace the content of a file. Missing folders are made.
 
     Args:
         path: the file.
@@ -48,7 +49,7 @@ def replacing(path: Path) -> Iterator[Path]:
     For libraries that write files themselves. Several processes may do this at once: the last one wins.
 
     Args:
-        path: the file. Missing folders are made; the mode is 0644.
+        path: the file. Missing folders are made. Its mode is that of any new file there: libraries write 0600.
 
     Raises:
         WriteError: the folder cannot be made or the file cannot be replaced. What the block raises is passed on.
@@ -59,8 +60,8 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield partial
         try:
+            partial.chmod(_new_mode(path.parent))
             _sync(partial)
-            partial.chmod(0o644)
             partial.replace(path)
         except OSError as error:
             raise _write_error(path, error) from error
@@ -94,8 +95,10 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             raise _write_error(path, error) from error
         yield partial
         try:
+            mode = _new_mode(path.parent)
             for file in partial.rglob("*"):
                 if file.is_file():
+                    file.chmod(mode)
                     _sync(file)
             _remove(old)
             if path.exists():
@@ -126,6 +129,16 @@ def _make_folder(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _write_error(path, error) from error
+
+
+def _new_mode(folder: Path) -> int:
+    """The permissions of a new file in a folder; the umask itself can only be read by setting it, for all threads."""
+    probe = folder / f".{uuid4().hex}.partial"
+    try:
+        probe.touch()
+        return stat.S_IMODE(probe.stat().st_mode)
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def _remove(folder: Path) -> None:
