@@ -218,7 +218,7 @@ def test_translation_starts_from_a_recognition_encoder(start: Start, tmp_path: P
     assert all(torch.equal(value, asr[f"encoder.{key}"]) for key, value in before.items())
     cfg, record = start(f"task.encoder_checkpoint='{tmp_path / 'asr'}'", "task.model.encoder.ffn_dim=24")
     with pytest.raises(
-        DataError, match=r"task.encoder_checkpoint: .*has shape \(16, 16\), this model's is \(24, 16\); "
+        DataError, match=r"task.encoder_checkpoint: .*has shape \(16, 16\), this SpeechEncoder's is \(24, 16\); "
     ):
         train.run(cfg, record, tmp_path / "wider")
     assert not (tmp_path / "wider").exists()  # before any data is read
@@ -256,9 +256,9 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(
 
 def test_weights_that_give_no_numbers_are_no_result(start: Start, tmp_path: Path, trained: Path) -> None:
     values, identity = read_checkpoint(trained / "checkpoints" / "averaged.safetensors")
-    values["decoder.unembedding.weight"].fill_(float("nan"))
-    write_weights(tmp_path / "nan.safetensors", values, identity)
-    cfg, record = start("mode=test", f"checkpoint='{tmp_path / 'nan.safetensors'}'")
+    values["decoder.unembedding.weight"].fill_(torch.finfo(torch.float32).max)
+    write_weights(tmp_path / "large.safetensors", values, identity)
+    cfg, record = start("mode=test", f"checkpoint='{tmp_path / 'large.safetensors'}'")
     with pytest.raises(DataError, match="decoding produced no finished hypothesis"):
         test.run(cfg, record, tmp_path)
 

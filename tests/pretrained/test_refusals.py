@@ -10,6 +10,7 @@ import huggingface_hub.constants
 import huggingface_hub.errors
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from attnlab.compression import compress
@@ -39,6 +40,18 @@ def infinite(folder: Path) -> None:
     model: Any = tiny("llama")
     model.model.layers[1].mlp.up_proj.weight.data[3, 4] = torch.inf
     model.save_pretrained(folder)
+
+
+def integers(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    changed = {name: value.int() if "q_proj" in name else value for name, value in weights.items()}
+    save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def pickled_integers(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    torch.save({name: value.int() for name, value in weights.items()}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
 
 def run(folder: Path) -> None:
@@ -79,7 +92,9 @@ def adapter(folder: Path) -> None:
         (remove("model.safetensors"), DataError, r"no weights in .*; expected model.safetensors or pytorch_model.bin"),
         (damage, DataError, r"model.safetensors is damaged or not complete \(.*\); copy or download it again"),
         (foreign, DataError, r"lack .*; they are of another architecture"),
-        (infinite, DataError, r"model.layers.1.mlp.up_proj.weight has values that are not finite"),
+        (infinite, DataError, r"model.layers.1.mlp.up_proj.weight has values that are NaN or infinite"),
+        (integers, DataError, r"model.safetensors: model.layers.0.self_attn.q_proj.weight is not floating point"),
+        (pickled_integers, DataError, r"pytorch_model.bin: \S+ is not floating point"),
     ],
 )
 def test_a_folder_that_cannot_be_used(
@@ -88,7 +103,7 @@ def test_a_folder_that_cannot_be_used(
     saved(tmp_path)
     change(tmp_path)
     with pytest.raises(error, match=message) as found:
-        huggingface.load(str(tmp_path))
+        huggingface.load(str(tmp_path), dtype=torch.float32)
     assert "\n" not in str(found.value)
 
 

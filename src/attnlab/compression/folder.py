@@ -27,7 +27,7 @@ from attnlab.compression.modules.base import Replacement, build, describe, kinds
 from attnlab.compression.transform import densify, install, replacements
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import Family, families, family_of
-from attnlab.pretrained.weights import cannot_write
+from attnlab.pretrained.weights import cannot_write, check_values
 from attnlab.runs.files import replacing, write_bytes
 
 FORMAT = 1
@@ -111,7 +111,7 @@ def load(folder: str | Path) -> nn.Module:
         if _digest(path) != manifest["sha256"]:
             raise DataError(f"{path}: damaged: its content is not what {MANIFEST} says; save or copy the folder again")
         _check_sizes(path, manifest)
-        model = _fill(_empty(manifest), load_file(path))
+        model = _fill(_empty(manifest), path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except BROKEN as error:
@@ -246,12 +246,14 @@ def _once(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _fill(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
+def _fill(model: nn.Module, path: Path) -> nn.Module:
     """Load every weight, exactly, names of tied tensors aside. RuntimeError: one is missing or unknown."""
+    weights = load_file(path)
     tied = model.state_dict().keys() - _once(model).keys()
     for name, own in [*model.named_parameters(), *model.named_buffers()]:
-        if name in weights and own.dtype != weights[name].dtype:  # a model of several types
-            own.data = own.data.to(weights[name].dtype)
+        if name in weights:
+            check_values(path, name, weights[name], own.dtype)
+            own.data = own.data.to(weights[name].dtype)  # a model of several types
     missing, unknown = model.load_state_dict(weights, strict=False)
     if lost := sorted(set(missing) - tied):
         raise RuntimeError(f"the weights lack {lost[0]}")

@@ -8,8 +8,9 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 from lightning import seed_everything
 from omegaconf import DictConfig
 
+from attnlab.pretrained.weights import fill
 from attnlab.tasks.base import task_of
-from attnlab.training.checkpoints import check_identity, load_into
+from attnlab.training.checkpoints import check_identity
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
@@ -31,5 +32,5 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     else:
         path, weights, found = stored
         check_identity(path, found, module.identity)
-        load_into(module.model, path, weights)
+        fill(module.model, path, weights)
     task.score(record, directory, data, module)

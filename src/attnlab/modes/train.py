@@ -10,6 +10,7 @@ import lightning as L
 from omegaconf import DictConfig
 
 from attnlab.config.batch import check_batch
+from attnlab.pretrained.weights import check_values
 from attnlab.report.curves import plot_curves
 from attnlab.runs import record as records
 from attnlab.runs.checksums import replacing_summed, verify
@@ -41,7 +42,11 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     if first_process():
         task.keep(directory, data)
     if resume:
-        check_identity(resume, read_checkpoint(resume)[1], module.identity)
+        weights, found = read_checkpoint(resume)
+        check_identity(resume, found, module.identity)
+        own = module.model.state_dict()
+        for name in weights.keys() & own.keys():
+            check_values(resume, name, weights[name], own[name].dtype)
         if not resume.parents[1].samefile(directory):
             record["parent"] = parent(resume.parents[1])
             if first_process():

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained.weights import first_line
+from attnlab.pretrained.weights import check_stored, check_values, first_line
 
 log = logging.getLogger(__name__)
 
@@ -261,9 +261,10 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
         raise DataError(f"model={source}: the weights in {path} lack {missing[0]}; they are of another architecture")
     if extra := sorted(about["unexpected_keys"]):
         log.info("model=%s: %d tensors have no place in %s: %s ...", source, len(extra), kind.__name__, extra[0])
+    for file in path.glob("pytorch_model*.bin" if _pickled(path) else "*.safetensors"):
+        check_stored(file, model)
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise DataError(f"model={source}: {name} has values that are not finite; it cannot be used")
+        check_values(path, name, parameter, parameter.dtype)
     module: nn.Module = model.eval()
     return module
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before timm)
@@ -19,6 +19,8 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub
 from attnlab.pretrained import weights as files
 from attnlab.pretrained.base import Family, Layer, Projection
+
+log = logging.getLogger(__name__)
 
 SIZES = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
 BETWEEN = {"q_norm": "a norm of queries", "k_norm": "a norm of keys", "norm": "a norm of head outputs"}
@@ -73,6 +75,7 @@ class Timm(Family):
     def load(self, model: nn.Module, source: str) -> None:
         if path := files.find(source):
             files.fill(model, path, files.read(path))
+            log.info("weights from %s", path)
             return
         try:
             published = timm.get_pretrained_cfg(source, allow_unregistered=False)
@@ -87,7 +90,8 @@ class Timm(Family):
             theirs = timm.create_model(source, pretrained=True, pretrained_cfg_overlay={"file": str(path)})
         except Exception as error:  # timm, torch and safetensors each have classes of their own
             raise DataError(f"model={source}: timm cannot load {path}: {files.first_line(error)}") from error
-        files.fill(model, Path(source), dict(theirs.state_dict()))
+        files.check_stored(path, theirs)
+        files.fill(model, path, dict(theirs.state_dict()))
 
 
 @dataclass(frozen=True)

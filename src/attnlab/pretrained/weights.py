@@ -1,20 +1,21 @@
 """Weight files that others wrote: read without running code, and loaded whole or not at all."""
 
 import errno
-import logging
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from attnlab.errors import DataError, WriteError
 from attnlab.runs.checksums import verify
 
-log = logging.getLogger(__name__)
-
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
+DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}  # in safetensors
+FLOATING = tuple(DTYPES.values())
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which checkpoints keep their weights
 
 
@@ -61,32 +62,87 @@ def read(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("module.").removeprefix("model."): value for name, value in content.items()}
 
 
-def fill(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
-    """Load every weight, exactly. DataError names the first one that is missing, of another shape, or unknown.
+def fill(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Load every weight, exactly.
 
     Args:
         model: it is changed.
         path: where the weights come from, for the errors.
         weights: by the model's own names.
+
+    Raises:
+        DataError: as :func:`check`.
+    """
+    check(model, path, weights)
+    model.load_state_dict(weights)
+
+
+def check(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights that a model cannot have.
+
+    Args:
+        model: it may be without storage.
+        path: where the weights come from, for the errors.
+        weights: by the model's own names.
+
+    Raises:
+        DataError: names the first tensor that is missing, of another shape or dtype, not finite, or unknown.
     """
     own = model.state_dict()
     kind = type(model).__name__
     for name, value in own.items():
         if name not in weights:
-            raise DataError(f"{path}: the checkpoint lacks {name}; it is of another architecture than task.model.name")
+            raise DataError(f"{path}: the checkpoint lacks {name}; it is of another model than this {kind}")
         if weights[name].shape != value.shape:
-            was, now = tuple(weights[name].shape), tuple(value.shape)
             raise DataError(
-                f"{path}: {name} has shape {was}, this {kind}'s is {now}: another architecture or class count"
+                f"{path}: {name} has shape {tuple(weights[name].shape)}, this {kind}'s is {tuple(value.shape)}; the "
+                "checkpoint is of another model"
             )
-        if not torch.isfinite(weights[name]).all():
-            raise DataError(f"{path}: {name} has values that are not numbers or not finite; it cannot be used")
+        check_values(path, name, weights[name], value.dtype)
     if extra := sorted(set(weights) - set(own)):
-        raise DataError(
-            f"{path}: the checkpoint has {extra[0]}, which this {kind} lacks; it is of another architecture"
-        )
-    model.load_state_dict(weights)
-    log.info("weights from %s", path)
+        raise DataError(f"{path}: the checkpoint has {extra[0]}, which this {kind} lacks; it is of another model")
+
+
+def check_values(path: Path, name: str, value: Tensor, dtype: torch.dtype) -> None:
+    """Refuse a tensor whose values a model would silently cast, or cannot compute with.
+
+    Args:
+        path: the file, for the error.
+        name: of the tensor.
+        value: what the file has.
+        dtype: the model's.
+
+    Raises:
+        DataError: integers, booleans or quantised values for floating point or the reverse, NaN, or infinite values.
+    """
+    if value.dtype not in (FLOATING if dtype in FLOATING else (dtype,)):
+        was, wanted = (str(one).removeprefix("torch.") for one in (value.dtype, dtype))
+        raise DataError(f"{path}: {name} has dtype {was}, which this model cannot have; expected {wanted}")
+    if not torch.isfinite(value).all():
+        raise DataError(f"{path}: {name} has values that are NaN or infinite; the model cannot be used")
+
+
+def check_stored(path: Path, model: nn.Module) -> None:
+    """Refuse a file in which a parameter is not floating point: libraries cast it without a word.
+
+    Args:
+        path: of safetensors or of PyTorch, which a library has read.
+        model: with the library's names, of which the file may lack or have a prefix.
+
+    Raises:
+        DataError: names the first tensor.
+    """
+    if path.suffix == ".safetensors":
+        with safe_open(path, "pt") as file:
+            stored = {name: DTYPES.get(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118
+    else:
+        content = torch.load(path, map_location="meta", weights_only=True)
+        stored = {name: value.dtype for name, value in content.items() if isinstance(value, Tensor)}
+    others = {f".{name}" for name, dtype in stored.items() if dtype not in FLOATING}
+    for own, _ in model.named_parameters() if others else ():
+        for name in others:
+            if name.endswith(f".{own}") or f".{own}".endswith(name):
+                raise DataError(f"{path}: {name[1:]} is not floating point: quantised or damaged; give the original")
 
 
 def cannot_write(path: Path, error: Exception) -> WriteError:

@@ -190,14 +190,15 @@ class Task(ABC):
             ConfigError: `hardware.accelerator` is a GPU, and there is none.
             DataError: a file of the run is missing or damaged, or the checkpoint is of another model.
         """
-        from attnlab.training.checkpoints import check_identity, load_into
+        from attnlab.pretrained.weights import fill
+        from attnlab.training.checkpoints import check_identity
 
         device = device_of(self.cfg)
         path, weights, found = self.read_weights(Path(self.cfg.checkpoint).expanduser())
         module = self.rebuilt(path)
         changed = "a file of the run directory is damaged, or of another run: copy the whole directory again"
         check_identity(path, found, module.identity, changed)
-        load_into(module.model, path, weights)
+        fill(module.model, path, weights)
         return module.to(device).eval()
 
     def rebuilt(self, weights: Path) -> Module:

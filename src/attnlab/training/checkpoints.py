@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnlab.errors import DataError
 from attnlab.runs.checksums import SUMS, replacing_summed, verify
@@ -122,44 +122,6 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any], ad
         if found.get(key) != value:
             was, now = _difference(found.get(key), value)
             raise DataError(f"{path}: the checkpoint is of another {key}: it has {was}, this run has {now}; {advice}")
-
-
-def load_into(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
-    """Load weights into a model.
-
-    Args:
-        model: gets the weights.
-        path: where they come from, for the message.
-        weights: by name.
-
-    Raises:
-        DataError: a name is missing or unknown, or a shape differs.
-    """
-    check_shapes(model, path, weights)
-    model.load_state_dict(weights)
-
-
-def check_shapes(model: nn.Module, path: Path, weights: dict[str, Tensor]) -> None:
-    """Refuse weights that do not fit a model, which may be without storage.
-
-    Args:
-        model: the model.
-        path: where the weights come from, for the message.
-        weights: by name.
-
-    Raises:
-        DataError: a name is missing or unknown, or a shape differs.
-    """
-    own = model.state_dict()
-    for name, value in own.items():
-        if name not in weights:
-            raise DataError(f"{path}: the checkpoint lacks {name}; it is of another model")
-        if weights[name].shape != value.shape:
-            raise DataError(
-                f"{path}: {name} has shape {tuple(weights[name].shape)}, this model's is {tuple(value.shape)}"
-            )
-    if extra := sorted(set(weights) - set(own)):
-        raise DataError(f"{path}: the checkpoint has {extra[0]}, which this model lacks; it is of another model")
 
 
 def find_weights(path: Path) -> Path:

@@ -34,11 +34,12 @@ from attnlab.config.build import instantiate
 from attnlab.config.compose import one_line
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained.weights import fill
 from attnlab.runs.device import scoring_dtype
 from attnlab.runs.loggers import open_loggers
 from attnlab.runs.record import NOT_RUN, first_process
 from attnlab.training.batch_norm import batch_norms
-from attnlab.training.checkpoints import average, load_into, write_weights
+from attnlab.training.checkpoints import average, write_weights
 from attnlab.training.gradient_checkpointing import checkpoint_layers
 from attnlab.training.launcher import Replicated, Sharded, cluster_environment
 from attnlab.training.module import Module
@@ -147,7 +148,7 @@ def fit(
     averaged = directory / "checkpoints" / "averaged.safetensors"
     if trainer.is_global_zero:
         if paths:
-            load_into(module.model, averaged, average(paths))
+            fill(module.model, averaged, average(paths))
             several = len(paths) > 1
             said = f"averaged {counted(len(paths), 'checkpoint')}" if several else "kept the best checkpoint"
             log.info("%s: %s", said, averaged)

@@ -287,7 +287,7 @@ def test_checkpoints_that_do_not_fit(start: Start, tmp_path: Path) -> None:
     assert "more than tensors" in error("e.pth", {"model": Path()})
     assert "not a readable checkpoint" in error("f.pth", b"\x80\x02abc")
     broken = weights | {"blocks.0.attn.qkv.weight": torch.full_like(weights["blocks.0.attn.qkv.weight"], torch.nan)}
-    assert "blocks.0.attn.qkv.weight has values that are not numbers" in error("g.pth", broken)
+    assert "blocks.0.attn.qkv.weight has values that are NaN or infinite" in error("g.pth", broken)
     missing = refused(start, tmp_path, "model=nowhere/x.pth", kind=DataError)
     assert "no such checkpoint file" in missing
     torch.save({"state_dict": weights}, tmp_path / "good.pth")

@@ -206,7 +206,8 @@ class SequenceToTextTask(TextTask):
             DataError: there are none, or they do not fit this run's encoder; with an embedding, whose size follows
                 from the text, that is found when they are loaded.
         """
-        from attnlab.training.checkpoints import check_shapes, find_weights, read_checkpoint
+        from attnlab.pretrained.weights import check
+        from attnlab.training.checkpoints import find_weights, read_checkpoint
 
         try:
             path = find_weights(checkpoint)
@@ -218,7 +219,7 @@ class SequenceToTextTask(TextTask):
             own: nn.Module = self.build().encoder
         if not hasattr(own, "embedding"):
             try:
-                check_shapes(own, path, weights)
+                check(own, path, weights)
             except DataError as error:
                 raise DataError(
                     f"task.encoder_checkpoint: {error}; both runs need the same task.model.encoder and d_model"
@@ -314,10 +315,10 @@ class SequenceToTextTask(TextTask):
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Start the encoder from another run's, as the recipe starts translation from recognition."""
         if self.encoder:
-            from attnlab.training.checkpoints import load_into
+            from attnlab.pretrained.weights import fill
 
             path, weights = self.encoder
-            load_into(module.model.encoder, path, weights)
+            fill(module.model.encoder, path, weights)
             log.info("encoder from %s", path)
 
     def protocol(self, module: SequenceToText) -> dict[str, Any]:
