@@ -125,6 +125,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a module without a kind": ({"modules": {ATTN: {}}}, "do not make a model: 'kind'"),
     "a kind that is no name": ({"modules": {ATTN: {"kind": ["os"]}}}, "do not make a model"),
+    "a scale that is a text": (
+        {"modules": {ATTN: {"kind": "factored", "scale": "x"}}},
+        "scale='x': expected float",
+    ),
     "a module that is a text": (
         {"modules": {ATTN: "os.system"}},
         "modules.blocks.0.attn: expected dict, got 'os.system'",
@@ -193,6 +197,16 @@ def test_a_hostile_module_asks_for_no_memory(tmp_path: Path) -> None:
             load(tmp_path)
     path.write_text("[" * 100000)
     with pytest.raises(DataError, match="not a manifest"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(("value", "message"), [(torch.nan, "NaN or infinite"), (None, "dtype int32")])
+def test_weights_that_are_no_numbers(value: float | None, message: str, tmp_path: Path) -> None:
+    model = saved(tmp_path, METHODS["truncatt"])
+    weight = model.head.weight.detach()
+    model.head.weight = nn.Parameter(weight.int() if value is None else weight * value, requires_grad=False)
+    save(model, tmp_path, NAMES[0], OPTIONS)
+    with pytest.raises(DataError, match=rf"weights-\w+.safetensors: head.weight has .*{message}"):
         load(tmp_path)
 
 

@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from attnlab.config.annotation import fits, words
+from attnlab.config.schema import signature
+
 Dense = dict[str, tuple[Tensor, Tensor | None]]  # W (out, in) and bias, by name of the projection
 
 
@@ -65,15 +68,24 @@ def describe(module: Replacement) -> dict[str, Any]:
 
 
 def build(layout: dict[str, Any]) -> Replacement:
-    """The module that a layout describes, its weights at random. KeyError, TypeError, ValueError: not a layout.
+    """The module that a layout describes, its weights at random.
 
     Only classes derived from Replacement are called, those of compression/modules and compression/methods among them.
 
     Args:
         layout: as :func:`describe` gives it.
+
+    Raises:
+        KeyError, TypeError, ValueError: not a layout.
     """
     arguments = {key: value for key, value in layout.items() if key != "kind"}
-    return kinds()[layout["kind"]](**arguments)
+    kind = kinds()[layout["kind"]]
+    declared = signature(f"{kind.__module__}.{kind.__qualname__}")
+    for key, value in arguments.items():
+        annotation = declared.parameters.get(key) if declared else None
+        if annotation is not None and not fits(annotation, value):
+            raise ValueError(f"{key}={value!r}: expected {words(annotation)}")
+    return kind(**arguments)
 
 
 def kinds() -> dict[str, type[Replacement]]:
