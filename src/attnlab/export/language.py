@@ -71,12 +71,13 @@ def export(
     library = hub.transformers()
     reason = llama.refusal(model)
     converted: Any = None
+    notes = _notes(vocabulary, model.longest)
     if format == "deepseek":
         converted, form, reason = deepseek.convert(model), "deepseek", None
+        notes.insert(0, deepseek.SERVING.format(folder=folder.name))
     elif isinstance(model, Decoder) and _grouped(model):
         converted, form, reason = _original(model, cfg), "original", None
     words = tokenizer_of(vocabulary, model.longest)
-    notes = _notes(vocabulary, model.longest)
     code: dict[str, str] = {}
     if reason is None:
         if converted is None:
@@ -112,6 +113,8 @@ def export(
             code=bool(code),
         )
         (partial / README).write_text(text, encoding="utf-8")
+    if form == "deepseek":
+        log.warning(deepseek.SERVING.format(folder=folder))
     return form
 
 

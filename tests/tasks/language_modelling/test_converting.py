@@ -229,7 +229,9 @@ def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatc
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_mode_convert_trains_nothing_and_exports(start: Start, tmp_path: Path) -> None:
+def test_mode_convert_trains_nothing_and_exports(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A folder with its own code that transformers loads, and DeepseekV3 without any."""
     from transformers import AutoModelForCausalLM
 
@@ -251,6 +253,8 @@ def test_mode_convert_trains_nothing_and_exports(start: Start, tmp_path: Path) -
         )
         with torch.no_grad():
             assert torch.allclose(theirs(ids).logits, own(ids), atol=1e-4)
+        for said in ((tmp_path / format / "exported" / "README.md").read_text(), caplog.text):
+            assert ("--model-impl transformers" in said) is (format == "deepseek")
 
 
 @pytest.mark.slow
