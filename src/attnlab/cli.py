@@ -35,7 +35,7 @@ from attnlab.config.compose import one_line
 from attnlab.config.listing import help_text, listing
 from attnlab.config.spelling import spelled
 from attnlab.config.sweeps import SWEEPER
-from attnlab.errors import AttnlabError, ConfigError, TrainingError
+from attnlab.errors import AttnlabError, ConfigError, TrainingError, printable
 from attnlab.runs import job, multirun
 from attnlab.runs.loading import load
 from attnlab.runs.parents import end_with_parent, watch_given_parent
@@ -93,7 +93,7 @@ def command() -> int:
 
             return runs.main(sys.argv[2:])
         if said := information(sys.argv[1:]):
-            print(said, flush=True)
+            print(printable(said, keep="\n"), flush=True)
             return 0
         os.environ[STAMP] = stamp(sys.argv[1:])
         flags = {text.partition("=")[0] for text in sys.argv[1:]}
@@ -155,7 +155,7 @@ def end_of_multirun(plan: Plan, code: int) -> int:
     code = max(code, multirun.summarize(plan.sweep_directory, None if plan.searches else len(plan.jobs)))
     try:
         for path in sweep.render(plan.sweep_directory, [] if plan.searches else plan.jobs, plan.swept):
-            print(path, file=sys.stderr)
+            print(printable(str(path)), file=sys.stderr)
     except AttnlabError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return max(code, error.exit_code)

@@ -1,6 +1,21 @@
 """Errors that the user can correct: they are shown as one line, without a traceback."""
 
 import errno
+import re
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # with marks that reorder text
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A text for a terminal, which may come from a file or be the name of one.
+
+    Control characters, line breaks and half surrogates are escaped, as in a string of Python.
+
+    Args:
+        text: any.
+        keep: characters that stay.
+    """
+    return CONTROL.sub(lambda one: one[0] if one[0] in keep else one[0].encode("unicode_escape").decode(), text)
 
 
 class AttnlabError(Exception):

@@ -260,9 +260,7 @@ def test_the_directory_of_a_trained_run_is_left_as_it_is(
     assert ((tmp_path / "config.yaml").read_text(), (tmp_path / "record.json").read_text()) == (config, "trained")
 
 
-def test_a_record_that_is_a_directory_is_one_line(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_that_is_a_directory_is_one_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "record.json").mkdir()
     assert run(lambda *given: pytest.fail("the mode was called")) == 2
     assert capsys.readouterr().err == (

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from attnlab.runs.console import Screen
 from attnlab.runs.record import NOT_RUN
 
 
@@ -17,7 +17,7 @@ def show(record: dict[str, Any], directory: Path) -> None:
         record: the record of a benchmark.
         directory: the run directory, which has record.json.
     """
-    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    console = Screen(width=None if sys.stdout.isatty() else 150, highlight=False)
     bench = record["bench"]
     chosen = next(iter(bench["rows"][0]["variants"]))
     table = Table(title=f"{chosen} · {_words(bench['protocol'])}")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from attnlab.config.batch import counted
+from attnlab.runs.console import Screen
 from attnlab.runs.record import NOT_RUN
 
 WIDTH = 130  # columns where the output is not a terminal
@@ -36,7 +36,7 @@ def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
         directory: the run's; its predictions.tsv is read if there is one.
         samples: number of predictions, evenly spread over the file.
     """
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    console = Screen(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     names = (record["task"], record["attention"], record["compress"], record["scale"])
     table = Table(title=" · ".join(name for name in names if name not in (None, "none")), show_header=False)
     table.add_column()

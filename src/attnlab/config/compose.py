@@ -25,7 +25,7 @@ from attnlab.config.renames import advice
 from attnlab.config.rules import FOREIGN
 from attnlab.config.schema import signature
 from attnlab.config.settings import ARGUMENTS, owner
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, printable
 
 HYDRAS = Path(hydra_files.__file__).parent  # Hydra's own YAML files
 OVERLAYS = ("recipe", "experiment", "debug")  # groups whose files only change keys of other files
@@ -35,12 +35,12 @@ QUOTES = """quote text with special signs, within the shell's quotes too: 'bench
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message, or its type if it has none, without line breaks.
+    """An exception's message, or its type if it has none, without line breaks and control characters.
 
     Args:
         error: what was raised.
     """
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 class Composer:

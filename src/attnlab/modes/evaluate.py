@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 
 from attnlab.config.build import instantiate
+from attnlab.runs.console import Screen
 from attnlab.runs.device import record_compiled, scoring_dtype
 from attnlab.runs.directory import directory_of
 from attnlab.runs.store import collect
@@ -47,7 +47,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
                     error = numbers.get(f"{metric}_stderr")
                     said = f"{error:.4f}" if isinstance(error, float) else ""
                     table.add_row(name, str(shots), metric, f"{value:.4f}", said)
-    Console(highlight=False).print(table)
+    Screen(highlight=False).print(table)
 
 
 def _quality(found: Mapping[int, Any], num_fewshot: int | Sequence[int]) -> dict[str, Any]:

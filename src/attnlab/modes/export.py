@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from attnlab.compression import folder
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, printable
 from attnlab.export.card import card
 from attnlab.export.weights import README
 from attnlab.pretrained import huggingface
@@ -61,7 +61,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         folders = [source] if source.is_dir() else [source.parent, source.parent.parent]
         task_of(cfg).export(place, cfg.format or "hf", _record_of(folders, about))
     record["exported"] = str(place)
-    print(place)
+    print(printable(str(place)))
 
 
 def _compressed(cfg: DictConfig, place: Path) -> None:
@@ -93,14 +93,14 @@ def _compressed(cfg: DictConfig, place: Path) -> None:
 
 
 def _record_of(folders: Sequence[Path], otherwise: dict[str, Any]) -> Mapping[str, Any]:
-    """The record in the first folder that has one; without one, or with a damaged one, `otherwise`."""
+    """The record in the first folder that has one; what it lacks, or all if it is damaged, is `otherwise`."""
     run = next((folder for folder in folders if (folder / "record.json").is_file()), None)
     try:
         found: Any = None if run is None else records.read(run)
         if isinstance(found, dict):
-            return records.upgraded(found, run or folders[0])
+            return otherwise | records.upgraded(found, run or folders[0])
         reason = "there is no record.json" if run is None else "record.json is no record"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
     log.warning("%s: %s; the model card's numbers are not run", run or folders[0], reason)
     return otherwise

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
 from attnlab.decoding import Sampling
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, printable
 from attnlab.runs.device import record_compiled, scoring_dtype
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
@@ -64,4 +64,5 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
         "dtype": str(low or torch.float32).removeprefix("torch."),
         "protocol": f"a prompt of {len(ids)} {vocabulary.unit}s read at once, then {found.shape[1]} steps",
     }
-    print(f"{cfg.prompt} {text}" if cfg.prompt and vocabulary.unit == "word" else f"{cfg.prompt or ''}{text}")
+    between = " " if cfg.prompt and vocabulary.unit == "word" else ""
+    print(printable(f"{cfg.prompt or ''}{between}{text}", keep="\n\t"))

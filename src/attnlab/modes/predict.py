@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from attnlab.config.compose import one_line
 from attnlab.data.inputs import OBJECTS, Inputs, Item
-from attnlab.errors import ConfigError, WriteError
+from attnlab.errors import ConfigError, WriteError, printable
 from attnlab.runs.device import record_compiled
 from attnlab.runs.files import replacing
 from attnlab.runs.progress import progress
@@ -63,7 +63,8 @@ def _object(item: Item, result: Result, inputs: Inputs) -> str:
 
 
 def _line(item: Item, result: Result, inputs: Inputs, predictor: Predictor) -> str:
-    return f"{item.value}\t" * (inputs.form == "folder") + predictor.shown(result)
+    place = f"{item.value}\t" * (inputs.form == "folder")
+    return printable(place + predictor.shown(result), keep="\t")
 
 
 @contextmanager

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 
+from attnlab.runs.console import Screen
 from attnlab.runs.record import first_process
 from attnlab.tasks.base import task_of
 
@@ -34,6 +34,6 @@ def _show(record: dict[str, Any], directory: Path) -> None:
     for key in dict.fromkeys(key for values in splits.values() for key in values):
         values = [split.get(key) for split in splits.values()]
         table.add_row(key.replace("_", " "), *("–" if value is None else f"{value:,}" for value in values))
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     console.print(table)
     console.print(f"record: {directory / 'record.json'}", soft_wrap=True)

@@ -16,11 +16,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from attnlab.callbacks.summary import label
-from attnlab.errors import AttnlabError, DataError
+from attnlab.config.compose import one_line
+from attnlab.errors import AttnlabError, DataError, printable
+from attnlab.runs.console import Screen, StderrHandler
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found, collect
 
@@ -77,14 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give one of: SPEC ..., --everything, --figures, --bench, --speed, --compressed, --needle, --runs")
     if options.records and not options.specs or options.out and not any(folders):
         parser.error("--records belongs to SPEC, --out to --bench, --speed, --compressed and --needle")
-    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", handlers=[StderrHandler()])
     try:
         if options.runs:
             overview(collect(options.runs))
         for path in written(options):
-            print(path)
+            print(printable(str(path)))
     except AttnlabError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -157,7 +158,7 @@ def overview(records: Sequence[Found]) -> None:
     Args:
         records: as :func:`attnlab.runs.store.collect` gives them.
     """
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = Screen(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
     headings = "status mode task mechanism scale corpus quality parameters cache tokens/s record"
     table = Table(*headings.split(), box=None, pad_edge=False)
     for found in records:

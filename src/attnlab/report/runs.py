@@ -17,9 +17,10 @@ from attnlab.callbacks.summary import label
 from attnlab.config.batch import counted
 from attnlab.config.build import leaves
 from attnlab.config.nearest import nearest
-from attnlab.errors import ConfigError, DataError, LockedError
+from attnlab.errors import ConfigError, DataError, LockedError, printable
 from attnlab.report.significance import standard_error, sure
 from attnlab.runs import lock, removal
+from attnlab.runs.console import StderrHandler
 from attnlab.runs.ledger import BROKEN, OUTPUTS, RECORD, UNRECORDED, Ledger, Run
 from attnlab.runs.record import NOT_RUN
 from attnlab.runs.store import Found, collect
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
         ConfigError: the words are wrong.
         DataError: a folder or a record cannot be read.
     """
-    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", handlers=[StderrHandler()])
     if {"-h", "--help"} & set(arguments):
         print(HELP.format(keys=", ".join(FILTERS)))
         return 0
@@ -162,7 +163,7 @@ def lines(found: Sequence[Run]) -> list[str]:
         ]
         texts.append("  ".join(cells).rstrip())
     for i, run in enumerate(found, 1):
-        texts[i] += f"  ({' '.join(run.error.split())[:120]})" if run.error else ""
+        texts[i] += printable(f"  ({' '.join(run.error.split())[:120]})") if run.error else ""
     return texts
 
 
@@ -191,13 +192,13 @@ def compare(words: Request) -> None:
     texts += [[key, *(str(recipe.get(key, "unset")) for recipe in recipes)] for key in sorted(differing)]
     texts.append(["NUMBERS", *[""] * len(runs)])
     quality = dict.fromkeys(f"quality.{name}" for run in runs for name in run.record["quality"])
-    texts += _rows(runs, [*quality, *COMPARED])
+    texts = [list(map(printable, row)) for row in [*texts, *_rows(runs, [*quality, *COMPARED])]]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print(f"SIGNIFICANCE, against {words.names[0]}")
+    print(printable(f"SIGNIFICANCE, against {words.names[0]}"))
     for name, run in zip(words.names[1:], runs[1:], strict=True):
-        print("\n".join(f"{name}: {line}" for line in sure(runs[0], run)))
+        print("\n".join(printable(f"{name}: {line}") for line in sure(runs[0], run)))
 
 
 def missing(words: Request) -> None:
@@ -268,9 +269,9 @@ def prune(words: Request) -> None:
             if isinstance(error, OSError):
                 text = f"{error.filename or path}: cannot be removed ({error.strerror})"
                 failed += words.yes
-            print(f"{path}: left: {' '.join(text.split())}", file=sys.stderr)
+            print(printable(f"{path}: left: {' '.join(text.split())}"), file=sys.stderr)
             continue
-        print(f"{path}  {size:,.1f} MiB  {why}")
+        print(printable(f"{path}  {size:,.1f} MiB  {why}"))
         count += 1
     them = "it" if count == 1 else "them"
     said = "removed" if words.yes else f"would be removed: the same command with --yes removes {them}"
@@ -298,7 +299,7 @@ def _chosen(ledger: Ledger, filters: Mapping[str, Sequence[str]], quiet: bool = 
     asked = quiet or BROKEN in filters.get("status", ())
     for run in runs:
         if run.status == BROKEN and not asked:
-            print(f"warning: {run.directory / RECORD}: skipped: {run.error}", file=sys.stderr)
+            print(printable(f"warning: {run.directory / RECORD}: skipped: {run.error}"), file=sys.stderr)
     runs = [run for run in runs if asked or run.status != BROKEN]
     for key, wanted in filters.items():
         has = FILTERS[key]
@@ -307,7 +308,7 @@ def _chosen(ledger: Ledger, filters: Mapping[str, Sequence[str]], quiet: bool = 
         if runs and not kept:
             there = sorted({_text(value) for run in runs for value in has(run)})
             known = ", ".join(there[:12]) + (", …" if len(there) > 12 else "")
-            print(f"no run has {key}={','.join(wanted)}; there are {known}", file=sys.stderr)
+            print(printable(f"no run has {key}={','.join(wanted)}; there are {known}"), file=sys.stderr)
         runs = kept
     return runs
 
@@ -325,7 +326,7 @@ def _cells(run: Run) -> tuple[str, ...]:
     cache = f"{run.cache:g}" if run.cache is not None else ""
     seed = "" if run.seed is None else str(run.seed)
     words = (run.status, run.mode, run.task, run.mechanism, run.scale)
-    return (_local(run.started), *words, seed, quality, cache, run.directory.as_posix())
+    return tuple(map(printable, (_local(run.started), *words, seed, quality, cache, run.directory.as_posix())))
 
 
 def _local(started: str) -> str:

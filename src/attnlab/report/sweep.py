@@ -11,7 +11,6 @@ from statistics import mean, stdev
 from types import MappingProxyType
 
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from attnlab.report import curves, figure, points
 from attnlab.report.grid import Grid
 from attnlab.report.spec import Plot
 from attnlab.runs import multirun
+from attnlab.runs.console import Screen
 from attnlab.runs.files import write_text
 from attnlab.runs.lock import held
 from attnlab.runs.multirun import Job
@@ -276,7 +276,7 @@ def show(grid: Grid) -> None:
     Args:
         grid: as :func:`table` or :func:`unfinished` gives it.
     """
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH, highlight=False)
+    console = Screen(stderr=True, width=None if sys.stderr.isatty() else WIDTH, highlight=False)
     shown = Table(title=grid.title, title_justify="left", box=None, pad_edge=False)
     for name in grid.headers:
         right = name in NUMBERS or name == "Seed"

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from attnlab.config.build import leaves
+from attnlab.runs.console import Screen
 from attnlab.runs.record import NOT_RUN
 
 SECTIONS = {
@@ -50,7 +50,7 @@ def show(record: Mapping[str, Any]) -> None:
             table.add_row(f"[bold]{title}[/]", "")
         for name, value, unit in rows:
             table.add_row(f"  {name}", f"{_number(value)} {unit}".rstrip())
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     console.print(table)
     console.print("The whole record as JSON: the same command with its output in a file or a pipe.")
 

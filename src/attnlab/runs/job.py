@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.compose import one_line
-from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError
+from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError, printable
 from attnlab.runs import ranks
 from attnlab.runs import record as records
 from attnlab.runs.description import show
@@ -119,7 +119,7 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
 
     def save_lost(how: str) -> None:
         if not received and record["status"] == "running":
-            print(f"error: {how}", file=sys.stderr)
+            print(f"error: {printable(how)}", file=sys.stderr)
             record.update(status="failed", error=_told(directory, how))
             save()
 
@@ -318,7 +318,7 @@ def _print_error(message: str) -> None:
     log.debug("%s", message, exc_info=True)  # the run directory's log has it; the console's level is INFO
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exc()
-    print(f"{'' if records.first_process() else f'{_rank()}: '}error: {message}", file=sys.stderr)
+    print(f"{'' if records.first_process() else f'{_rank()}: '}error: {printable(message)}", file=sys.stderr)
 
 
 def _rank() -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from attnlab.errors import LockedError, WriteError
+from attnlab.errors import LockedError, WriteError, printable
 from attnlab.runs.parents import Process, parent
 
 NAME = ".lock"
@@ -205,7 +205,7 @@ def _acquire(path: Path, wait: float) -> tuple[int, bool]:
         if time.monotonic() - began > patience:
             raise _refusal(directory, holder)
         if ending and not said:
-            print(f"{directory}: waiting for the end of {holder}", file=sys.stderr)
+            print(printable(f"{directory}: waiting for the end of {holder}"), file=sys.stderr)
             said = True
         time.sleep(0.1)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from attnlab.errors import AttnlabError, DataError, WriteError
+from attnlab.errors import AttnlabError, DataError, WriteError, printable
 from attnlab.runs import cluster
 from attnlab.runs import record as records
 from attnlab.runs.decision import Decision, claimed, decide, left_to, settings
@@ -140,7 +140,7 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], own: Path, s
             if others:
                 _note(path, own, Decision("leave", own, ""), shown)
             raise
-        print(f"job {number}: {decision.said}", file=sys.stderr, flush=True)
+        print(printable(f"job {number}: {decision.said}"), file=sys.stderr, flush=True)
         _note(path, own, decision, shown)
         try:
             return _run_job(decision, cfg, arguments, own)
@@ -255,7 +255,7 @@ def best(record: Mapping[str, Any]) -> float:
 def _record_killed(directory: Path, name: str) -> None:
     """Write "failed" into the record of a job that could not do so itself; one that had finished stays finished."""
     message = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    print(f"error: {directory}: {message}", file=sys.stderr)
+    print(printable(f"error: {directory}: {message}"), file=sys.stderr)
     record = records.read(directory) if (directory / "record.json").is_file() else {}
     if record.get("status") == "running":
         records.write(record | {"status": "failed", "error": message}, directory)
@@ -277,7 +277,7 @@ def summarize(directory: Path, jobs: int | None) -> int:
     finished = [number for number, status in ended.items() if status == "finished"]
     left = sum(job.what == "leave" and ended.get(job.number, "running") == "running" for job in there)
     said = f" ({left} left to another process)" if left else ""
-    print(f"{len(finished)} of {jobs} jobs finished{said}: {directory}", file=sys.stderr)
+    print(printable(f"{len(finished)} of {jobs} jobs finished{said}: {directory}"), file=sys.stderr)
     return int(len(finished) < jobs)
 
 

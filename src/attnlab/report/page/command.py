@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, printable
 from attnlab.report.page.gather import gather
+from attnlab.runs.console import StderrHandler
 from attnlab.runs.files import write_text
 from attnlab.runs.ledger import OUTPUTS
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         ConfigError: the words are wrong, or the packages that make the page are missing.
         DataError: a folder does not exist, or the page cannot be written.
     """
-    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", handlers=[StderrHandler()])
     parser = Parser("attnlab report", description="The runs in a folder as one HTML page, which needs no network.")
     parser.add_argument(
         "places", nargs="*", type=Path, metavar="FOLDER", help="folders with runs, or records (default: outputs)"
@@ -58,5 +59,5 @@ def main(arguments: Sequence[str]) -> int:
     if not runs:
         print(f"no runs in {', '.join(map(str, places))}: the page says so", file=sys.stderr)
     write_text(options.out, render(runs, places))
-    print(options.out)
+    print(printable(str(options.out)))
     return 0
