@@ -1,6 +1,7 @@
 """mode=export checkpoint=RUN: what a run was trained for, in the formats of other programs."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.config.check import check, compose
 from attnlab.errors import ConfigError, DataError, WriteError
 from attnlab.export import images
+from attnlab.export.card import card
 from attnlab.modes import export, train
 from attnlab.runs.loading import load
 from attnlab.runs.record import new, write
 from attnlab.tasks.base import task_of
-from tests.export.trained import ids, run_directory
+from tests.export.trained import ids, record, run_directory
 from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED
 
 LANGUAGE = (
@@ -234,10 +236,20 @@ def test_a_full_disk_leaves_the_earlier_folder(tmp_path: Path, monkeypatch: pyte
     assert not [path for path in folder.parent.iterdir() if path != folder]
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan, None, "x", [], {}])
+def test_a_record_of_other_values_has_a_card(value: Any, tmp_path: Path) -> None:
+    found = record("mtla", command="echo '```' ````x")
+    for key in [*found, "parameters.total", "quality.perplexity", "training.steps"]:
+        name, _, part = key.partition(".")
+        text = card({**found, name: {**found[name], part: value} if part else value}, title="t", usage="u")
+        assert text.count("\n## ") == 4
+    assert "\n`````bash\necho '```' ````x\n`````\n" in text
+
+
 def test_a_run_without_a_record_has_no_numbers(tmp_path: Path) -> None:
     run, _ = run_directory(tmp_path / "run", *LANGUAGE)
     (run / "record.json").unlink()
-    for content in (None, "{"):
+    for content in (None, "{", "[" * 100_000, "{}"):
         if content:
             (run / "record.json").write_text(content)
         front, text = front_matter(exported(run, "format=safetensors"))

@@ -1,5 +1,6 @@
 """The model card of an exported model: a README.md written from the record of its run."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,23 +44,22 @@ def card(
     tags = ["attnlab", *(str(record[key]) for key in ("task", "attention", "compress") if _said(record.get(key)))]
     front = {"library_name": library, "pipeline_tag": pipeline, "license": "unknown", "tags": tags}
     head = yaml.safe_dump({key: value for key, value in front.items() if value}, sort_keys=False).strip()
-    parameters = record.get("parameters", {})
     facts = {
         "task": record.get("task"),
         "attention": record.get("attention"),
         "stride": record.get("stride"),
         "rank": record.get("rank"),
         "compression": record.get("compress"),
-        "parameters": parameters.get("total"),
-        "of these in attention": parameters.get("attention"),
+        "parameters": _at(record, "parameters.total"),
+        "of these in attention": _at(record, "parameters.attention"),
         "positions": longest,
         **(_cache(attentions, longest, itemsize) if attentions else {}),
         "corpus": "the embedded sample corpus" if record.get("corpus") == "sample" else record.get("corpus"),
-        "training steps": record.get("training", {}).get("steps"),
+        "training steps": _at(record, "training.steps"),
         "seed": record.get("seed"),
-        "precision": record.get("config", {}).get("hardware", {}).get("precision"),
-        "identity of the run": record.get("identity", {}).get("run"),
-        "commit": record.get("environment", {}).get("git"),
+        "precision": _at(record, "config.hardware.precision"),
+        "identity of the run": _at(record, "identity.run"),
+        "commit": _at(record, "environment.git"),
     }
     needed = ("parameters", "corpus", "training steps")
     rows = [f"| {key} | {_shown(value)} |" for key, value in facts.items() if _said(value) or key in needed]
@@ -70,7 +70,7 @@ def card(
         f"## Quality\n\n{_quality(record)}\n",
         f"## How to load it\n\n{usage.strip()}\n",
         *(["## Notes\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"] if notes else []),
-        f"## How it was made\n\n```bash\n{record.get('command', NOT_RUN)}\n```\n",
+        f"## How it was made\n\n{_fenced(str(record.get('command', NOT_RUN)))}\n",
         f"## Licence\n\n{LICENSE.format(code=CODE if code else '')}\n",
     ]
     return "\n".join(parts)
@@ -86,7 +86,8 @@ def _cache(attentions: list[Attention], longest: int | None, itemsize: int) -> d
 
 
 def _quality(record: Mapping[str, Any]) -> str:
-    values = record.get("quality") or {}
+    values = record.get("quality")
+    values = values if isinstance(values, Mapping) else {}
     rows = [f"| {key} | {_shown(value)} |" for key, value in values.items() if isinstance(value, int | float)]
     if not rows:
         return NOT_RUN
@@ -97,12 +98,26 @@ def _quality(record: Mapping[str, Any]) -> str:
     return "\n".join([where, "", "| | |", "|---|---|", *rows])
 
 
+def _fenced(command: str) -> str:
+    """A block of code, whose fence is longer than any run of backticks in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+    return f"{fence}bash\n{command}\n{fence}"
+
+
+def _at(record: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path; None where a record, which may come from elsewhere, has none."""
+    value: Any = record
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
 def _said(value: Any) -> bool:
     return value not in (None, "none", NOT_RUN)
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, float) and value == int(value):
+    if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return (NOT_RUN if value is None else text).replace("|", "\\|").replace("\n", " ")
