@@ -48,6 +48,7 @@ class Lt(NamedTuple):
 
 
 PositiveInt = Annotated[int, Ge(1)]
+NumLayers = Annotated[int, Ge(1), Le(1000)]  # built one by one, before anything tells that they are too many
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout

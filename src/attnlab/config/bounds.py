@@ -4,7 +4,7 @@ import functools
 import inspect
 from typing import Annotated, Any, TypeVar
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Le, Lt
 
 from attnlab.config.annotation import within, words
 from attnlab.config.schema import signature
@@ -12,6 +12,7 @@ from attnlab.config.schema import signature
 Class = TypeVar("Class", bound=type)
 
 PositiveInt = Annotated[int, Ge(1)]
+NumLayers = Annotated[int, Ge(1), Le(1000)]  # built one by one, before anything tells that they are too many
 Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout
 
 

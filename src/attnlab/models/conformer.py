@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention.base import length_mask
-from attnlab.config.bounds import PositiveInt, Rate
+from attnlab.config.bounds import NumLayers, PositiveInt, Rate
 from attnlab.models.encoder import ConvSubsampler, FrontEnd, sinusoidal_positions
 
 
@@ -132,7 +132,7 @@ class ConformerEncoder(FrontEnd):
         self,
         d_model: PositiveInt,
         num_mels: PositiveInt = 80,
-        num_layers: PositiveInt = 12,
+        num_layers: NumLayers = 12,
         num_heads: PositiveInt = 8,
         ffn_dim: PositiveInt = 2048,
         kernel: PositiveInt = 31,

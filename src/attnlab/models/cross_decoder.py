@@ -11,7 +11,7 @@ from attnlab.attention import Attention, Cache
 from attnlab.attention.base import length_mask
 from attnlab.attention.ops.backends import dense_attention
 from attnlab.attention.ops.decode import attend_cached
-from attnlab.config.bounds import PositiveInt, Rate
+from attnlab.config.bounds import NumLayers, PositiveInt, Rate
 from attnlab.models.encoder import sinusoidal_positions
 from attnlab.models.prefix_decoder import projector
 
@@ -172,7 +172,7 @@ class CrossDecoder(nn.Module):
         vocab_size: PositiveInt,
         d_model: PositiveInt,
         attention: Callable[[int], Attention],
-        num_layers: PositiveInt = 6,
+        num_layers: NumLayers = 6,
         num_heads: PositiveInt = 8,
         ffn_dim: PositiveInt = 2048,
         dropout: Rate = 0.0,

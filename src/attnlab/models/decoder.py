@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.attention.bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from attnlab.attention.bounds import NonNegativeInt, NumLayers, PositiveFloat, PositiveInt, Rate
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.token_loss import target_and_mean_nats, token_nats
 
@@ -113,7 +113,7 @@ class Decoder(LanguageModel):
         vocab_size: PositiveInt,
         d_model: PositiveInt,
         attention: Callable[[int], Attention],
-        num_layers: PositiveInt = 12,
+        num_layers: NumLayers = 12,
         ffn_dim: NonNegativeInt = 2048,
         max_length: PositiveInt = 1024,
         norm: Literal["rms", "layer"] = "rms",

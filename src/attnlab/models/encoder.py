@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention.base import length_mask
-from attnlab.config.bounds import PositiveInt, Rate
+from attnlab.config.bounds import NumLayers, PositiveInt, Rate
 from attnlab.models.layer_mix import LayerMix
 
 
@@ -112,7 +112,7 @@ class SpeechEncoder(FrontEnd):
         self,
         d_model: PositiveInt,
         num_mels: PositiveInt = 80,
-        num_layers: PositiveInt = 12,
+        num_layers: NumLayers = 12,
         num_heads: PositiveInt = 8,
         ffn_dim: PositiveInt = 2048,
         conv_channels: PositiveInt = 1024,

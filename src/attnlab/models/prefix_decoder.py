@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.config.bounds import PositiveInt, Rate
+from attnlab.config.bounds import NumLayers, PositiveInt, Rate
 
 
 class PrefixDecoderLayer(nn.Module):
@@ -75,7 +75,7 @@ class PrefixDecoder(nn.Module):
         vocab_size: PositiveInt,
         d_model: PositiveInt,
         attention: Callable[[int], Attention],
-        num_layers: PositiveInt = 9,
+        num_layers: NumLayers = 9,
         ffn_dim: PositiveInt = 2048,
         projector_dim: PositiveInt = 256,
         dropout: Rate = 0.0,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.attention.bounds import PositiveInt
+from attnlab.attention.bounds import NumLayers, PositiveInt
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.token_loss import target_and_mean_nats, token_nats
 
@@ -67,7 +67,7 @@ class T6(LanguageModel):
         vocab_size: PositiveInt,
         d_model: PositiveInt,
         attention: Callable[[int], Attention],
-        num_layers: PositiveInt = 12,
+        num_layers: NumLayers = 12,
         ffn_dim: PositiveInt | None = None,
         max_length: PositiveInt = 1024,
         output_init: Literal["zeros", "default"] = "zeros",

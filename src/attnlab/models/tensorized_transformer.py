@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.attention.bounds import PositiveInt, Rate
+from attnlab.attention.bounds import NumLayers, PositiveInt, Rate
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.token_loss import in_chunks, target_and_mean_nats
@@ -79,7 +79,7 @@ class TensorizedTransformer(LanguageModel):
         vocab_size: PositiveInt,
         d_model: PositiveInt,
         attention: Callable[[int], Attention],
-        num_layers: PositiveInt = 6,
+        num_layers: NumLayers = 6,
         ffn_dim: PositiveInt = 2100,
         max_length: PositiveInt = 80,
         dropout: Rate = 0.0,

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from attnlab.attention import Attention
 from attnlab.attention.base import length_mask
-from attnlab.config.bounds import PositiveInt, Rate
+from attnlab.config.bounds import NumLayers, PositiveInt, Rate
 from attnlab.models.encoder import sinusoidal_positions
 
 
@@ -93,7 +93,7 @@ class TextEncoder(nn.Module):
         self,
         vocab_size: PositiveInt,
         d_model: PositiveInt,
-        num_layers: PositiveInt = 6,
+        num_layers: NumLayers = 6,
         num_heads: PositiveInt = 8,
         ffn_dim: PositiveInt = 2048,
         dropout: Rate = 0.0,

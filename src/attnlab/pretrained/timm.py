@@ -13,7 +13,7 @@ from timm.layers import Mlp
 from timm.layers.attention import Attention
 from torch import nn
 
-from attnlab.config.bounds import PositiveInt, Rate
+from attnlab.config.bounds import NumLayers, PositiveInt, Rate
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub
@@ -116,7 +116,7 @@ class VisionTransformer:
     img_size: PositiveInt | None = None
     patch_size: PositiveInt | None = None
     embed_dim: PositiveInt | None = None
-    depth: PositiveInt | None = None
+    depth: NumLayers | None = None
     num_heads: PositiveInt | None = None
     num_classes: PositiveInt | None = None
     drop_path_rate: Rate = 0.0

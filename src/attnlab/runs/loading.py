@@ -20,6 +20,7 @@ from attnlab.config import build as config
 from attnlab.config.check import Job, check_fixed, check_mode
 from attnlab.config.compose import Composer, assigned, check_value, walk
 from attnlab.config.hardware import settle
+from attnlab.config.nodes import check_nodes
 from attnlab.config.schema import definition, is_class
 from attnlab.config.settings import SCHEMAS
 from attnlab.config.targets import PLACES as TARGETS
@@ -173,6 +174,10 @@ class _Loading:
         check_mode(fixed, fixed.choices.task)
         if self.key == "resume":
             self._check_continues(fixed, changed)
+        try:
+            check_nodes(config.written(fixed))  # what the command sets was checked as it was set
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from error
         check_fixed(fixed)
         groups = {group: name for group, name in fixed.choices.items() if name is not None and group != "recipe"}
         return Job(fixed, [f"{group}={name}" for group, name in groups.items()], self._directory(fixed, changed))
@@ -224,7 +229,10 @@ class _Loading:
             return True
         found, parts = definition(target), target.split(".")
         ours = found is not None and found[0].split(".")[0] == parts[0] == "attnlab" and parts[1] in OURS
-        return (ours and is_class(target)) or stable_name(target) in self._named
+        try:
+            return (ours and is_class(target)) or stable_name(target) in self._named
+        except ConfigError:  # several definitions have its name: it is of no class that a file names
+            return False
 
     @cached_property
     def _named(self) -> set[str]:

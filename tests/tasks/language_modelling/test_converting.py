@@ -390,7 +390,7 @@ def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) ->
 
 def test_a_damaged_list_of_layers_is_named(tmp_path: Path) -> None:
     path = tmp_path / CONVERSION
-    for text in ("", "{}", '{"layers": [{"_target_": "os.system"}]}', '{"layers": [1]}'):
+    for text in ("", "{}", "[" * 100_000, '{"layers": [{"_target_": "os.system"}]}', '{"layers": [1]}'):
         path.write_text(text)
         with pytest.raises(DataError, match=CONVERSION):
             read_nodes(path)
@@ -415,6 +415,8 @@ def test_damaged_layers_are_named_before_the_corpus_is_read(
         ({"_target_": "attnlab.attention.Nope"}, "layer 1: attention._target_=attnlab.attention.Nope: no such class"),
         ({"_target_": "attnlab.attention.ops.published.of"}, "layer 1: attention._target_=.*: expected"),
         ({"d_model": 64}, "layer 1: attention.d_model=64: the model is 32 wide"),
+        ({"num_heads": 10**8}, r"layer 1: \d+ parameters: the file is damaged"),
+        ({"latent_dim": 10**12}, "latent_dim=1000000000000: expected 1 to 64"),
     ]
     for layers, said in [([first, second | change], said) for change, said in cases] + [([first], "has 1 layer, and")]:
         path.write_text(json.dumps(content | {"layers": layers}))

@@ -27,6 +27,7 @@ from attnlab.conversion import Conversion, Healing, Layer
 from attnlab.conversion.layers import convert
 from attnlab.data.text.corpora import Split
 from attnlab.errors import ConfigError, DataError
+from attnlab.models.build import without_memory
 from attnlab.models.decoder import Decoder
 from attnlab.runs.cache import digest
 from attnlab.runs.files import write_text
@@ -42,6 +43,7 @@ STORED = "conversions"  # in the cache: finished layers of conversions, until wh
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
 LONGEST = 32  # characters of a token, of which so many are read
 SAMPLED, SHARED = 200, 0.05  # lines of a held-out split that are looked for; the share of lines that may be the same
+LARGEST = 16  # times the parameters of the attention before it that a converted one may have; a tenth is usual
 POINTS = ("original", "converted", "healed")
 
 
@@ -114,6 +116,11 @@ def restored(decoder: Decoder, path: Path) -> Decoder:
                 f"{path}: layer {number}: attention.d_model={node.get('d_model')}: the model is {own.d_model} wide"
             )
     try:
+        with without_memory():
+            sizes = [sum(p.numel() for p in attention_of(node).parameters()) for node in nodes]
+        for number, (size, own) in enumerate(zip(sizes, attentions, strict=True)):
+            if size > LARGEST * sum(p.numel() for p in own.parameters()):
+                raise DataError(f"{path}: layer {number}: {size} parameters: the file is damaged, or of another run")
         return reshape(decoder, nodes)
     except ConfigError as error:
         raise DataError(f"{path}: {error}") from error
@@ -168,7 +175,7 @@ def read_nodes(path: Path) -> list[dict[str, Any]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["layers"]
         assert isinstance(found, list) and all(isinstance(node, dict) and "_target_" in node for node in found)
-    except (OSError, ValueError, LookupError, TypeError, AssertionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AssertionError, RecursionError) as error:
         why = " ".join(str(error).split())[:100] or "no list of nodes"
         raise DataError(f"{path}: not the layers of a converted model ({why}); copy the run directory again") from error
     for number, node in enumerate(found):
