@@ -1,5 +1,6 @@
 """Values that used to be refused late or by a library's text, and own files that are no configuration."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -11,9 +12,12 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from attnlab.cli import command
+from attnlab.config.annotation import fits
+from attnlab.config.build import CONF
 from attnlab.config.check import check
 from attnlab.config.model import check_weights
 from attnlab.config.rules import check_augmentation, check_heads
+from attnlab.config.schema import signature
 from attnlab.errors import ConfigError
 from attnlab.runs.directory import directory_of
 from attnlab.runs.loading import load
@@ -30,13 +34,16 @@ BAD = {
     "task.model.decoder.projector_dim=0": "expected int >= 1",
     "task.model.encoder.conv_channels=0": "expected int >= 1",
     "task.model.encoder.num_layers=0": "task.model.encoder.num_layers=0: expected int >= 1",
-    "task.model.encoder.conv_kernels=[]": "expected a list, each int >= 1, not empty or null",
+    "task.model.encoder.conv_kernels=[]": "expected a list, each int >= 1 and <= 1048576, not empty or null",
     "checkpoint=/etc/passwd mode=test": "checkpoint=/etc/passwd: holds no weights, or is damaged; expected a .safeten",
     "cache_dir=/etc/passwd": "cache_dir=/etc/passwd: a file; expected a directory",
     "attention.num_heads=0": "attention.num_heads=0: expected int >= 1",
     "seed=9223372036854775809": "expected int >= 0 and <= 4294967295",
     "+trainer.limit_train_batches=-1": "trainer.limit_train_batches=-1: expected int >= 1 or float > 0 and <= 1",
     "+trainer.deterministic=foo": "trainer.deterministic=foo: expected bool or warn or null",
+    "task.model.d_model=1000000000000": "task.model.d_model=1000000000000: expected int >= 1 and <= 1048576",
+    "task.model.decoder.num_layers=100000000": "num_layers=100000000: expected int >= 1 and <= 1024",
+    "rank=100000000000": "rank=100000000000: expected int >= 1 and <= 1048576",
     "resume=/etc/passwd": "resume=/etc/passwd: a file; resume= takes the directory of a run",
 }
 MORE_BAD = {
@@ -194,3 +201,19 @@ def test_a_device_that_is_not_there_is_refused_before_data(tmp_path: Path) -> No
     done = subprocess.run([*command, f"cache_dir={tmp_path / 'cache'}"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 2 and "hardware.accelerator=mps: torch finds no Apple GPU here" in done.stderr
     assert not (tmp_path / "cache" / "samples").exists()
+
+
+SIZE = re.compile(r"(^|_)(d_model|dim|rank|layers|heads|groups|window|size|length|context|text|width|channels|mels)$")
+TARGETS = {
+    target for file in CONF.rglob("*.yaml") for target in re.findall(r"_target_: (attnlab\.\S+)", file.read_text())
+}
+
+
+@pytest.mark.parametrize("target", sorted({*TARGETS, "attnlab.config.settings.Root", "attnlab.config.settings.Task"}))
+def test_every_size_has_an_upper_bound(target: str) -> None:
+    """A typing error such as `num_layers=100000000` would take minutes, or all of the memory, before an error."""
+    found = signature(target)
+    sizes = {key: annotation for key, annotation in (found.parameters if found else {}).items() if SIZE.search(key)}
+    for key, annotation in sizes.items():
+        if annotation is not None and not fits(annotation, "text") and key not in ("batch_size", "eval_batch_size"):
+            assert not fits(annotation, 10**8), f"{target}({key}=): expected Size, Layers or another upper bound"

@@ -118,6 +118,8 @@ def test_settings_change_the_fingerprint() -> None:
     assert all(prints.count(x) == 1 for x in prints)
     with pytest.raises(ConfigError, match="too small"):
         FilterBank(num_mels=0)
+    with pytest.raises(ConfigError, match=r"num_mels=4000: too many for sample_rate=16000 Hz"):
+        FilterBank(num_mels=4000)
 
 
 def test_read_waveform_averages_channels_and_checks_the_end(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ class Lt(NamedTuple):
     lt: float
 
 
-PositiveInt = Annotated[int, Ge(1)]
-NumLayers = Annotated[int, Ge(1), Le(1000)]  # built one by one, before anything tells that they are too many
-NonNegativeInt = Annotated[int, Ge(0)]
+Size = Annotated[int, Ge(1), Le(1_048_576)]  # of a width, rank, window, vocabulary: a typing error asks for more
+SizeOrZero = Annotated[int, Ge(0), Le(1_048_576)]
+Layers = Annotated[int, Ge(1), Le(1024)]  # a module each: more take minutes to build
 PositiveFloat = Annotated[float, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout

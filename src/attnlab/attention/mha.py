@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Cache, length_mask
-from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from .bounds import PositiveFloat, Rate, Size, SizeOrZero
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, merged_attention
@@ -44,17 +44,17 @@ class MHA(PositionalAttention):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        num_heads: PositiveInt,
-        num_kv_heads: PositiveInt | None = None,
-        head_dim: PositiveInt | None = None,
+        d_model: Size,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
         *,
         bias: bool | Sequence[Projection] = True,
         qk_norm: bool = False,
         dropout: Rate = 0.0,
         rope_theta: PositiveFloat | None = 10000.0,
         rope_scaling: Llama3Scaling | None = None,
-        rope_dim: NonNegativeInt | None = None,
+        rope_dim: SizeOrZero | None = None,
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Cache, length_mask
-from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from .bounds import PositiveFloat, Rate, Size, SizeOrZero
 from .latent_step import LatentStep
 from .ops.backends import Backend, choose, dense_attention
 from .ops.decode import attend_cached
@@ -76,15 +76,15 @@ class MLA(PositionalAttention):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        num_heads: PositiveInt,
-        head_dim: PositiveInt | None = None,
-        rope_dim: NonNegativeInt | None = None,
-        latent_dim: PositiveInt | None = None,
+        d_model: Size,
+        num_heads: Size,
+        head_dim: Size | None = None,
+        rope_dim: SizeOrZero | None = None,
+        latent_dim: Size | None = None,
         *,
         norm: Norm = "layer",
         bias: Sequence[Biased] = (),
-        qk_norm: PositiveInt | None = None,
+        qk_norm: Size | None = None,
         norm_eps: PositiveFloat = 1e-6,
         dropout: Rate = 0.0,
         rope_theta: PositiveFloat | None = 10000.0,
@@ -299,12 +299,12 @@ class MLAQueryLatent(MLA):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        num_heads: PositiveInt,
-        head_dim: PositiveInt = 64,
-        rope_dim: PositiveInt = 32,
-        latent_dim: PositiveInt = 256,
-        query_latent_dim: PositiveInt = 512,
+        d_model: Size,
+        num_heads: Size,
+        head_dim: Size = 64,
+        rope_dim: Size = 32,
+        latent_dim: Size = 256,
+        query_latent_dim: Size = 512,
         *,
         dropout: Rate = 0.0,
         rope_theta: PositiveFloat = 10000.0,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import Cache, length_mask
-from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from .bounds import PositiveFloat, Rate, Size, SizeOrZero
 from .mla import MLA, Biased, LatentCache, Norm
 from .ops.backends import Backend, choose
 from .ops.flex import windowed
@@ -40,16 +40,16 @@ class MLAWindow(Windowed, MLA):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        num_heads: PositiveInt,
-        head_dim: PositiveInt | None = None,
-        rope_dim: NonNegativeInt | None = None,
-        latent_dim: PositiveInt | None = None,
-        window: PositiveInt = 128,
+        d_model: Size,
+        num_heads: Size,
+        head_dim: Size | None = None,
+        rope_dim: SizeOrZero | None = None,
+        latent_dim: Size | None = None,
+        window: Size = 128,
         *,
         norm: Norm = "layer",
         bias: Sequence[Biased] = (),
-        qk_norm: PositiveInt | None = None,
+        qk_norm: Size | None = None,
         norm_eps: PositiveFloat = 1e-6,
         dropout: Rate = 0.0,
         rope_theta: PositiveFloat | None = 10000.0,

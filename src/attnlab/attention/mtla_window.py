@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .base import Cache, length_mask
-from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from .bounds import PositiveFloat, Rate, Size, SizeOrZero
 from .mla import Biased, LatentCache, Norm
 from .mtla import MTLA, Stride, take
 from .ops.tables import kept
@@ -85,19 +85,19 @@ class MTLAWindow(MTLA):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        num_heads: PositiveInt,
-        head_dim: PositiveInt | None = None,
-        rope_dim: NonNegativeInt | None = None,
-        latent_dim: PositiveInt | None = None,
-        gate_dim: PositiveInt | None = None,
+        d_model: Size,
+        num_heads: Size,
+        head_dim: Size | None = None,
+        rope_dim: SizeOrZero | None = None,
+        latent_dim: Size | None = None,
+        gate_dim: Size | None = None,
         stride: Stride = 2,
-        recent: NonNegativeInt = 8,
-        first: NonNegativeInt = 4,
+        recent: SizeOrZero = 8,
+        first: SizeOrZero = 4,
         *,
         norm: Norm = "layer",
         bias: Sequence[Biased] = (),
-        qk_norm: PositiveInt | None = None,
+        qk_norm: Size | None = None,
         norm_eps: PositiveFloat = 1e-6,
         dropout: Rate = 0.0,
         rope_theta: PositiveFloat | None = 10000.0,

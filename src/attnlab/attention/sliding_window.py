@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .base import Cache, length_mask
-from .bounds import NonNegativeInt, PositiveFloat, PositiveInt, Rate
+from .bounds import PositiveFloat, Rate, Size, SizeOrZero
 from .mha import MHA, Projection
 from .ops.backends import Backend, choose, dense_attention
 from .ops.flex import windowed
@@ -158,18 +158,18 @@ class SlidingWindow(Windowed, MHA):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        num_heads: PositiveInt,
-        num_kv_heads: PositiveInt | None = None,
-        head_dim: PositiveInt | None = None,
-        window: PositiveInt = 128,
+        d_model: Size,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        window: Size = 128,
         *,
         bias: bool | Sequence[Projection] = True,
         qk_norm: bool = False,
         dropout: Rate = 0.0,
         rope_theta: PositiveFloat | None = 10000.0,
         rope_scaling: Llama3Scaling | None = None,
-        rope_dim: NonNegativeInt | None = None,
+        rope_dim: SizeOrZero | None = None,
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__(

@@ -6,10 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge, MinLen
 
-from attnlab.config.bounds import bounded
-
-Length = Annotated[int, Ge(1)]
-Filled = Annotated[int, Ge(0)]
+from attnlab.config.bounds import Size, SizeOrZero, bounded
 
 What = Literal[
     "training", "model", "decoding", "beam", "forward", "projections", "whole", "decomposition", "generation",
@@ -60,11 +57,11 @@ class Settings:
     """
 
     what: What | list[str] | None = None
-    batch: Annotated[int, Ge(1)] = 1
-    beam: Annotated[int, Ge(1)] = 1
-    prefix: Annotated[int, Ge(0)] = 0
-    text: Length | Annotated[list[Length], MinLen(1)] = 512
-    context: Filled | Annotated[list[Filled], MinLen(1)] = 0
+    batch: Size = 1
+    beam: Size = 1
+    prefix: SizeOrZero = 0
+    text: Size | Annotated[list[Size], MinLen(1)] = 512
+    context: SizeOrZero | Annotated[list[SizeOrZero], MinLen(1)] = 0
     steps: Annotated[int, Ge(1)] = 32
     reorder: Annotated[list[bool], MinLen(1)] = field(default_factory=lambda: [False, True])
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"

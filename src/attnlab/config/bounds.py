@@ -11,8 +11,9 @@ from attnlab.config.schema import signature
 
 Class = TypeVar("Class", bound=type)
 
-PositiveInt = Annotated[int, Ge(1)]
-NumLayers = Annotated[int, Ge(1), Le(1000)]  # built one by one, before anything tells that they are too many
+Size = Annotated[int, Ge(1), Le(1_048_576)]  # those of attention/bounds.py, which imports torch
+SizeOrZero = Annotated[int, Ge(0), Le(1_048_576)]
+Layers = Annotated[int, Ge(1), Le(1024)]
 Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout
 
 

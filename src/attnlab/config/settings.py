@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
+from attnlab.config.bounds import Size
 from attnlab.config.schema import constant
 
 
@@ -55,8 +56,8 @@ class Root:
 
     mode: str
     seed: Annotated[int, Ge(0), Le(4294967295)]  # numpy's bound
-    stride: Annotated[int, Ge(1)] | None
-    rank: Annotated[int, Ge(1)] | None
+    stride: Size | None
+    rank: Size | None
     data_root: Path | None
     model: Annotated[str, MinLen(1)] | None
     checkpoint: Annotated[
@@ -139,13 +140,13 @@ class Task:
     modes: Annotated[list[str], MinLen(1)]
     target: Literal["translation", "transcript"] | None
     encoder_checkpoint: Path | None
-    attention_heads: Annotated[int, Ge(1)]
-    attention_head_dim: Annotated[int, Ge(1)]
+    attention_heads: Size
+    attention_head_dim: Size
     attention_bias: bool
     attention_dropout: Annotated[float, Ge(0), Lt(1)]
     attention_prefix: bool
-    attention_rank: Annotated[int, Ge(1)] | None
-    attention_window: Annotated[int, Ge(1)] | None
+    attention_rank: Size | None
+    attention_window: Size | None
     decode_max_frames: Annotated[int, Ge(1)]
     compressible: bool
     channels_last: bool

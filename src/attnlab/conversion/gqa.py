@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import Ge
 from torch import nn
 
 from attnlab.attention import MHA, SlidingWindow
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer, mha_node
 from attnlab.conversion.budget import Plan
 from attnlab.conversion.statistics import Statistics
@@ -26,7 +25,7 @@ class ToGQA(Conversion):
         groups: key-value heads that are left; a divisor of the present number.
     """
 
-    groups: Annotated[int, Ge(1)] = 1
+    groups: Size = 1
 
     def sizes(self, attention: MHA) -> dict[str, int]:
         if self.groups >= attention.num_kv_heads or attention.num_kv_heads % self.groups:

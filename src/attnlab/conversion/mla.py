@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Gt, Lt
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, MLA, MLAWindow, SlidingWindow
 from attnlab.attention.mla import NormedKeys, NormedQueries
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, SizeOrZero, bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer
 from attnlab.conversion.budget import Plan, Sharing, Survey, distribute, near, same
 from attnlab.conversion.latents import Latent, Projection, content_map, metric_of, moment_of, project
@@ -65,8 +65,8 @@ class ToMLA(Conversion):
     """
 
     keep: Annotated[float, Gt(0), Lt(1)] = 0.25
-    rope_dim: Annotated[int, Ge(0)] | None = None
-    latent_dim: Annotated[int, Ge(1)] | None = None
+    rope_dim: SizeOrZero | None = None
+    latent_dim: Size | None = None
     layers: Sharing = "budget"
     rotary: Rotary = "score"
     latent: Latent = "output_aware"

@@ -24,7 +24,7 @@ class Calibration:
     """
 
     tokens: Annotated[int, Ge(2)] = 65536
-    window: Annotated[int, Ge(2)] = 512
+    window: Annotated[int, Ge(2), Le(1_048_576)] = 512
     file: str | None = None
 
 

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention, SlidingWindow, TPAKVOnly, TPANonContextualA
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer
 from attnlab.conversion.budget import Plan
 from attnlab.conversion.statistics import Statistics, frequencies_of
@@ -34,7 +34,7 @@ class ToTPA(Conversion):
         ridge: of the regressions, as a share of the mean diagonal.
     """
 
-    rank: Annotated[int, Ge(1)] = 1
+    rank: Size = 1
     contextual: bool = False
     sweeps: Annotated[int, Ge(1)] = 8
     ridge: Annotated[float, Gt(0)] = 1e-6

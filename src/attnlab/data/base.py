@@ -9,14 +9,14 @@ from typing import Annotated, Any, TypeVar
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from attnlab.errors import ConfigError, DataError
 
 T = TypeVar("T")
-Workers = Annotated[int, Ge(0)] | None  # None: see :meth:`Data.workers`
+Workers = Annotated[int, Ge(0), Le(1024)] | None  # None: see :meth:`Data.workers`
 MOST_WORKERS = 8
 AHEAD = 4  # batches that each worker process prepares ahead
 

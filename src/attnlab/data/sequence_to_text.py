@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Protocol, cast
 
 import numpy as np
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch.utils.data import Dataset
 
 from attnlab.config.batch import FrameShare, share_frames
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, SizeOrZero, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.batching import FrameBatches, FrameUpdates, filler
@@ -129,9 +129,9 @@ class SequenceToTextData(Data):
         features: FilterBank | StoredFeatures | SourceText,
         augment: SpecAugment | None = None,
         seed: int = 1,
-        vocab_size: Annotated[int, Ge(5)] = 8000,
+        vocab_size: Annotated[int, Ge(5), Le(1_048_576)] = 8000,
         vocab_type: Kind = "unigram",
-        ctc_vocab_size: Annotated[int, Ge(5)] | None = None,
+        ctc_vocab_size: Annotated[int, Ge(5), Le(1_048_576)] | None = None,
         ctc_vocab_type: Kind = "unigram",
         hard_vocab_limit: bool = True,
         update_frames: Annotated[int, Ge(1)] = 40000,
@@ -139,9 +139,9 @@ class SequenceToTextData(Data):
         split_buckets: bool = True,
         max_frames: Annotated[int, Ge(1)] | None = None,
         max_sentences: Annotated[int, Ge(1)] | None = None,
-        min_input_frames: Annotated[int, Ge(0)] = 5,
-        max_input_frames: Annotated[int, Ge(1)] = 3000,
-        max_target_tokens: Annotated[int, Ge(1)] = 1024,
+        min_input_frames: SizeOrZero = 5,
+        max_input_frames: Size = 3000,
+        max_target_tokens: Size = 1024,
         drop_empty: bool = False,
         unknown_labels: bool = False,
         speeds: list[Annotated[float, Gt(0)]] | None = None,

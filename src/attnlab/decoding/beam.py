@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.attention import Cache
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, SizeOrZero, bounded
 from attnlab.decoding.steps import Compiler, Stepping, Steps
 
 BLOCK = 32  # tokens of the vocabulary, of which the best is read first
@@ -66,12 +66,12 @@ class BeamSearch:
     ValueError: a value is out of its bounds.
     """
 
-    beam: Annotated[int, Ge(1)] = 5
+    beam: Size = 5
     length_penalty: float = 1.0
     length_penalty_form: Literal["power", "gnmt"] = "power"
     max_len_a: Annotated[float, Ge(0)] = 0.0
-    max_len_b: Annotated[int, Ge(0)] = 200
-    min_len: Annotated[int, Ge(0)] = 1
+    max_len_b: SizeOrZero = 200
+    min_len: SizeOrZero = 1
     temperature: Annotated[float, Gt(0)] = 1.0
     unknown: bool = True
 

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from attnlab.attention import Cache
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, bounded
 from attnlab.decoding.steps import Compiler, Stepping, Steps
 
 WAIT = {"cuda": 16}  # tokens between two looks whether all rows have ended; elsewhere one
@@ -44,9 +44,9 @@ class Sampling:
     ValueError: a value is out of its bounds.
     """
 
-    tokens: Annotated[int, Ge(1)] = 64
+    tokens: Size = 64
     temperature: Annotated[float, Ge(0)] = 1.0
-    top_k: Annotated[int, Ge(1)] | None = None
+    top_k: Size | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
     seed: int = 1
 

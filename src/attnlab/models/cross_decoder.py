@@ -11,7 +11,7 @@ from attnlab.attention import Attention, Cache
 from attnlab.attention.base import length_mask
 from attnlab.attention.ops.backends import dense_attention
 from attnlab.attention.ops.decode import attend_cached
-from attnlab.config.bounds import NumLayers, PositiveInt, Rate
+from attnlab.config.bounds import Layers, Rate, Size
 from attnlab.models.encoder import sinusoidal_positions
 from attnlab.models.prefix_decoder import projector
 
@@ -169,18 +169,18 @@ class CrossDecoder(nn.Module):
 
     def __init__(
         self,
-        vocab_size: PositiveInt,
-        d_model: PositiveInt,
+        vocab_size: Size,
+        d_model: Size,
         attention: Callable[[int], Attention],
-        num_layers: NumLayers = 6,
-        num_heads: PositiveInt = 8,
-        ffn_dim: PositiveInt = 2048,
+        num_layers: Layers = 6,
+        num_heads: Size = 8,
+        ffn_dim: Size = 2048,
         dropout: Rate = 0.0,
         pre_norm: bool = False,
         pad: int = 1,
         tie_embeddings: bool = True,
         final_norm: bool | None = None,
-        projector_dim: PositiveInt | None = None,
+        projector_dim: Size | None = None,
         attention_dropout: Rate = 0.0,
         activation_dropout: Rate | None = None,
     ) -> None:

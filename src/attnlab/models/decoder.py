@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.attention.bounds import NonNegativeInt, NumLayers, PositiveFloat, PositiveInt, Rate
+from attnlab.attention.bounds import Layers, PositiveFloat, Rate, Size, SizeOrZero
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.token_loss import target_and_mean_nats, token_nats
 
@@ -110,19 +110,19 @@ class Decoder(LanguageModel):
 
     def __init__(
         self,
-        vocab_size: PositiveInt,
-        d_model: PositiveInt,
+        vocab_size: Size,
+        d_model: Size,
         attention: Callable[[int], Attention],
-        num_layers: NumLayers = 12,
-        ffn_dim: NonNegativeInt = 2048,
-        max_length: PositiveInt = 1024,
+        num_layers: Layers = 12,
+        ffn_dim: SizeOrZero = 2048,
+        max_length: Size = 1024,
         norm: Literal["rms", "layer"] = "rms",
         norm_eps: PositiveFloat = 1e-6,
         activation: Activation = "silu",
         gated: bool = True,
         mlp_bias: bool = False,
         tied: bool = True,
-        positions: NonNegativeInt = 0,
+        positions: SizeOrZero = 0,
         dropout: Rate = 0.0,
         embedding_dropout: Rate | None = None,
         embedding_std: PositiveFloat = 0.02,

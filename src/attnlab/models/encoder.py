@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention.base import length_mask
-from attnlab.config.bounds import NumLayers, PositiveInt, Rate
+from attnlab.config.bounds import Layers, Rate, Size
 from attnlab.models.layer_mix import LayerMix
 
 
@@ -110,18 +110,18 @@ class SpeechEncoder(FrontEnd):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        num_mels: PositiveInt = 80,
-        num_layers: NumLayers = 12,
-        num_heads: PositiveInt = 8,
-        ffn_dim: PositiveInt = 2048,
-        conv_channels: PositiveInt = 1024,
-        conv_kernels: Annotated[list[PositiveInt], MinLen(1)] | None = None,
+        d_model: Size,
+        num_mels: Size = 80,
+        num_layers: Layers = 12,
+        num_heads: Size = 8,
+        ffn_dim: Size = 2048,
+        conv_channels: Size = 1024,
+        conv_kernels: Annotated[list[Size], MinLen(1)] | None = None,
         dropout: Rate = 0.0,
         attention_dropout: Rate | None = None,
         activation_dropout: Rate | None = None,
-        projection_dim: PositiveInt | None = None,
-        mix_layers: PositiveInt | None = None,
+        projection_dim: Size | None = None,
+        mix_layers: Layers | None = None,
     ) -> None:
         super().__init__(num_mels, projection_dim, mix_layers)
         self.scale = math.sqrt(d_model)

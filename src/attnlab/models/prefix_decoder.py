@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.config.bounds import NumLayers, PositiveInt, Rate
+from attnlab.config.bounds import Layers, Rate, Size
 
 
 class PrefixDecoderLayer(nn.Module):
@@ -72,12 +72,12 @@ class PrefixDecoder(nn.Module):
 
     def __init__(
         self,
-        vocab_size: PositiveInt,
-        d_model: PositiveInt,
+        vocab_size: Size,
+        d_model: Size,
         attention: Callable[[int], Attention],
-        num_layers: NumLayers = 9,
-        ffn_dim: PositiveInt = 2048,
-        projector_dim: PositiveInt = 256,
+        num_layers: Layers = 9,
+        ffn_dim: Size = 2048,
+        projector_dim: Size = 256,
         dropout: Rate = 0.0,
         activation_dropout: Rate = 0.0,
         tie_embeddings: bool = False,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from attnlab.attention import Attention
-from attnlab.config.bounds import PositiveInt
+from attnlab.config.bounds import Size
 from attnlab.models.cross_decoder import CrossDecoder
 from attnlab.models.prefix_decoder import PrefixDecoder
 from attnlab.models.sequence import SequenceModel
@@ -25,13 +25,13 @@ class SpeechToText(SequenceModel):
 
     def __init__(
         self,
-        d_model: PositiveInt,
+        d_model: Size,
         encoder: Callable[..., nn.Module],
         decoder: Callable[..., PrefixDecoder | CrossDecoder],
         *,
         attention: Callable[[int], Attention],
-        vocab_size: PositiveInt,
-        ctc_vocab_size: PositiveInt | None = None,
+        vocab_size: Size,
+        ctc_vocab_size: Size | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder(d_model=d_model)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.attention.bounds import NumLayers, PositiveInt
+from attnlab.attention.bounds import Layers, Size
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.token_loss import target_and_mean_nats, token_nats
 
@@ -64,12 +64,12 @@ class T6(LanguageModel):
 
     def __init__(
         self,
-        vocab_size: PositiveInt,
-        d_model: PositiveInt,
+        vocab_size: Size,
+        d_model: Size,
         attention: Callable[[int], Attention],
-        num_layers: NumLayers = 12,
-        ffn_dim: PositiveInt | None = None,
-        max_length: PositiveInt = 1024,
+        num_layers: Layers = 12,
+        ffn_dim: Size | None = None,
+        max_length: Size = 1024,
         output_init: Literal["zeros", "default"] = "zeros",
     ) -> None:
         super().__init__()

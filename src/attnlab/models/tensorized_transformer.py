@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.attention.bounds import NumLayers, PositiveInt, Rate
+from attnlab.attention.bounds import Layers, Rate, Size
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.token_loss import in_chunks, target_and_mean_nats
@@ -76,16 +76,16 @@ class TensorizedTransformer(LanguageModel):
 
     def __init__(
         self,
-        vocab_size: PositiveInt,
-        d_model: PositiveInt,
+        vocab_size: Size,
+        d_model: Size,
         attention: Callable[[int], Attention],
-        num_layers: NumLayers = 6,
-        ffn_dim: PositiveInt = 2100,
-        max_length: PositiveInt = 80,
+        num_layers: Layers = 6,
+        ffn_dim: Size = 2100,
+        max_length: Size = 80,
         dropout: Rate = 0.0,
         variational_dropout: bool = False,
-        cutoffs: list[PositiveInt] | None = None,
-        div_value: PositiveInt = 1,
+        cutoffs: list[Size] | None = None,
+        div_value: Size = 1,
         tie_projections: bool = True,
     ) -> None:
         super().__init__()

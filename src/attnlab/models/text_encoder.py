@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from attnlab.attention import Attention
 from attnlab.attention.base import length_mask
-from attnlab.config.bounds import NumLayers, PositiveInt, Rate
+from attnlab.config.bounds import Layers, Rate, Size
 from attnlab.models.encoder import sinusoidal_positions
 
 
@@ -91,11 +91,11 @@ class TextEncoder(nn.Module):
 
     def __init__(
         self,
-        vocab_size: PositiveInt,
-        d_model: PositiveInt,
-        num_layers: NumLayers = 6,
-        num_heads: PositiveInt = 8,
-        ffn_dim: PositiveInt = 2048,
+        vocab_size: Size,
+        d_model: Size,
+        num_layers: Layers = 6,
+        num_heads: Size = 8,
+        ffn_dim: Size = 2048,
         dropout: Rate = 0.0,
         attention_dropout: Rate = 0.0,
         activation_dropout: Rate = 0.0,

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from attnlab.attention import Attention
-from attnlab.config.bounds import PositiveInt
+from attnlab.config.bounds import Size
 from attnlab.models.cross_decoder import CrossDecoder
 from attnlab.models.prefix_decoder import PrefixDecoder
 from attnlab.models.sequence import SequenceModel
@@ -27,12 +27,12 @@ class TextToText(SequenceModel):
 
     def __init__(
         self,
-        d_model: PositiveInt,
+        d_model: Size,
         encoder: Callable[..., nn.Module],
         decoder: Callable[..., PrefixDecoder],
         *,
         attention: Callable[[int], Attention],
-        vocab_size: PositiveInt,
+        vocab_size: Size,
     ) -> None:
         super().__init__()
         self.encoder = encoder(vocab_size=vocab_size, d_model=d_model)
@@ -58,14 +58,14 @@ class EncoderDecoder(SequenceModel):
 
     def __init__(
         self,
-        d_model: PositiveInt,
+        d_model: Size,
         encoder: Callable[..., nn.Module],
         decoder: Callable[..., CrossDecoder],
         ordinary: Callable[[], Attention],
         attention_in: Literal["encoder", "decoder", "both"] = "encoder",
         *,
         attention: Callable[[int], Attention],
-        vocab_size: PositiveInt,
+        vocab_size: Size,
     ) -> None:
         super().__init__()
         if attention_in not in get_args(Literal["encoder", "decoder", "both"]):

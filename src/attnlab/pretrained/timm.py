@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before timm)
@@ -13,14 +13,12 @@ from timm.layers import Mlp
 from timm.layers.attention import Attention
 from torch import nn
 
-from attnlab.config.bounds import NumLayers, PositiveInt, Rate
+from attnlab.config.bounds import Layers, Rate, Size
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub
 from attnlab.pretrained import weights as files
 from attnlab.pretrained.base import Family, Layer, Projection
-
-log = logging.getLogger(__name__)
 
 SIZES = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
 BETWEEN = {"q_norm": "a norm of queries", "k_norm": "a norm of keys", "norm": "a norm of head outputs"}
@@ -75,7 +73,6 @@ class Timm(Family):
     def load(self, model: nn.Module, source: str) -> None:
         if path := files.find(source):
             files.fill(model, path, files.read(path))
-            log.info("weights from %s", path)
             return
         try:
             published = timm.get_pretrained_cfg(source, allow_unregistered=False)
@@ -90,8 +87,7 @@ class Timm(Family):
             theirs = timm.create_model(source, pretrained=True, pretrained_cfg_overlay={"file": str(path)})
         except Exception as error:  # timm, torch and safetensors each have classes of their own
             raise DataError(f"model={source}: timm cannot load {path}: {files.first_line(error)}") from error
-        files.check_stored(path, theirs)
-        files.fill(model, path, dict(theirs.state_dict()))
+        files.fill(model, Path(source), dict(theirs.state_dict()))
 
 
 @dataclass(frozen=True)
@@ -113,12 +109,12 @@ class VisionTransformer:
 
     name: str
     weights: str | None = None
-    img_size: PositiveInt | None = None
-    patch_size: PositiveInt | None = None
-    embed_dim: PositiveInt | None = None
-    depth: NumLayers | None = None
-    num_heads: PositiveInt | None = None
-    num_classes: PositiveInt | None = None
+    img_size: Size | None = None
+    patch_size: Size | None = None
+    embed_dim: Size | None = None
+    depth: Layers | None = None
+    num_heads: Size | None = None
+    num_classes: Size | None = None
     drop_path_rate: Rate = 0.0
 
     def options(self, num_classes: int | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..base import Attention, Cache, length_mask, rows_per_prefix
-from ..bounds import PositiveInt
+from ..bounds import Size
 from .cache import StateCache
 
 Core = Literal["free", "softmax"]
@@ -192,10 +192,10 @@ class Windowed(WithPrefixReadout):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        rank: PositiveInt = 40,
-        window: PositiveInt = 32,
-        num_cores: PositiveInt = 1,
+        d_model: Size,
+        rank: Size = 40,
+        window: Size = 32,
+        num_cores: Size = 1,
         *,
         shared_readout: bool = True,
         core: Core = "free",

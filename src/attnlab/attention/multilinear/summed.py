@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..bounds import PositiveInt
+from ..bounds import Size
 from .base import Core, WithPrefixReadout
 from .cache import StateCache
 
@@ -30,9 +30,9 @@ class SummedMultiLinear(WithPrefixReadout):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        rank: PositiveInt = 40,
-        num_cores: PositiveInt = 1,
+        d_model: Size,
+        rank: Size = 40,
+        num_cores: Size = 1,
         *,
         shared_readout: bool = True,
         core: Core = "free",

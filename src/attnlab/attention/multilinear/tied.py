@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..bounds import PositiveInt
+from ..bounds import Size
 from .base import Core, MultiLinear, mean_pairs, readout, through
 from .cache import StateCache
 
@@ -33,10 +33,10 @@ class TiedMultiLinear(MultiLinear):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        rank: PositiveInt = 40,
-        value_dim: PositiveInt | None = None,
-        num_cores: PositiveInt = 1,
+        d_model: Size,
+        rank: Size = 40,
+        value_dim: Size | None = None,
+        num_cores: Size = 1,
         *,
         shared_readout: bool = True,
         core: Core = "free",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..base import Cache, length_mask
-from ..bounds import PositiveFloat, PositiveInt, Rate
+from ..bounds import PositiveFloat, Rate, Size
 from ..ops.backends import Backend, choose
 from ..ops.decode import share
 from ..ops.kernels import FACTOR_RANKS, FACTOR_WIDTH
@@ -53,12 +53,12 @@ class TPA(PositionalAttention):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        num_heads: PositiveInt,
-        head_dim: PositiveInt | None = None,
-        rank: PositiveInt = 2,
-        q_rank: PositiveInt = 6,
-        third_dim: PositiveInt | None = None,
+        d_model: Size,
+        num_heads: Size,
+        head_dim: Size | None = None,
+        rank: Size = 2,
+        q_rank: Size = 6,
+        third_dim: Size | None = None,
         *,
         nonlinearity: Nonlinearity = "none",
         output_norm: bool = False,

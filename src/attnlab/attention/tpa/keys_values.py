@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ..bounds import PositiveFloat, PositiveInt, Rate
+from ..bounds import PositiveFloat, Rate, Size
 from .contextual import TPA
 from .factors import Factors, Init, Nonlinearity
 
@@ -20,11 +20,11 @@ class TPAKVOnly(TPA):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        num_heads: PositiveInt,
-        head_dim: PositiveInt | None = None,
-        rank: PositiveInt = 2,
-        third_dim: PositiveInt | None = None,
+        d_model: Size,
+        num_heads: Size,
+        head_dim: Size | None = None,
+        rank: Size = 2,
+        third_dim: Size | None = None,
         *,
         nonlinearity: Nonlinearity = "none",
         output_norm: bool = False,

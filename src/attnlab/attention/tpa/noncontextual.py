@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..bounds import PositiveFloat, PositiveInt, Rate
+from ..bounds import PositiveFloat, Rate, Size
 from ..positional import Layout
 from .cache import Segment
 from .contextual import TPA
@@ -54,11 +54,11 @@ class TPANonContextualB(TPA):
 
     def __init__(
         self,
-        d_model: PositiveInt,
-        num_heads: PositiveInt,
-        head_dim: PositiveInt | None = None,
-        rank: PositiveInt = 2,
-        q_rank: PositiveInt = 6,
+        d_model: Size,
+        num_heads: Size,
+        head_dim: Size | None = None,
+        rank: Size = 2,
+        q_rank: Size = 6,
         *,
         nonlinearity: Nonlinearity = "none",
         output_norm: bool = False,

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from attnlab.compression.modules.base import Replacement
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer
 
-Rank = Annotated[int, Ge(1)]
 Share = Annotated[float, Gt(0), Le(1)]
 KeepOf = Literal["parameters", "multiply_adds"]
 Watch = Callable[[str, int, int], None]  # what is being computed, sweeps done, sweeps at most

@@ -10,10 +10,10 @@ from annotated_types import Ge
 from torch import Tensor
 
 from attnlab.compression.decompositions import CP, BlockTerms, Slices, cp_als, cp_epc, fusion_ranks, truncated_svd
-from attnlab.compression.methods.base import KeepOf, Rank, Share, Watch
+from attnlab.compression.methods.base import KeepOf, Share, Watch
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, fill
 from attnlab.compression.modules.attention import SlimAttention
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, bounded
 from attnlab.errors import ConfigError
 
 Objective = Literal["sensitivity", "norm", "none"]
@@ -50,9 +50,9 @@ class CPSlimAtt(QueryKeyMethod):
 
     def __init__(
         self,
-        rank: Rank | None = None,
-        vo_rank: Rank | None = None,
-        mlp_rank: Rank | None = None,
+        rank: Size | None = None,
+        vo_rank: Size | None = None,
+        mlp_rank: Size | None = None,
         objective: Objective = "sensitivity",
         sweeps: Annotated[int, Ge(0)] = 200,
         tolerance: Annotated[float, Ge(0)] = 1e-4,
@@ -60,7 +60,7 @@ class CPSlimAtt(QueryKeyMethod):
         keep: Share | None = None,
         vo: ValueRanks = "truncatt",
         start: Literal["global", "random"] = "global",
-        restarts: Rank = 4,
+        restarts: Annotated[int, Ge(1)] = 4,
         start_seed: Annotated[int, Ge(0)] = 0,
         fusion: Literal["free", "constrained"] = "free",
         keep_of: KeepOf = "parameters",

@@ -19,11 +19,11 @@ from attnlab.compression.decompositions import (
     terms_from_cp,
     truncated_svd,
 )
-from attnlab.compression.methods.base import KeepOf, Rank, Share, Unit, Watch
+from attnlab.compression.methods.base import KeepOf, Share, Unit, Watch
 from attnlab.compression.methods.cp_slimatt import Decomposition, Objective, named, seeds_of, without_starts
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, even, factored
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, bounded
 
 
 @bounded
@@ -63,9 +63,9 @@ class IrrAtt(QueryKeyMethod):
 
     def __init__(
         self,
-        rank: Rank | None = None,
-        vo_rank: Rank | None = None,
-        mlp_rank: Rank | None = None,
+        rank: Size | None = None,
+        vo_rank: Size | None = None,
+        mlp_rank: Size | None = None,
         start: Literal["random", "global", "cp"] = "cp",
         fusion: Literal["free", "identity"] = "free",
         objective: Objective = "sensitivity",
@@ -73,7 +73,7 @@ class IrrAtt(QueryKeyMethod):
         tolerance: Annotated[float, Ge(0)] = 1e-4,
         keep: Share | None = None,
         vo: ValueRanks = "truncatt",
-        restarts: Rank = 4,
+        restarts: Annotated[int, Ge(1)] = 4,
         start_seed: Annotated[int, Ge(0)] = 0,
         keep_of: KeepOf = "parameters",
     ) -> None:

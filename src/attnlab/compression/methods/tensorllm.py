@@ -24,7 +24,6 @@ from attnlab.compression.methods.base import (
     Change,
     Ladder,
     Method,
-    Rank,
     Share,
     Step,
     Unit,
@@ -35,7 +34,7 @@ from attnlab.compression.methods.base import (
 from attnlab.compression.methods.head_tensor import Sizes, Stack, modes, named, read_blocks, turned
 from attnlab.compression.modules.base import Replacement
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer
 
@@ -80,17 +79,17 @@ class TensorLLM(Method):
 
     def __init__(
         self,
-        rank: Rank | None = None,
-        stack_rank: Rank | None = None,
-        ranks: Annotated[list[Rank], MinLen(2)] | None = None,
+        rank: Size | None = None,
+        stack_rank: Size | None = None,
+        ranks: Annotated[list[Size], MinLen(2)] | None = None,
         layers: list[int] | None = None,
         layout: Literal["heads", "released"] = "heads",
         matrices: Annotated[list[Literal["q", "k", "v", "o"]], MinLen(1)] | None = None,
         coupled: bool = False,
         absorb: bool = False,
-        sweeps: Rank = 100,
+        sweeps: Annotated[int, Ge(1)] = 100,
         tolerance: Annotated[float, Ge(0)] = 1e-5,
-        starts: Rank = 1,
+        starts: Annotated[int, Ge(1)] = 1,
         seed: Annotated[int, Ge(0)] = 0,
         calibration: str | None = None,
         weighted: bool = False,

@@ -18,7 +18,6 @@ from attnlab.compression.methods.base import (
     Ladder,
     Method,
     Place,
-    Rank,
     Share,
     Step,
     Unit,
@@ -27,7 +26,7 @@ from attnlab.compression.methods.base import (
 )
 from attnlab.compression.modules.base import Replacement
 from attnlab.compression.modules.linear import LowRankLinear
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
@@ -100,12 +99,12 @@ class TRAWL(Method):
         mode: Annotated[int, Ge(1), Le(6)] = 5,
         layers: list[int] | None = None,
         method: Literal["cp", "tucker"] = "cp",
-        rank: Rank | None = None,
-        stack_rank: Rank | None = None,
+        rank: Size | None = None,
+        stack_rank: Size | None = None,
         start: Literal["svd", "random"] = "svd",
-        sweeps: Rank = 100,
+        sweeps: Annotated[int, Ge(1)] = 100,
         tolerance: Annotated[float, Ge(0)] = 1e-5,
-        starts: Rank = 1,
+        starts: Annotated[int, Ge(1)] = 1,
         seed: Annotated[int, Ge(0)] = 0,
         keep: Share | None = None,
     ) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from attnlab.config.batch import Share, share_images
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import OrderedBatches
 from attnlab.data.samples.images import sample_images
@@ -71,7 +71,7 @@ class ImageData(Data):
         root: str | None,
         cache_dir: str,
         seed: int,
-        image_size: Annotated[int, Ge(1)] = 224,
+        image_size: Size = 224,
         update_images: Annotated[int, Ge(1)] = 64,
         batch_size: Annotated[int, Ge(1)] = 64,
         eval_batch_size: Annotated[int, Ge(1)] = 256,
@@ -87,8 +87,8 @@ class ImageData(Data):
         random_erase: Annotated[float, Ge(0), Le(1)] = 0.25,
         erase_mode: Literal["const", "rand", "pixel"] = "pixel",
         repeats: Annotated[int, Ge(0)] = 0,
-        sample_train: Annotated[int, Ge(1)] = 150,
-        sample_val: Annotated[int, Ge(1)] = 40,
+        sample_train: Size = 150,
+        sample_val: Size = 40,
     ) -> None:
         super().__init__()
         self.root, self.cache_dir, self.seed = root and Path(root), Path(cache_dir).expanduser(), seed

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 from torch.utils.data import Dataset, Sampler
 
 from attnlab.config.batch import Share, share_sequences
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.recall.problems import ANYWHERE, POWER, PROBLEMS, AssociativeRecall
 from attnlab.data.text.windows import Window
@@ -183,13 +183,13 @@ class RecallData(Data):
     def __init__(
         self,
         problem: Kind,
-        vocab_size: Annotated[int, Ge(2)],
+        vocab_size: Annotated[int, Ge(2), Le(1_048_576)],
         train: Cells,
         test: Cells,
-        update_sequences: Annotated[int, Ge(1)],
-        batch_size: Annotated[int, Ge(1)],
-        validation: Annotated[int, Ge(1)] = 64,
-        eval_batch_size: Annotated[int, Ge(1)] = 256,
+        update_sequences: Size,
+        batch_size: Size,
+        validation: Size = 64,
+        eval_batch_size: Size = 256,
         power: Annotated[float, Gt(0)] = POWER,
         noise: bool = False,
         offset: Annotated[int, Ge(0)] = 0,

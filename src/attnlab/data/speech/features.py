@@ -34,7 +34,7 @@ class FilterBank:
     """
 
     sample_rate: Annotated[int, Ge(1000)] = 16000
-    num_mels: Annotated[int, Ge(4)] = 80
+    num_mels: Annotated[int, Ge(4), Le(4096)] = 80
     window: Literal["povey", "hamming", "hanning", "rectangular", "blackman"] = "povey"
     normalize: bool = True
 
@@ -43,6 +43,13 @@ class FilterBank:
     def __post_init__(self) -> None:
         if self.sample_rate < 1000 or self.num_mels < 4:
             raise ConfigError(f"features: sample_rate={self.sample_rate} Hz, num_mels={self.num_mels}: too small")
+        try:
+            kaldi_native_fbank.OnlineFbank(self._options())
+        except ValueError as error:
+            raise ConfigError(
+                f"task.data.features.num_mels={self.num_mels}: too many for sample_rate={self.sample_rate} Hz, where "
+                f"some filters would hold no frequency of the spectrum; the recipes take 80"
+            ) from error
 
     @property
     def width(self) -> int:
@@ -138,9 +145,9 @@ class SpecAugment:
             or shortened linearly, and the number of frames stays. 0: none. Shorter inputs than 2 W + 1 are not warped.
     """
 
-    num_freq_masks: Annotated[int, Ge(0)] = 1
+    num_freq_masks: Annotated[int, Ge(0), Le(1000)] = 1
     freq_mask: Annotated[int, Ge(0)] = 27
-    num_time_masks: Annotated[int, Ge(0)] = 1
+    num_time_masks: Annotated[int, Ge(0), Le(1000)] = 1
     time_mask: Annotated[int, Ge(0)] = 100
     probability: Annotated[float, Ge(0), Le(1)] = 1.0
     time_warp: Annotated[int, Ge(0)] = 0

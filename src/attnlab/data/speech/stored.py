@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
+from attnlab.config.bounds import Layers, Size
 from attnlab.data.corpus import Kind, Stored
 from attnlab.data.speech.features import Array, utterance_cmvn
 from attnlab.errors import ConfigError, DataError
@@ -32,10 +33,10 @@ class StoredFeatures:
         ConfigError: `width` is not a multiple of 1 + `deltas`, or `layers` stand beside `deltas` or `normalize`.
     """
 
-    width: Annotated[int, Ge(1)]
-    deltas: Annotated[int, Ge(0)] = 0
+    width: Size
+    deltas: Annotated[int, Ge(0), Le(100)] = 0
     normalize: bool = True
-    layers: Annotated[int, Ge(1)] | None = None
+    layers: Layers | None = None
 
     kind: ClassVar[Kind] = "stored"
 

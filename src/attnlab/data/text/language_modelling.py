@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from attnlab.config.batch import Share, share_tokens
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import OrderedBatches
 from attnlab.data.samples.markov import Source
@@ -64,11 +64,11 @@ class LanguageModellingData(Data):
         cache_dir: str,
         corpus: TextCorpus,
         vocabulary: Words | BytePairs | PretrainedTokens,
-        vocab_size: Annotated[int, Ge(2)],
-        window: Annotated[int, Ge(1)],
+        vocab_size: Annotated[int, Ge(2), Le(1_048_576)],
+        window: Size,
         update_tokens: Annotated[int, Ge(1)],
         batch_size: Annotated[int, Ge(1)],
-        eval_window: Annotated[int, Ge(1)] | None = None,
+        eval_window: Size | None = None,
         eval_batch_size: Annotated[int, Ge(1)] | None = None,
         eval_windows: Annotated[int, Ge(1)] | None = None,
         seed: int = 1,

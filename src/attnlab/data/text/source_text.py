@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from attnlab.data.batch import Ids
 from attnlab.data.corpus import Kind, Utterance
@@ -22,7 +22,7 @@ class SourceText:
             and </s>, and counted in `TextInputs.truncated`.
     """
 
-    max_tokens: Annotated[int, Ge(2)] = 1024
+    max_tokens: Annotated[int, Ge(2), Le(1_048_576)] = 1024
 
     kind: ClassVar[Kind] = "text"
 

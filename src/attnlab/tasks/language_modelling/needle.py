@@ -105,7 +105,7 @@ class Needle:
         seed: of texts and facts.
     """
 
-    lengths: Annotated[list[Annotated[int, Ge(2)]], MinLen(1)] | None = None
+    lengths: Annotated[list[Annotated[int, Ge(2), Le(1_048_576)]], MinLen(1)] | None = None
     depths: Annotated[list[Annotated[float, Ge(0), Le(1)]], MinLen(1)] = field(
         default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0]
     )
