@@ -1,15 +1,17 @@
 """How processes share an update, and what is refused before torch is imported."""
 
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from attnlab.config.batch import FrameShare, Share, share_frames, share_images, share_tokens
+from attnlab.config.batch import FrameShare, Share, check_batch, share_frames, share_images, share_tokens
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.runs.identity import recipe
+from tests.config.test_command_line import RECIPES
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,11 @@ def test_an_update_of_images(images: int, limit: int, processes: int, paired: bo
             "task.train.batch.frames=4001: expected a multiple of task.train.batch.bucket=2000; nearest: 4000 or 6000",
         ),
         ("task=mustc task.data.max_frames=2000", "expected more than the longest sentence accepted (3000 frames)"),
-        ("task=slurp hardware=ddp", "2 processes cannot share 1 bucket of 4000 frames"),
+        (
+            "task=slurp hardware=ddp task.train.batch.frames=3000 task.train.batch.bucket=1000",
+            "cannot share 3 buckets",
+        ),
+        ("task=imagenet hardware.devices=4 mode=describe", "nearest: 48 or 52"),
         ("task=slurp task.data.max_frames=3000", "expected at least task.train.batch.bucket=4000"),
         ("task=slurp hardware.devices=3 hardware.num_nodes=2 task.train.batch.bucket=1000", "6 processes cannot share"),
     ],
@@ -132,4 +138,24 @@ def test_what_cannot_be_shared_is_refused_early(line: str, message: str) -> None
 
 def test_what_depends_on_the_machine_is_not_refused_early() -> None:
     compose("task=slurp", "hardware.devices=auto")
-    compose("task=slurp", "hardware=ddp", "mode=describe")
+
+
+PUBLISHED = {  # updates of 60 windows, and a sample of 250 images that an update of 50 divides
+    ("lm1b", "paper"): (1, 2, 4),
+    ("wikitext103", "paper"): (1, 2, 4),
+    ("imagenet", "sample"): (1, 2),
+}
+
+
+@pytest.mark.parametrize(("task", "scale"), RECIPES)
+def test_one_two_four_and_eight_devices_train_every_recipe(task: str, scale: str) -> None:
+    cfg = compose(f"task={task}", f"scale={scale}", *["attention=multilinear"] * (task == "ptb"))
+    devices = PUBLISHED.get((task, scale), (1, 2, 4, 8))
+    for count in (1, 2, 4, 8):
+        with nullcontext() if count in devices else pytest.raises(ConfigError, match="cannot be shared equally"):
+            check_batch(cfg, count)
+
+
+@pytest.mark.parametrize(("processes", "expected"), [(1, FrameShare(1, 1, 1)), (8, FrameShare(1, 8, 1))])
+def test_one_bucket_is_divided_once(processes: int, expected: FrameShare) -> None:
+    assert share_frames(18_000, 18_000, 18_000, 3000, processes, split=False) == expected

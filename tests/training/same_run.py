@@ -1,4 +1,4 @@
-"""Four tiny models trained on this process's share of each update: `python -m tests.training.same_run FOLDER`.
+"""Five tiny models trained on this process's share of each update: `python -m tests.training.same_run FOLDER`.
 
 The processes of one run are started by the test with torchrun's environment variables.
 """
@@ -54,6 +54,10 @@ LINES: dict[str, list[str]] = {
     "conformer": [
         "task=mustc", "attention=mtla", *SMALL, *SENTENCES, *SPEECH, "task.train.batch.split=false",
     ],
+    "one bucket": [
+        "task=mustc", "attention=mtla", *SMALL, *SENTENCES, *SPEECH, "task.train.batch.split=false",
+        "task.train.batch.frames=400",
+    ],
     "images": [
         "task=imagenet", "task.model.embed_dim=24", "task.model.depth=2", "task.model.num_heads=3",
         "task.model.patch_size=16", "task.data.sample_train=4", "task.data.sample_val=1", "task.data.no_aug=false",
@@ -105,7 +109,7 @@ def train(name: str, corpora: Path, directory: Path, processes: int) -> dict[str
     OmegaConf.set_readonly(cfg, False)
     OmegaConf.set_struct(cfg, False)
     cfg.hardware.precision = "64-true"
-    if name == "conformer":
+    if "task.train.batch.split=false" in given:
         encoder = {key: value for key, value in cfg.task.model.encoder.items() if not key.endswith("n_dropout")}
         cfg.task.model.encoder = encoder | {"_target_": "attnlab.models.ConformerEncoder", "kernel": 3}
     assert process_count(cfg) == processes

@@ -59,6 +59,7 @@ def test_several_processes_train_as_one(processes: int, alone: dict[str, Any], c
         assert several["weights"] == pytest.approx(one["weights"], rel=1e-7, abs=1e-12), name
         assert (several["wer"], several["chosen"]) == (one["wer"], one["chosen"]) or name != "translation", name
         assert one["loss"][-1] != one["loss"][0] and len(one["loss"]) == UPDATES
-        assert one["batches"] > several["batches"] or name == "translation"  # what is shared out really differs
+        divided = ("translation", "one bucket")  # each batch: elsewhere the processes take batches from each other
+        assert one["batches"] > several["batches"] or name in divided, name
     assert len(set(alone["translation"]["wer"])) > 1
     assert len(set(alone["translation"]["items"])) > 1 and len(set(alone["images"]["items"])) == 1

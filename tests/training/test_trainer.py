@@ -19,6 +19,9 @@ def test_batch_norm_needs_batches_that_no_number_of_processes_changes(tmp_path: 
     data: Any = SimpleNamespace(batches_per_update=lambda _: 1, same_batches=lambda _: False)
     with pytest.raises(ConfigError, match=r"the model has BatchNorm \(0\).*set task.train.batch.split=false"):
         fit(cfg, tmp_path, data, module, monitor="val_loss", better="min", resume=None)
+    data.same_batches = data.divides_batches = lambda _: True
+    with pytest.raises(ConfigError, match=r"0 is a BatchNorm1d, which has statistics of one process alone"):
+        fit(cfg, tmp_path, data, module, monitor="val_loss", better="min", resume=None)
 
 
 def test_epochs_of_a_training_that_ended_inside_one() -> None:

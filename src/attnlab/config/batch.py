@@ -120,7 +120,8 @@ def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: 
         longest: frames of the longest sentence that training accepts.
         processes: the number of processes.
         split: whether a bucket may be divided into several batches.  False where the model has BatchNorm, whose
-            statistics are those of a bucket.
+            statistics are those of a bucket.  An update of one bucket is then divided once, so that each process has
+            a part of it at the same time, and BatchNorm's statistics are summed over the parts.
 
     Raises:
         ConfigError: the update cannot be shared equally, or no batch fits `limit`.
@@ -133,7 +134,7 @@ def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: 
         )
     buckets, least = frames // bucket, 1
     if not split:
-        if buckets % processes:
+        if buckets > 1 and buckets % processes:
             near = " or ".join(map(str, _divisors_beside(buckets, processes)))
             raise ConfigError(
                 f"task.train.batch: {processes} processes cannot share {counted(buckets, 'bucket')} of {bucket} "
@@ -145,7 +146,7 @@ def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: 
                 f"task.data.max_frames={limit}: expected at least task.train.batch.bucket={bucket}, which BatchNorm "
                 "does not allow to divide (task.train.batch.split=false)"
             )
-        return FrameShare(buckets, 1, buckets // processes)
+        return FrameShare(buckets, processes if buckets == 1 else 1, max(1, buckets // processes))
     if limit < bucket:
         if limit <= longest:
             raise ConfigError(
@@ -171,7 +172,7 @@ def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
     """
     processes = processes or configured_processes(cfg)
     batch, data = OmegaConf.select(cfg, "task.train.batch"), cfg.task.get("data")
-    if processes is None or batch is None or cfg.mode != "train":
+    if processes is None or batch is None or cfg.mode not in ("train", "describe"):
         return
     if "tokens" in batch:
         share_tokens(batch.tokens, data.window, data.batch_size, processes)

@@ -207,7 +207,7 @@ class Batch:
     """What one update sees, on all processes together: one of `tokens`, `images`, `sequences` and `frames`.
 
     `bucket`: frames of a group of sentences of similar length, padding included; `frames` is a multiple of it.
-    `split`: whether a bucket may be divided into several batches; BatchNorm needs false.
+    `split`: whether a bucket may be divided into several batches; BatchNorm needs false, and sees whole buckets.
     """
 
     tokens: Annotated[int, Ge(1)]

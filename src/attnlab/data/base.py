@@ -94,6 +94,10 @@ class Data(LightningDataModule):
         """Whether an update is divided into the same batches on any number of processes, as BatchNorm needs it."""
         return processes * self.batches_per_update(processes) == 1
 
+    def divides_batches(self, processes: int) -> bool:
+        """Whether each of several processes gets a part of every batch, so that BatchNorm must see all of them."""
+        return False
+
     def first_batch(self, epoch: int) -> int:
         """The first batch of an epoch.  Called repeatedly: the trainer counts batches before its epoch is set."""
         return self.resume_at[1] if epoch == self.resume_at[0] else 0

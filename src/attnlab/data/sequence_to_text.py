@@ -215,6 +215,9 @@ class SequenceToTextData(Data):
     def same_batches(self, processes: int) -> bool:
         return not self.split_buckets
 
+    def divides_batches(self, processes: int) -> bool:
+        return not self.split_buckets and self._share(processes).parts > 1
+
     def train_dataloader(self) -> Loader[Example]:
         data = self.split(self.reader.splits[0])
         longest = int(data.lengths.max())

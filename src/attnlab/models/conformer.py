@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from annotated_types import MinLen
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 
 from attnlab.attention.base import length_mask
@@ -35,16 +36,24 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     The same as `nn.BatchNorm1d` of the real positions, for whose selection the host would wait for the device.
 
     Args: those of `nn.BatchNorm1d`; `momentum` is a number.
+
+    Attributes:
+        shared: whether each process has a part of the batch; the statistics are then those of all parts.
+        idle: with `shared`, whether the part of this process does not count.
     """
+
+    shared = False
+    idle = False
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:  # type: ignore[override]  # torch's has no mask
         """(B, S, d), (B, S) bool, true where there is no padding -> (B, S, d)."""
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
         wide, weight = x.to(torch.promote_types(x.dtype, torch.float32)), real.unsqueeze(-1)
         if self.training:
-            count = weight.sum()
-            mean = (wide * weight).sum((0, 1)) / count
-            variance = ((wide - mean) * weight).square().sum((0, 1)) / count
+            counted = torch.zeros_like(weight) if self.idle else weight
+            count = self._over_parts(counted.sum())
+            mean = self._over_parts((wide * counted).sum((0, 1))) / count
+            variance = self._over_parts(((wide - mean) * counted).square().sum((0, 1))) / count
             with torch.no_grad():
                 self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
                 unbiased = variance * (count / (count - 1).clamp(min=1))
@@ -55,6 +64,10 @@ class MaskedBatchNorm(nn.BatchNorm1d):
             mean, variance = self.running_mean, self.running_var
         out = (wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
         return (out * weight).to(x.dtype)
+
+    def _over_parts(self, value: Tensor) -> Tensor:
+        """A sum over this process's part of a batch -> the sum over all parts; the gradient is summed as well."""
+        return all_reduce(value) if self.shared else value
 
 
 class ConvolutionModule(nn.Module):

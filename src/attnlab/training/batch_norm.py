@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from attnlab.errors import ConfigError
+from attnlab.models.conformer import MaskedBatchNorm
+
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """The BatchNorm layers of a model that keep running statistics, by name.
@@ -18,14 +21,35 @@ def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     return {name: m for name, m in found.items() if m.track_running_stats and m.momentum is not None}
 
 
+def share_batches(model: nn.Module) -> None:
+    """Each process has a part of every batch: from now on the statistics are those of the whole batch.
+
+    Args:
+        model: changed in place.
+
+    Raises:
+        ConfigError: a BatchNorm of another class, which knows its own part alone.
+    """
+    for name, norm in batch_norms(model).items():
+        if not isinstance(norm, MaskedBatchNorm):
+            raise ConfigError(
+                f"task.train.batch: the update is one bucket, which several processes divide, and {name} is a "
+                f"{type(norm).__name__}, which has statistics of one process alone: set task.train.batch.bucket so "
+                "that each process has a bucket of its own, or use attnlab.models.conformer.MaskedBatchNorm"
+            )
+        norm.shared = True
+
+
 @contextmanager
 def statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Inside, a forward pass leaves the running statistics as they are.
+    """Inside, a forward pass leaves the running statistics as they are; shared ones follow the other processes' parts.
 
     Args:
         model: any module.
     """
-    norms = list(batch_norms(model).values())
+    shared, norms = _by_sharing(model)
+    for one in shared:
+        one.idle = True
     momenta = [norm.momentum for norm in norms]
     counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in norms]
     for norm in norms:
@@ -33,6 +57,8 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        for one in shared:
+            one.idle = False
         for norm, momentum, count in zip(norms, momenta, counts, strict=True):
             norm.momentum = momentum
             if count is not None and norm.num_batches_tracked is not None:
@@ -46,12 +72,14 @@ class RunningStatistics:
     value before an update, and its own n batches, rank k gets (1 - m)^n r_0 + c_k.  The value after all N batches is
     then (1 - m)^N r_0 + the sum over k of (1 - m)^(batches of later ranks) c_k.
 
+    Shared statistics are the same on every rank already.
+
     Args:
         model: the model; without BatchNorm nothing happens.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._norms = list(batch_norms(model).values())
+        self._norms = _by_sharing(model)[1]
         self._before: list[Tensor] = []
         self._count = 0
 
@@ -89,6 +117,13 @@ class RunningStatistics:
         for norm in self._norms:
             if norm.num_batches_tracked is not None:
                 norm.num_batches_tracked += total - self._count
+
+
+def _by_sharing(model: nn.Module) -> tuple[list[MaskedBatchNorm], list[_BatchNorm]]:
+    """The BatchNorm layers whose batches the processes share, and the others."""
+    norms = batch_norms(model).values()
+    shared = [norm for norm in norms if isinstance(norm, MaskedBatchNorm) and norm.shared]
+    return shared, [norm for norm in norms if norm not in shared]
 
 
 def _running(norm: _BatchNorm) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ from attnlab.pretrained.weights import fill
 from attnlab.runs.device import scoring_dtype
 from attnlab.runs.loggers import open_loggers
 from attnlab.runs.record import NOT_RUN, first_process
-from attnlab.training.batch_norm import batch_norms
+from attnlab.training.batch_norm import batch_norms, share_batches
 from attnlab.training.checkpoints import average, write_weights
 from attnlab.training.gradient_checkpointing import checkpoint_layers
 from attnlab.training.launcher import Replicated, Sharded, cluster_environment
@@ -113,6 +113,8 @@ def fit(
             "set task.train.batch.split=false where the task has it, or take hardware.devices=1 and a task.data limit "
             "that holds a whole update"
         )
+    if data.divides_batches(processes):
+        share_batches(module.model)
     own = configured_callbacks(cfg, monitor, better)
     resumed = Resume(data)
     callbacks = [best, resumed, Memory(), TrainingSpeed(), *own, *progress(), EndAfterUpdate(best)]
