@@ -13,7 +13,7 @@ import soundfile
 from PIL import Image
 from pyarrow import parquet
 
-from attnlab.data.corpus import read_records, read_text
+from attnlab.data.corpus import inspect_audio, read_records, read_text
 from attnlab.data.images.folder import Images
 from attnlab.data.questions.rows import rows
 from attnlab.data.speech.ami import AMI, Kaldi
@@ -25,6 +25,7 @@ from attnlab.data.text.summaries import SPLIT_FILE, XSum
 from attnlab.errors import DataError
 from attnlab.runs.cache import INDEX, MANIFEST, read_index, stored, stored_files, write_index
 from attnlab.runs.fingerprint import file_digests
+from attnlab.tasks.sequence_to_text.predict import _length
 
 DEEP = "[" * 100_000
 
@@ -168,3 +169,12 @@ def test_a_cache_heals(tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixt
 
 def void(_: object) -> None:
     """A writer returns nothing."""
+
+
+@pytest.mark.parametrize("rate", [1, 999, 2_000_000_000])
+def test_a_recording_of_an_impossible_rate(rate: int, tmp_path: Path) -> None:
+    """At 1 Hz, a short file would be resampled for minutes."""
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.zeros(8000), rate)
+    refused(lambda: inspect_audio(path, "train.tsv line 2"), rf"a\.wav: its header says {rate} samples a second; expec")
+    refused(lambda: _length(path), rf"a\.wav: its header says {rate} samples a second; expected 1000 to 384000 Hz")

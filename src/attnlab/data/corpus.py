@@ -16,6 +16,7 @@ import soundfile
 from attnlab.errors import DataError
 
 Kind = Literal["audio", "stored", "text"]  # what a front end reads
+LOWEST_RATE, HIGHEST_RATE = 1_000, 384_000  # Hz, of a recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +238,22 @@ def inspect_audio(path: Path, where: str) -> tuple[int, int]:
         info = soundfile.info(path)
     except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
         raise DataError(f"{path}: unreadable audio ({error}), named in {where}") from error
-    return info.samplerate, info.frames
+    return checked_rate(path, info.samplerate), info.frames
+
+
+def checked_rate(path: Path, rate: int) -> int:
+    """The sample rate of a recording, where speech can have it: at 1 Hz, resampling would take minutes.
+
+    Args:
+        path: of the recording, for the error.
+        rate: in Hz, from its header.
+
+    Raises:
+        DataError: no recording has such a rate; the header is damaged.
+    """
+    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        raise DataError(f"{path}: its header says {rate} samples a second; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz")
+    return rate
 
 
 def whole(path: Path, where: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class FilterBank:
         normalize: utterance CMVN: each channel has mean 0 and variance 1 over the utterance.
     """
 
-    sample_rate: Annotated[int, Ge(1000)] = 16000
+    sample_rate: Annotated[int, Ge(1000), Le(384_000)] = 16000
     num_mels: Annotated[int, Ge(4), Le(4096)] = 80
     window: Literal["povey", "hamming", "hanning", "rectangular", "blackman"] = "povey"
     normalize: bool = True
