@@ -366,6 +366,17 @@ def test_slurp_s_errors(slurp: Path) -> None:
         read(SLURP(), slurp, "train", "audio")
 
 
+def test_slurp_s_held_out_part_is_no_training_data(tmp_path: Path) -> None:
+    folder = tmp_path / "dataset" / "slurp"
+    folder.mkdir(parents=True)
+    prompts = [{"slurp_id": i, "sentence": f"word {i}", "scenario": "a", "action": "b"} for i in range(7)]
+    (folder / "devel.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    reader = SLURP(train=["devel"], dev_every=3)
+    train, devel = (read(reader, tmp_path, split, "text") for split in ("train", "devel"))
+    assert [x.target for x in devel] == ["word 2", "word 5"]
+    assert sorted(x.target for x in [*train, *devel]) == [f"word {i}" for i in range(7)]
+
+
 def test_real_slurp_annotations(corpora: Path) -> None:
     root = corpora / "slu_slurp_text"
     reader = SLURP(train=["devel"])

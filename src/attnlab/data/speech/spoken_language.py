@@ -41,6 +41,7 @@ class SLURP(Reader):
 
     Args:
         train, devel, test: the names of the .jsonl files of each split; None: train and train_synthetic, devel, test.
+        dev_every: every `dev_every`-th line of the training files is held out as devel, whose own files are not read.
     """
 
     name = "SLURP"
@@ -49,13 +50,21 @@ class SLURP(Reader):
     layout = "data_root must hold dataset/slurp/*.jsonl and, for audio, audio/slurp_real and audio/slurp_synth"
 
     def __init__(
-        self, train: list[str] | None = None, devel: list[str] | None = None, test: list[str] | None = None
+        self,
+        train: list[str] | None = None,
+        devel: list[str] | None = None,
+        test: list[str] | None = None,
+        dev_every: Annotated[int, Ge(2)] | None = None,
     ) -> None:
+        if dev_every is not None and devel is not None:
+            raise ConfigError("task.data.reader.dev_every holds a part of train out as devel: leave devel= out")
+        train = train or ["train", "train_synthetic"]
         self.files = {
-            "train": train or ["train", "train_synthetic"],
-            "devel": devel or ["devel"],
+            "train": train,
+            "devel": train if dev_every else devel or ["devel"],
             "test": test or ["test"],
         }
+        self.dev_every = dev_every
         self._taken: dict[str, tuple[Path, int]] = {}  # recording -> the first line that names it
 
     def paths(self, root: Path, split: str) -> list[Path]:
@@ -70,12 +79,11 @@ class SLURP(Reader):
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         speakers = _speakers(root / "dataset" / "slurp" / "metadata.json") if kind == "audio" else {}
-        return [
-            x
-            for path in self.paths(root, split)
-            for line, record in read_records(path)
-            for x in self._prompt(root, split, kind, drop_empty, path, line, record, speakers)
-        ]
+        prompts = [(path, *read) for path in self.paths(root, split) for read in read_records(path)]
+        if self.dev_every and split != "test":
+            every = self.dev_every
+            prompts = [prompt for i, prompt in enumerate(prompts, 1) if (i % every == 0) == (split == "devel")]
+        return [x for prompt in prompts for x in self._prompt(root, split, kind, drop_empty, *prompt, speakers)]
 
     def _prompt(
         self,
