@@ -22,7 +22,7 @@ from attnlab.config import stack
 from attnlab.config.batch import check_batch
 from attnlab.config.columns import check_columns
 from attnlab.config.compose import Composer, one_line
-from attnlab.config.model import check_model, check_weights
+from attnlab.config.model import TIMM, check_model, check_weights
 from attnlab.config.nearest import nearest
 from attnlab.config.nodes import check_nodes
 from attnlab.config.rules import check_relations
@@ -300,7 +300,9 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     if cfg.mode == "predict" and cfg.input.endswith(".txt") and not cfg.input.split()[1:]:
         check_lines(Path(cfg.input).expanduser())
     reading = readers["checkpoint"]
-    if cfg.mode in set(reading.modes) - set(reading.optional):
+    images = OmegaConf.select(cfg, "task.model._target_") == TIMM and cfg.hydra.runtime.choices.compress == "none"
+    as_it_is = images and cfg.mode == "test" and cfg.task.model.weights is not None  # the pretrained model is scored
+    if cfg.mode in set(reading.modes) - set(reading.optional) and not as_it_is:
         untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has
         pretrained = cfg.task.get("weights") is not None  # a decoder, which can be used as it is
         if cfg.checkpoint is None and not ((untrained or pretrained) and cfg.model is not None):

@@ -1,4 +1,4 @@
-"""mode=test: score the test set with the weights of a run, or with a pretrained decoder as it is."""
+"""mode=test: score the test set with the weights of a run, or with a pretrained model as it is."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Load the checkpoint into the configured model and score it.  The checkpoint is read before the data.
 
     Args:
-        cfg: the fixed configuration, with `checkpoint`, or with the pretrained weights of a language model.
+        cfg: the fixed configuration, with `checkpoint`, or with the pretrained weights of a language or image model.
         record: the run's; it is filled.
         directory: the run's; predictions are written there.
     """

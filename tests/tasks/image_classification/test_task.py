@@ -22,6 +22,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.modes import compress as compress_mode
 from attnlab.modes import describe, test, train
 from attnlab.pretrained.timm import VisionTransformer
+from attnlab.runs.identity import architecture
 from attnlab.runs.record import new, problems
 
 TINY = [
@@ -200,15 +201,33 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(start: Start, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fusion_penalty=0.5", "fusion=constrained"])
 def test_from_a_constrained_cp_run_to_irratt(way: str, start: Start, tmp_path: Path) -> None:
-    cfg, record = start("compress=cp_slimatt", "rank=9", f"compress.{way}", "task.train.max_epochs=1")
+    first_cfg, record = start("compress=cp_slimatt", "rank=9", f"compress.{way}", "task.train.max_epochs=1")
     first = folder(tmp_path, "cp")
-    train.run(cfg, record, first)
+    train.run(first_cfg, record, first)
     assert any(isinstance(module, SlimAttention) for module in load(first / "compressed").modules())
     cfg, record = start("compress=irratt", f"model='{first}'", "task.train.max_epochs=1")
     train.run(cfg, record, folder(tmp_path, "irratt"))
+    assert record["compression"]["start"] == architecture(first_cfg)["compression"]
     assert sum(record["compression"]["layers"][0]["ranks"]) == 9
     dropped = record["compression"]["layers"][0]["fusion_dropped"]
     assert dropped < 1e-6 if way == "fusion=constrained" else 0 < dropped < 1
+
+
+def test_a_pretrained_model_is_scored_as_it_is(start: Start, tmp_path: Path) -> None:
+    """mode=test without a run: as good as the dense point of a compression of the same weights."""
+    model = VisionTransformer("vit_tiny_patch16_224", None, 32, 16, 24, 2, 3).create(12)
+    weights = tmp_path / "weights.safetensors"
+    save_file({name: value.clone() for name, value in model.state_dict().items()}, weights)
+    cfg, record = start("mode=test", f"model='{weights}'")
+    test.run(cfg, record, folder(tmp_path))
+    assert problems(record | {"status": "finished"}) == [] and "compression" not in record
+    cfg, other = start("mode=compress", "compress=truncatt", "rank=8", f"model='{weights}'")
+    compress_mode.run(cfg, other, folder(tmp_path, "compressed"))
+    assert record["quality"] == other["compression"]["quality"]["dense"]
+    assert other["compression"]["start"] is None
+    for more in (), ("compress=irratt", f"model='{weights}'"):
+        with pytest.raises(ConfigError, match="mode=test needs checkpoint="):
+            start("mode=test", *more)
 
 
 def test_describe(start: Start, tmp_path: Path) -> None:

@@ -245,28 +245,35 @@ class ImageClassificationTask(Task):
         return folder.find(self.spec.weights) if self.spec.weights else None
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Prepare the model by :meth:`compress`."""
+        """Prepare the model by :meth:`compress`; in mode=test its weights are read and nothing else."""
         self.compress(record, directory, data, module)
 
     def compress(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Load or pretrain, score, compress, score, and save the compressed folder.
 
         Args:
-            record: gets `compression`: the method, a report of each layer, what remains, and top-1 and top-5 of the
-                points `dense` and `compressed`; and the sizes of the compressed model.
+            record: gets `compression`: the method, the compression of the run that `model=` names (`start`, null:
+                the weights are no run's), a report of each layer, what remains, and top-1 and top-5 of the points
+                `dense` and `compressed`; and the sizes of the compressed model. In mode=test the sizes alone.
             directory: the run's.
             data: the images.
             module: its model is replaced.
         """
+        start: dict[str, Any] | None = None
         if source := self._compressed_folder():
             module.model = folder.load(source).train()
+            start = folder.read_manifest(source).get("notes", {}).get("identity", {}).get("compression")
             log.info("compressed model from %s", source)
         elif self.spec.weights:
             family_of(module.model).load(module.model, self.spec.weights)
         else:
             pretrain(self.cfg, record, directory, data, module)
+        if self.cfg.mode == "test":  # the model is scored as it is
+            self._sizes(record, module.model)
+            return
         about: dict[str, Any] = {
             "method": self.cfg.choices.compress,
+            "start": start,
             "layers": [],
             "quality": dict.fromkeys(POINTS, NOT_RUN),
         }
