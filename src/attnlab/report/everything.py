@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from attnlab.errors import DataError
-from attnlab.report import bench, compression, conversion, needle, speed
+from attnlab.report import bench, compression, conversion, needle, reasoning, speed
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
 from attnlab.runs.store import Found, collect
@@ -25,8 +26,7 @@ def specifications(root: Path) -> list[Path]:
 def folders(root: Path) -> list[tuple[Path, Report]]:
     """Folders of records that have a report of their own, with its function.
 
-    Of a folder with runs.csv no record is committed. Converted models are reported from that file; other such folders
-    are left out: their table itself lists the runs.
+    Of a folder with runs.csv no record is committed: it is reported from that file, which has a line for each run.
 
     Args:
         root: experiments/.
@@ -35,11 +35,13 @@ def folders(root: Path) -> list[tuple[Path, Report]]:
     found += [(path.parent, compression.render) for path in sorted(root.glob("*/*/sweep.csv"))]
     found += [(path.parent, needle.render) for path in sorted(root.glob(f"*/{needle.FOLDER}/{needle.STEM}.csv"))]
     found = [(folder, report) for folder, report in found if not (folder / "runs.csv").is_file()]
-    return found + [(path.parent, _converted(path.parent)) for path in sorted(root.glob("*/*/conversions.csv"))]
+    for name, report in (("conversions.csv", conversion), ("accuracy.csv", reasoning)):
+        found += [(path.parent, _from_lines(report, path.parent)) for path in sorted(root.glob(f"*/*/{name}"))]
+    return found
 
 
-def _converted(folder: Path) -> Report:
-    return lambda _, directory: conversion.write(conversion.read_runs(folder / "runs.csv"), directory)
+def _from_lines(report: ModuleType, folder: Path) -> Report:
+    return lambda _, directory: report.write(report.read_runs(folder / "runs.csv"), directory)
 
 
 def below(folder: Path, records: Sequence[Found]) -> list[Found]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,31 @@ NAMED = ("seed", "model", "compress", "compress.keep", "task.questions", "task.m
 NUMBERS = ["Rate", "Model saved, %"]
 NUMBERS += ["Accuracy dense", "compressed", "Loss dense", "compressed", "Perplexity dense", "compressed"]
 DIGITS = (2, 1, 1, 1, 3, 3, 2, 2)  # of NUMBERS
+ABOUT = ["Corpus", "Device", "Git", "Command"]
+RUN = [*GROUP, "Seed", *NUMBERS, *ABOUT]
 DENSE = "dense"
+
+
+Group = tuple[str, str, str, float | None, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the table shows of a run; a line of runs.csv.
+
+    Args:
+        group: model, questions, method, kept share of the parameters (None: the budget is none) and other settings.
+        seed: of the run.
+        values: in the order of NUMBERS; None: not measured.
+        about: corpus, device, revision and command.
+        errors: standard errors of the values over the questions; None: there is none. Not in runs.csv.
+    """
+
+    group: Group
+    seed: int
+    values: tuple[float | None, ...]
+    about: tuple[str, ...]
+    errors: tuple[float | None, ...] = (None,) * len(NUMBERS)
 
 
 def is_one(found: Found) -> bool:
@@ -37,7 +63,7 @@ def is_one(found: Found) -> bool:
 
 
 def render(records: Sequence[Found], directory: Path) -> list[Path]:
-    """Write the table sweep.{md,csv,tex}, runs.csv, and accuracy.{csv,png} for the records with `compress.keep`.
+    """Write what :func:`write` does, for records.
 
     Args:
         records: records of task=reasoning with mode=compress.
@@ -52,23 +78,61 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
     found = [one for one in records if one.record["status"] == "finished" and is_one(one) and _rate(one)]
     if not found:
         raise DataError("no finished record of a compressed language model among those given")
-    paths = sweep_table(found).write(directory / "sweep", "md", "csv", "tex")
-    paths += runs_table(found).write(directory / "runs", "csv")
-    points = accuracy_points(found)
+    return write(runs_of(found), directory)
+
+
+def write(runs: Sequence[Run], directory: Path) -> list[Path]:
+    """Write the table sweep.{md,csv,tex}, runs.csv, and accuracy.{csv,png} for the runs with `compress.keep`.
+
+    Args:
+        runs: those of a row one after the other, as :func:`runs_of` and :func:`read_runs` give them.
+        directory: where to write.
+
+    Returns:
+        The paths written.
+    """
+    paths = sweep_table(runs).write(directory / "sweep", "md", "csv", "tex")
+    paths += runs_table(runs).write(directory / "runs", "csv")
+    points = accuracy_points(runs)
     return paths + (figure.write(directory / "accuracy", points, accuracy_plot) if points.rows else [])
 
 
-def sweep_table(found: Sequence[Found]) -> Grid:
+def read_runs(path: Path) -> list[Run]:
+    """The lines of a file that :func:`render` has written.
+
+    Args:
+        path: runs.csv.
+
+    Raises:
+        DataError: it is something else.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *lines = list(csv.reader(file)) or [[]]
+    if header != RUN:
+        raise DataError(f"{path}: line 1: expected the columns {', '.join(RUN)}")
+    runs = []
+    for number, line in enumerate(lines, 2):
+        try:
+            model, questions, method, keep, settings, seed, *rest = line
+            values = tuple(None if text == NOT_RUN else float(text) for text in rest[: len(NUMBERS)])
+            group = (model, questions, method, float(keep) if keep else None, settings)
+            runs.append(Run(group, int(seed), values, tuple(rest[len(NUMBERS) :])))
+        except ValueError as error:
+            raise DataError(f"{path}: line {number}: {error}") from error
+    return runs
+
+
+def sweep_table(runs: Sequence[Run]) -> Grid:
     """A row for each model, question set, method, kept share and other settings: means over the seeds.
 
     Args:
-        found: records of task=reasoning.
+        runs: as for :func:`write`.
     """
     grid = Grid("Compressed language models: accuracy, loss and perplexity", [*GROUP, "Seeds", *NUMBERS])
-    for (model, questions, method, keep, settings), members in _grouped(found):
-        cells = [model, questions, method, "" if keep is None else f"{keep:g}", settings, str(len(members))]
-        columns = zip(*map(_values, members), strict=True)
-        errors = _errors(members[0]) if len(members) == 1 else [None] * len(NUMBERS)
+    for group, members in _grouped(runs):
+        cells = [*_shown(group), str(len(members))]
+        columns = zip(*(one.values for one in members), strict=True)
+        errors = members[0].errors if len(members) == 1 else [None] * len(NUMBERS)
         for column, digits, error in zip(columns, DIGITS, errors, strict=True):
             cells.append(_cell([value for value in column if value is not None], digits, error))
         grid.rows.append(cells)
@@ -84,42 +148,36 @@ def sweep_table(found: Sequence[Found]) -> Grid:
     return grid
 
 
-def runs_table(found: Sequence[Found]) -> Grid:
-    """A row for each record.
+def runs_table(runs: Sequence[Run]) -> Grid:
+    """A row for each run.
 
     Args:
-        found: records of task=reasoning.
+        runs: as for :func:`write`.
     """
-    last = ["Corpus", "Device", "Git", "Command"]
-    grid = Grid("Runs", [*GROUP, "Seed", *NUMBERS, *last])
-    for (model, questions, method, keep, settings), members in _grouped(found):
-        for one in members:
-            record = one.record
-            cells = [model, questions, method, "" if keep is None else f"{keep:g}", settings, str(record["seed"])]
-            cells += [NOT_RUN if value is None else f"{value:.5g}" for value in _values(one)]
-            cells += [record["corpus"], *(str(record["environment"][key]) for key in ("device", "git"))]
-            grid.rows.append([*cells, record["command"]])
+    grid = Grid("Runs", RUN)
+    for one in runs:
+        values = [NOT_RUN if value is None else f"{value:.5g}" for value in one.values]
+        grid.rows.append([*_shown(one.group), str(one.seed), *values, *one.about])
     return grid
 
 
-def accuracy_points(found: Sequence[Found]) -> Grid:
+def accuracy_points(runs: Sequence[Run]) -> Grid:
     """The data of :func:`accuracy_plot`: mean and standard deviation over the seeds.
 
     Args:
-        found: records of task=reasoning.
+        runs: as for :func:`write`.
     """
     headers = ["model", "questions", "method", "kept", "seeds", "accuracy, %", "standard deviation"]
     grid = Grid("Accuracy over the compression rate", headers)
     dense: dict[tuple[str, str], dict[int, float]] = {}
-    for (model, questions, name, keep, settings), members in _grouped(found):
+    for (model, questions, name, keep, settings), members in _grouped(runs):
         if keep is None:
             continue
         method = f"{name} {settings}".rstrip()
-        qualities = {one.record["seed"]: one.record["compression"]["quality"] for one in members}
-        each = [quality["compressed"]["accuracy"] for quality in qualities.values()]
+        each = [_accuracy(one, "compressed") for one in members]
         grid.rows.append([model, questions, method, f"{keep:g}", str(len(each)), *_spread(each)])
         seeds = dense.setdefault((model, questions), {})
-        seeds |= {seed: quality["dense"]["accuracy"] for seed, quality in qualities.items()}
+        seeds |= {one.seed: _accuracy(one, DENSE) for one in members}
     for (model, questions), seeds in sorted(dense.items()):
         grid.rows.append([model, questions, DENSE, "1", str(len(seeds)), *_spread(list(seeds.values()))])
     return grid
@@ -153,13 +211,13 @@ def accuracy_plot(points: Grid) -> Figure:
     return page
 
 
-Group = tuple[str, str, str, float | None, str]
+def runs_of(found: Sequence[Found]) -> list[Run]:
+    """What the table shows of records, one of each seed: those of a row one after the other, in the order of the seeds.
 
+    Records of one recipe and corpus belong together. A sample world follows from its seed: all count as one corpus.
 
-def _grouped(found: Sequence[Found]) -> list[tuple[Group, list[Found]]]:
-    """Records by GROUP, one of each seed, in the order of the seeds.
-
-    Runs of one recipe and corpus belong together. A sample world follows from its seed: all count as one corpus.
+    Args:
+        found: finished records of compressed language models.
     """
     alike: dict[tuple[str, str, str, float | None], dict[tuple[str, str], dict[int, Found]]] = {}
     for one in sorted(found, key=lambda one: str(one.record["started"])):
@@ -173,27 +231,46 @@ def _grouped(found: Sequence[Found]) -> list[tuple[Group, list[Found]]]:
         for seeds in groups.values():
             members = [seeds[seed] for seed in sorted(seeds)]
             rows.append(((*shown, " ".join(sorted(_settings(members[0]) - common))), members))
-    return sorted(rows, key=lambda row: (row[0][:3], -(row[0][3] or 0), row[0][4]))
+    rows.sort(key=lambda row: (row[0][:3], -(row[0][3] or 0), row[0][4]))
+    return [_run(group, one) for group, members in rows for one in members]
+
+
+def _run(group: Group, one: Found) -> Run:
+    record, rate = one.record, _rate(one)
+    quality = record["compression"]["quality"]
+    points = [quality[point] if isinstance(quality.get(point), dict) else {} for point in POINTS]
+    values = rate["rate"], rate["model_saving_percent"], *(point.get(key) for key in KEYS for point in points)
+    errors = None, None, *(point.get(f"{key}_stderr") for key in KEYS for point in points)
+    about = record["corpus"], *(str(record["environment"][key]) for key in ("device", "git")), record["command"]
+    return Run(group, int(record["seed"]), values, about, errors)
+
+
+def _grouped(runs: Sequence[Run]) -> list[tuple[Group, list[Run]]]:
+    """Runs by their group, in the order in which they stand. A seed that does not rise begins a row of its own."""
+    rows: list[tuple[Group, list[Run]]] = []
+    for one in runs:
+        if not rows or rows[-1][0] != one.group or one.seed <= rows[-1][1][-1].seed:
+            rows.append((one.group, []))
+        rows[-1][1].append(one)
+    return rows
+
+
+def _shown(group: Group) -> list[str]:
+    """The cells of GROUP."""
+    model, questions, method, keep, settings = group
+    return [model, questions, method, "" if keep is None else f"{keep:g}", settings]
+
+
+def _accuracy(one: Run, point: str) -> float:
+    value = one.values[2 + POINTS.index(point)]
+    assert value is not None
+    return value
 
 
 def _settings(one: Found) -> set[str]:
     """The settings of a record's command, but for those that have a column."""
     given = [text.lstrip("+") for text in shlex.split(one.record["command"]) if "=" in text]
     return {text for text in given if text.partition("=")[0] not in NAMED and not text.startswith("hydra.")}
-
-
-def _values(one: Found) -> list[float | None]:
-    """The numbers of a record, in the order of NUMBERS; None: not measured."""
-    rate, quality = _rate(one), one.record["compression"]["quality"]
-    points = [quality[point] if isinstance(quality.get(point), dict) else {} for point in POINTS]
-    return [rate["rate"], rate["model_saving_percent"], *(point.get(key) for key in KEYS for point in points)]
-
-
-def _errors(one: Found) -> list[float | None]:
-    """Standard errors of a record's numbers over its questions; None: it has none."""
-    quality = one.record["compression"]["quality"]
-    points = [quality[point] if isinstance(quality.get(point), dict) else {} for point in POINTS]
-    return [None, None, *(point.get(f"{key}_stderr") for key in KEYS for point in points)]
 
 
 def _cell(values: Sequence[float], digits: int, error: float | None) -> str:
