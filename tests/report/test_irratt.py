@@ -5,7 +5,6 @@ from attnlab.report.render import table
 from attnlab.report.spec import read_spec
 
 SPEC = read_spec(CONF.parent / "experiments" / "irratt" / "table1.yaml")
-PRINTED_OTHERWISE = ("DeiT-Base, CP SlimAtt and MLP 168", "attention")  # 49.614, printed 49.7
 COLUMNS = ("attention", "flops", "parameters")
 
 
@@ -16,7 +15,7 @@ def test_the_48_percentages() -> None:
     assert len(cells) == 48
     for row, column in cells:
         printed, ours = float(row.published[column]), row.computed[column]
-        if (row.label, column) == PRINTED_OTHERWISE:
+        if column in row.differs:  # 49.614, printed 49.7
             assert f"{ours:.1f}" == "49.6" and abs(ours - printed) < 0.1
         else:
             assert f"{ours:.1f}" == f"{printed:.1f}", (row.label, column)

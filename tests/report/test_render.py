@@ -183,6 +183,9 @@ def test_broken_specifications(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "title: x": "columns",
         good.replace("baseline: MHA", "baseline: mha"): "baseline 'mha'",
         good.replace("note: gate", "note: gait"): "note 'gait'",
+        good.replace("note: gate", "baseline: MLB"): "baseline 'MLB' is the label of no row",
+        good.replace("note: gate", "corpus: MuST-C"): "its baseline 'MHA' has another corpus",
+        good.replace("baseline: MHA\n", ""): "baseline '' is the label of no row",
         good.replace("digits: 2", "digit: 2"): "digit",
     }
     for text, expected in broken.items():

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
-
 from attnlab.report.grid import Grid
 from attnlab.report.match import composed, differences
 from attnlab.report.points import STYLES, name_below
@@ -33,7 +31,7 @@ def data(spec: Spec, records: Sequence[Found]) -> Grid:
     grid = Grid(spec.title, HEADERS)
     for row in spec.rows:
         cfg = composed(*spec.overrides(row))
-        found = newest(cfg, row, records)
+        found = newest(spec, row, records)
         measured = {} if found is None else _measured(found, row)
         for context in _contexts(cfg.bench.context):
             grid.rows.append([row.label, str(context), *_cells(measured.get(context), int(cfg.bench.steps))])
@@ -61,7 +59,7 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
     missing: dict[str, list[str]] = {}
     used: dict[str, Found] = {}
     for row in spec.rows:
-        found = newest(composed(*spec.overrides(row)), row, records)
+        found = newest(spec, row, records)
         if found is None:
             missing.setdefault(spec.row_command(row), []).append(row.label)
         else:
@@ -77,21 +75,23 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
     return grid
 
 
-def newest(cfg: DictConfig, row: Row, records: Sequence[Found]) -> Found | None:
+def newest(spec: Spec, row: Row, records: Sequence[Found]) -> Found | None:
     """The newest finished record of a row's shape, recipe and lengths that has measured the row's mechanism.
 
     Args:
-        cfg: the configuration of the row's command.
-        row: of the specification.
+        spec: the specification.
+        row: one of its rows.
         records: the oldest first.
     """
+    overrides = spec.overrides(row)
+    cfg = composed(*overrides)
     wanted = {key: cfg.bench[key] for key in SHAPE}
     lengths = set(_contexts(cfg.bench.context))
     for found in reversed(records):
         about = found.record["config"].get("bench") or {}
         if found.record["status"] != "finished" or "bench" not in found.record:
             continue
-        alike = {key: about.get(key) for key in SHAPE} == wanted and not differences(found, cfg)
+        alike = {key: about.get(key) for key in SHAPE} == wanted and not differences(found, overrides)
         if alike and lengths <= _measured(found, row).keys():
             return found
     return None

@@ -6,8 +6,9 @@ and scale do, marked with what they differ in. The embedded sample corpus, or an
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +18,7 @@ from attnlab.config.check import check
 from attnlab.config.model import OF_THE_MODEL, pretrained_decoder
 from attnlab.config.stack import PATTERN
 from attnlab.report.spec import Row, Spec
-from attnlab.runs.identity import canonical
+from attnlab.runs.identity import architecture, canonical
 from attnlab.runs.speedup import PROTOCOL
 from attnlab.runs.store import Found
 
@@ -75,7 +76,8 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
     """
     if not records or not row.command or not spec.quality:
         return []
-    cfg = composed(*spec.overrides(row))
+    overrides = spec.overrides(row)
+    cfg = composed(*overrides)
     keys = {"task": cfg.task.name, "compress": cfg.choices.compress, "scale": cfg.choices.scale}
     keys |= {"stride": cfg.stride, "rank": cfg.rank}
     if cfg.task.get("weights") is None:  # else the attention is the model's
@@ -83,7 +85,7 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
     mine = [f for f in records if f.record["corpus"].startswith(row.corpus)]
     if row.corpus:  # such a table has several models too: another one's record is no near match
         mine = [f for f in mine if f.record["config"].get("model") == cfg.model]
-    found = [(f, differences(f, cfg)) for f in mine if f.number(spec.quality) is not None]
+    found = [(f, differences(f, overrides, row.start)) for f in mine if f.number(spec.quality) is not None]
     exact = [pair for pair in found if not pair[1]]
     alike = [pair for pair in found if all(pair[0].record.get(key) == value for key, value in keys.items())]
     pattern = written(OmegaConf.select(cfg, PATTERN))  # every stack of several mechanisms is called hybrid
@@ -91,7 +93,7 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
     return list({pair[0].record["seed"]: pair for pair in exact or alike}.values())
 
 
-@lru_cache
+@cache
 def composed(*overrides: str) -> DictConfig:
     """The configuration of a command line. Cached, because every table of a report composes its rows again; read-only.
 
@@ -103,22 +105,35 @@ def composed(*overrides: str) -> DictConfig:
     return check(overrides, complete=pretrained_decoder).jobs[0]
 
 
-def differences(found: Found, cfg: DictConfig) -> list[str]:
-    """In what the recipe of a record differs from that of a configuration; one text for each key.
+@cache
+def _recipe(*overrides: str) -> dict[str, Any]:
+    """The recipe of a command line, by dotted keys."""
+    return dict(leaves(canonical(composed(*overrides))))
+
+
+def differences(found: Found, overrides: Sequence[str], start: str = "") -> list[str]:
+    """In what the recipe of a record differs from that of a command line; one text for each key.
 
     Args:
         found: the record.
-        cfg: the fixed configuration of the row.
+        overrides: of the row's command.
+        start: the overrides of the run whose compressed model the row starts from; empty: it starts from none.
     """
     if not found.canonical:
         return ["no configuration is known of this old record: its recipe is unknown"]
-    mine, theirs = dict(leaves(found.canonical)), dict(leaves(canonical(cfg)))
+    mine, theirs = dict(leaves(found.canonical)), dict(_recipe(*overrides))
     if "task.weights" in theirs:  # what a run has read from its model
         parts = tuple(f"{node}." for node in OF_THE_MODEL)
         for leaves_of in (mine, theirs):
             for key in [key for key in leaves_of if f"{key}.".startswith(parts)]:
                 del leaves_of[key]
     wrong = []
+    if start:
+        mine.pop("task.model.weights", None)
+        theirs.pop("task.model.weights", None)
+        compression = architecture(composed(*shlex.split(start)))["compression"]
+        if found.record.get("compression", {}).get("start") != compression:
+            wrong.append(f"the model did not start from a run of {start}")
     for key, without in PLACES.items():
         if theirs.get(key) is not None:
             theirs.pop(key)
@@ -129,8 +144,11 @@ def differences(found: Found, cfg: DictConfig) -> list[str]:
         for key in sorted(mine.keys() | theirs.keys())
         if mine.get(key, "unset") != theirs.get(key, "unset")
     ]
-    if found.record["mode"] == "test":
+    tested = found.record["mode"] == "test"
+    if tested and found.record["config"].get("checkpoint") is not None:
         wrong.append("scored with mode=test: how the checkpoint was trained is not in this record")
+    elif tested != ((mode := composed(*overrides).mode) == "test"):
+        wrong.append(f"mode={found.record['mode']} instead of {mode}")
     return wrong
 
 

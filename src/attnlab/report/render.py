@@ -94,9 +94,8 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
     every, usable = scored(records, spec)
     chosen = {row.label: choose(row, usable, spec) for row in spec.rows if row.command}
     names = {f.path: f"R{i}" for i, f in enumerate((f for fs in chosen.values() for f, _ in fs), 1)}
-    baseline = [found for found, _ in chosen[spec.baseline]]
     for row in spec.rows:
-        mine = [found for found, _ in chosen.get(row.label, [])]
+        mine, baseline = _runs(row.label, chosen), _runs(row.baseline or spec.baseline, chosen)
         cells = [f"{row.label} {marks[row.note]}" if row.note else row.label]
         sizes = {
             "parameters": f"{row.parameters:,}" if row.parameters else "–",
@@ -116,9 +115,9 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
     grid.notes += [_describe(names[f.path], row, f, wrong) for row, fs in chosen.items() for f, wrong in fs]
     if any(" ± " in cell for row in grid.rows for cell in row[1:]):
         grid.notes.append("±: standard error over the items of the test set, of one seed.")
-    for label, pairs in chosen.items():
-        if label != spec.baseline:
-            grid.notes += _surely(baseline, [found for found, _ in pairs], names)
+    for row in spec.rows:
+        if row.label != (label := row.baseline or spec.baseline):
+            grid.notes += _surely(_runs(label, chosen), _runs(row.label, chosen), names)
     grid.notes += _left_out(every, usable, spec) if spec.corpus else []
     measured = any(column.measured for column in spec.columns)
     missing = [row for row in spec.rows if measured and row.command and not chosen[row.label]]
@@ -132,6 +131,11 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
     if missing and spec.after:
         grid.notes.append(f"{NOT_RUN}: then, with the run directory of each row, `{spec.after}`")
     return grid
+
+
+def _runs(label: str, chosen: Mapping[str, Sequence[tuple[Found, list[str]]]]) -> list[Found]:
+    """The records that stand for a row."""
+    return [found for found, _ in chosen.get(label, [])]
 
 
 def plot_points(spec: Spec, plot: Plot, records: Sequence[Found]) -> Grid:
@@ -245,5 +249,7 @@ def _describe(name: str, row: str, found: Found, wrong: Sequence[str]) -> str:
 def _left_out(every: Sequence[Found], usable: Sequence[Found], spec: Spec) -> list[str]:
     others = [found for found in every if found not in usable]
     sample = sum(found.record["corpus"] == "sample" for found in others)
-    counts = {"the embedded sample corpus": sample, f"data other than {spec.corpus['name']}": len(others) - sample}
+    name = spec.corpus["name"]
+    other = f"data other than {name}" if name else "other data"
+    counts = {"the embedded sample corpus": sample, other: len(others) - sample}
     return [f"Left out: {count} scored record(s) of {what}." for what, count in counts.items() if count]

@@ -208,7 +208,7 @@ def missing(words: Request) -> None:
         words: specifications of tables, and perhaps a folder.
     """
     from attnlab.report.context import newest
-    from attnlab.report.match import choose, composed, scored
+    from attnlab.report.match import choose, scored
     from attnlab.report.spec import read_spec
 
     specs = {name: read_spec(Path(name)) for name in words.names if not Path(name).is_dir()}
@@ -221,7 +221,7 @@ def missing(words: Request) -> None:
         records = collect(files) if files else []
         rows = [row for row in spec.rows if row.command]
         if spec.picture == "context":
-            lacking = [row for row in rows if newest(composed(*spec.overrides(row)), row, records) is None]
+            lacking = [row for row in rows if newest(spec, row, records) is None]
         else:
             usable = scored(records, spec)[1]
             lacking = [row for row in rows if not any(not wrong for _, wrong in choose(row, usable, spec))]

@@ -68,6 +68,10 @@ class Row:
         command: the row's own overrides, `task=mustc scale=paper attention=mha`; empty for a number that the paper
             quotes from elsewhere.
         note: the name of one of the specification's notes.
+        baseline: the label of the row that its ratios and differences refer to; empty: the specification's.
+        start: where the command has `model=` with a run that must exist first: the overrides of that run.
+        differs: keys of columns whose published number does not follow from the other published cells or from the
+            configuration; a note says why. Tests hold all other cells to their published number.
         corpus: how the name of this row's corpus begins, in a table of several; of an embedded one "sample of TASK";
             empty: as the specification says.
         split: of the corpus, in a table of its statistics.
@@ -83,6 +87,9 @@ class Row:
     published: Mapping[str, str]
     command: str = ""
     note: str = ""
+    baseline: str = ""
+    start: str = ""
+    differs: Sequence[str] = ()
     corpus: str = ""
     split: str = ""
     train: Sequence[int] = ()
@@ -143,7 +150,7 @@ class Spec:
         source: where the published numbers stand.
         corpus: `name`, how the name of the rows' corpus begins, and `train`, least and most training segments, or
             questions of the test split where nothing is trained; a table without measured columns has neither.
-        baseline: the label of the row that ratios and differences refer to.
+        baseline: the label of the row that ratios and differences refer to, where a row names no other; empty: none.
         command: the command of every row, with `{row}` where the row's own overrides go.
         columns: the columns after those of `facts`.
         rows: the rows.
@@ -160,10 +167,10 @@ class Spec:
 
     title: str
     source: str
-    baseline: str
     command: str
     columns: Sequence[Column]
     rows: Sequence[Row]
+    baseline: str = ""
     corpus: Mapping[str, Any] = field(default_factory=dict)
     before: str = ""
     after: str = ""
@@ -189,9 +196,13 @@ class Spec:
         return self.command.format(row=row.command)
 
     def overrides(self, row: Row) -> list[str]:
-        """The settings in a row's command, as :func:`attnlab.config.check.compose` takes them."""
+        """The settings in a row's command, as :func:`attnlab.config.check.compose` takes them.
+
+        Without `model=` where that names a run, which only exists where the row is measured.
+        """
         after = [word for word in shlex.split(self.after) if not word.startswith(OF_THE_COMMAND)]
-        return [word for word in [*shlex.split(self.row_command(row)), *after] if "=" in word]
+        words = [word for word in [*shlex.split(self.row_command(row)), *after] if "=" in word]
+        return [word for word in words if not (row.start and word.startswith("model="))]
 
 
 def read_spec(path: Path) -> Spec:
@@ -223,10 +234,23 @@ def read_spec(path: Path) -> Spec:
         raise ConfigError(f"{path}: picture {spec.picture!r}: expected ranks, fusion or context")
     if spec.picture == "context" and not all("variant" in row.facts for row in spec.rows):
         raise ConfigError(f"{path}: picture context: every row needs `facts` with `variant`, the mechanism's name")
-    if spec.baseline not in [row.label for row in spec.rows]:
-        raise ConfigError(f"{path}: baseline {spec.baseline!r} is no row's label")
+    _check_baselines(path, spec)
     if "{row}" not in spec.command:
         raise ConfigError(f"{path}: command {spec.command!r} has no {{row}} for the rows' own overrides")
     if unknown := ({c.note for c in spec.columns} | {r.note for r in spec.rows}) - {"", *spec.notes}:
         raise ConfigError(f"{path}: note {sorted(unknown)[0]!r} is not among its notes")
     return spec
+
+
+def _check_baselines(path: Path, spec: Spec) -> None:
+    """Refuse a baseline that is no measured row, or that is of another corpus."""
+    rows = {row.label: row for row in spec.rows if row.command}
+    if spec.baseline and spec.baseline not in rows:
+        raise ConfigError(f"{path}: baseline {spec.baseline!r} is the label of no row with a command")
+    compares = any(column.ratio or column.against for column in spec.columns)
+    for row in rows.values():
+        label = row.baseline or spec.baseline
+        if label not in rows and (label or compares):
+            raise ConfigError(f"{path}: {row.label}: baseline {label!r} is the label of no row with a command")
+        if label and rows[label].corpus != row.corpus:
+            raise ConfigError(f"{path}: {row.label}: its baseline {label!r} has another corpus")

@@ -1,0 +1,236 @@
+"""Every specification, filled with records that hold its published numbers, shows these numbers.
+
+A record is made from its row's own command, as a run makes it. A cell whose published number follows from nothing is
+named by its row (`differs`) and explained by a note.
+"""
+
+import copy
+import dataclasses
+import re
+from collections.abc import Mapping
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from attnlab.config.build import CONF, instantiate
+from attnlab.data.images.folder import ImageData
+from attnlab.data.questions.loading import question_set
+from attnlab.data.recall.data import NAMES
+from attnlab.report import everything
+from attnlab.report.match import choose, composed
+from attnlab.report.render import table
+from attnlab.report.spec import Column, Row, Spec, read_spec
+from attnlab.runs import record as records
+from attnlab.runs.identity import architecture
+from attnlab.runs.store import Found
+from tests.report.conftest import finished
+
+PATHS = [p for p in everything.specifications(CONF.parent / "experiments") if read_spec(p).picture != "context"]
+UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
+QUICK = 2  # rows of a quick test, without their baselines: composing a row takes a third of a second
+ANY = 1.0  # where nothing was published
+
+
+def number(text: str) -> tuple[float, float] | None:
+    """The first number of a cell, and half a unit of its last digit; None: it has none."""
+    found = re.match(r"([-+]?[\d,]*\.?\d+(?:e-?\d+)?)([KMB]?)", text)
+    if found is None:
+        return None
+    mantissa, _, exponent = found[1].replace(",", "").partition("e")
+    scale = UNITS[found[2]] * 10 ** int(exponent or 0)
+    return float(mantissa) * scale, 0.5 * scale * 10 ** -len(mantissa.partition(".")[2])
+
+
+def same(published: str, shown: str) -> bool:
+    """Whether two cells agree in the digits that both have."""
+    ours, theirs = number(shown), number(published)
+    if ours is None or theirs is None:
+        return published.lower() == shown.lower()
+    return abs(ours[0] - theirs[0]) <= max(ours[1], theirs[1]) * (1 + 1e-9)
+
+
+def corpus_of(cfg: DictConfig, spec: Spec, row: Row) -> str:
+    """What a run says of its corpus, which is as large as the specification wants it."""
+    size = (row.train or spec.corpus["train"])[0]
+    kind = cfg.task.kind._target_.rpartition(".")[2]
+    place = "/data/some folder"
+    data = cfg.task.data
+    if kind == "ImageClassificationTask":
+        return f"some folder at {place}: train {size}, val 50000 images, 1000 classes"
+    if kind == "ReasoningTask":
+        return f"{question_set(data.questions).title} in {place}: 100 validation and {size} test questions"
+    if kind == "RecallTask":
+        return (
+            f"{NAMES[data.problem]}, generated, version 1: train {size}, validation 1, test 1 sequences; vocabulary 9"
+        )
+    if kind == "LanguageModellingTask":
+        return f"{instantiate(data.corpus).name} at {place}: train {size}, validation 1, test 1 pieces; vocabulary 9"
+    if cfg.data_root is None:
+        return "sample"
+    reader = instantiate(data.reader)
+    sizes = ", ".join(f"{name} {size if i == 0 else 9}" for i, name in enumerate(reader.splits))
+    return f"{reader.name} at {place}: {sizes} {reader.unit}"
+
+
+def set_number(record: dict[str, Any], dotted: str, value: float) -> None:
+    *path, last = dotted.split(".")
+    for part in path:
+        record = record.setdefault(part, {})
+    record[last] = value
+
+
+def numbers(spec: Spec, row: Row, base: Mapping[str, float]) -> dict[str, float]:
+    """What the record of a row holds, by dotted key. `base`: the same of the row to which it is compared."""
+    found: dict[str, float] = {}
+    printed = {key: value[0] for key, text in row.published.items() if (value := number(text))}
+    for column in spec.columns:
+        if column.value and column.key in printed:
+            value = printed[column.key] / column.factor
+            found[column.value] = log(value) if column.exp else value
+    for column in spec.columns:
+        rest = [key for key in (*column.mean, column.ratio, column.against) if key and key not in found]
+        if column.key in printed and rest:
+            value = printed[column.key]
+            if column.mean:
+                value /= column.factor
+            elif column.ratio:
+                value = base[column.ratio] / value
+            else:
+                value += base[column.against]
+            found |= dict.fromkeys(rest, value)
+    keys = {key for c in spec.columns for key in (c.value, *c.mean, c.ratio, c.against) if key}
+    return dict.fromkeys(keys, ANY) | found
+
+
+def fill(record: dict[str, Any], spec: Spec, row: Row, base: Mapping[str, float]) -> dict[str, float]:
+    found = numbers(spec, row, base)
+    for key, value in found.items():
+        set_number(record, key, value)
+    if row.split:
+        values = record.setdefault("statistics", {}).setdefault(row.split, {"utterances": row.train[0]})
+        printed = {column.statistic: number(row.published.get(column.key, "")) for column in spec.columns}
+        values |= {key: value[0] for key, value in printed.items() if value}
+    return found
+
+
+def synthetic(spec: Spec, row: Row) -> dict[str, Any]:
+    """The finished record of a row's command, without numbers."""
+    cfg = composed(*spec.overrides(row))
+    record = finished(cfg, spec.overrides(row))
+    record["mode"] = "statistics" if row.split else cfg.mode if cfg.mode in spec.modes else spec.modes[0]
+    record["corpus"] = corpus_of(cfg, spec, row) if spec.corpus or row.train else records.NOT_RUN
+    if record["mode"] == "evaluate":
+        tasks = ", ".join(cfg.task.evaluation.tasks)
+        record["corpus"] = f"lm-evaluation-harness: {tasks}; trained on {record['corpus']}"
+    if row.start:
+        record["compression"] = {"start": architecture(composed(*row.start.split()))["compression"]}
+        record["identity"]["weights"]["task.model.weights"] = "sha256:0"
+    return record
+
+
+def fillings(spec: Spec) -> list[dict[str, Row]]:
+    """Rows by label, in as many groups as are needed for each record to hold the numbers of one row or split."""
+    groups: list[dict[tuple[str, str], Row]] = []
+    for row in spec.rows:
+        key = (row.command, row.split)
+        if row.command:
+            group = next((group for group in groups if key not in group), None)
+            if group is None:
+                groups.append(group := {})
+            group[key] = row
+    return [{row.label: row for row in group.values()} for group in groups]
+
+
+def shown(spec: Spec, column: Column, cells: list[str]) -> str:
+    """Our cell of a column."""
+    at = 1 + len(spec.facts)
+    for other in spec.columns:
+        at += spec.published(other)
+        if other is column:
+            return cells[at]
+        at += 1
+    raise KeyError(column.key)
+
+
+def base_of(row: Row, spec: Spec) -> str:
+    """The label of another row to which a row is compared; empty: none."""
+    label = row.baseline or spec.baseline
+    return "" if label == row.label else label
+
+
+def quick(spec: Spec) -> Spec:
+    """A part of a table: its first rows, one that differs, one with its own baseline, their baselines; quoted rows."""
+    rows = [row for row in spec.rows if row.command]
+    own = [row for row in rows if row.differs][:1] + [row for row in rows if row.baseline][-1:]
+    chosen = {row.label for row in [*rows[:QUICK], *own]}
+    chosen |= {base_of(row, spec) for row in rows if row.label in chosen}
+    return dataclasses.replace(spec, rows=[row for row in spec.rows if not row.command or row.label in chosen])
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "every row"])
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_table_shows_what_was_published(path: Path, every: bool) -> None:
+    spec = read_spec(path) if every else quick(read_spec(path))
+    rows = {row.label: row for row in spec.rows}
+    made = {row.command: synthetic(spec, row) for row in rows.values() if row.command}
+    found = [Found(Path(f"/runs/{i}/record.json"), record) for i, record in enumerate(made.values())]
+    wrong: set[tuple[str, str]] = set()
+    for group in fillings(spec):
+        held: dict[str, dict[str, float]] = {}
+        for row in sorted(group.values(), key=lambda row: bool(base_of(row, spec))):
+            held[row.label] = fill(made[row.command], spec, row, held.get(base_of(row, spec), {}))
+        assert [records.problems(one.record) for one in found] == [[]] * len(found)
+        grid = table(spec, found)
+        assert [note for note in grid.notes if re.match("Left out|not run", note) or "NOT the row's" in note] == []
+        for (label, row), cells in zip(rows.items(), grid.rows, strict=True):
+            assert not {"not run", "protocols differ"} & set(cells), (label, cells)
+            for column in spec.columns if label in group else ():
+                if column.key in row.published and not same(row.published[column.key], shown(spec, column, cells)):
+                    wrong.add((label, column.key))
+    assert wrong == {(row.label, key) for row in spec.rows for key in row.differs}
+    explained = {column.key for column in spec.columns if column.note}
+    assert all(row.note or set(row.differs) <= explained for row in spec.rows)
+
+
+def test_the_text_of_a_folder_of_images(tmp_path: Path) -> None:
+    """That of the records above is what the task writes."""
+    from PIL import Image
+
+    for split in ("train", "val"):
+        (tmp_path / "some folder" / split / "cat").mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "some folder" / split / "cat" / "a.png")
+    cfg = composed("task=imagenet", "scale=paper", f"data_root='{tmp_path / 'some folder'}'")
+    data: ImageData = instantiate(cfg.task.data)
+    data.setup()
+    spec = read_spec(CONF.parent / "experiments" / "irratt" / "table1.yaml")
+    text = corpus_of(cfg, spec, spec.rows[0])
+    shape = re.sub(r"\d+", "N", re.sub(r" at .*(?=: train )", "", text))
+    assert re.sub(r"\d+", "N", re.sub(r" at .*(?=: train )", "", data.corpus)) == shape
+
+
+IRRATT = read_spec(CONF.parent / "experiments" / "irratt" / "table1.yaml")
+
+
+def test_only_the_untouched_model_stands_for_an_original() -> None:
+    """And a model that started from another run only for the row that names this run."""
+    labels = "DeiT-Small", "DeiT-Small, IrrAtt 192", "DeiT-Small, IrrAtt from constrained CP 192"
+    original, plain, constrained = rows = [next(row for row in IRRATT.rows if row.label == label) for label in labels]
+    made = [synthetic(IRRATT, row) for row in rows]
+    for record in made:
+        record["quality"] = {"top1": 79.0}
+    trained = copy.deepcopy(made[0]) | {"mode": "train"}
+    scored = copy.deepcopy(made[0])
+    scored["config"]["checkpoint"] = "/a/run"
+
+    def wrong(row: Row, record: dict[str, Any]) -> list[str]:
+        ((_, texts),) = choose(row, [Found(Path("record.json"), record)], IRRATT)
+        return texts
+
+    assert [wrong(row, record) for row, record in zip(rows, made, strict=True)] == [[], [], []]
+    assert wrong(original, trained) == ["mode=train instead of test"]
+    assert "how the checkpoint was trained" in wrong(original, scored)[0]
+    assert "did not start from a run of experiment=irratt/constrained_cp" in wrong(constrained, made[1])[0]
+    assert "task.model.weights=" in wrong(plain, made[2])[0]
