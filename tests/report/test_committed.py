@@ -1,20 +1,25 @@
 """Every table and figure under experiments/ is what the committed records give, byte for byte."""
 
 import hashlib
+import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
 from attnlab.config.build import CONF
+from attnlab.config.renames import RENAMES
 from attnlab.report import everything, figure, speed
 from attnlab.report.__main__ import main
+from attnlab.report.match import differences
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
 from attnlab.runs.identity import recipe, run
 from attnlab.runs.record import problems
 from attnlab.runs.store import Found, collect
 
+EXPERIMENT = re.compile("experiment=").match
 ROOT = CONF.parent
 EXPERIMENTS = ROOT / "experiments"
 SPECS = everything.specifications(EXPERIMENTS)
@@ -101,6 +106,24 @@ def test_every_record_is_whole_and_has_its_identity(records: list[Found]) -> Non
         assert found.record["task"] == found.record["config"]["task"]["name"], found.name
     runs = [found.record["identity"]["run"] for found in records]
     assert len(set(runs)) == len(runs)
+
+
+def test_the_overlay_in_each_command_is_there_or_was_renamed(records: list[Found]) -> None:
+    names = {
+        word.partition("=")[2] for one in records for word in shlex.split(one.record["command"]) if EXPERIMENT(word)
+    }
+    there = {p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in CONF.glob("experiment/**/*.yaml")}
+    assert names - there == set(RENAMES.overlays)
+
+
+@pytest.mark.slow
+def test_what_a_renamed_overlay_became_gives_the_recipe_of_its_training(records: list[Found]) -> None:
+    for one in [one for one in records if one.record["mode"] == "train"]:
+        words = shlex.split(one.record["command"])[3:]
+        for old in [word.partition("=")[2] for word in words if EXPERIMENT(word)]:
+            if old in RENAMES.overlays:
+                others = [word for word in words if not EXPERIMENT(word)]
+                assert differences(one, [*RENAMES.overlays[old].split(), *others]) == [], one.name
 
 
 def test_sample_images_and_photos_are_runs_of_the_same_recipes(records: list[Found]) -> None:

@@ -21,7 +21,7 @@ from attnlab.config import build as config
 from attnlab.config import stack
 from attnlab.config.annotation import annotation_of, fits, literals, parse, surely_fits, words
 from attnlab.config.nearest import matches, nearest
-from attnlab.config.renames import advice
+from attnlab.config.renames import RENAMES, advice
 from attnlab.config.rules import FOREIGN
 from attnlab.config.schema import signature
 from attnlab.config.settings import ARGUMENTS, owner
@@ -201,6 +201,8 @@ class Composer:
         for name in value if isinstance(value, list) and key in config.LISTS else [value]:
             if not isinstance(name, str) or name not in self.options(key):
                 hint = nearest(str(name), self.options(key)) or f"; `attnlab list {key}` names all"
+                if key == "experiment" and name in RENAMES.overlays:
+                    hint = f"; it was renamed: write {RENAMES.overlays[name]}"
                 raise ConfigError(f"{key}={override.get_value_string()}: no such {key}{hint}")
 
     def _check_overlays(self, base: DictConfig, full: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ class Renames:
         absent: key that was added later -> what its absence meant. A value equal to that counts as absent, so that
             adding an option changes no identity.
         classes: old name of a class or function -> new name. Whole dotted paths are allowed for foreign ones.
+        overlays: old name of an overlay, in commands of old records -> what to write instead of `experiment=`.
         rewrite: functions that change an old configuration (plain, in place) where one line cannot say it. They run
             before the other tables, in order, and must leave a current configuration as it is.
     """
@@ -31,6 +32,7 @@ class Renames:
     removed: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, Any] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=dict)
+    overlays: Mapping[str, str] = field(default_factory=dict)
     rewrite: tuple[Callable[[MutableMapping[str, Any]], None], ...] = ()
 
 
@@ -173,6 +175,22 @@ RENAMES = Renames(
         "LanguageModellingFlow": "LanguageModellingTask",
         "SequenceToTextFlow": "SequenceToTextTask",
         "SpokenIntentFlow": "SpokenIntentTask",
+    },
+    overlays={
+        "asr_digits": "task=mustc attention=mtla task.target=transcript",
+        "mtla_bench_beam": "experiment=mtla/bench_beam",
+        "mtla_bench_decoding": "experiment=mtla/bench_decoding",
+        "multilinear_bench": "experiment=tensorized/bench_absolute",
+        "multilinear_bench_relative": "experiment=tensorized/bench_relative",
+        "slu_picovoice": "experiment=corpora/picovoice",
+        "slu_slurp_text": "experiment=corpora/slurp_text",
+        "tpa_bench_decoding": "experiment=t6/bench_decoding",
+        "wikitext2_gqa": "task=wikitext2 scale=comparison attention=gqa",
+        "wikitext2_mha": "task=wikitext2 scale=comparison attention=mha",
+        "wikitext2_mla": "task=wikitext2 scale=comparison attention=mla",
+        "wikitext2_mtla": "task=wikitext2 scale=comparison attention=mtla stride=2",
+        "wikitext2_multilinear": "task=wikitext2 scale=comparison attention=multilinear rank=48 attention.window=25",
+        "wikitext2_tpa": "task=wikitext2 scale=comparison attention=tpa",
     },
 )
 
