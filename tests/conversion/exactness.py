@@ -57,7 +57,10 @@ class Wide(TorchFunctionMode):
 
 
 class WholeMLA(ToMLA):
-    """A cache as large as the original's, which the command refuses; its latent is no wider than the layer's inputs."""
+    """A cache as large as the original's, which the command refuses.
+
+    `sizes` is no wider than the layer's inputs for the check of the plan; the latent has what the rotary keys leave.
+    """
 
     name = "mla"
 
@@ -145,8 +148,8 @@ def table(names: Sequence[str] = tuple(FAMILIES)) -> Grid:
     grid.notes.append(
         "Relative norm of the difference of logits from transformers' own, of random weights in which every bias and "
         "norm counts; both sides compute in float64 throughout. MLA has all rotary components and all content (r + "
-        "d_r = 2 G D, a cache as large as the original's); GPT-2 the half of that, r = d, which is exact for it. "
-        "Bound of the test: 1e-12."
+        "d_r = 2 G D, a cache as large as the original's; for GPT-2, which has no rotary keys, r = 2 d). Bound of the "
+        "test: 1e-12."
     )
     grid.notes += [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
     return grid

@@ -88,8 +88,8 @@ def project(
 
     Args:
         method: "output_aware": error in the metric of outputs; "pca": of y itself; "balanced": of y whose keys are
-            divided by the ratio of the mean norms of keys and values (TransMLA, section 4.3); "weights": of the weight
-            matrices, without data (MHA2MLA, section 3.2).
+            divided by the ratio of the root mean squares of keys and values (the mean norms in TransMLA, section 4.3);
+            "weights": of the weight matrices, without data (MHA2MLA, section 3.2).
         moment: second moments of y, (n, n).
         metric: of outputs, (n, n).
         content: components of y that are keys; the others are values.
