@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
-demo: $(STAMP)  ## train, decode and score speech translation on the embedded sample corpus (about 5 minutes on two cores)
+demo: $(STAMP)  ## train, decode and score speech translation on the embedded sample corpus
 	$(BIN)/python -m src.run task=mustc attention=mtla stride=2 task.train.max_epochs=14
 
 test: $(STAMP)  ## the default tests (at most 10 minutes)
