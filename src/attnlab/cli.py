@@ -33,6 +33,7 @@ from attnlab.config.build import CONF
 from attnlab.config.check import Plan, check
 from attnlab.config.compose import one_line
 from attnlab.config.listing import help_text, listing
+from attnlab.config.present import check_present
 from attnlab.config.spelling import spelled
 from attnlab.config.sweeps import SWEEPER
 from attnlab.errors import AttnlabError, ConfigError, TrainingError, printable
@@ -106,6 +107,9 @@ def command() -> int:
                 plan = None  # nothing runs
             elif plan.multirun and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
                 signal.signal(signal.SIGINT, signal.default_int_handler)  # a launcher may have jobs to end
+            for cfg in plan.jobs if plan and plan.here else []:
+                check_present(cfg)
+            created = bool(plan and plan.directory and not plan.directory.exists())
             if plan and not plan.keeps:
                 log_to_the_console()
                 return job.run(plan.jobs[0], job.command_line(given), None)
@@ -118,7 +122,7 @@ def command() -> int:
             os.environ["HYDRA_FULL_ERROR"] = full or "0"
             assert plan is not None
             sys.argv[1:] = given  # what the other processes of this run are started with
-            return run(plan, given)
+            return run(plan, given, created)
 
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
         alone = multirun.begun(plan.sweep_directory) if plan and plan.multirun else contextlib.nullcontext()
@@ -186,12 +190,13 @@ def _versions() -> Iterator[str]:
             yield f"{name} {version(name)}"
 
 
-def run(plan: Plan, given: list[str]) -> float:
+def run(plan: Plan, given: list[str], created: bool) -> float:
     """Run one job, in this process or, in a multirun, in a new one. Hydra calls this.
 
     Args:
         plan: the checked command line.
         given: the command line as it was given.
+        created: whether the directory of a single run did not exist before.
 
     Returns:
         What a sweeper optimizes: the best value of the validation metric that the task monitors; NaN if there is none.
@@ -205,7 +210,7 @@ def run(plan: Plan, given: list[str]) -> float:
     directory = Path(context.runtime.output_dir)
     if context.mode != RunMode.MULTIRUN:
         arguments = [text for text in given if not text.startswith("hydra.")]
-        raise SystemExit(job.run(plan.jobs[0], job.command_line(arguments), directory))
+        raise SystemExit(job.run(plan.jobs[0], job.command_line(arguments), directory, created))
     added = [source.path for source in context.runtime.config_sources if source.provider == "command-line"]
     name = [f"--config-name={context.job.config_name}"] * (context.job.config_name != "config")
     arguments = [*(f"--config-dir={path}" for path in added), *name, *stack.plain(map(str, context.overrides.task))]

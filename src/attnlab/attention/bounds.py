@@ -47,8 +47,20 @@ class Lt(NamedTuple):
     lt: float
 
 
+class MultipleOf(NamedTuple):
+    """The value must be a multiple of a number.
+
+    Args:
+        multiple_of: this number.
+    """
+
+    multiple_of: int
+
+
 Size = Annotated[int, Ge(1), Le(1_048_576)]  # of a width, rank, window, vocabulary: a typing error asks for more
 SizeOrZero = Annotated[int, Ge(0), Le(1_048_576)]
+Rank = Annotated[int, Ge(1), Le(65536)]
+Rotary = Annotated[int, Ge(0), Le(1_048_576), MultipleOf(2)]  # components of a head that are rotated, in pairs
 Layers = Annotated[int, Ge(1), Le(1024)]  # a module each: more take minutes to build
 PositiveFloat = Annotated[float, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Cache, length_mask
-from .bounds import PositiveFloat, Rate, Size, SizeOrZero
+from .bounds import PositiveFloat, Rate, Rotary, Size
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, merged_attention
@@ -54,7 +54,7 @@ class MHA(PositionalAttention):
         dropout: Rate = 0.0,
         rope_theta: PositiveFloat | None = 10000.0,
         rope_scaling: Llama3Scaling | None = None,
-        rope_dim: SizeOrZero | None = None,
+        rope_dim: Rotary | None = None,
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()

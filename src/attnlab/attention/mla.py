@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Cache, length_mask
-from .bounds import PositiveFloat, Rate, Size, SizeOrZero
+from .bounds import PositiveFloat, Rank, Rate, Rotary, Size
 from .latent_step import LatentStep
 from .ops.backends import Backend, choose, dense_attention
 from .ops.decode import attend_cached
@@ -79,8 +79,8 @@ class MLA(PositionalAttention):
         d_model: Size,
         num_heads: Size,
         head_dim: Size | None = None,
-        rope_dim: SizeOrZero | None = None,
-        latent_dim: Size | None = None,
+        rope_dim: Rotary | None = None,
+        latent_dim: Rank | None = None,
         *,
         norm: Norm = "layer",
         bias: Sequence[Biased] = (),
@@ -303,8 +303,8 @@ class MLAQueryLatent(MLA):
         num_heads: Size,
         head_dim: Size = 64,
         rope_dim: Size = 32,
-        latent_dim: Size = 256,
-        query_latent_dim: Size = 512,
+        latent_dim: Rank = 256,
+        query_latent_dim: Rank = 512,
         *,
         dropout: Rate = 0.0,
         rope_theta: PositiveFloat = 10000.0,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import Cache, length_mask
-from .bounds import PositiveFloat, Rate, Size, SizeOrZero
+from .bounds import PositiveFloat, Rank, Rate, Rotary, Size
 from .mla import MLA, Biased, LatentCache, Norm
 from .ops.backends import Backend, choose
 from .ops.flex import windowed
@@ -43,8 +43,8 @@ class MLAWindow(Windowed, MLA):
         d_model: Size,
         num_heads: Size,
         head_dim: Size | None = None,
-        rope_dim: SizeOrZero | None = None,
-        latent_dim: Size | None = None,
+        rope_dim: Rotary | None = None,
+        latent_dim: Rank | None = None,
         window: Size = 128,
         *,
         norm: Norm = "layer",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .base import Cache, length_mask
-from .bounds import Ge, Le, PositiveFloat, Rate, Size, SizeOrZero
+from .bounds import Ge, Le, PositiveFloat, Rank, Rate, Rotary, Size
 from .latent_step import LatentStep
 from .mla import MLA, Biased, LatentCache, Norm
 from .ops.backends import Backend, choose
@@ -128,8 +128,8 @@ class MTLA(MLA):
         d_model: Size,
         num_heads: Size,
         head_dim: Size | None = None,
-        rope_dim: SizeOrZero | None = None,
-        latent_dim: Size | None = None,
+        rope_dim: Rotary | None = None,
+        latent_dim: Rank | None = None,
         gate_dim: Size | None = None,
         stride: Stride = 2,
         *,

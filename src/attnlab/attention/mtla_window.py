@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .base import Cache, length_mask
-from .bounds import PositiveFloat, Rate, Size, SizeOrZero
+from .bounds import PositiveFloat, Rank, Rate, Rotary, Size, SizeOrZero
 from .mla import Biased, LatentCache, Norm
 from .mtla import MTLA, Stride, take
 from .ops.tables import kept
@@ -88,8 +88,8 @@ class MTLAWindow(MTLA):
         d_model: Size,
         num_heads: Size,
         head_dim: Size | None = None,
-        rope_dim: SizeOrZero | None = None,
-        latent_dim: Size | None = None,
+        rope_dim: Rotary | None = None,
+        latent_dim: Rank | None = None,
         gate_dim: Size | None = None,
         stride: Stride = 2,
         recent: SizeOrZero = 8,

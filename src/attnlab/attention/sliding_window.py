@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .base import Cache, length_mask
-from .bounds import PositiveFloat, Rate, Size, SizeOrZero
+from .bounds import PositiveFloat, Rate, Rotary, Size
 from .mha import MHA, Projection
 from .ops.backends import Backend, choose, dense_attention
 from .ops.flex import windowed
@@ -169,7 +169,7 @@ class SlidingWindow(Windowed, MHA):
         dropout: Rate = 0.0,
         rope_theta: PositiveFloat | None = 10000.0,
         rope_scaling: Llama3Scaling | None = None,
-        rope_dim: SizeOrZero | None = None,
+        rope_dim: Rotary | None = None,
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__(

@@ -3,8 +3,8 @@
 Annotations are read as syntax (`ast`), so nothing has to be imported. What is not understood is accepted: the class
 itself still checks it.
 
-Bounds are written as annotated-types writes them, `Annotated[int, Ge(1)]`: Ge, Gt, Le, Lt, and MinLen for texts and
-lists. They are known by name, so a package that must not depend on annotated-types may define its own.
+Bounds are written as annotated-types writes them, `Annotated[int, Ge(1)]`: Ge, Gt, Le, Lt, MultipleOf, and MinLen for
+texts and lists. They are known by name, so a package that must not depend on annotated-types may define its own.
 """
 
 import ast
@@ -131,7 +131,7 @@ def _alternatives(annotation: ast.expr) -> Iterator[ast.expr]:
             yield ast.Constant(None)
         case ast.Subscript() if name_of(annotation) == "Annotated":
             first, *metadata = _parts(annotation)
-            bounds = [mark for mark in metadata if name_of(mark) in (*_BOUNDS, "MinLen")]
+            bounds = [mark for mark in metadata if name_of(mark) in (*_BOUNDS, "MultipleOf", "MinLen")]
             for part in _alternatives(first):
                 none = isinstance(part, ast.Constant) and part.value is None
                 yield part if none or not bounds else _annotated(part, bounds)
@@ -197,6 +197,8 @@ def _holds(annotation: ast.expr, value: Any) -> bool:
     for kind, bound in _bounds(annotation):
         if kind == "MinLen":
             within = len(value) >= bound
+        elif kind == "MultipleOf":
+            within = value % bound == 0
         else:
             within = {"Ge": value >= bound, "Gt": value > bound, "Le": value <= bound, "Lt": value < bound}[kind]
         if not within:
@@ -243,6 +245,7 @@ def _limits(annotation: ast.expr) -> str:
     """ " >= 0 and < 1", or ", not empty"."""
     bounds = _bounds(annotation)
     numbers = " and ".join(f"{_BOUNDS[kind]} {bound}" for kind, bound in bounds if kind in _BOUNDS)
+    numbers += "".join(f", a multiple of {bound}" for kind, bound in bounds if kind == "MultipleOf")
     shortest = max([bound for kind, bound in bounds if kind == "MinLen"], default=0)
     least = "" if not shortest else ", not empty" if shortest == 1 else f", at least {shortest} long"
     return (f" {numbers}" if numbers else "") + least

@@ -182,6 +182,11 @@ def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
         mixing = cfg.task.mixup
         share_images(batch.images, data.batch_size, processes, bool(mixing.mixup_alpha or mixing.cutmix_alpha))
     else:
+        if batch.bucket < data.min_input_frames:
+            raise ConfigError(
+                f"task.train.batch.bucket={batch.bucket}: expected at least task.data.min_input_frames="
+                f"{data.min_input_frames}, the shortest input of training"
+            )
         longest = max(data.max_input_frames, data.max_target_tokens)
         share_frames(batch.frames, batch.bucket, data.max_frames, longest, processes, batch.split)
 

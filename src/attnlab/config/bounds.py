@@ -11,8 +11,15 @@ from attnlab.config.schema import signature
 
 Class = TypeVar("Class", bound=type)
 
+
+class File:
+    """Marks the path of a file that must exist; see :mod:`attnlab.config.present`."""
+
+
+TextFile = Annotated[str, File()]
 Size = Annotated[int, Ge(1), Le(1_048_576)]  # those of attention/bounds.py, which imports torch
 SizeOrZero = Annotated[int, Ge(0), Le(1_048_576)]
+Rank = Annotated[int, Ge(1), Le(65536)]
 Layers = Annotated[int, Ge(1), Le(1024)]
 Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout
 

@@ -5,6 +5,7 @@ source (`schema.py`), and the first problem is raised as a ConfigError of one li
 """
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config import build as config
 from attnlab.config import stack
 from attnlab.config.batch import check_batch
-from attnlab.config.columns import check_columns
 from attnlab.config.compose import Composer, one_line
 from attnlab.config.model import TIMM, check_model, check_weights
 from attnlab.config.nearest import nearest
@@ -57,6 +57,8 @@ class Plan:
         keeps: whether the run has a directory with its record.
         searches: whether the sweeper chooses the jobs itself.
         swept: the keys that have several values.
+        here: whether the jobs run on this machine.
+        directory: of a single run.
     """
 
     jobs: list[DictConfig]
@@ -66,6 +68,8 @@ class Plan:
     keeps: bool = True  # whether the run has a directory, with its record
     searches: bool = False
     swept: tuple[str, ...] = ()
+    here: bool = True
+    directory: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -141,12 +145,15 @@ def check(arguments: Sequence[str], load: Loader | None = None, complete: Comple
         for job, cfg in zip(fixed, composed, strict=True):
             _check_folder(job, cfg, keys)
         sweep = Path(composed[0].hydra.sweep.dir)
+        single = None if multirun else Path(composed[0].hydra.run.dir)
     if multirun and any(job.resume is not None for job in fixed):
         raise ConfigError("resume= continues one run: leave -m out")
     if (options.cfg or options.info) and loaded[0]:
         raise ConfigError(
             f"{'--cfg' if options.cfg else '--info'} shows what is composed; a run that is loaded has its config.yaml"
         )
+    launcher = composed[0].hydra.launcher._target_
+    here = not options.cfg and (launcher != SLURM or "SUBMITIT_EXECUTOR" in os.environ)
     keeps = bool(multirun or options.cfg or "hydra.run.dir" in keys)
     keeps = keeps or constant(f"attnlab.modes.{fixed[0].mode}.KEEPS") is not False
     first = loaded[0]
@@ -157,11 +164,12 @@ def check(arguments: Sequence[str], load: Loader | None = None, complete: Comple
         several = tuple(str(override.key_or_group) for override in swept)
         given = [as_a_sweep(text) if text in within else text for text in spelled(stack.plain(arguments))]
         given = [*given, *chosen, *stack.added(fixed, [*keys, *chosen])]
-        return Plan(fixed, multirun, sweep, given, keeps, searches(overrides), several)
+        return Plan(fixed, multirun, sweep, given, keeps, searches(overrides), several, here, single)
     quoted = first.directory.replace("'", "\\'")
     where = [] if "hydra.run.dir" in keys else [f"hydra.run.dir='{quoted}'"]
     flags = [f"--config-dir={options.config_dir}"] if options.config_dir else []
-    return Plan(fixed, multirun, sweep, [*flags, *of_hydra, *where], keeps)
+    directory = Path(first.directory) if where else single
+    return Plan(fixed, multirun, sweep, [*flags, *of_hydra, *where], keeps, here=here, directory=directory)
 
 
 def _shared(loaded: Sequence[Job | None]) -> list[str]:
@@ -229,14 +237,11 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
         raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
     check_mode(cfg, choices.task)
     _check_task(cfg, composer)
+    _check_references(cfg, composer)
     _check_knobs(cfg, composer)
     _check_classes(cfg)
     fixed = config.freeze(cfg, choices)
     check_fixed(fixed)
-    reader = OmegaConf.select(fixed, "task.data.reader")
-    trains = constant(f"attnlab.modes.{fixed.mode}.KEEPS") is not False
-    if fixed.data_root is not None and reader is not None and trains:
-        check_columns(reader, Path(fixed.data_root).expanduser())
     return fixed
 
 
@@ -372,8 +377,26 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
     if cfg.model is not None:
         check_model(cfg.model, cfg.task.model._target_)
     encoder = cfg.task.get("encoder_checkpoint")
-    if encoder is not None and Path(encoder).expanduser().is_file():
+    if encoder is not None and not Path(encoder).expanduser().is_dir():
         check_weights("task.encoder_checkpoint", str(encoder))
+
+
+def _check_references(cfg: DictConfig, composer: Composer) -> None:
+    """Refuse references of a measurement that are no mechanisms, and values of others."""
+    if cfg.mode != "bench" or cfg.hydra.runtime.choices.attention is None:
+        return
+    known = ["published", "compiled", *composer.options("attention")]
+    names = [str(name).partition(".")[0] for name in cfg.bench.references or ()]
+    plain = [re.sub("^(published|compiled)_", "", name) for name in names]
+    for name, mechanism in zip(names, plain, strict=True):
+        if mechanism not in known:
+            raise ConfigError(f"bench.references: {name} is no mechanism{nearest(mechanism, known)}")
+    for override in cfg.bench.overrides or ():
+        if "=" not in str(override) or str(override).partition(".")[0] not in plain:
+            raise ConfigError(
+                f"bench.overrides: {override}: expected REFERENCE.KEY=VALUE, with a name of bench.references without "
+                "published_ or compiled_"
+            )
 
 
 def _check_classes(cfg: DictConfig) -> None:

@@ -10,9 +10,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
+from attnlab.errors import ConfigError
+
 BFLOAT16 = (8, 0)  # the compute capability from which NVIDIA's devices have bfloat16 and TF32 (Ampere)
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # of NVIDIA's driver
 AMD = Path("/dev/kfd")  # of AMD's
+NO_GPU = "torch finds no GPU here; take hardware=cpu or hardware=auto"
+NO_APPLE_GPU = "torch finds no Apple GPU here; take hardware=cpu or hardware=auto"
+NO_FLOAT16 = "hardware.precision=16-mixed: float16 needs a CUDA device; take hardware.precision=32-true or bf16-mixed"
 
 
 def settle(cfg: DictConfig) -> None:
@@ -70,6 +75,27 @@ def capabilities(devices: int | str | ListConfig | list[int]) -> list[tuple[int,
     else:
         chosen = [*every] if isinstance(devices, str) else [i for i in every if i in devices]
     return [torch.cuda.get_device_capability(i) for i in chosen]
+
+
+def check_device(cfg: DictConfig) -> None:
+    """Refuse a device that this machine cannot have, as far as that is known without torch.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: names the key, and what to take instead.
+    """
+    accelerator, apple = str(cfg.hardware.accelerator), sys.platform == "darwin"
+    if cfg.mode in ("describe", "export"):
+        return
+    cuda = accelerator not in ("cpu", "mps") and has_driver()
+    if accelerator in ("gpu", "cuda") and not cuda and not (accelerator == "gpu" and apple):
+        raise ConfigError(f"hardware.accelerator={accelerator}: {NO_GPU}")
+    if accelerator == "mps" and not apple:
+        raise ConfigError(f"hardware.accelerator=mps: {NO_APPLE_GPU}")
+    if cfg.hardware.precision == "16-mixed" and not cuda:
+        raise ConfigError(NO_FLOAT16)
 
 
 def has_driver() -> bool:

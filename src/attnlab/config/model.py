@@ -82,7 +82,7 @@ def check_model(source: str, target: str) -> None:
                 f"model={source}: no such file or folder; give a .safetensors or .pth file, a run, or a name of timm's "
                 "hub"
             )
-        _check_timm(source)
+        check_architecture("model", source)
     elif path.is_file():
         raise ConfigError(f"model={source}: a file; give its folder, with config.json, tokenizer and *.safetensors")
     elif not path.exists() and (_only_a_path(source) or source.count("/") > 1 or source.endswith("/")):
@@ -119,23 +119,51 @@ def _only_a_path(source: str) -> bool:
     return Path(source).is_absolute() or source.startswith((".", "~"))
 
 
-def _check_timm(name: str) -> None:
-    """Refuse a name whose architecture timm does not have."""
+def check_architecture(key: str, name: str) -> None:
+    """Refuse a name whose architecture timm does not have, or of which timm knows no size of the images.
+
+    Args:
+        key: of the configuration, for the error.
+        name: of a model of timm, or of its weights.
+
+    Raises:
+        ConfigError: names the nearest name.
+    """
     architecture = name.partition(".")[0]
     if ":" in name or "/" in name:  # hf-hub:owner/model
         return
-    known, source = _timm()
+    known, source = _timm("models")
     if known and architecture not in known and not re.search(rf"""['"]{re.escape(architecture)}['"]""", source):
-        hint = nearest(architecture, known)
-        raise ConfigError(f"model={name}: neither a file or folder, nor a model that timm knows{hint}")
+        what = "neither a file or folder, nor a model that timm knows" if key == "model" else "timm has no such model"
+        raise ConfigError(f"{key}={name}: {what}{nearest(architecture, known)}")
+    if architecture in known and "img_size" not in known[architecture]:
+        raise ConfigError(f"{key}={name}: no vision transformer, for which task=imagenet is made")
 
 
-@lru_cache(maxsize=1)
-def _timm() -> tuple[list[str], str]:
-    """The names of timm's architectures, and the source of its models; importing it would take seconds."""
+def check_optimizer(name: str) -> None:
+    """Refuse an optimizer that timm does not have.
+
+    Args:
+        name: as timm writes it; `lookahead_` may stand before it.
+
+    Raises:
+        ConfigError: names the nearest name.
+    """
+    known = re.findall(r"""\bname=['"](\w+)['"]""", _timm("optim")[1])
+    if known and name.lower().removeprefix("lookahead_") not in known:
+        raise ConfigError(f"task.optimizer.opt={name}: timm has no such optimizer{nearest(name, known)}")
+
+
+@lru_cache
+def _timm(part: str) -> tuple[dict[str, str], str]:
+    """The models that a part of timm registers, with the source of their files, and all of its source.
+
+    Importing timm would take seconds.
+    """
     found = find_spec("timm")
     if found is None or not found.submodule_search_locations:
-        return [], ""
-    files = sorted(Path(found.submodule_search_locations[0], "models").glob("*.py"))
-    source = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
-    return re.findall(r"^@register_model\s+def (\w+)", source, re.MULTILINE), source
+        return {}, ""
+    files = sorted(Path(found.submodule_search_locations[0], part).glob("*.py"))
+    sources = [path.read_text(encoding="utf-8", errors="replace") for path in files]
+    models = [(re.findall(r"^@register_model\s+def (\w+)", source, re.MULTILINE), source) for source in sources]
+    return {name: source for names, source in models for name in names}, "\n".join(sources)

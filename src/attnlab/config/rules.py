@@ -7,6 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from attnlab.config.model import TIMM, check_architecture, check_optimizer
+from attnlab.config.schema import constant, definition, names_in
 from attnlab.errors import ConfigError
 
 # Annotations of arguments of torch and timm, by key. They are checked beside what the library declares itself.
@@ -15,6 +17,9 @@ FOREIGN = {
     "task.optimizer.eps": "Annotated[float, Ge(0)]",
     "task.optimizer.betas": "list[Annotated[float, Ge(0), Lt(1)]]",
     "task.optimizer.weight_decay": "Annotated[float, Ge(0)]",
+    "task.schedule.sched": (
+        "Literal['cosine', 'tanh', 'step', 'constant', 'multistep', 'plateau', 'poly', 'wsd', 'rsqrt']"
+    ),
     "task.schedule.warmup_epochs": "Annotated[int, Ge(0)]",
     "task.schedule.warmup_lr": "Annotated[float, Ge(0)]",
     "task.schedule.min_lr": "Annotated[float, Ge(0)]",
@@ -160,6 +165,52 @@ def check_heads(node: Any, path: str) -> None:
         check_heads(inner, f"{path}.mechanisms.{name}")
 
 
+def check_names(cfg: DictConfig) -> None:
+    """Refuse names of metrics, models and optimizers that there are not.
+
+    Args:
+        cfg: the whole resolved configuration.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    metrics = sorted(names_in("attnlab.metrics"))
+    for key in ("task.score", "task.train.validate_score"):
+        name = OmegaConf.select(cfg, key)
+        if isinstance(name, str) and name not in metrics:
+            raise ConfigError(f"{key}={name}: expected one of {', '.join(metrics)}")
+    if OmegaConf.select(cfg, "task.model._target_") == TIMM:
+        check_architecture("task.model.name", cfg.task.model.name)
+    if (optimizer := OmegaConf.select(cfg, "task.optimizer.opt")) is not None:
+        check_optimizer(optimizer)
+
+
+def check_lengths(cfg: DictConfig) -> None:
+    """Refuse windows and continuations of a language model that is trained or scored, where they are too long.
+
+    Args:
+        cfg: the whole resolved configuration.
+
+    Raises:
+        ConfigError: names the keys.
+    """
+
+    def get(key: str) -> Any:
+        return OmegaConf.select(cfg, key)
+
+    window, longest = get("task.data.eval_window") or get("task.data.window"), get("task.model.max_length")
+    if window is None or constant(f"attnlab.modes.{cfg.mode}.READS_CORPUS") is not True:
+        return
+    if (stride := get("task.score.sliding_stride")) is not None and stride > window:
+        raise ConfigError(f"task.score.sliding_stride={stride} is more than the window of {window}")
+    prompt, new = get("task.score.prompt_tokens"), get("task.sampling.tokens")
+    if isinstance(longest, int) and cfg.task.get("weights") is None and prompt + new > longest:
+        raise ConfigError(
+            f"task.score.prompt_tokens={prompt} and task.sampling.tokens={new} make {prompt + new} positions, more "
+            f"than task.model.max_length={longest}"
+        )
+
+
 def check_relations(cfg: DictConfig) -> None:
     """Check the keys that depend on each other.
 
@@ -182,6 +233,11 @@ def check_relations(cfg: DictConfig) -> None:
                 f"callbacks.{name}.monitor={node.monitor}: give which values are better too, "
                 f"+callbacks.{name}.mode=min or max"
             )
+    check_names(cfg)
+    check_lengths(cfg)
+    kind = definition(str(get("task.kind._target_")))
+    if cfg.mode == "train" and cfg.hardware.strategy == "fsdp" and kind and constant(f"{kind[0]}.SHARDED") is False:
+        raise ConfigError(f"hardware=fsdp is not supported for task={cfg.task.name}; take hardware=ddp")
     check_augmentation(get("task.data.auto_augment"))
     check_heads(cfg.get("attention"), "attention")
     means = [name for name, node in cfg.callbacks.items() if "WeightAveraging" in str(node.get("_target_"))]

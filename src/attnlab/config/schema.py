@@ -206,6 +206,22 @@ def constant(target: str) -> object:
     return None
 
 
+def names_in(package: str) -> list[str]:
+    """The texts that the classes in the modules of a package have as their attribute `name`, in order.
+
+    Args:
+        package: for instance attnlab.metrics.
+    """
+    found = []
+    for file in sorted((ROOT / package.replace(".", "/")).glob("*.py")):
+        for _, node in _definitions(f"{package}.{file.stem}"):
+            for part in node.body if isinstance(node, ast.ClassDef) else ():
+                match part:
+                    case ast.Assign(targets=[ast.Name(id="name")], value=ast.Constant(value=str(name))):
+                        found.append(name)
+    return found
+
+
 def siblings(target: str) -> list[str]:
     """The public names in `target`'s module, dotted."""
     module, _ = _split(target)

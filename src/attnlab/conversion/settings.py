@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import TextFile, bounded
 
 Objective = Literal["layers", "logits", "text"]
 
@@ -25,7 +25,7 @@ class Calibration:
 
     tokens: Annotated[int, Ge(2)] = 65536
     window: Annotated[int, Ge(2), Le(1_048_576)] = 512
-    file: str | None = None
+    file: TextFile | None = None
 
 
 @bounded

@@ -1,7 +1,5 @@
-"""Corpora, features, pieces, batches.  What Lightning trains on has modules of its own: it takes seconds to import."""
+"""Corpora, features, pieces.  What imports torch has modules of its own: a corpus is checked before torch is loaded."""
 
-from attnlab.data.batch import Batch, Example, collate
-from attnlab.data.batching import FrameBatches
 from attnlab.data.speech.ami import AMI, Kaldi
 from attnlab.data.speech.an4 import AN4
 from attnlab.data.speech.features import FilterBank, SpecAugment
@@ -20,13 +18,10 @@ from attnlab.data.text.vocabulary import BytePairs, Words
 __all__ = [
     "AMI",
     "AN4",
-    "Batch",
     "BillionWords",
     "BytePairs",
-    "Example",
     "FilterBank",
     "FineWebEdu",
-    "FrameBatches",
     "Kaldi",
     "MustC",
     "Parallel",
@@ -45,5 +40,4 @@ __all__ = [
     "WikiTextRaw",
     "Words",
     "XSum",
-    "collate",
 ]

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import soundfile
+from omegaconf import DictConfig
 
+from attnlab.config.build import instantiate
 from attnlab.errors import DataError
 
 Kind = Literal["audio", "stored", "text"]  # what a front end reads
@@ -116,7 +118,18 @@ class Reader(ABC):
     def find(self, root: Path, split: str, kind: Kind) -> None:  # noqa: B027
         """Check that the files of one split exist.  Raises DataError where one is missing."""
 
+    def need(self, *files: Path, folder: Path | None = None) -> None:
+        """Raise DataError where one of these files, or the folder, is missing."""
+        for path in files:
+            if not path.is_file():
+                self.missing(path)
+        if folder is not None and not folder.is_dir():
+            self.missing(folder)
+
     def missing(self, path: Path) -> NoReturn:
+        if path.exists():
+            kinds = ("a directory", "a file") if path.is_dir() else ("a file", "a directory")
+            raise DataError(f"{path}: {kinds[0]}; expected {kinds[1]}; {self.layout}")
         there = (
             ", ".join(sorted(p.name for p in path.parent.iterdir())[:8]) if path.parent.is_dir() else "no such folder"
         )
@@ -129,6 +142,22 @@ class Reader(ABC):
     def sample(self, cache_dir: Path) -> Path:
         """The directory of the embedded sample corpus in this layout, which is written if it does not exist."""
         raise DataError(f"there is no sample corpus in the layout of {self.name}: set data_root; {self.layout}")
+
+
+def check_layout(root: Path, data: DictConfig) -> None:
+    """Check that the files of a corpus exist that a :class:`Reader` reads.
+
+    Args:
+        root: of the corpus.
+        data: the node `task.data`.
+
+    Raises:
+        DataError: one is missing.
+    """
+    reader: Reader = instantiate(data.reader, path="task.data.reader")
+    kind = instantiate(data.features, path="task.data.features").kind
+    if kind in reader.kinds:
+        reader.check(root, reader.splits, kind)
 
 
 def read_text(path: Path) -> str:

@@ -26,6 +26,8 @@ from attnlab.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
+LAYOUT = "attnlab.data.corpus.check_layout"  # checks the files of data_root without torch
+
 
 class Inputs(Protocol):
     """What the model reads of each utterance; `lengths` (int64) counts frames or pieces."""

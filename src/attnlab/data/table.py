@@ -8,6 +8,7 @@
 
 import csv
 import io
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,12 +18,25 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, MinLen
 
-from attnlab.config.columns import SPELLINGS, TOGETHER, tables
 from attnlab.data.corpus import Kind, Reader, Segment, Utterance, read_records, read_text, refuse_empty, whole
 from attnlab.errors import DataError
 
+SPELLINGS = {"train": ("train", "training"), "dev": ("dev", "valid", "val", "validation"), "test": ("test",)}
+TOGETHER = ("data", "manifest", "metadata")
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
 AUDIO = (".wav", ".flac", ".ogg")
 Name = Annotated[str, MinLen(1)]
+
+
+def tables(root: Path, spellings: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+    """The files of `root` with one of these names; at most one is expected.
+
+    Args:
+        root: of the corpus.
+        spellings: names without suffix.
+        suffixes: of the kinds of tables.
+    """
+    return [path for name in spellings for suffix in suffixes if (path := root / f"{name}{suffix}").is_file()]
 
 
 def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -89,7 +103,17 @@ class Table(Reader):
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
         self.name = self.named or root.name
-        self._places(root)
+        wanted = dict(zip(("source", "target", "audio"), (*self.columns, self.audio), strict=True))
+        for path in self._places(root).values():
+            if path.is_dir() and not any(file.suffix.lower() in AUDIO for file in path.rglob("*")):
+                raise DataError(f"{path}: no examples; {self.layout}")
+            header = _header(path) if path.is_file() else None
+            for key, column in wanted.items():
+                if header and column and column not in header:
+                    raise DataError(
+                        f"{path}: the column {column!r} is missing (found: {', '.join(header)}); "
+                        f"task.data.reader.{key} names it"
+                    )
 
     def _places(self, root: Path) -> dict[str, Path]:
         """The table or folder of each split; of a corpus without splits, of "all".
@@ -174,3 +198,15 @@ class Table(Reader):
             text = " ".join(read_text(beside).split())
             id = path.relative_to(folder).with_suffix("").as_posix()
             yield str(beside), Segment(id=id, source=text, target=text, **whole(path, str(beside)))
+
+
+def _header(path: Path) -> list[str] | None:
+    """The columns of a table by its first row; None where that row is none: the reader then says what is wrong."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if path.suffix in (".csv", ".tsv"):
+                return next(csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ","), None)
+            row = json.loads(next((line for line in file if line.strip()), "null"))
+    except (OSError, ValueError, csv.Error):
+        return None
+    return [str(key) for key in row] if isinstance(row, dict) else None

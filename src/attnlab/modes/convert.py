@@ -11,6 +11,8 @@ from omegaconf import DictConfig
 from attnlab.runs.record import first_process
 from attnlab.tasks.base import task_of
 
+READS_CORPUS = True  # the files of data_root are checked before a library is loaded
+
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fill `conversion` with the points `original` and `converted`, and `quality` with the latter.

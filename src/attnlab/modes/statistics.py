@@ -10,6 +10,8 @@ from attnlab.runs.console import Screen
 from attnlab.runs.record import first_process
 from attnlab.tasks.base import task_of
 
+READS_CORPUS = True  # the files of data_root are checked before a library is loaded
+
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fill the record's `statistics`, a mapping for each split, and print it as a table with the record's place.

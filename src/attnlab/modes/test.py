@@ -12,6 +12,8 @@ from attnlab.pretrained.weights import fill
 from attnlab.tasks.base import task_of
 from attnlab.training.checkpoints import check_identity
 
+READS_CORPUS = True  # the files of data_root are checked before a library is loaded
+
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Load the checkpoint into the configured model and score it.  The checkpoint is read before the data.

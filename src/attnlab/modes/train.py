@@ -20,6 +20,8 @@ from attnlab.tasks.base import task_of
 from attnlab.training.checkpoints import check_identity, read_checkpoint
 from attnlab.training.trainer import fit, last_checkpoint, process_count
 
+READS_CORPUS = True  # the files of data_root are checked before a library is loaded
+
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fill the record's `training`, then what the task's `score` gives.

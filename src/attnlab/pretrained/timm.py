@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 
 import timm
+from annotated_types import Ge
 from timm.layers import Mlp
 from timm.layers.attention import Attention
 from torch import nn
@@ -114,7 +115,7 @@ class VisionTransformer:
     embed_dim: Size | None = None
     depth: Layers | None = None
     num_heads: Size | None = None
-    num_classes: Size | None = None
+    num_classes: Annotated[int, Ge(2)] | None = None
     drop_path_rate: Rate = 0.0
 
     def options(self, num_classes: int | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.config.hardware import BFLOAT16, capabilities
+from attnlab.config.hardware import BFLOAT16, NO_APPLE_GPU, NO_FLOAT16, NO_GPU, capabilities
 from attnlab.errors import ConfigError
 from attnlab.runs.record import first_process
 
@@ -49,9 +49,9 @@ def check_devices(cfg: DictConfig) -> None:
     wanted, devices = cfg.hardware.accelerator, cfg.hardware.devices
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and torch.backends.mps.is_available()):
-        raise ConfigError(f"hardware.accelerator={wanted}: torch finds no GPU here; take hardware=cpu or hardware=auto")
+        raise ConfigError(f"hardware.accelerator={wanted}: {NO_GPU}")
     if wanted == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("hardware.accelerator=mps: torch finds no Apple GPU here; take hardware=cpu or hardware=auto")
+        raise ConfigError(f"hardware.accelerator=mps: {NO_APPLE_GPU}")
     if wanted not in ("gpu", "cuda") and not (wanted == "auto" and cuda):
         _check_precision(cfg, [])
         return
@@ -73,9 +73,7 @@ def _check_precision(cfg: DictConfig, found: list[tuple[int, int]]) -> None:
     """
     precision = cfg.hardware.precision
     if precision == "16-mixed" and not found:
-        raise ConfigError(
-            "hardware.precision=16-mixed: float16 needs a CUDA device; take hardware.precision=32-true or bf16-mixed"
-        )
+        raise ConfigError(NO_FLOAT16)
     if precision.startswith("bf16") and found and min(found) < BFLOAT16:
         major, minor = min(found)
         raise ConfigError(

@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from attnlab.runs.description import show
 from attnlab.runs.directory import refuse_foreign
 from attnlab.runs.files import remove_partial, write_bytes, write_text
 from attnlab.runs.identity import NOTHING_READ
+from attnlab.runs.lock import NAME as LOCK
 from attnlab.runs.lock import VANISHING, Lock, held, locked, refuse_live
 from attnlab.runs.loggers import close_loggers
 from attnlab.runs.parents import on_parent_end, orphaned, parent
@@ -31,6 +33,8 @@ from attnlab.runs.signals import Interrupted, interruptible
 
 log = logging.getLogger("attnlab.run")
 
+VOCABULARIES = ("vocabulary.json", "tokenizer.model", "ctc_tokenizer.model", "classes.json")
+OF_A_REFUSED_RUN = {"config.yaml", "record.json", "run.log", LOCK, "curves", *VOCABULARIES}
 BACKENDS = "attnlab.attention.ops.backends"  # which notes what computed each operation of attention
 
 
@@ -44,7 +48,7 @@ def command_line(arguments: Iterable[str]) -> str:
     return " ".join([*root, "python -m attnlab", *map(shlex.quote, arguments)])
 
 
-def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
+def run(cfg: DictConfig, command: str, directory: Path | None, created: bool = False) -> int:
     """Lock the run directory, call the mode and keep the record. It is also written at once when a signal arrives.
 
     An error is printed to stderr as one line. The traceback goes to the run directory's log, and to stderr as well if
@@ -54,6 +58,7 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
         cfg: the fixed configuration.
         command: the command that repeats the run.
         directory: the run directory; None: the mode uses a run and keeps nothing.
+        created: whether the directory was made for this run: a command that is refused then leaves none.
 
     Returns:
         The exit code: 0, the error's own, 1, or 128 plus the signal's number.
@@ -73,7 +78,27 @@ def run(cfg: DictConfig, command: str, directory: Path | None) -> int:
             except (ConfigError, LockedError, WriteError) as error:  # nothing is written: the log is another run's
                 print(f"error: {one_line(error)}", file=sys.stderr)
                 return error.exit_code
-        return _run(cfg, command, directory, lock)
+        code = _run(cfg, command, directory, lock)
+        refused = created and code == ConfigError.exit_code and lock is not None and not cfg.resume
+        if not (directory and refused and _remove_refused(directory)):
+            return code
+    with contextlib.suppress(OSError):  # another run has just taken the name
+        directory.rmdir()
+    return code
+
+
+def _remove_refused(directory: Path) -> bool:
+    """Remove what a refused command has written into a new directory; False: it has results, or other files."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.close()
+    saved_files = {path.name for path in directory.iterdir()}
+    if not saved_files <= OF_A_REFUSED_RUN:
+        return False
+    for name in saved_files - {LOCK}:
+        path = directory / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return True
 
 
 def _refuse_done(directory: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..base import Cache, length_mask
-from ..bounds import PositiveFloat, Rate, Size
+from ..bounds import PositiveFloat, Rank, Rate, Size
 from ..ops.backends import Backend, choose
 from ..ops.decode import share
 from ..ops.kernels import FACTOR_RANKS, FACTOR_WIDTH
@@ -56,8 +56,8 @@ class TPA(PositionalAttention):
         d_model: Size,
         num_heads: Size,
         head_dim: Size | None = None,
-        rank: Size = 2,
-        q_rank: Size = 6,
+        rank: Rank = 2,
+        q_rank: Rank = 6,
         third_dim: Size | None = None,
         *,
         nonlinearity: Nonlinearity = "none",

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ..bounds import PositiveFloat, Rate, Size
+from ..bounds import PositiveFloat, Rank, Rate, Size
 from .contextual import TPA
 from .factors import Factors, Init, Nonlinearity
 
@@ -23,7 +23,7 @@ class TPAKVOnly(TPA):
         d_model: Size,
         num_heads: Size,
         head_dim: Size | None = None,
-        rank: Size = 2,
+        rank: Rank = 2,
         third_dim: Size | None = None,
         *,
         nonlinearity: Nonlinearity = "none",

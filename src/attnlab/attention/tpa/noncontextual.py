@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..bounds import PositiveFloat, Rate, Size
+from ..bounds import PositiveFloat, Rank, Rate, Size
 from ..positional import Layout
 from .cache import Segment
 from .contextual import TPA
@@ -57,8 +57,8 @@ class TPANonContextualB(TPA):
         d_model: Size,
         num_heads: Size,
         head_dim: Size | None = None,
-        rank: Size = 2,
-        q_rank: Size = 6,
+        rank: Rank = 2,
+        q_rank: Rank = 6,
         *,
         nonlinearity: Nonlinearity = "none",
         output_norm: bool = False,

@@ -13,7 +13,7 @@ from attnlab.compression.decompositions import CP, BlockTerms, Slices, cp_als, c
 from attnlab.compression.methods.base import KeepOf, Share, Watch
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, fill
 from attnlab.compression.modules.attention import SlimAttention
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
 
 Objective = Literal["sensitivity", "norm", "none"]
@@ -50,9 +50,9 @@ class CPSlimAtt(QueryKeyMethod):
 
     def __init__(
         self,
-        rank: Size | None = None,
-        vo_rank: Size | None = None,
-        mlp_rank: Size | None = None,
+        rank: Rank | None = None,
+        vo_rank: Rank | None = None,
+        mlp_rank: Rank | None = None,
         objective: Objective = "sensitivity",
         sweeps: Annotated[int, Ge(0)] = 200,
         tolerance: Annotated[float, Ge(0)] = 1e-4,

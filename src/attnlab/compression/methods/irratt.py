@@ -23,7 +23,7 @@ from attnlab.compression.methods.base import KeepOf, Share, Unit, Watch
 from attnlab.compression.methods.cp_slimatt import Decomposition, Objective, named, seeds_of, without_starts
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, even, factored
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Rank, bounded
 
 
 @bounded
@@ -63,9 +63,9 @@ class IrrAtt(QueryKeyMethod):
 
     def __init__(
         self,
-        rank: Size | None = None,
-        vo_rank: Size | None = None,
-        mlp_rank: Size | None = None,
+        rank: Rank | None = None,
+        vo_rank: Rank | None = None,
+        mlp_rank: Rank | None = None,
         start: Literal["random", "global", "cp"] = "cp",
         fusion: Literal["free", "identity"] = "free",
         objective: Objective = "sensitivity",

@@ -25,7 +25,7 @@ from attnlab.compression.methods.base import (
 from attnlab.compression.methods.mlp_svd import STEPS, lost_squares
 from attnlab.compression.modules.base import Replacement
 from attnlab.compression.modules.linear import LowRankLinear
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
@@ -67,7 +67,7 @@ class LASER(Method):
         self,
         layers: list[int] | None = None,
         matrices: Annotated[list[str], MinLen(1)] | str = "mlp",
-        rank: Size | None = None,
+        rank: Rank | None = None,
         rho: Annotated[float, Gt(0), Le(1)] | None = None,
         rate: Annotated[float, Ge(0), Lt(10)] | None = None,
         compat: Literal["none", "randomised"] = "none",

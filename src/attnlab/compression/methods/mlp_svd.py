@@ -13,7 +13,7 @@ from attnlab.compression.decompositions import low_rank
 from attnlab.compression.keep import grid, value_of
 from attnlab.compression.methods.base import Change, KeepOf, Ladder, Method, Share, Step, Unit, Watch, counts_what
 from attnlab.compression.modules.linear import LowRankLinear
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer, Projection
 
@@ -34,7 +34,7 @@ class MLPSVD(Method):
         ConfigError: not one of `mlp_rank` and `keep`, or `keep_of` without `keep`.
     """
 
-    def __init__(self, mlp_rank: Size | None = None, keep: Share | None = None, keep_of: KeepOf = "parameters") -> None:
+    def __init__(self, mlp_rank: Rank | None = None, keep: Share | None = None, keep_of: KeepOf = "parameters") -> None:
         counts_what(keep, keep_of)
         if (mlp_rank is None) == (keep is None):
             raise ConfigError("compress.keep chooses the ranks; give it, or compress.mlp_rank (rank=)")

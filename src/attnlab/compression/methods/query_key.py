@@ -28,7 +28,7 @@ from attnlab.compression.methods.base import (
 )
 from attnlab.compression.methods.mlp_svd import mlp_units
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained import family_of
 from attnlab.pretrained.base import ATTENTION, Layer
@@ -169,9 +169,9 @@ class QueryKeyMethod(Method):
 
     def __init__(
         self,
-        rank: Size | None = None,
-        vo_rank: Size | None = None,
-        mlp_rank: Size | None = None,
+        rank: Rank | None = None,
+        vo_rank: Rank | None = None,
+        mlp_rank: Rank | None = None,
         keep: Share | None = None,
         vo: ValueRanks = "truncatt",
         keep_of: KeepOf = "parameters",

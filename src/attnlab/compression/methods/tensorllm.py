@@ -34,7 +34,7 @@ from attnlab.compression.methods.base import (
 from attnlab.compression.methods.head_tensor import Sizes, Stack, modes, named, read_blocks, turned
 from attnlab.compression.modules.base import Replacement
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Rank, TextFile, bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer
 
@@ -79,9 +79,9 @@ class TensorLLM(Method):
 
     def __init__(
         self,
-        rank: Size | None = None,
-        stack_rank: Size | None = None,
-        ranks: Annotated[list[Size], MinLen(2)] | None = None,
+        rank: Rank | None = None,
+        stack_rank: Rank | None = None,
+        ranks: Annotated[list[Rank], MinLen(2)] | None = None,
         layers: list[int] | None = None,
         layout: Literal["heads", "released"] = "heads",
         matrices: Annotated[list[Literal["q", "k", "v", "o"]], MinLen(1)] | None = None,
@@ -91,7 +91,7 @@ class TensorLLM(Method):
         tolerance: Annotated[float, Ge(0)] = 1e-5,
         starts: Annotated[int, Ge(1)] = 1,
         seed: Annotated[int, Ge(0)] = 0,
-        calibration: str | None = None,
+        calibration: Literal["validation"] | TextFile | None = None,
         weighted: bool = False,
         damping: Annotated[float, Gt(0)] = 0.01,
         keep: Share | None = None,

@@ -26,7 +26,7 @@ from attnlab.compression.methods.base import (
 )
 from attnlab.compression.modules.base import Replacement
 from attnlab.compression.modules.linear import LowRankLinear
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
@@ -99,8 +99,8 @@ class TRAWL(Method):
         mode: Annotated[int, Ge(1), Le(6)] = 5,
         layers: list[int] | None = None,
         method: Literal["cp", "tucker"] = "cp",
-        rank: Size | None = None,
-        stack_rank: Size | None = None,
+        rank: Rank | None = None,
+        stack_rank: Rank | None = None,
         start: Literal["svd", "random"] = "svd",
         sweeps: Annotated[int, Ge(1)] = 100,
         tolerance: Annotated[float, Ge(0)] = 1e-5,

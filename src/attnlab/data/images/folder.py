@@ -22,7 +22,6 @@ from annotated_types import Ge, Gt, Le
 from PIL.Image import DecompressionBombError
 from timm.data import ImageDataset, create_loader, create_transform
 from timm.data.readers import create_reader
-from timm.data.readers.img_extensions import get_img_extensions
 from torch import Tensor
 from torch.utils.data import Sampler
 
@@ -30,13 +29,14 @@ from attnlab.config.batch import Share, share_images
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import OrderedBatches
+from attnlab.data.images.layout import SPLITS, place_of
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
+LAYOUT = "attnlab.data.images.layout.check_layout"  # checks the files of data_root without torch
 Batch = tuple[Tensor, ...]  # images and labels; of a test set, indices too
-SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
 
 
 @bounded
@@ -118,7 +118,7 @@ class ImageData(Data):
     def setup(self, stage: str | None = None) -> None:
         """List all images.  Raises DataError where the folder is not a folder of images for each class."""
         root = self.root or sample_images(self.cache_dir / "samples", self.seed, *self.sample_counts)
-        places = {split: _place(root, split) for split in SPLITS}
+        places = {split: place_of(root, split) for split in SPLITS}
         self.sets = {split: Images(place, self.seed) for split, place in places.items()}
         train, val = (self.sets[split].classes for split in SPLITS)
         if train != val:
@@ -275,24 +275,3 @@ class ImageUpdates(Sampler[list[int]]):
             front, back = size - size // 2, size // 2
             first, last = part * front, images - part * back
             yield torch.cat([mine[first : first + front], mine[last - back : last]]).tolist()
-
-
-def _place(root: Path, split: str) -> Path:
-    """The folder of a split.  Raises DataError where it is missing or has not one folder of images for each class."""
-    if not root.is_dir():
-        raise DataError(f"{root}: no such folder; expected train/<class>/*.jpg and val/<class>/*.jpg below it")
-    place = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
-    if place is None:
-        raise DataError(f"{root}: there is no folder {split}; expected {split}/<class>/*.jpg below it")
-    folders = sorted(path for path in place.iterdir() if path.is_dir())
-    if not folders:
-        raise DataError(
-            f"{place}: there are no class folders; expected {split}/<class>/*.jpg (ImageNet's val is shipped flat)"
-        )
-    kinds = get_img_extensions(as_set=True)
-    for folder in folders:
-        if not any(path.suffix.lower() in kinds for path in folder.rglob("*")):
-            raise DataError(
-                f"{folder}: a class folder without images; add images, or remove the folder from train and val"
-            )
-    return place

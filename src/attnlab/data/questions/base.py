@@ -52,6 +52,10 @@ class QuestionSet(ABC):
     layout: ClassVar[str]
 
     @abstractmethod
+    def files(self, root: Path) -> list[Path]:
+        """The files that are needed.  Raises DataError where there are none."""
+
+    @abstractmethod
     def read(self, root: Path) -> list[Question]:
         """The questions in the published order.
 

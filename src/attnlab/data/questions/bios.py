@@ -32,10 +32,13 @@ class BiosProfession(QuestionSet):
     choices = ("journalist", "poet", "composer", "model", "teacher", "architect", "painter", "professor")
     layout = "expected dev-*.parquet, dev.jsonl or dev.json with hard_text and profession (0 to 27, or its name)"
 
+    def files(self, root: Path) -> list[Path]:
+        if files := find(root, SPLIT):
+            return files
+        raise DataError(f"data_root={root}: no biographies of {self.title}; {self.layout}")
+
     def read(self, root: Path) -> list[Question]:
-        files = find(root, SPLIT)
-        if not files:
-            raise DataError(f"data_root={root}: no biographies of {self.title}; {self.layout}")
+        files = self.files(root)
         found: list[Question] = []
         for path in files:
             for row in rows(path, ("hard_text", "profession")):

@@ -29,14 +29,14 @@ class Fever(QuestionSet):
     choices = ("true", "false")
     layout = "expected paper_dev.jsonl (or .json, .parquet) with claim and label, and optionally paper_test beside it"
 
+    def files(self, root: Path) -> list[Path]:
+        if dev := _of(root, "paper_dev"):
+            return dev
+        raise DataError(f"data_root={root}: no claims of {self.title}; {self.layout}")
+
     def read(self, root: Path) -> list[Question]:
-        dev, test = (
-            find(root, [f"{folder}{name}" for folder in FOLDERS for name in (split, f"{split}-*")])
-            for split in ("paper_dev", "paper_test")
-        )
-        if not dev:
-            raise DataError(f"data_root={root}: no claims of {self.title}; {self.layout}")
-        return [question for paths in (dev, test) for question in self._split(paths)]
+        splits = self.files(root), _of(root, "paper_test")
+        return [question for paths in splits for question in self._split(paths)]
 
     def _split(self, paths: list[Path]) -> list[Question]:
         claims: dict[str, tuple[Row, set[str]]] = {}
@@ -59,3 +59,7 @@ class Fever(QuestionSet):
 
     def prompt(self, text: str) -> str:
         return f"Consider the following claim: {with_full_stop(text)} Is this claim true or false. The claim is"
+
+
+def _of(root: Path, split: str) -> list[Path]:
+    return find(root, [f"{folder}{name}" for folder in FOLDERS for name in (split, f"{split}-*")])

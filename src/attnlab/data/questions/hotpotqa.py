@@ -34,11 +34,13 @@ class HotpotQA(QuestionSet):
         "beside it optionally hotpot_train_v1.1.json or train-*.parquet"
     )
 
+    def files(self, root: Path) -> list[Path]:
+        if validation := find(root, VALIDATION):
+            return validation
+        raise DataError(f"data_root={root}: no questions of {self.title}; {self.layout}")
+
     def read(self, root: Path) -> list[Question]:
-        validation = find(root, VALIDATION)
-        if not validation:
-            raise DataError(f"data_root={root}: no questions of {self.title}; {self.layout}")
-        held = [question for path in validation for question in self._of(path)]
+        held = [question for path in self.files(root) for question in self._of(path)]
         train: list[Question] = []
         for path in find(root, TRAIN):
             for question in self._of(path, len(held) - len(train)):

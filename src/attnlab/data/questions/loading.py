@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge
+from omegaconf import DictConfig
 
 from attnlab.config.bounds import bounded
 from attnlab.data.questions.base import Question, QuestionSet
@@ -20,6 +21,7 @@ from attnlab.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
+LAYOUT = "attnlab.data.questions.loading.check_layout"  # checks the files of data_root without torch
 SETS: tuple[type[QuestionSet], ...] = (HotpotQA, Fever, BiosProfession, WikidataQA)
 VALIDATION = 0.2  # the first share of the questions, as the released code has it; the paper says the last is the test
 
@@ -34,6 +36,26 @@ def question_set(name: str) -> QuestionSet:
     if name not in known:
         raise ConfigError(f"task.questions={name}: expected one of {', '.join(known)}")
     return known[name]()
+
+
+def check_layout(root: Path, data: DictConfig) -> None:
+    """Check that the files of a set exist.
+
+    Args:
+        root: the folder with the set's files.
+        data: the node `task.data`.
+
+    Raises:
+        DataError: there are none.
+    """
+    _check(root, question_set(data.questions))
+
+
+def _check(root: Path, kind: QuestionSet) -> None:
+    if not root.is_dir():
+        what = "is a file" if root.exists() else "no such directory"
+        raise DataError(f"data_root={root}: {what}; {kind.layout}")
+    kind.files(root)
 
 
 @bounded
@@ -86,9 +108,7 @@ class Questions:
             self.location = write_world(self.cache_dir / "samples", self.seed)
         else:
             self.location = Path(self.root).expanduser()
-            if not self.location.is_dir():
-                what = "is a file" if self.location.exists() else "no such directory"
-                raise DataError(f"data_root={self.root}: {what}; {self.kind.layout}")
+            _check(self.location, self.kind)
         self.found = self.kind.read(self.location)
 
     def setup(self, tokens: Callable[[str], int]) -> None:

@@ -27,7 +27,7 @@ class WikidataQA(QuestionSet):
         "BIG-bench's qa_wikidata/task.json with input and target"
     )
 
-    def read(self, root: Path) -> list[Question]:
+    def files(self, root: Path) -> list[Path]:
         files = [
             path
             for split in SPLITS
@@ -35,7 +35,10 @@ class WikidataQA(QuestionSet):
         ] or find(root, [f"{folder}task" for folder in FOLDERS])
         if not files:
             raise DataError(f"data_root={root}: no questions of {self.title}; {self.layout}")
-        found: list[Question] = []
+        return files
+
+    def read(self, root: Path) -> list[Question]:
+        files, found = self.files(root), list[Question]()
         for path in files:
             for row in rows(path, ("inputs", "targets", "input", "target")):
                 targets = _targets(row)

@@ -64,9 +64,7 @@ class AMI(Reader):
             raise DataError(
                 f"data_root={root}: stored features are read from Kaldi directories with text and feats.scp"
             )
-        for path in (root / "segments", root / "corpusResources" / "meetings.xml"):
-            if not path.exists():
-                self.missing(path)
+        self.need(root / "corpusResources" / "meetings.xml", folder=root / "segments")
         self.meetings(root, split)
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
@@ -172,9 +170,7 @@ class Kaldi(Reader):
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
         folder = self.folder(root, split)
-        scp = folder / ("wav.scp" if kind == "audio" else "feats.scp")
-        if not scp.is_file():
-            self.missing(scp)
+        self.need(folder / ("wav.scp" if kind == "audio" else "feats.scp"))
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         folder = self.folder(root, split)

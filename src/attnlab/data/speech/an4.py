@@ -45,9 +45,7 @@ class AN4(Reader):
         return stem.with_name(stem.name + ".fileids"), stem.with_name(stem.name + ".transcription")
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
-        for path in (*self.files(root, split), root / ("wav" if kind == "audio" else "feat")):
-            if not path.exists():
-                self.missing(path)
+        self.need(*self.files(root, split), folder=root / ("wav" if kind == "audio" else "feat"))
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         ids_path, text_path = self.files(root, split)

@@ -72,10 +72,7 @@ class SLURP(Reader):
         return [root / "dataset" / "slurp" / f"{name}.jsonl" for name in self.files[split]]
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
-        needed = self.paths(root, split) + ([root / "audio"] if kind == "audio" else [])
-        for path in needed:
-            if not path.exists():
-                self.missing(path)
+        self.need(*self.paths(root, split), folder=root / "audio" if kind == "audio" else None)
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         speakers = _speakers(root / "dataset" / "slurp" / "metadata.json") if kind == "audio" else {}
@@ -149,9 +146,7 @@ class Picovoice(Reader):
         self.slot, self.dev_every = slot, dev_every
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
-        for name in ("label.json", "selection.tsv", "speech"):
-            if not (root / name).exists():
-                self.missing(root / name)
+        self.need(root / "label.json", root / "selection.tsv", folder=root / "speech")
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         path = root / "label.json"

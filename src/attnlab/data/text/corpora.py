@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge
+from omegaconf import DictConfig
 
-from attnlab.config.columns import SPELLINGS, SUFFIXES, TOGETHER, tables
+from attnlab.config.build import instantiate
 from attnlab.data.samples import markov
 from attnlab.data.samples.markov import Source
-from attnlab.data.table import rows
+from attnlab.data.table import SPELLINGS, SUFFIXES, TOGETHER, rows, tables
 from attnlab.data.text.lines import find, read_lines
 from attnlab.data.text.tokens import TokenFile, open_shard
 from attnlab.errors import DataError
@@ -36,6 +37,14 @@ class TextCorpus(ABC):
     def files(self, root: Path, split: Split) -> list[Path]:
         """The files of a split, in order.  Raises DataError where one is missing."""
 
+    def check(self, root: Path) -> None:
+        """Check that the files of all splits exist.  Raises DataError where one is missing."""
+        if not root.is_dir():
+            what = "is a file" if root.exists() else "no such directory"
+            raise DataError(f"{root}: {what}; data_root names the directory of {self.name}")
+        for split in SPLITS:
+            self.files(root, split)
+
     @abstractmethod
     def write_sample(self, root: Path, source: Source) -> None:
         """Write the sample corpus in this layout under `root`."""
@@ -48,6 +57,20 @@ class TextCorpus(ABC):
     def shards(self, root: Path, split: Split, vocab_size: int) -> list[TokenFile]:
         """The files of a split that hold token ids; empty where the corpus has texts."""
         return []
+
+
+def check_layout(root: Path, data: DictConfig) -> None:
+    """Check that the files of a text corpus exist.
+
+    Args:
+        root: of the corpus.
+        data: the node `task.data`.
+
+    Raises:
+        DataError: one is missing.
+    """
+    corpus: TextCorpus = instantiate(data.corpus, path="task.data.corpus")
+    corpus.check(root)
 
 
 class PennTreebank(TextCorpus):

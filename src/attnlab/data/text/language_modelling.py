@@ -26,6 +26,7 @@ from attnlab.runs.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
 
+LAYOUT = "attnlab.data.text.corpora.check_layout"  # checks the files of data_root without torch
 VERSION = 1
 BATCH = 512  # texts encoded at a time
 
@@ -101,11 +102,8 @@ class LanguageModellingData(Data):
         if self.root is None:
             log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.source.name)
             self.root = write_text(self.cache_dir, self.source)
-        if not self.root.is_dir():
-            raise DataError(f"{self.root}: no such directory; data_root names the directory of {self.source.name}")
         splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
-        for split in SPLITS:  # a missing file is found before the others are encoded
-            self.source.files(self.root, split)
+        self.source.check(self.root)  # a missing file is found before the others are encoded
         self.vocabulary = self.own_vocabulary or self.settings.build(
             self.source, self.root, self.cache_dir, self.vocab_size
         )

@@ -49,4 +49,6 @@ def find(root: Path, names: list[str], what: str) -> Path:
         for path in (root / name, root / f"{name}.gz"):
             if path.is_file():
                 return path
+            if path.is_dir():
+                raise DataError(f"{path}: a directory; expected a file ({what})")
     raise DataError(f"{root / names[0]}: no such file ({what}); data_root names the directory that holds it")

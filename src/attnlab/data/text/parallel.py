@@ -103,6 +103,8 @@ class Parallel(Reader):
         for name, files in LAYOUTS.items():
             if self.chosen == name or (self.chosen == "auto" and all(p.is_file() for p in self._all(root, files))):
                 return files
+        for path in (path for files in LAYOUTS.values() for path in self._all(root, files) if path.is_dir()):
+            self.missing(path)
         raise DataError(f"data_root={root}: no layout found; {self.layout}")
 
     def _all(self, root: Path, files: Files) -> list[Path]:
@@ -110,9 +112,7 @@ class Parallel(Reader):
         return [root / self._fill(name, side) for name in names for side in (0, 1)]
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
-        for path in self._all(root, self.files(root)):
-            if not path.is_file():
-                self.missing(path)
+        self.need(*self._all(root, self.files(root)))
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         files = self.files(root)

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 import numpy as np
 from annotated_types import Ge, Le
 
-from attnlab.data.batch import Ids
 from attnlab.data.corpus import Kind, Utterance
 from attnlab.data.text.tokenizer import Tokenizer
+from attnlab.data.text.tokens import Ids
 from attnlab.errors import ConfigError
 
 

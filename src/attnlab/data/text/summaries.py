@@ -52,8 +52,7 @@ class XSum(Reader):
     def _files(self, root: Path, split: str) -> tuple[Path, Path | None]:
         """Source and target file; the target is None where one file has both."""
         if (root / "bbc-summary-data").is_dir():
-            if not (root / SPLIT_FILE).is_file():
-                self.missing(root / SPLIT_FILE)
+            self.need(root / SPLIT_FILE)
             return root / SPLIT_FILE, None
         for name in SPELLINGS[split]:
             for suffix in RECORDS:
@@ -61,8 +60,7 @@ class XSum(Reader):
                     return root / f"{name}{suffix}", None
             for source, target in PAIRS:
                 if (root / f"{name}{source}").is_file():
-                    if not (root / f"{name}{target}").is_file():
-                        self.missing(root / f"{name}{target}")
+                    self.need(root / f"{name}{target}")
                     return root / f"{name}{source}", root / f"{name}{target}"
         self.missing(root / f"{split}.source")
 
@@ -120,8 +118,7 @@ class SciTLDR(Reader):
     layout = "data_root must hold train.jsonl, dev.jsonl and test.jsonl"
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
-        if not (root / f"{split}.jsonl").is_file():
-            self.missing(root / f"{split}.jsonl")
+        self.need(root / f"{split}.jsonl")
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         path = root / f"{split}.jsonl"

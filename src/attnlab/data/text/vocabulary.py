@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from attnlab.config.bounds import TextFile
 from attnlab.data.text.corpora import Split, TextCorpus
 from attnlab.data.text.lines import read_lines
 from attnlab.errors import ConfigError, DataError
@@ -208,7 +209,7 @@ class Words:
         of: list[str] | None = None,
         min_count: int = 1,
         lower: bool = False,
-        file: str | None = None,
+        file: TextFile | None = None,
     ) -> None:
         self.end, self.unknown, self.ends, self.lower = end, unknown, ends, lower
         self.of: list[Split] = list(of or ["train"])  # type: ignore[arg-type]
@@ -289,7 +290,7 @@ class BytePairs:
         sample_texts: the largest number of texts to train on.
     """
 
-    def __init__(self, file: str | None = None, ends: Ends = "before", sample_texts: int = 200_000) -> None:
+    def __init__(self, file: TextFile | None = None, ends: Ends = "before", sample_texts: int = 200_000) -> None:
         self.file, self.ends, self.sample = None if file is None else Path(file).expanduser(), ends, sample_texts
 
     def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> BytePairVocabulary:

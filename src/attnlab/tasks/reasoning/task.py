@@ -98,10 +98,6 @@ class ReasoningTask(Task):
         """Raise ConfigError or DataError for settings, ranks or a model that cannot work, before anything is read."""
         if self.cfg.hardware.strategy != "auto" or self.cfg.hardware.devices not in ("auto", 1):
             raise ConfigError("task=reasoning runs in one process on one device: hardware=cpu or hardware=gpu")
-        if self.cfg.task.text.file is not None and not Path(self.cfg.task.text.file).expanduser().is_file():
-            raise ConfigError(f"task.text.file={self.cfg.task.text.file}: no such file; give a text in UTF-8")
-        if self.cfg.data_root is not None and not Path(self.cfg.data_root).expanduser().is_dir():
-            raise ConfigError(f"data_root={self.cfg.data_root}: no such directory")
         if self.method is None:
             return
         for method in self.search.methods() if self.search else [self.method]:

@@ -1,0 +1,158 @@
+"""What a refused command line costs: no library is loaded, and no directory is left."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from timm.data.readers.img_extensions import get_img_extensions
+from timm.optim import list_optimizers
+
+from attnlab.config.build import CONF
+from attnlab.config.check import check
+from attnlab.config.model import check_optimizer
+from attnlab.config.present import check_present
+from attnlab.config.schema import constant, names_in
+from attnlab.data.images.layout import IMAGES
+from attnlab.errors import ConfigError
+from attnlab.metrics import text_metrics
+from attnlab.runs.loading import load
+from attnlab.tasks.language_modelling.pretrained import configured
+
+TASKS = [f"task={path.stem}" for path in sorted((CONF / "task").glob("*.yaml"))]
+OWN = [f"experiment=own/{path.stem}" for path in sorted((CONF / "experiment" / "own").glob("*.yaml"))]
+READS = [line for line in [*TASKS, *OWN] if "root" in OmegaConf.select(check([line]).jobs[0], "task.data")]
+SCRIPT = """
+import sys
+from attnlab.cli import main
+code = main()
+print(sorted({"torch", "lightning", "timm", "transformers"} & set(sys.modules)))
+sys.exit(code)
+"""
+
+
+def refused(folder: Path, *words: str) -> str:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == "[]\n", (done.stdout, done.stderr)
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def present(*words: str) -> None:
+    for cfg in check(words, load, configured).jobs:
+        check_present(cfg)
+
+
+@pytest.mark.parametrize("line", [READS[0], *(pytest.param(line, marks=pytest.mark.slow) for line in READS[1:])])
+def test_a_wrong_data_root_is_refused_before_libraries_are_loaded(line: str, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert str(missing) in refused(tmp_path, line, f"data_root={missing}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("line", READS)
+def test_a_corpus_is_a_directory_with_files(line: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"{tmp_path}/file:? .*a file"):
+        present(line, f"data_root={tmp_path}/file")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=f"{tmp_path}/empty"):
+        present(line, f"data_root={tmp_path}/empty")
+    present(line, f"data_root={tmp_path}/empty", "mode=describe")  # reads no corpus
+
+
+@pytest.mark.parametrize(
+    ("line", "folders", "named"),
+    [
+        ("task=wmt16", ["train.de"], "train.de: a directory; expected a file"),
+        ("task=wikitext2", ["wiki.train.tokens"], "wiki.train.tokens: a directory; expected a file"),
+        ("experiment=corpora/scitldr", ["train.jsonl"], "train.jsonl: a directory; expected a file"),
+        ("experiment=own/summaries", ["train.jsonl"], "train.jsonl: a directory; expected a file"),
+        ("experiment=corpora/an4", ["etc/an4_train.fileids"], "fileids: a directory; expected a file"),
+    ],
+)
+def test_a_directory_where_a_file_belongs(line: str, folders: list[str], named: str, tmp_path: Path) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=named):
+        present(line, f"data_root={tmp_path}")
+
+
+@pytest.mark.parametrize("path", ["missing", "."])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "task=wikitext2 task.data.vocabulary.file=",
+        "task=fineweb_edu task.data.vocabulary.file=",
+        "task=reasoning task.text.file=",
+        "task=reasoning compress=tensorllm compress.calibration=",
+        "task=wikitext2 convert=mla convert.calibration.file=",
+        "task.encoder_checkpoint=missing_",
+    ],
+)
+def test_a_file_that_is_not_there(line: str, path: str) -> None:
+    key = line.split()[-1].partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{key}=.*(no such file|a directory)"):
+        present(*f"{line}{path}".split())
+
+
+REFUSED = {
+    "hardware=gpu": "hardware.accelerator=gpu: torch finds no GPU here",
+    "hardware.accelerator=mps": "hardware.accelerator=mps",
+    "hardware.precision=16-mixed hardware.accelerator=cpu": "hardware.precision=16-mixed",
+    "task=imagenet hardware=fsdp": "hardware=fsdp",
+    "task=recall hardware=fsdp": "hardware=fsdp",
+    "task=imagenet task.optimizer.opt=adamww": "task.optimizer.opt=adamww: timm has no such optimizer; nearest: adamw",
+    "task=imagenet task.schedule.sched=cosinee": "task.schedule.sched=cosinee: expected cosine or",
+    "attention=mla attention.rope_dim=3": "attention.rope_dim=3: expected int >= 0, a multiple of 2",
+    "attention=mla rank=1000000000000": "rank=1000000000000: expected int >= 1 and <= 65536",
+    "attention=tpa attention.rank=1000000000000": "attention.rank=1000000000000: expected int >= 1 and <= 65536",
+    "task=imagenet compress=truncatt rank=1000000": "rank=1000000: expected int >= 1 and <= 65536",
+    "task.train.batch.bucket=1": "task.train.batch.bucket=1: expected at least task.data.min_input_frames=5",
+    "task=imagenet task.model.num_classes=1": "task.model.num_classes=1: expected int >= 2",
+    "task=xsum task.score=rouge5": "task.score=rouge5: expected one of bleu",
+    "task=wikitext2 task.score.sliding_stride=100": "task.score.sliding_stride=100 is more than the window",
+    "task=wikitext2 task.score.prompt_tokens=100000": "task.score.prompt_tokens=100000",
+    "task=imagenet task.model.name=resnet50": "task.model.name=resnet50: no vision transformer",
+    "task=imagenet task.model.name=vit_foo": "task.model.name=vit_foo: timm has no such model",
+    "mode=bench bench.references=[foo]": "bench.references: foo is no mechanism",
+    "mode=bench bench.overrides=[foo]": "bench.overrides: foo: expected REFERENCE.KEY=VALUE",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_follows_from_values_is_refused_at_once(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnlab.config.hardware.has_driver", lambda: False)
+    with pytest.raises(ConfigError) as caught:
+        present(*shlex.split(line))
+    assert REFUSED[line] in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        "task=wikitext2 task.train.batch.tokens=100000000",
+        "task=xsum task.train.batch.bucket=2 task.train.batch.frames=2",
+        "task=xsum task.data.vocab_size=60000",
+    ],
+)
+def test_a_command_that_is_refused_late_leaves_no_run(line: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "attnlab", *line.split(), "hardware=cpu"]
+    new = [*words, f"hydra.run.dir={tmp_path / 'new'}"]
+    assert subprocess.run(new, cwd=tmp_path, capture_output=True).returncode == 2
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "there").mkdir()
+    there = [*words, f"hydra.run.dir={tmp_path / 'there'}"]
+    assert subprocess.run(there, cwd=tmp_path, capture_output=True).returncode == 2
+    assert (tmp_path / "there" / "record.json").is_file()
+
+
+def test_what_is_read_as_source_is_what_the_libraries_have() -> None:
+    for name in [*list_optimizers(), "lookahead_adamw"]:
+        check_optimizer(name)
+    assert set(names_in("attnlab.metrics")) == set(text_metrics())
+    assert set(get_img_extensions()) == set(IMAGES)
+    assert constant("attnlab.modes.train.READS_CORPUS") is True
