@@ -72,7 +72,7 @@ def test_a_decoder_with_cross_attention_in_the_prefix_decoders_place(name: str, 
         caches = model.decoder.start(prefix, lengths, 2, 7)
         parts = [model.decoder.step(part, caches) for part in text.split([1, 1, 2, 1, 1, 1], 1)]
     assert error(torch.cat(parts, 1), whole) < 1e-10
-    assert sum(c.nbytes for c in caches) == 8 * model.decoder.cache_elements(6, 7, prefix.shape[1], 3)
+    assert sum(c.nbytes for c in caches) == model.decoder.cache_bytes(6, 7, prefix.shape[1], 3, dtype=torch.float64)
 
 
 def test_the_ctc_head_is_there_on_request() -> None:

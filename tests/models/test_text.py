@@ -143,7 +143,7 @@ def test_cached_steps_of_the_cross_decoder_equal_its_parallel_form(pre_norm: boo
         caches = decoder.start(prefix, LENGTHS, 2, 6)
         parts = [decoder.step(part, caches) for part in text.split([1, 2, 1, 1, 1], 1)]
     assert difference(torch.cat(parts, 1), whole) < 1e-10
-    assert sum(c.nbytes for c in caches) == 8 * decoder.cache_elements(8, 6, 7, 4)
+    assert sum(c.nbytes for c in caches) == decoder.cache_bytes(8, 6, 7, 4, dtype=torch.float64)
 
 
 def test_reordered_and_dropped_rows_of_the_cross_decoder() -> None:

@@ -253,6 +253,18 @@ class Attention(nn.Module, ABC):
     ) -> int:
         """Elements that `new_cache` with the same arguments allocates, exactly."""
 
+    def cache_bytes(
+        self,
+        batch: int,
+        capacity: int,
+        prefix_capacity: int = 0,
+        prefix_batch: int | None = None,
+        *,
+        dtype: torch.dtype,
+    ) -> int:
+        """Bytes that `new_cache` with the same arguments allocates, exactly."""
+        return dtype.itemsize * self.cache_elements(batch, capacity, prefix_capacity, prefix_batch)
+
     @abstractmethod
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """Multiply-adds of one cached decoding step of one row, projections included.

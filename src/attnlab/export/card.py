@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import yaml
 
 from attnlab.attention import Attention
@@ -23,7 +24,7 @@ def card(
     pipeline: str | None = None,
     attentions: list[Attention] | None = None,
     longest: int | None = None,
-    itemsize: int = 4,
+    dtype: torch.dtype = torch.float32,
     notes: list[str] | None = None,
     code: bool = False,
 ) -> str:
@@ -37,7 +38,7 @@ def card(
         pipeline: the hub's name for what it does.
         attentions: the mechanisms whose cache is stated; None: the model has no cache.
         longest: positions that the model takes.
-        itemsize: bytes of a cached number.
+        dtype: of the cache.
         notes: sentences on what a user should know.
         code: whether the folder has Python files.
     """
@@ -53,7 +54,7 @@ def card(
         "parameters": _at(record, "parameters.total"),
         "of these in attention": _at(record, "parameters.attention"),
         "positions": longest,
-        **(_cache(attentions, longest, itemsize) if attentions else {}),
+        **(_cache(attentions, longest, dtype) if attentions else {}),
         "corpus": "the embedded sample corpus" if record.get("corpus") == "sample" else record.get("corpus"),
         "training steps": _at(record, "training.steps"),
         "seed": record.get("seed"),
@@ -76,11 +77,12 @@ def card(
     return "\n".join(parts)
 
 
-def _cache(attentions: list[Attention], longest: int | None, itemsize: int) -> dict[str, Any]:
+def _cache(attentions: list[Attention], longest: int | None, dtype: torch.dtype) -> dict[str, Any]:
     """Bytes of the cache: for each further token, and of one row of the longest text."""
-    found: dict[str, Any] = {"cache, bytes per token": sum(a.cache_elements_per_token for a in attentions) * itemsize}
+    per_token = sum(a.cache_elements_per_token for a in attentions) * dtype.itemsize
+    found: dict[str, Any] = {"cache, bytes per token": per_token}
     if longest is not None:
-        whole = sum(a.cache_elements(1, longest) for a in attentions) * itemsize
+        whole = sum(a.cache_bytes(1, longest, dtype=dtype) for a in attentions)
         found[f"cache, bytes of a text of {longest} tokens"] = whole
     return found
 

@@ -108,7 +108,7 @@ def export(
             pipeline="text-generation",
             attentions=model.attentions,
             longest=model.longest,
-            itemsize=next(model.parameters()).element_size(),
+            dtype=next(model.parameters()).dtype,
             notes=notes,
             code=bool(code),
         )

@@ -65,6 +65,6 @@ def export(
             title=f"{record['task']}, {record['attention']}",
             usage=USAGE.format(weights=WEIGHTS, config=CONFIG, files=beside),
             attentions=attentions,
-            itemsize=next(model.parameters()).element_size(),
+            dtype=next(model.parameters()).dtype,
         )
         (partial / README).write_text(text, encoding="utf-8")

@@ -209,13 +209,13 @@ class CrossDecoder(nn.Module):
 
     @property
     def attentions(self) -> list[Attention]:
-        """The self-attentions; what cross-attention caches is counted in `cache_elements`."""
+        """The self-attentions; what cross-attention caches is counted in `cache_bytes`."""
         return [layer.attention for layer in self.blocks]
 
-    def cache_elements(self, rows: int, capacity: int, prefix: int, sentences: int) -> int:
-        """Elements of all caches, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
-        own = sum(a.cache_elements(rows, capacity) for a in self.attentions)
-        return own + len(self.blocks) * 2 * self.embedding.embedding_dim * sentences * prefix
+    def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, *, dtype: torch.dtype) -> int:
+        """Of all caches of this dtype, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
+        own = sum(a.cache_bytes(rows, capacity, dtype=dtype) for a in self.attentions)
+        return own + dtype.itemsize * len(self.blocks) * 2 * self.embedding.embedding_dim * sentences * prefix
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """Of one cached step of one row at `context` positions, `prefix` of which only cross-attention reads.

@@ -110,9 +110,9 @@ class PrefixDecoder(nn.Module):
     def attentions(self) -> list[Attention]:
         return [layer.attention for layer in self.blocks]
 
-    def cache_elements(self, rows: int, capacity: int, prefix: int, sentences: int) -> int:
-        """Elements of all caches, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
-        return sum(a.cache_elements(rows, capacity, prefix, sentences) for a in self.attentions)
+    def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, *, dtype: torch.dtype) -> int:
+        """Of all caches of this dtype, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
+        return sum(a.cache_bytes(rows, capacity, prefix, sentences, dtype=dtype) for a in self.attentions)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """Of one cached step of one row at `context` positions, `prefix` of them the prefix's; vocabulary included."""

@@ -96,8 +96,8 @@ class Task(ABC):
         """How often training holds the weights besides the model's own: averages, a teacher."""
         return sum("WeightAveraging" in str(node.get("_target_")) for node in self.cfg.callbacks.values())
 
-    def decoding_cache(self, model: Any) -> int:
-        """Numbers in the caches of the largest decoding batch of a run; 0: the task has none."""
+    def decoding_cache(self, model: Any, dtype: torch.dtype) -> int:
+        """Bytes of the caches, of this dtype, of the largest decoding batch of a run; 0: the task has none."""
         return 0
 
     def check(self, directory: Path) -> None:  # noqa: B027

@@ -61,8 +61,7 @@ def needed(task: Task, size: int | None = None) -> Estimate | None:
     except DynamicOutputShapeException:
         log.warning("memory: not estimated: sizes in the training step of this model depend on the values in a batch")
         return None
-    width = (scoring_dtype(hardware.precision) or torch.float32).itemsize
-    return replace(found, cache=task.decoding_cache(models[0]) * width)
+    return replace(found, cache=task.decoding_cache(models[0], scoring_dtype(hardware.precision) or torch.float32))
 
 
 def largest_batch(task: Task) -> int:
@@ -93,8 +92,8 @@ def needed_for_test(task: Task) -> Estimate | None:
         return None
     with without_memory():
         model = task.build()
-    width = (scoring_dtype(task.cfg.hardware.precision) or torch.float32).itemsize
-    return Estimate(size_of([*model.parameters(), *model.buffers()]), cache=task.decoding_cache(model) * width)
+    dtype = scoring_dtype(task.cfg.hardware.precision) or torch.float32
+    return Estimate(size_of([*model.parameters(), *model.buffers()]), cache=task.decoding_cache(model, dtype))
 
 
 def check_memory(task: Task, record: dict[str, Any], training: bool = True) -> None:

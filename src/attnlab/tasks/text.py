@@ -21,8 +21,6 @@ class CachedDecoder(Protocol):
     @property
     def attentions(self) -> list[Attention]: ...
 
-    def cache_elements(self, rows: int, text: int, prefix: int = 0, prefixes: int = 0) -> int: ...
-
     def multiply_adds(self, context: int, prefix: int = 0) -> int: ...
 
 
@@ -41,10 +39,10 @@ class TextTask(Task):
         found: list[Attention] = self.decoder(model).attentions
         return found
 
-    def cache_elements(self, decoder: Any, shape: CacheShape) -> int:
-        """The numbers that the caches of one decoding batch hold, over all layers."""
-        rows = shape.batch * shape.beam
-        return sum(a.cache_elements(rows, shape.text, shape.prefix, shape.batch) for a in decoder.attentions)
+    def cache_bytes(self, decoder: Any, shape: CacheShape) -> int:
+        """Of the caches of one decoding batch, over all layers."""
+        size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
+        return sum(a.cache_bytes(*size, dtype=shape.dtype) for a in decoder.attentions)
 
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `parameters`, `kv_cache` and `multiply_adds_per_token` from the configuration alone.
@@ -73,11 +71,10 @@ class TextTask(Task):
             decoder: as :meth:`decoder` gives it.
             shape: of the decoding batch.
         """
-        size = shape.dtype.itemsize
         return {
             "elements_per_token_per_layer": per_layer(decoder.attentions),
-            "bytes_per_token": sum(a.cache_elements_per_token for a in decoder.attentions) * size,
-            "bytes_predicted": self.cache_elements(decoder, shape) * size,
+            "bytes_per_token": sum(a.cache_elements_per_token for a in decoder.attentions) * shape.dtype.itemsize,
+            "bytes_predicted": self.cache_bytes(decoder, shape),
         }
 
     def sizes(self, record: dict[str, Any], model: Any) -> None:

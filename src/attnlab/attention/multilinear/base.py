@@ -32,9 +32,14 @@ class MultiLinear(Attention):
         core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
         reads_prefix: whether there are weights for a prefix; without them a prefix is refused.
         value_dim: V, width of values.
+
+    Attributes:
+        accumulates: whether every position is added to the state, which is then float32 or wider in any cache: a sum
+            that is rounded at each step drifts.
     """
 
     cache_type: type[StateCache] = StateCache
+    accumulates = False
 
     def __init__(
         self,
@@ -68,6 +73,10 @@ class MultiLinear(Attention):
     @abstractmethod
     def state_shape(self) -> tuple[int, ...]:
         """Shape of the state that is cached for each row, whatever its length."""
+
+    def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Of the state in a cache of this dtype."""
+        return torch.promote_types(dtype, torch.float32) if self.accumulates else dtype
 
     @property
     def prefix_shape(self) -> tuple[int, int]:
@@ -125,8 +134,25 @@ class MultiLinear(Attention):
     def cache_elements(
         self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
     ) -> int:
-        prefixes = batch // rows_per_prefix(batch, prefix_batch)
-        return batch * math.prod(self.state_shape) + prefixes * math.prod(self.prefix_shape)
+        return self._state_elements(batch) + self._prefix_elements(batch, prefix_batch)
+
+    def cache_bytes(
+        self,
+        batch: int,
+        capacity: int,
+        prefix_capacity: int = 0,
+        prefix_batch: int | None = None,
+        *,
+        dtype: torch.dtype,
+    ) -> int:
+        state = self.state_dtype(dtype).itemsize * self._state_elements(batch)
+        return state + dtype.itemsize * self._prefix_elements(batch, prefix_batch)
+
+    def _state_elements(self, batch: int) -> int:
+        return batch * math.prod(self.state_shape)
+
+    def _prefix_elements(self, batch: int, prefix_batch: int | None) -> int:
+        return batch // rows_per_prefix(batch, prefix_batch) * math.prod(self.prefix_shape)
 
 
 class WithPrefixReadout(MultiLinear):

@@ -21,14 +21,14 @@ class StateCache(Cache):
         capacity: text positions that a row may have; the state's size does not depend on it.
         prefix_capacity: positions that a prefix may have; the size of P does not depend on it.
         beam: rows that share one prefix; it divides B.
-        like: an empty tensor of the buffers' dtype and device.
+        like: an empty tensor of the buffers' dtype and device; a state that accumulates is float32 or wider.
     """
 
     def __init__(
         self, attention: "MultiLinear", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
     ) -> None:
         self.beam, self.capacity, self.prefix_capacity = beam, capacity, prefix_capacity
-        self.text = like.new_zeros(batch, *attention.state_shape)
+        self.text = like.new_zeros(batch, *attention.state_shape, dtype=attention.state_dtype(like.dtype))
         self.prefix = like.new_zeros(batch // beam, *attention.prefix_shape)
         self.prefix_size: int | Tensor = 0  # positions; (N,) where prefixes differ in length
 

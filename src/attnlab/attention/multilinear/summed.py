@@ -28,6 +28,8 @@ class SummedMultiLinear(WithPrefixReadout):
     ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
     """
 
+    accumulates = True
+
     def __init__(
         self,
         d_model: Size,

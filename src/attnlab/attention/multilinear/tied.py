@@ -29,6 +29,7 @@ class TiedMultiLinear(MultiLinear):
     ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
     """
 
+    accumulates = True
     chunk = 64  # positions whose products are formed pair by pair; the ones before are a sum
 
     def __init__(

@@ -37,9 +37,8 @@ class Beam(AttentionWorkload):
         rows = shape.batch * shape.beam
         prefixes = rows if variant.copied else shape.batch
         self.compiled = compiler(variant.compiled, variant.cfg, device)
-        self.predicted = dtype.itemsize * sum(
-            a.cache_elements(rows, shape.text + 1, shape.prefix, prefixes) for a in decoder.attentions
-        )
+        size = rows, shape.text + 1, shape.prefix, prefixes
+        self.predicted = sum(a.cache_bytes(*size, dtype=dtype) for a in decoder.attentions)
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:

@@ -140,5 +140,5 @@ class Decoding(AttentionWorkload):
 
     def cache_bytes(self) -> dict[str, int]:
         assert self.cache is not None
-        predicted = self.attention.cache_elements(*self.size) * self.x.element_size()
+        predicted = self.attention.cache_bytes(*self.size, dtype=self.x.dtype)
         return {"measured": self.cache.nbytes, "predicted": predicted}

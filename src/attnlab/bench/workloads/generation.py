@@ -36,7 +36,7 @@ class Generation(Decoding):
         self.tokens = random_tokens(variant, shape.batch, shape.text + self.first, device)
         self.rows = torch.arange(shape.batch, device=device)
         self.size = (shape.batch, shape.context + shape.text + self.first, 0)
-        self.itemsize = dtype.itemsize
+        self.dtype = dtype
         self.caches: list[Cache] = []
         self.compiled = compiler(variant.compiled, variant.cfg, device)
 
@@ -62,7 +62,7 @@ class Generation(Decoding):
             self.step(self.tokens[:, t : t + 1])
 
     def cache_bytes(self) -> dict[str, int]:
-        predicted = self.itemsize * sum(a.cache_elements(*self.size) for a in self.attentions)
+        predicted = sum(a.cache_bytes(*self.size, dtype=self.dtype) for a in self.attentions)
         return {"measured": sum(cache.nbytes for cache in self.caches), "predicted": predicted}
 
 

@@ -130,12 +130,12 @@ class LanguageScore:
         room = max(0, len(file) - size - sampling.tokens)
         starts = [i * room // self.continuations for i in range(self.continuations)]
         prompts = torch.stack([torch.from_numpy(file.read(i, i + size)) for i in starts]).to(device)
-        capacity, width = size + sampling.tokens, (low or torch.float32).itemsize
+        capacity, dtype = size + sampling.tokens, low or torch.float32
         caches = model.start(len(starts), capacity, dtype=low, device=device)
         kv_cache = {
-            "bytes_predicted": width * sum(a.cache_elements(len(starts), capacity) for a in model.attentions),
+            "bytes_predicted": sum(a.cache_bytes(len(starts), capacity, dtype=dtype) for a in model.attentions),
             "bytes_measured": sum(cache.nbytes for cache in caches),
-            "bytes_per_token": width * sum(a.cache_elements_per_token for a in model.attentions),  # of long texts
+            "bytes_per_token": sum(a.cache_elements_per_token for a in model.attentions) * dtype.itemsize,  # long texts
         }
         kv_cache["bytes_per_position"] = round(kv_cache["bytes_measured"] / len(starts) / capacity, 2)  # of these
         del caches

@@ -110,11 +110,11 @@ class LanguageModellingTask(TextTask):
         """With a teacher while a converted model is trained."""
         return super().copies() + (target_of(self.cfg) is not None)
 
-    def decoding_cache(self, model: LanguageModel) -> int:
+    def decoding_cache(self, model: LanguageModel, dtype: torch.dtype) -> int:
         """Of the continuations of the test text."""
         score, sampling = self.cfg.task.score, self.cfg.task.sampling
         rows, text = score.continuations, score.prompt_tokens + sampling.tokens
-        return sum(a.cache_elements(rows, text) for a in model.attentions)
+        return sum(a.cache_bytes(rows, text, dtype=dtype) for a in model.attentions)
 
     def monitors(self) -> dict[str, bool]:
         return {"val_loss": False}

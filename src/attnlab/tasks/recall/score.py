@@ -16,7 +16,6 @@ from attnlab.config.bounds import bounded
 from attnlab.data.recall.data import RecallData
 from attnlab.data.text.windows import IGNORE
 from attnlab.metrics.recall import RecallAccuracy
-from attnlab.models import LanguageModel
 from attnlab.runs.device import busy_cores, scoring_dtype
 from attnlab.tasks.recall.module import Recall
 
@@ -59,7 +58,7 @@ class RecallScore:
             each length.
         """
         model, low = module.to(device).eval().model, scoring_dtype(precision)
-        width = (low or torch.float32).itemsize
+        dtype = low or torch.float32
         sequences, rows, largest = data.sequences("test"), [], (0, 0)
         lengths: dict[str, dict[str, int]] = {}
         seconds, tokens_read, most = 0.0, 0, 0
@@ -73,7 +72,7 @@ class RecallScore:
                 found = model.step(tokens.to(device), caches).argmax(-1).cpu()
                 seconds += now(device) - began
                 measured = sum(cache.nbytes for cache in caches)
-                predicted = predicted_bytes(model, count, cell.length, width)
+                predicted = sum(a.cache_bytes(count, cell.length, dtype=dtype) for a in model.attentions)
                 largest = max(largest, (measured, predicted))
                 lengths[str(cell.length)] = {"predicted": predicted // count, "measured": measured // count}
                 tokens_read, most = tokens_read + tokens.numel(), max(most, count)
@@ -87,7 +86,7 @@ class RecallScore:
         kv_cache = {
             "bytes_predicted": largest[1],
             "bytes_measured": largest[0],
-            "bytes_per_token": width * sum(a.cache_elements_per_token for a in model.attentions),  # of long texts
+            "bytes_per_token": sum(a.cache_elements_per_token for a in model.attentions) * dtype.itemsize,  # long texts
             "bytes_per_position": round(lengths[longest]["measured"] / int(longest), 2),  # of the longest sequences
             "lengths": lengths,
         }
@@ -99,21 +98,9 @@ class RecallScore:
                 "mean_memory_mib": round(meter.mean, 1),
                 "batch": most,
                 "beam": 1,
-                "dtype": str(low or torch.float32).removeprefix("torch."),
+                "dtype": str(dtype).removeprefix("torch."),
                 "busy_cores_before": busy,
                 "protocol": f"{len(rows)} sequences, each read at once into the caches; {meter.protocol}",
             },
             "kv_cache": kv_cache,
         }
-
-
-def predicted_bytes(model: LanguageModel, rows: int, length: int, width: int) -> int:
-    """Bytes of the caches of sequences, from the configuration alone.
-
-    Args:
-        model: with its mechanisms.
-        rows: sequences.
-        length: tokens of each.
-        width: bytes of a number.
-    """
-    return width * sum(a.cache_elements(rows, length) for a in model.attentions)

@@ -47,15 +47,14 @@ class RecallTask(TextTask):
 
     def describe(self, record: dict[str, Any]) -> None:
         """As for every task, and the predicted bytes of one sequence of each length of the test grid."""
-        from attnlab.tasks.recall.score import predicted_bytes
-
         super().describe(record)
         with without_memory():
             model = self.build()
-        width = cache_shape(self.cfg.bench).dtype.itemsize
+        dtype = cache_shape(self.cfg.bench).dtype
         lengths = {cell.length for cell in self._data().cells["test"]}
         record["kv_cache"]["lengths"] = {
-            str(length): {"predicted": predicted_bytes(model, 1, length, width)} for length in sorted(lengths)
+            str(length): {"predicted": sum(a.cache_bytes(1, length, dtype=dtype) for a in model.attentions)}
+            for length in sorted(lengths)
         }
 
     def check(self, directory: Path) -> None:
@@ -80,11 +79,12 @@ class RecallTask(TextTask):
         targets[:, ::2] = IGNORE
         return lambda: module.losses((tokens, targets))[0]
 
-    def decoding_cache(self, model: Decoder) -> int:
+    def decoding_cache(self, model: Decoder, dtype: torch.dtype) -> int:
         """Of the sequences that are read through the caches."""
         rows = self.cfg.task.score.samples
         return max(
-            sum(a.cache_elements(rows, cell.length) for a in model.attentions) for cell in self._data().cells["test"]
+            sum(a.cache_bytes(rows, cell.length, dtype=dtype) for a in model.attentions)
+            for cell in self._data().cells["test"]
         )
 
     def module(self, record: dict[str, Any], data: RecallData) -> Recall:

@@ -26,7 +26,7 @@ class CacheWatch:
     ) -> list[Cache]:
         caches = self.decoder.start(prefix, lengths, beam, capacity, dtype=dtype)
         sentences, size = prefix.shape[:2]
-        width = (dtype or prefix.dtype).itemsize
-        predicted = width * self.decoder.cache_elements(sentences * beam, capacity, size, sentences)
+        rows = sentences * beam
+        predicted = self.decoder.cache_bytes(rows, capacity, size, sentences, dtype=dtype or prefix.dtype)
         self.bytes = max(self.bytes, (sum(cache.nbytes for cache in caches), predicted))
         return caches

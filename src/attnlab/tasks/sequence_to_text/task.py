@@ -135,14 +135,13 @@ class SequenceToTextTask(TextTask):
         layers = [encoder.mix_layers] if encoder.get("mix_layers") else []
         return torch.zeros(rows, length, *layers, encoder.num_mels, device=device)
 
-    def decoding_cache(self, model: Any) -> int:
+    def decoding_cache(self, model: Any, dtype: torch.dtype) -> int:
         """Of sentences of the longest length that training accepts, with the most text that the search may write."""
         data, decode = self.cfg.task.data, self.cfg.task.decode
         rows, length = self._rows(self.cfg.task.decode_max_frames, data.max_input_frames)
         prefix = -(-length // self._subsampling(model))
         text = int(decode.max_len_a * prefix) + decode.max_len_b
-        elements: int = self.decoder(model).cache_elements(rows * decode.beam, text, prefix, rows)
-        return elements
+        return self.decoder(model).cache_bytes(rows * decode.beam, text, prefix, rows, dtype=dtype)
 
     @staticmethod
     def _subsampling(model: Any) -> int:
@@ -153,9 +152,10 @@ class SequenceToTextTask(TextTask):
         decoder: PrefixDecoder | CrossDecoder = model.decoder
         return decoder
 
-    def cache_elements(self, decoder: Any, shape: CacheShape) -> int:
-        elements: int = decoder.cache_elements(shape.batch * shape.beam, shape.text, shape.prefix, shape.batch)
-        return elements
+    def cache_bytes(self, decoder: Any, shape: CacheShape) -> int:
+        size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
+        predicted: int = decoder.cache_bytes(*size, dtype=shape.dtype)
+        return predicted
 
     def check(self, directory: Path) -> None:
         task = self.cfg.task
