@@ -1,6 +1,9 @@
 """What every mechanism in conf/attention promises about its cached form: always what recomputation gives."""
 
 import copy
+import io
+import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -206,6 +209,38 @@ def test_a_full_cache_is_an_error_and_stays_usable(mechanism: Mechanism) -> None
         attention.extend(x[:, :1], cache)
     with pytest.raises(ValueError, match="evenly"):
         attention.new_cache(5, 4, 4, prefix_batch=2)
+
+
+def saved(cache: Cache) -> Cache:
+    file = io.BytesIO()
+    torch.save(cache, file)
+    file.seek(0)
+    loaded: Cache = torch.load(file, weights_only=False)
+    return loaded
+
+
+COPIES: dict[str, Callable[[Cache], Cache]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
+    "torch.save": saved,
+}
+
+
+@every
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_between_two_steps_changes_nothing(mechanism: Mechanism, way: str) -> None:
+    """Neither for the copy, which is continued to the end, nor for the cache, which is continued after it."""
+    attention, rng = mechanism.build(), torch.Generator().manual_seed(10)
+    x, prefix, lengths = draw(rng, 2, 7, 32), draw(rng, 2, 5, 32), torch.tensor([5, 2])
+    want = attention(x, prefix, prefix_lengths=lengths)
+    cache = attention.new_cache(2, 7, 5)
+    attention.read_prefix(prefix, lengths, cache)
+    for t in range(7):
+        other = COPIES[way](cache)
+        assert error(extend_by(attention, x[:, t:], other, [1] * (7 - t)), want[:, t:]) < 1e-12, t
+        assert error(attention.extend(x[:, t : t + 1], cache), want[:, t : t + 1]) < 1e-12, t
+        assert other.nbytes == cache.nbytes
 
 
 @every

@@ -12,7 +12,9 @@ A prefix is a sequence of extra keys and values that stands before the text, suc
 Every text position sees all of it.
 """
 
+import copy
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,8 @@ class Cache(ABC):
     """Keys and values of B rows, in buffers that are allocated once.
 
     Rows are grouped by prefix: rows `n * beam ... (n + 1) * beam - 1` read prefix `n`, which is stored once.
+    `copy.copy`, `copy.deepcopy`, pickle and `torch.save` all give a cache with buffers of its own, and neither cache
+    sees what the other reads from then on.
 
     Attributes:
         length: text positions held, the same for every row. Prefixes may differ in length.
@@ -42,6 +46,9 @@ class Cache(ABC):
     @abstractmethod
     def buffers(self) -> list[Tensor]:
         """The tensors that hold keys and values, of text and of prefixes."""
+
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)  # steps write in place: shared buffers would mix two continuations
 
     @property
     def nbytes(self) -> int:

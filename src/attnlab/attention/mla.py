@@ -35,6 +35,9 @@ class LatentCache(PositionalCache):
         self.up_value = up_value.detach().mT.to(like.dtype).contiguous()
         self._step: LatentStep | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"_step": None}  # a copy has other buffers than those that its views are of
+
     def step(self, attention: "MLA", x: Tensor) -> LatentStep | None:
         """What computes a step of x (B, n, d) by few kernels; None: it is computed as everywhere."""
         if not self.is_lean(x) or choose("step", x, masked=True) is Backend.TRITON:

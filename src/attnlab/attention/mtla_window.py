@@ -28,7 +28,7 @@ class WindowedCache(LatentCache):
         self, attention: "MTLAWindow", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
     ) -> None:
         super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
-        self.attention = attention
+        self.recent, self.first, self.stride = attention.recent, attention.first, attention.stride
         self.prefix_slots = 0
         self.reached = 0  # the longest text before a crop: what it has overwritten is lost
         chunks = (prefix_capacity + capacity) // attention.stride + 1
@@ -47,19 +47,32 @@ class WindowedCache(LatentCache):
         return self.prefix_slots
 
     def slots_up_to(self, length: int) -> int:
-        return self.attention.raw + self.attention.text_slots(self.prefix_size, length)
+        raw = self.first + self.recent + self.stride
+        return raw + text_slots(self.prefix_size, length, self.first + self.recent, self.stride)
 
     def crop(self, length: int) -> None:
         self._check_crop(length)
-        ring, reached = self.attention.recent + self.attention.stride, max(self.reached, self.length)
+        ring, reached = self.recent + self.stride, max(self.reached, self.length)
         end = self.prefix_size + length  # of the row with the longest prefix, which has overwritten most
-        oldest = max(self.attention.first, end - ring + 1)  # what the next position reads or merges begins here
+        oldest = max(self.first, end - ring + 1)  # what the next position reads or merges begins here
         if length < self.length and oldest < end and oldest < self.prefix_size + reached - ring:
             raise ValueError(
                 f"cannot crop to {length} positions: of {reached} the newest {ring} are held unmerged, and the next "
                 "position would read older ones; crop to 0 of a text without a prefix and feed the rest again"
             )
         self.length, self.reached = length, reached if self.prefix_size + length else 0
+
+
+def text_slots(prefix: int, length: int, unmerged: int, stride: int) -> int:
+    """Slots that `length` positions of a text merge after a prefix, of any length up to `prefix`, at most.
+
+    Args:
+        prefix: positions of the longest prefix; 0: there is none.
+        length: positions of the text.
+        unmerged: first and newest positions that are read unmerged, F + W.
+        stride: positions s of a slot.
+    """
+    return -(-length // stride) if prefix else max(0, (length - unmerged) // stride)
 
 
 class MTLAWindow(MTLA):
@@ -112,22 +125,13 @@ class MTLAWindow(MTLA):
     def raw(self) -> int:
         return self.first + self.recent + self.stride
 
-    def finished(self, length: int) -> int:
-        """Chunks that the newest of `length` positions reads as slots: their last is `recent` or more before it."""
-        return max(0, (length - self.recent - self.first) // self.stride)
-
     def prefix_merged(self, size: int) -> int:
         """Chunks that are merged when a prefix of this size is read: every text position reads them merged."""
         return max(0, (size + 1 - max(self.recent, 1) - self.first) // self.stride)
 
-    def text_slots(self, prefix: int, length: int) -> int:
-        """Slots that `length` positions of a text merge after a prefix, of any length up to `prefix`, at most."""
-        if not prefix:
-            return self.finished(length)
-        return -(-length // self.stride) if length else 0
-
     def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
-        return self.raw + self.text_slots(prefix_capacity, capacity), self.prefix_merged(prefix_capacity)
+        text = text_slots(prefix_capacity, capacity, self.recent + self.first, self.stride)
+        return self.raw + text, self.prefix_merged(prefix_capacity)
 
     def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """For `encode`: whole chunks merged, and the last one as far as it goes."""
@@ -333,7 +337,7 @@ class MTLAWindow(MTLA):
             columns, _ = cache.reads(start)
             return start, self._store_ragged(new, cache.starts() + start, cache, columns - self.raw)
         if cache.prefix_lengths is not None:
-            slots = self.text_slots(cache.prefix_size, start + 1)
+            slots = cache.slots_up_to(start + 1) - self.raw
             return self.raw + slots, self._store_ragged(new, cache.starts() + start, cache, slots)
         text, s, ring, p = cache.text["slots"], self.stride, self.recent + self.stride, cache.prefix_size + start
         place = p if p < self.first else self.first + p % ring
