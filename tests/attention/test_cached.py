@@ -4,18 +4,18 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from attnlab.attention import TPA, Attention, Cache, MTLAWindow
+from attnlab.attention import MHA, MLA, TPA, Attention, Cache, MTLAWindow
 from tests.attention.mechanisms import EVERY, TINY, TWO_WAYS, Mechanism, error, extend_by, prefix_lengths, random_chunks
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
 every_width = pytest.mark.parametrize("mechanism", [*EVERY, *TWO_WAYS], ids=str)
-HUGE = 1e6
 
 
 def draw(generator: torch.Generator, *shape: int) -> Tensor:
@@ -37,7 +37,7 @@ def test_extend_in_any_chunking_equals_forward(mechanism: Mechanism, kind: str) 
         lengths = torch.full((batch,), s + 1)
     x, prefix = draw(rng, batch, steps, 32), draw(rng, batch, size, 32)
     if lengths is not None:
-        prefix[torch.arange(size) >= lengths[:, None]] = HUGE
+        prefix[torch.arange(size) >= lengths[:, None]] = float("nan")
     want = attention(x, prefix, prefix_lengths=lengths)
     for attempt in range(6):
         spare = attempt % 3
@@ -241,6 +241,39 @@ def test_a_copy_between_two_steps_changes_nothing(mechanism: Mechanism, way: str
         assert error(extend_by(attention, x[:, t:], other, [1] * (7 - t)), want[:, t:]) < 1e-12, t
         assert error(attention.extend(x[:, t : t + 1], cache), want[:, t : t + 1]) < 1e-12, t
         assert other.nbytes == cache.nbytes
+
+
+@every
+def test_what_does_not_fit_a_mechanism_is_an_error_of_one_line(mechanism: Mechanism) -> None:
+    """A cache of another mechanism, or none; another width. The cache stays usable."""
+    attention, x = mechanism.build(), torch.randn(2, 3, 32, dtype=torch.float64)
+    cache, foreign = attention.new_cache(2, 3, 3), (MLA if type(attention) is MHA else MHA)(32, 4).new_cache(2, 3, 3)
+    wrong: Any
+    for wrong in (foreign, None):
+        for call in (attention.extend, lambda x, cache: attention.read_prefix(x, None, cache)):
+            with pytest.raises(TypeError, match=f"^cache: expected one of {type(attention).__name__}.*new_cache"):
+                call(x, wrong)
+    for narrow in (x[..., :31], x[0]):
+        for use in (attention, lambda wrong: attention(x, wrong), lambda wrong: attention.extend(wrong, cache)):
+            with pytest.raises(ValueError, match=r"^(x|prefix): expected shape \(batch, positions, 32\)"):
+                use(narrow)
+    with pytest.raises(ValueError, match="^prefix: expected shape"):
+        attention.read_prefix(x[..., :31], None, cache)
+    assert error(attention.extend(x, cache), attention(x)) < 1e-12
+
+
+@every
+@pytest.mark.parametrize("lengths", [[4, 1], [1, -1], [1], [[1, 1]]], ids=str)
+def test_lengths_that_rows_cannot_have(mechanism: Mechanism, lengths: list[int]) -> None:
+    attention, x, wrong = mechanism.build(), torch.randn(2, 3, 32, dtype=torch.float64), torch.tensor(lengths)
+    cache = attention.new_cache(2, 3, 3)
+    for call in (lambda: attention(x, lengths=wrong), lambda: attention.encode(x, wrong)):
+        with pytest.raises(ValueError, match="^lengths: expected"):
+            call()
+    for call in (lambda: attention(x, x, prefix_lengths=wrong), lambda: attention.read_prefix(x, wrong, cache)):
+        with pytest.raises(ValueError, match="^prefix_lengths: expected"):
+            call()
+    assert not cache.has_prefix
 
 
 @every

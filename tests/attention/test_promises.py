@@ -1,6 +1,7 @@
 """What every mechanism in conf/attention promises about its parallel form (design: the attention interface)."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ TOLERANCE = {
     torch.float16: 0.02,
     torch.bfloat16: 0.1,
 }  # largest error over root mean square
-HUGE = 1e6  # the values in padding: any leak is visible
+NAN = float("nan")  # the values in padding: any leak is visible
 
 
 def prefixes(
@@ -87,7 +88,7 @@ def test_logits_hundreds_apart_stay_exact(mechanism: Mechanism) -> None:
 
 @every
 def test_a_padded_row_gets_what_it_gets_alone(mechanism: Mechanism) -> None:
-    """Forward, and the gradients of inputs and weights; the padding holds huge values and gets no gradient."""
+    """Forward, and the gradients of inputs and weights; the padding holds NaN and gets no gradient."""
     attention = mechanism.build()
     batch, prefix, read = prefixes(mechanism, "ragged")
     assert prefix is not None and read is not None
@@ -96,7 +97,7 @@ def test_a_padded_row_gets_what_it_gets_alone(mechanism: Mechanism) -> None:
     prefix = torch.cat((prefix, prefix[:, :1]), 1)  # padding behind the longest prefix as well
     text_pad = torch.arange(x.shape[1]) >= lengths[:, None]
     prefix_pad = torch.arange(prefix.shape[1]) >= read[:, None]
-    x[text_pad], prefix[prefix_pad] = HUGE, HUGE
+    x[text_pad], prefix[prefix_pad] = NAN, NAN
     x.requires_grad_(), prefix.requires_grad_()
     y = attention(x, prefix, lengths=lengths, prefix_lengths=read)
     g = torch.randn_like(y).masked_fill(text_pad[..., None], 0.0)
@@ -116,12 +117,42 @@ def test_a_padded_row_gets_what_it_gets_alone(mechanism: Mechanism) -> None:
 
 
 @every
+def test_the_encoder_form_of_a_padded_row_is_what_it_gets_alone(mechanism: Mechanism) -> None:
+    attention, lengths = mechanism.build(), torch.tensor([6, 1, 3])
+    x = torch.randn(3, 7, 32, dtype=torch.float64)
+    padding = torch.arange(7) >= lengths[:, None]
+    x[padding] = NAN
+    y = attention.encode(x.requires_grad_(), lengths)
+    g = torch.randn_like(y).masked_fill(padding[..., None], 0.0)
+    of_x, *of_weights = gradients(attention, y, g, x)
+    assert not of_x[padding].any()
+    totals = [torch.zeros_like(p) for p in of_weights]
+    for b, length in enumerate(lengths.tolist()):
+        x_b = x[b : b + 1, :length].detach()
+        alone = attention.encode(x_b, lengths[b : b + 1])
+        assert error(y[b : b + 1, :length], alone) < 1e-12
+        totals = [t + w for t, w in zip(totals, gradients(attention, alone, g[b : b + 1, :length]), strict=True)]
+    assert max(error(a, b) for a, b in zip(of_weights, totals, strict=True)) < 1e-11
+
+
+@every
+def test_heads_divide_the_width_unless_their_own_is_given(mechanism: Mechanism) -> None:
+    kind: type = type(mechanism.make())
+    options = inspect.signature(kind).parameters
+    if "head_dim" not in options or options["head_dim"].default is not None:
+        pytest.skip("no heads, or heads of a width of their own")
+    with pytest.raises(ValueError, match="^num_heads=7 does not divide d_model=256"):
+        kind(256, 7)
+    assert kind(256, 7, head_dim=32)(torch.randn(1, 3, 256)).shape == (1, 3, 256)
+
+
+@every
 def test_an_empty_prefix_is_no_prefix(mechanism: Mechanism) -> None:
     attention, x = mechanism.build(), torch.randn(2, 5, 32, dtype=torch.float64)
     want = attention(x)
     assert error(attention(x, x[:, :0]), want) < 1e-12
-    huge = torch.full((2, 4, 32), HUGE, dtype=torch.float64)
-    assert error(attention(x, huge, prefix_lengths=torch.tensor([0, 0])), want) < 1e-12
+    nothing = torch.full((2, 4, 32), NAN, dtype=torch.float64)
+    assert error(attention(x, nothing, prefix_lengths=torch.tensor([0, 0])), want) < 1e-12
 
 
 @every

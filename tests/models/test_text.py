@@ -10,7 +10,6 @@ from attnlab.attention import MHA, MLA, MTLA, Attention
 from attnlab.attention.base import length_mask
 from attnlab.models import CrossDecoder, EncoderDecoder, TextEncoder, TextToText
 from attnlab.models.build import build_model
-from attnlab.models.text_encoder import see_all
 from tests.attention.mechanisms import EVERY, Mechanism
 from tests.attention.mechanisms import error as difference
 
@@ -80,9 +79,9 @@ def naive_latent(m: MLA, x: Tensor) -> Tensor:
 def test_encoder_form_sees_all_of_its_row_and_nothing_else(mechanism: Mechanism) -> None:
     attention = mechanism.build(f"task.model.d_model={WIDTH}")
     x = inputs().requires_grad_()
-    out = see_all(attention, x, LENGTHS)
+    out = attention.encode(x, LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
-        alone = see_all(attention, x[row : row + 1, :length], LENGTHS[row : row + 1])
+        alone = attention.encode(x[row : row + 1, :length], LENGTHS[row : row + 1])
         assert difference(out[row, :length], alone[0]) < 1e-10
         (grad,) = torch.autograd.grad(out[row, 0].sum(), x, retain_graph=True)
         seen = grad.abs().sum(-1) > 0
@@ -96,7 +95,7 @@ def test_encoder_form_is_the_formula(mechanism: Mechanism) -> None:
     naive = naive_mha if isinstance(attention, MHA) else naive_latent
     x = inputs()
     x.requires_grad_()
-    out = see_all(attention, x, LENGTHS)
+    out = attention.encode(x, LENGTHS)
     want = [naive(attention, x[i, :n]) for i, n in enumerate(LENGTHS.tolist())]  # type: ignore[arg-type]
     for i, n in enumerate(LENGTHS.tolist()):
         assert difference(out[i, :n], want[i]) < 1e-10

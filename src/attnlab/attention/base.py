@@ -18,6 +18,9 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from .ops.tables import transformed
 
 
 class Cache(ABC):
@@ -28,6 +31,7 @@ class Cache(ABC):
     sees what the other reads from then on.
 
     Attributes:
+        made_by: name of the class of the mechanism that made it.
         length: text positions held, the same for every row. Prefixes may differ in length.
         beam: rows that share one prefix.
         capacity: text positions that there is room for.
@@ -36,6 +40,7 @@ class Cache(ABC):
         static_length: `length` on the device, (1,) int64, of a cache that is static; None: it is not.
     """
 
+    made_by: str = ""
     length: int = 0
     static_length: Tensor | None = None
     beam: int = 1
@@ -153,13 +158,37 @@ class Attention(nn.Module, ABC):
             prefix_lengths: the same of the prefixes.
 
         Returns:
-            (B, T, d). A row gets what it gets alone and unpadded; values at padded positions are unspecified.
+            (B, T, d). A row gets what it gets alone and unpadded, whatever padding holds, NaN included; values at
+            padded positions are unspecified.
+
+        ValueError: a shape is not as above, or, where lengths are on the CPU, a length is negative or beyond T or S.
         """
+        x = self._padded("x", x, lengths)
+        if prefix is not None:
+            prefix = self._padded("prefix", prefix, prefix_lengths)
         if not x.numel():
             return x.clone()
         if prefix is None or not prefix.shape[1]:
             prefix = prefix_lengths = None
         return self._forward(x, prefix, lengths, prefix_lengths)
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Self-attention without a causal mask: every position sees all of its row.
+
+        The mechanism's own encoder form if it has one, else the mean of two causal passes with the same weights: over
+        the row, and over the reversed row.
+
+        Args:
+            x: (B, S, d).
+            lengths: positions of each row, (B,) int64.
+
+        Returns:
+            (B, S, d), as `forward` with respect to padding.
+
+        ValueError: as for `forward`.
+        """
+        x = self._padded("x", x, lengths)
+        return self._encode(x, lengths) if x.numel() else x.clone()
 
     def new_cache(
         self,
@@ -185,15 +214,18 @@ class Attention(nn.Module, ABC):
         like = next(self.parameters()).new_empty(0, dtype=dtype, device=device)
         build: type = self.cache_type
         cache: Cache = build(self, batch, capacity, prefix_capacity, rows_per_prefix(batch, prefix_batch), like)
+        cache.made_by = type(self).__name__
         return cache
 
     @torch.no_grad()
     def read_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         """Store a prefix, (N, S, d), with lengths (N,) or None, as keys and values.
 
-        ValueError: a prefix was read before, there is text in the cache, or the prefix is longer than its capacity.
+        ValueError: a prefix was read before, there is text in the cache, the prefix is longer than its capacity, or as
+        for `forward`. TypeError: the cache is not of this mechanism.
         """
-        size = prefix.shape[1]
+        self._check_cache(cache)
+        prefix, size = self._padded("prefix", prefix, prefix_lengths), prefix.shape[1]
         if cache.length or cache.has_prefix:
             raise ValueError("a prefix is read once per cache, before any text")
         _check_room(cache, size, cache.prefix_capacity)
@@ -209,8 +241,11 @@ class Attention(nn.Module, ABC):
 
         Compiled, a step of a static cache leaves `cache.length` to its caller (`Cache.make_static`).
 
-        ValueError: the cache has no room for n positions more, or it is static and n is not 1.
+        ValueError: the cache has no room for n positions more, it is static and n is not 1, or x has another width
+        than d. TypeError: the cache is not of this mechanism.
         """
+        self._check_cache(cache)
+        self._check_width("x", x)
         new = x.shape[1]
         if cache.static_length is not None:
             if new != 1:
@@ -235,15 +270,54 @@ class Attention(nn.Module, ABC):
         """
         return range(position + 1)
 
+    def _check_cache(self, cache: Cache) -> None:
+        made_by = getattr(cache, "made_by", None)
+        if made_by != type(self).__name__:
+            what = f"a cache of {made_by}" if made_by else type(cache).__name__
+            raise TypeError(f"cache: expected one of {type(self).__name__}, from its new_cache, not {what}")
+
+    def _check_width(self, name: str, x: Tensor) -> None:
+        if x.dim() != 3 or x.shape[2] != self.d_model:
+            raise ValueError(f"{name}: expected shape (batch, positions, {self.d_model}), not {tuple(x.shape)}")
+
+    def _padded(self, name: str, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """x (B, T, d), checked, with zeros in its padding."""
+        self._check_width(name, x)
+        if lengths is None:
+            return x
+        rows, size = x.shape[:2]
+        of = "lengths" if name == "x" else f"{name}_lengths"
+        if lengths.shape != (rows,):
+            raise ValueError(f"{of}: expected shape ({rows},), one length per row, not {tuple(lengths.shape)}")
+        # The host would wait for a device; and what is compiled, transformed or fake has no values.
+        eager = not (torch.compiler.is_compiling() or transformed() or _get_current_dispatch_mode() is not None)
+        if rows and eager and lengths.device.type == "cpu":
+            least, most = lengths.min().item(), lengths.max().item()
+            if least < 0 or most > size:
+                wrong = least if least < 0 else most
+                raise ValueError(f"{of}: expected 0 to the {size} positions of {name}, not {wrong}")
+        return blank(x, lengths)
+
     @abstractmethod
     def _forward(
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
-        """`forward`, of tensors that are not empty."""
+        """`forward`, of tensors that are not empty and hold zeros in their padding."""
+
+    def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """`encode`, of a tensor that is not empty and holds zeros in its padding."""
+        place = torch.arange(x.shape[1], device=x.device)
+        back = torch.where(length_mask(lengths, x.shape[1]), lengths[:, None] - 1 - place, place)  # its own inverse
+        index = back.unsqueeze(-1).expand_as(x)
+        ahead = self._forward(x, None, lengths, None)
+        return (ahead + self._forward(x.gather(1, index), None, lengths, None).gather(1, index)) / 2
 
     @abstractmethod
     def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
-        """`read_prefix`, of a prefix that is not empty and fits; lengths are None unless they differ from S."""
+        """`read_prefix`, of a prefix that is not empty, fits, and holds zeros in its padding.
+
+        Lengths are None unless they differ from S.
+        """
 
     @abstractmethod
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
@@ -315,3 +389,33 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
         size: positions of the longest row, padding included.
     """
     return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
+def blank(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """x with zeros in its padding. It is not multiplied by zero, which would keep NaN.
+
+    Args:
+        x: (B, S, ...).
+        lengths: of the rows, (B,) int64, in positions; None: there is no padding.
+    """
+    if lengths is None:
+        return x
+    padding = ~length_mask(lengths, x.shape[1])
+    return x.masked_fill(padding.view(*padding.shape, *[1] * (x.dim() - 2)), 0.0)
+
+
+def head_width(d_model: int, num_heads: int, head_dim: int | None) -> int:
+    """Width of a head: `head_dim`, or d / H where it is None.
+
+    Args:
+        d_model: width d of the model.
+        num_heads: heads H.
+        head_dim: width of a head as it is configured.
+
+    ValueError: `head_dim` is None, and H does not divide d.
+    """
+    if head_dim is not None:
+        return head_dim
+    if d_model % num_heads:
+        raise ValueError(f"num_heads={num_heads} does not divide d_model={d_model}: choose another, or set head_dim")
+    return d_model // num_heads

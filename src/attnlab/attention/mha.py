@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from .base import Cache, length_mask
+from .base import Cache, head_width, length_mask
 from .bounds import PositiveFloat, Rate, Rotary, Size
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached
@@ -61,7 +61,7 @@ class MHA(PositionalAttention):
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if num_heads % num_kv_heads:
             raise ValueError(f"num_kv_heads must divide num_heads: {num_kv_heads} does not divide {num_heads}")
-        head_dim = d_model // num_heads if head_dim is None else head_dim
+        head_dim = head_width(d_model, num_heads, head_dim)
         if rope_dim is None and head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary pairs, not {head_dim}")
         turned = head_dim if rope_dim is None else rope_dim
@@ -129,8 +129,7 @@ class MHA(PositionalAttention):
         past = Past(self._pack(**self._kept(prefix, before)), mask)
         return self._attend(q, self._pack(k, v), [past], self._dropout)
 
-    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(B, S, d), (B,) -> (B, S, d): every position sees all of its row."""
+    def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         angles, _ = self._angles(x, None, None)
         mask = length_mask(lengths, x.shape[1])[:, None, None]
         key, value = self._kept(x, angles).values()

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from .base import Cache, length_mask
+from .base import Cache, head_width, length_mask
 from .bounds import PositiveFloat, Rank, Rate, Rotary, Size
 from .latent_step import LatentStep
 from .ops.backends import Backend, choose, dense_attention
@@ -72,7 +72,8 @@ class MLA(PositionalAttention):
         dropout: of attention weights, in training.
         rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
 
-    ValueError: `rope_dim` is odd, `latent_dim` is out of its bounds, or `bias` names something else than a projection.
+    ValueError: `num_heads` does not divide `d_model` and `head_dim` is None, `rope_dim` is odd, `latent_dim` is out of
+    its bounds, or `bias` names something else than a projection.
     """
 
     cache_type: type[LatentCache] = LatentCache
@@ -95,7 +96,7 @@ class MLA(PositionalAttention):
         super().__init__()
         if unknown := set(bias) - set(get_args(Biased)):
             raise ValueError(f"bias={list(bias)}: {unknown.pop()} is not one of {', '.join(get_args(Biased))}")
-        head_dim = d_model // num_heads if head_dim is None else head_dim
+        head_dim = head_width(d_model, num_heads, head_dim)
         rope_dim = head_dim // 2 if rope_dim is None else rope_dim
         if rope_dim % 2:
             raise ValueError(f"rope_dim must be even for rotary pairs, not {rope_dim}")
@@ -165,8 +166,7 @@ class MLA(PositionalAttention):
         latents = self._latents(x, angles)
         return self._attend(self._queries(x, angles), *latents, past, self.dropout if self.training else 0.0)
 
-    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(B, S, d), (B,) -> (B, S, d): every position sees all of its row."""
+    def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         angles, _ = self._angles(x, None, None)
         packed, mask = self._slots_of(*self._latents(x, angles), lengths)
         out = self._dense(self._queries(x, angles), packed, mask[:, None, None], self.dropout if self.training else 0.0)

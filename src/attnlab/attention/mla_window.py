@@ -99,8 +99,8 @@ class MLAWindow(Windowed, MLA):
         value, key = packed.transpose(1, 2).split([self.head_dim, self.head_dim + self.rope_dim], -1)
         return key, value
 
-    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(B, S, d), (B,) -> (B, S, d): every position sees those less than `window` away from it, on both sides."""
+    def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Every position sees those less than `window` away from it, on both sides."""
         angles, _ = self._angles(x, None, None)
         q, packed = self._queries(x, angles), self._expand(*self._latents(x, angles))
         dropout = self.dropout if self.training else 0.0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Cache, length_mask
+from .base import Cache, blank, length_mask
 from .bounds import Ge, Le, PositiveFloat, Rank, Rate, Rotary, Size
 from .latent_step import LatentStep
 from .mla import MLA, Biased, LatentCache, Norm
@@ -174,8 +174,7 @@ class MTLA(MLA):
     def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Whole chunks merged, and the last one as far as it goes."""
         s, size = self.stride, latent.shape[1]
-        latent = latent * length_mask(lengths, size).unsqueeze(-1)
-        chunks = F.pad(latent, (0, 0, 0, -size % s)).unflatten(1, (-1, s))
+        chunks = F.pad(blank(latent, lengths), (0, 0, 0, -size % s)).unflatten(1, (-1, s))
         slots = chunks.shape[1]
         merged = (self._gate(chunks, self.slot_gates(slots).unsqueeze(-2)) * chunks).sum(2).to(latent.dtype)
         newest = (torch.arange(1, slots + 1, device=lengths.device) * s).minimum(lengths[:, None]).clamp(min=1) - 1
@@ -187,9 +186,8 @@ class MTLA(MLA):
         finished = size // s
         latent, rotary = self._latents(prefix, angles)
         rotary = rotary[:, s - 1 :: s]
-        if lengths is not None:
-            latent = latent * length_mask(lengths, size).unsqueeze(-1)
-        chunks = F.pad(latent, (0, 0, 0, s - size % s)).unflatten(1, (-1, s))  # one chunk more than are finished
+        latent = F.pad(blank(latent, lengths), (0, 0, 0, s - size % s))
+        chunks = latent.unflatten(1, (-1, s))  # one chunk more than are finished
         gates = self.slot_gates(finished + 1)
         sums = (self._gate(chunks, gates.unsqueeze(-2)) * chunks).sum(2).to(latent.dtype)
         if lengths is None:
@@ -292,7 +290,7 @@ class MTLA(MLA):
         begin = cache.row_offset() + start
         base = begin // s  # text slot of the first new position
         rows = torch.arange(len(begin), device=begin.device)[:, None]
-        carry = text[rows[:, 0], base.clamp(max=text.shape[1] - 1), :r] * (begin % s != 0).unsqueeze(-1)
+        carry = text[rows[:, 0], base.clamp(max=text.shape[1] - 1), :r].masked_fill((begin % s == 0).unsqueeze(-1), 0.0)
         past = []
         if cache.prefix_slots:
             past.append(self._stored(cache.prefix["slots"][:, : cache.prefix_slots], q.dtype, cache.prefix_mask))
@@ -364,7 +362,7 @@ class MTLA(MLA):
         s, r, text = self.stride, self.latent_dim, cache.text["slots"]
         slots, rows = at // s, torch.arange(len(text), device=at.device)
         gated = self._gate(latent, cache.gate_slot[first + slots]) * latent
-        held = text[rows, slots, :r] * (at % s != 0).unsqueeze(-1)
+        held = text[rows, slots, :r].masked_fill((at % s == 0).unsqueeze(-1), 0.0)
         text[rows, slots] = torch.cat((held + gated, rotary.to(gated.dtype)), -1).to(text.dtype)
         return slots + 1
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import Cache, length_mask
+from .base import Cache, blank, length_mask
 from .bounds import PositiveFloat, Rank, Rate, Rotary, Size, SizeOrZero
 from .mla import Biased, LatentCache, Norm
 from .mtla import MTLA, Stride, take
@@ -136,8 +136,8 @@ class MTLAWindow(MTLA):
     def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """For `encode`: whole chunks merged, and the last one as far as it goes."""
         s, size = self.stride, latent.shape[1]
-        there = length_mask(lengths, size).unsqueeze(-1)
-        chunks, counted = (F.pad(t, (0, 0, 0, -size % s)).unflatten(1, (-1, s)) for t in (latent * there, there))
+        parts = blank(latent, lengths), length_mask(lengths, size).unsqueeze(-1)
+        chunks, counted = (F.pad(t, (0, 0, 0, -size % s)).unflatten(1, (-1, s)) for t in parts)
         merged = self._mean(chunks, self.slot_gates(chunks.shape[1]), counted)
         newest = (torch.arange(1, chunks.shape[1] + 1, device=lengths.device) * s).minimum(lengths[:, None])
         packed = self._expand(merged, take(rotary, newest.clamp(min=1) - 1))
@@ -259,8 +259,6 @@ class MTLAWindow(MTLA):
         if prefix is None:
             return self.out(self._continue(q, new, base, base, bound, dropout=dropout)[0].flatten(2))
         held = torch.cat(self._latents(prefix, before), -1)
-        if prefix_lengths is not None:  # padding may hold anything
-            held = held * length_mask(prefix_lengths, size).unsqueeze(-1)
         base = base + size if prefix_lengths is None else prefix_lengths
         early, tail, merged, exists, numbers = self._of_prefix(held, base.expand(len(held)))
         done, slots = self._prefix_merged(base), [(merged, exists, numbers)]

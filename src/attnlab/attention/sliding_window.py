@@ -217,8 +217,8 @@ class SlidingWindow(Windowed, MHA):
             outs.append(dense_attention(q[:, :, queries], key, value, mask, dropout=dropout, scale=self.scale))
         return self._join(torch.cat(outs, 2))
 
-    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(B, S, d), (B,) -> (B, S, d): every position sees those less than `window` away from it, on both sides."""
+    def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Every position sees those less than `window` away from it, on both sides."""
         angles, _ = self._angles(x, None, None)
         mask = self._near(lengths, x.shape[1])
         key, value = self._kept(x, angles).values()

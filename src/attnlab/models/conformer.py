@@ -49,11 +49,12 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         """(B, S, d), (B, S) bool, true where there is no padding -> (B, S, d)."""
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
         wide, weight = x.to(torch.promote_types(x.dtype, torch.float32)), real.unsqueeze(-1)
+        wide = wide.where(weight, 0.0)
         if self.training:
             counted = torch.zeros_like(weight) if self.idle else weight
             count = self._over_parts(counted.sum())
-            mean = self._over_parts((wide * counted).sum((0, 1))) / count
-            variance = self._over_parts(((wide - mean) * counted).square().sum((0, 1))) / count
+            mean = self._over_parts(wide.where(counted, 0.0).sum((0, 1))) / count
+            variance = self._over_parts((wide - mean).where(counted, 0.0).square().sum((0, 1))) / count
             with torch.no_grad():
                 self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
                 unbiased = variance * (count / (count - 1).clamp(min=1))
@@ -63,7 +64,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         else:
             mean, variance = self.running_mean, self.running_var
         out = (wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
-        return (out * weight).to(x.dtype)
+        return out.where(weight, 0.0).to(x.dtype)
 
     def _over_parts(self, value: Tensor) -> Tensor:
         """A sum over this process's part of a batch -> the sum over all parts; the gradient is summed as well."""
@@ -94,7 +95,7 @@ class ConvolutionModule(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
         """(B, S, d), (B, S) bool, true where there is no padding -> (B, S, d)."""
-        x = F.glu(self.widen(self.norm(x)), dim=-1) * real.unsqueeze(-1)
+        x = F.glu(self.widen(self.norm(x)), dim=-1).where(real.unsqueeze(-1), 0.0)
         x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)
         return self.dropout(self.mix(F.silu(self.batch_norm(x, real))))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
-from attnlab.attention.base import length_mask
+from attnlab.attention.base import blank, length_mask
 from attnlab.attention.ops.backends import dense_attention
 from attnlab.attention.ops.decode import attend_cached
 from attnlab.config.bounds import Layers, Rate, Size
@@ -77,6 +77,7 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, prefix: Tensor, prefix_lengths: Tensor | None) -> Tensor:
         """(B, T, d), (B, S, d), (B,) -> (B, T, d)."""
+        prefix = blank(prefix, prefix_lengths)
         q, k, v = self._heads(self.query(x)), self._heads(self.key(prefix)), self._heads(self.value(prefix))
         mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])[:, None, None]
         out = dense_attention(q, k, v, mask, dropout=self.dropout if self.training else 0.0)
@@ -86,6 +87,7 @@ class CrossAttention(nn.Module):
     def start(self, prefix: Tensor, prefix_lengths: Tensor | None, beam: int, dtype: torch.dtype | None) -> CrossCache:
         """Keys and values of prefixes (N, S, d), which `beam` rows each will read."""
         mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
+        prefix = blank(prefix, prefix_lengths)
         key, value = (self._heads(f(prefix)).to(dtype or prefix.dtype) for f in (self.key, self.value))
         return CrossCache(key, value, mask, beam)
 

@@ -8,7 +8,7 @@ from annotated_types import MinLen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.attention.base import length_mask
+from attnlab.attention.base import blank, length_mask
 from attnlab.config.bounds import Layers, Rate, Size
 from attnlab.models.layer_mix import LayerMix
 
@@ -59,7 +59,7 @@ class ConvSubsampler(nn.Module):
         for conv in self.convs:
             x = F.glu(conv(x), dim=1)
             lengths = (lengths - 1) // 2 + 1
-            x = x * length_mask(lengths, x.shape[2]).unsqueeze(1)
+            x = blank(x.transpose(1, 2), lengths).transpose(1, 2)
         return x.transpose(1, 2), lengths
 
 
@@ -86,9 +86,8 @@ class FrontEnd(nn.Module):
 
     def prepared(self, features: Tensor, lengths: Tensor) -> Tensor:
         """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S, width), zeros after the end of a row."""
-        if self.mix is not None:
-            features = self.mix(features, lengths)
-        return self.project(features) * length_mask(lengths, features.shape[1]).unsqueeze(-1)
+        features = blank(features, lengths) if self.mix is None else self.mix(features, lengths)
+        return blank(self.project(features), lengths)
 
 
 class SpeechEncoder(FrontEnd):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention.base import length_mask
+from attnlab.attention.base import blank
 
 
 class LayerMix(nn.Module):
@@ -30,7 +30,8 @@ class LayerMix(nn.Module):
         """Features (B, S, L, F) and their lengths (B,) -> (B, S, F), zeros after the end of a row."""
         with torch.autocast(layers.device.type, enabled=False):
             wide = torch.promote_types(self.weights.dtype, torch.float32)
-            mixed = self.shares().to(wide) @ layers.to(wide)  # without a copy of the layers
-            real = length_mask(lengths, mixed.shape[1]).unsqueeze(-1)
-            mean = (mixed * real).sum(1, keepdim=True) / lengths.view(-1, 1, 1)
-            return ((mixed - mean) * real).to(layers.dtype)
+            shares = self.shares().to(wide).expand(*layers.shape[:2], 1, -1)
+            mixed = blank(shares, lengths) @ layers.to(wide)  # without a copy of the layers, whose padding may be NaN
+            mixed = blank(mixed.squeeze(2), lengths)
+            mean = mixed.sum(1, keepdim=True) / lengths.view(-1, 1, 1)
+            return blank(mixed - mean, lengths).to(layers.dtype)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,36 +11,6 @@ from attnlab.attention import Attention
 from attnlab.attention.base import length_mask
 from attnlab.config.bounds import Layers, Rate, Size
 from attnlab.models.encoder import sinusoidal_positions
-
-
-@runtime_checkable
-class Encodes(Protocol):
-    """A mechanism with an encoder form of its own."""
-
-    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(B, S, d), (B,) -> (B, S, d): every position sees all of its row."""
-        ...
-
-
-def see_all(attention: Attention, x: Tensor, lengths: Tensor) -> Tensor:
-    """Self-attention without a causal mask, (B, S, d) -> (B, S, d).
-
-    The mechanism's own encoder form if it has one, else the mean of two causal passes with the same weights: over the
-    row, and over the reversed row.
-
-    Args:
-        attention: the mechanism.
-        x: (B, S, d).
-        lengths: positions of each row, (B,) int64.
-    """
-    if not x.numel():
-        return x
-    if isinstance(attention, Encodes):
-        return attention.encode(x, lengths)
-    place = torch.arange(x.shape[1], device=x.device)
-    back = torch.where(length_mask(lengths, x.shape[1]), lengths[:, None] - 1 - place, place)  # its own inverse
-    index = back.unsqueeze(-1).expand_as(x)
-    return (attention(x, lengths=lengths) + attention(x.gather(1, index), lengths=lengths).gather(1, index)) / 2
 
 
 class TextEncoderLayer(nn.Module):
@@ -63,9 +32,9 @@ class TextEncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         if self.pre_norm:
-            x = x + self.dropout(see_all(self.attention, self.norm1(x), lengths))
+            x = x + self.dropout(self.attention.encode(self.norm1(x), lengths))
             return x + self._feed(self.norm2(x))
-        x = self.norm1(x + self.dropout(see_all(self.attention, x, lengths)))
+        x = self.norm1(x + self.dropout(self.attention.encode(x, lengths)))
         return self.norm2(x + self._feed(x))
 
     def _feed(self, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from ..base import blank
 from .base import Core, core_gain, core_vectors, diagonals, mean_pairs, projection, readout, through
 
 
@@ -37,6 +38,7 @@ class MultiLinearEncoder(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(B, T, d), (B,) -> (B, T, d). Right padding changes nothing; outputs at padded positions are unspecified."""
+        x = blank(x, lengths)
         q, k, v = self.qkv(x).split([self.rank, self.rank, self.value_dim], -1)
         return self.out(
             through(q.unsqueeze(-2) * diagonals(self.cores, self.core), mean_pairs(k, v, lengths)).flatten(2)

@@ -61,8 +61,8 @@ class TiedMultiLinear(MultiLinear):
         cache.text.copy_((total - prefix) / (cache.start + k.shape[1]))
         return out
 
-    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(B, T, d), (B,) -> (B, T, d): every position reads all of its row, as `MultiLinearEncoder` does."""
+    def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """As `MultiLinearEncoder` does."""
         q, k, v = self._project(x)
         return self.out(through(q, mean_pairs(k, v, lengths)).flatten(2))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..base import Cache, length_mask
+from ..base import Cache, head_width, length_mask
 from ..bounds import PositiveFloat, Rank, Rate, Size
 from ..ops.backends import Backend, choose
 from ..ops.decode import share
@@ -44,7 +44,8 @@ class TPA(PositionalAttention):
         dropout: of attention weights, in training.
         rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
 
-    ValueError: a rank or `third_dim` is out of its bounds, or an odd number of components would be rotated.
+    ValueError: `num_heads` does not divide `d_model` and `head_dim` is None, a rank or `third_dim` is out of its
+    bounds, or an odd number of components would be rotated.
     """
 
     cache_type = FactorCache
@@ -67,7 +68,7 @@ class TPA(PositionalAttention):
         rope_theta: PositiveFloat | None = 10000.0,
     ) -> None:
         super().__init__()
-        head_dim = d_model // num_heads if head_dim is None else head_dim
+        head_dim = head_width(d_model, num_heads, head_dim)
         for name, value in (("rank", rank), *([("q_rank", q_rank)] if self.factorised_queries else [])):
             if not 1 <= value <= min(num_heads, head_dim):
                 raise ValueError(

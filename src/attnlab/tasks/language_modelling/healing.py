@@ -99,7 +99,7 @@ class Healed(LanguageModelling):
         tokens, targets = batch
         real = targets != IGNORE
         each = self._layers(tokens) if objective == "layers" else self._logits(tokens)
-        loss, count = (each * real).sum(), real.sum()
+        loss, count = each.where(real, 0.0).sum(), real.sum()
         return loss, loss.detach(), torch.zeros_like(count), count
 
     def _layers(self, tokens: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class LanguageModelling(Module):
         """(B, T) nats of each target, 0 where there is none; (B, T) whether there is one."""
         tokens, targets = window
         real = targets != IGNORE
-        return self._compiled(self.model.loss)(tokens, targets.clamp(min=0)) * real, real
+        return self._compiled(self.model.loss)(tokens, targets.clamp(min=0)).where(real, 0.0), real
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """No count of right tokens: an adaptive softmax has no logits to find them by."""
@@ -79,7 +79,7 @@ class LanguageModelling(Module):
             tokens, targets = batch
             real = targets != IGNORE
             found = self._compiled(self.model.target_and_mean)(tokens, targets.clamp(min=0))
-            target, mean = ((nats * real).sum() for nats in found)
+            target, mean = (nats.where(real, 0.0).sum() for nats in found)
             smoothed = (1 - self.label_smoothing) * target + self.label_smoothing * mean
             return smoothed, target.detach(), torch.zeros_like(real.sum()), real.sum()
         loss, count = self.nll(batch)

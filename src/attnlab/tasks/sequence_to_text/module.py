@@ -132,7 +132,7 @@ class SequenceToText(Module):
                 zero_infinity=True,
             )
             real_labels = 0 if batch.filler else batch.ctc_target_lengths.sum()
-            self.tally("ctc_loss", 0 * ctc if batch.filler else ctc, real_labels)
+            self.tally("ctc_loss", torch.zeros_like(ctc) if batch.filler else ctc, real_labels)
             loss = loss + self.ctc_weight * ctc
         return loss, plain.detach(), right, real.sum()
 

@@ -74,7 +74,9 @@ class Published(Attention):
     ) -> PublishedCache:
         if dtype not in (None, self.ours.out.weight.dtype):
             raise ValueError(f"the published cache has the weights' dtype, not {dtype}")
-        return PublishedCache(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity)
+        cache = PublishedCache(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity)
+        cache.made_by = type(self).__name__
+        return cache
 
     def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         """Copy the prefix to every row; the first step makes its keys."""

@@ -106,7 +106,9 @@ class PublishedTPA(PublishedJoint):
             "value_token": a.head_dim,
         }
         buffers = {name: like.new_zeros(batch, positions, width, a.rank) for name, width in widths.items()}
-        return FactorBuffers(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity, buffers)
+        cache = FactorBuffers(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity, buffers)
+        cache.made_by = type(self).__name__
+        return cache
 
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
         assert isinstance(cache, FactorBuffers)
