@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
+from tokenizers import Tokenizer, models
 
 from attnlab.data import BillionWords, BytePairs, FineWebEdu, PennTreebank, WikiText, WikiTextRaw, Words
 from attnlab.data.samples.markov import Source
@@ -253,6 +254,10 @@ def test_a_tokenizer_file(wikitext: Path) -> None:
     path.write_text(learned.json.replace("<|endoftext|>", "<end>"))
     with pytest.raises(DataError, match=r"has no <\|endoftext\|>"):
         build()
+    for kind in (models.WordLevel, models.WordPiece):
+        Tokenizer(kind({"a": 0, "<|endoftext|>": 1}, unk_token="[UNK]")).save(str(path))
+        with pytest.raises(DataError, match=r"tokenizer.json: cannot encode an unknown word .*expected byte pairs"):
+            build()
     path.unlink()
     with pytest.raises(DataError, match="No such file"):
         build()

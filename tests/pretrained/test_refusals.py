@@ -163,6 +163,12 @@ def test_padding_tokens(tmp_path: Path) -> None:
     words(pad=None, end=None).save_pretrained(tmp_path)
     with pytest.raises(DataError, match="neither a padding token nor an end token; add pad_token"):
         huggingface.tokenizer(str(tmp_path))
+    text = words().backend_tokenizer.to_str()
+    (tmp_path / "tokenizer.json").write_text(text.replace('"unk_token":"[UNK]"', '"unk_token":"[NONE]"'))
+    with pytest.raises(
+        DataError, match="cannot encode an unknown word .*; its vocabulary has to hold its unknown token"
+    ):
+        huggingface.tokenizer(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(DataError, match="no tokenizer can be read from"):
         huggingface.tokenizer(str(tmp_path))

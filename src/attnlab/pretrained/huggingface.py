@@ -145,6 +145,13 @@ def tokenizer(source: str) -> Any:
             f"model={source}: no tokenizer can be read from {path} (expected tokenizer.json and "
             f"tokenizer_config.json, or the files of its own kind): {first_line(error).rstrip(':')}"
         ) from error
+    try:
+        found("zqxj \u2042")  # a word and a sign that no vocabulary of words has
+    except Exception as error:  # tokenizers raises Exception itself
+        raise DataError(
+            f"model={source}: the tokenizer in {path} cannot encode an unknown word ({first_line(error)}); its "
+            "vocabulary has to hold its unknown token"
+        ) from error
     if found.pad_token is None:
         if found.eos_token is None:
             raise DataError(

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 Ends = Literal["after", "before", "around"]  # the place of the mark that separates texts
 
 END_OF_TEXT = "<|endoftext|>"
+UNKNOWN = "zqxj \u2042"  # a word and a sign that a vocabulary of words has not
 
 
 class Vocabulary(ABC):
@@ -135,7 +136,7 @@ class BytePairVocabulary(Vocabulary):
         end: the mark between texts.
 
     Raises:
-        ValueError: not a tokenizer, without the mark, or with more pieces than `size`.
+        ValueError: not a tokenizer, without the mark, with more pieces than `size`, or one that fails at unknown words.
     """
 
     unit = "token"
@@ -145,6 +146,12 @@ class BytePairVocabulary(Vocabulary):
             self.tokenizer = Tokenizer.from_str(tokenizer)
         except Exception as error:  # the library raises this class itself
             raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split())[:120]})") from error
+        try:
+            self.tokenizer.encode(UNKNOWN, add_special_tokens=False)
+        except Exception as error:  # as above
+            raise ValueError(
+                f"cannot encode an unknown word ({error}); expected byte pairs or an unknown token"
+            ) from error
         pieces, mark = self.tokenizer.get_vocab_size(), self.tokenizer.token_to_id(end)
         if mark is None:
             raise ValueError(f"the tokenizer has no {end}")
