@@ -39,9 +39,18 @@ def test_a_translation() -> None:
         "cache per token and layer": "72 numbers",
         "cache of the largest batch": "1.00 MiB (1.00 predicted)",
         "memory": "10.0 MiB peak, 9.0 mean while scoring",
-        "decoding": "30.0 tokens/s, beam 5, 2.0 s",
+        "decoding": "30.0 tokens/s, beam 5, one pass of 2.0 s",
         "training, 7 updates": "20.0 tokens/s, 3.0 s",
     }
+
+
+def test_a_speed_says_how_sure_it_is() -> None:
+    """By its passes, and by what else the machine did."""
+    speed = {"seconds": 0.5, "passes": 4, "tokens_per_second": 30.0, "tokens_per_second_range": [25.0, 31.0]}
+    found = dict(lines_of(blank(inference=speed | {"beam": 1, "busy_cores_before": 1.5})))
+    assert found["decoding"] == "30.0 tokens/s (25.0 to 31.0 in 4 passes), beam 1, 0.5 s"
+    assert "1.5 cores" in found["machine busy"] and "not comparable" in found["machine busy"]
+    assert "machine busy" not in dict(lines_of(blank(inference=speed | {"busy_cores_before": 0.1})))
 
 
 def test_a_conversion_tells_the_sizes_and_the_error_of_each_layer() -> None:
@@ -139,7 +148,7 @@ def test_images() -> None:
         "parameters": "1,234   (attention 200)",
         "remaining": "attention 50.0 %, multiply-adds 60.0 %, parameters 70.0 %",
         "blocks.0.attn": "ranks [3, 4], value-output ranks [2, 1], query-key error 0.250",
-        "scoring": "5.0 images/s, 2.0 s",
+        "scoring": "5.0 images/s, one pass of 2.0 s",
     }
 
 

@@ -63,6 +63,7 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
             quality={"bleu": bleu + 1},
             kv_cache__elements_per_token_per_layer=144.0,
             inference__tokens_per_second=100.0 * seed,
+            inference__busy_cores_before=1.5,
         )
     failed = {"status": "failed", "error": "killed by SIGKILL\n(out of memory?)", "quality": {}}
     job("13_mtla", "attention=mtla seed=3", training__tokens_per_second="not run", **failed)
@@ -94,6 +95,7 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
         ]
     printed = capsys.readouterr()
     assert not printed.out
+    assert "1.5 cores" in (tmp_path / "runs" / "comparison.md").read_text()
     assert "22.50 ± 2.12" in printed.err and "killed by SIGKILL (out of memory?)" in printed.err
     text = (tmp_path / "runs" / "comparison.md").read_text(encoding="utf-8")
     assert "- not run in any job: peak memory while scoring." in text and "| 1,000 |" in text

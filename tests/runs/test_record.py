@@ -144,6 +144,14 @@ def test_a_record_names_its_task() -> None:
     assert records.new(compose("task=slurp"), "")["task"] == "slurp"
 
 
+def test_the_speed_of_an_older_training_on_images_has_its_unit(skeleton: dict[str, Any], tmp_path: Path) -> None:
+    config = OmegaConf.to_container(compose("task=imagenet", "compress=none"), resolve=True)
+    for node, images, tokens in ((config, 20.0, NOT_RUN), (skeleton["config"], None, 20.0)):
+        old = skeleton | {"config": node, "training": skeleton["training"] | {"tokens_per_second": 20.0}}
+        training = records.upgraded(old, tmp_path)["training"]
+        assert (training.get("images_per_second"), training["tokens_per_second"]) == (images, tokens)
+
+
 def test_a_record_of_schema_1_is_read_as_one_of_schema_2(tmp_path: Path, skeleton: dict[str, Any]) -> None:
     cfg = compose("attention=mtla", "seed=3")
     OmegaConf.save(cfg, tmp_path / "config.yaml")

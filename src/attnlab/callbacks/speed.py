@@ -1,7 +1,8 @@
 """Speed of training and of scoring."""
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
@@ -13,6 +14,9 @@ from attnlab.runs.device import busy_cores
 from attnlab.runs.record import NOT_RUN
 
 WATCHED = 0.2  # seconds for which the machine is watched before the test set is scored
+PASSES, LONG_ENOUGH = 5, 2.0  # a pass is repeated until there are so many, or they took so many seconds together
+
+Result = TypeVar("Result")
 
 
 class TrainingSpeed(Contributor):
@@ -20,9 +24,13 @@ class TrainingSpeed(Contributor):
 
     Contributes to the section `training`.  Reads `tokens_seen` of the module, which counts all processes; the seconds
     are rank zero's.
+
+    Args:
+        unit: what is counted: "tokens" or "images".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "tokens") -> None:
+        self.unit = unit
         self._values: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
@@ -31,7 +39,7 @@ class TrainingSpeed(Contributor):
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         seconds = now(module.device) - self._began
         tokens = float(module.tokens_seen)  # type: ignore[arg-type]
-        self._values = {"seconds": round(seconds, 1), "tokens_per_second": round(tokens / seconds, 1)}
+        self._values = {"seconds": round(seconds, 1), f"{self.unit}_per_second": round(tokens / seconds, 1)}
 
     def contribution(self) -> Sections:
         return {"training": self._values} if self._values else {}
@@ -78,6 +86,21 @@ class ScoringSpeed(Contributor, ScoringCallback):
 
     def contribution(self) -> Sections:
         return {"inference": self._values} if self._values else {}
+
+
+def timed(measure: Callable[[], Result], device: torch.device) -> tuple[Result, list[float]]:
+    """The result of a function that gives the same each time, and the seconds of each call: a short one is repeated.
+
+    Args:
+        measure: what is timed.
+        device: where it computes.
+    """
+    seconds: list[float] = []
+    while len(seconds) < PASSES and sum(seconds) < LONG_ENOUGH:
+        began = now(device)
+        result = measure()
+        seconds.append(now(device) - began)
+    return result, seconds
 
 
 def now(device: torch.device) -> float:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from attnlab.config.batch import counted
 from attnlab.runs.console import Screen
-from attnlab.runs.record import NOT_RUN
+from attnlab.runs.record import BUSY, NOT_RUN
 
 WIDTH = 130  # columns where the output is not a terminal
 LONGEST = 200  # characters of a text among the samples; predictions.tsv has all of it
@@ -114,7 +114,10 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cache of the largest batch", f"{measured} MiB ({predicted} predicted)"
     if inference["peak_memory_mib"] != NOT_RUN:
         yield "memory", f"{inference['peak_memory_mib']} MiB peak, {inference['mean_memory_mib']} mean while scoring"
-    yield from _speeds("scoring" if inference["beam"] == NOT_RUN else "decoding", inference)
+    yield from _speeds("scoring" if inference["beam"] == NOT_RUN else "decoding", inference, one_pass=True)
+    busy = inference.get("busy_cores_before", NOT_RUN)
+    if busy != NOT_RUN and busy > BUSY:
+        yield "machine busy", f"other programs kept {busy:.1f} cores busy before scoring: its speed is not comparable"
     if "speedup" in inference:
         yield "against the baseline", _speedup(inference)
     if record["training"]["steps"] != NOT_RUN:
@@ -165,13 +168,18 @@ def _speedup(inference: dict[str, Any]) -> str:
     return f"{', '.join(parts) or 'nothing that both measured'}   (against {other})"
 
 
-def _speeds(name: str, section: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    found = [f"{section[f'{unit}_per_second']} {unit}/s" for unit in ("tokens", "images")
-             if section.get(f"{unit}_per_second", NOT_RUN) != NOT_RUN]  # fmt: skip
+def _speeds(name: str, section: dict[str, Any], one_pass: bool = False) -> Iterator[tuple[str, str]]:
+    """A line with the speed; `one_pass`: it says that the speed is of one pass, or the range of several."""
     beam = [] if section.get("beam", NOT_RUN) == NOT_RUN else [f"beam {section['beam']}"]
     seconds = [] if section["seconds"] == NOT_RUN else [f"{section['seconds']} s"]
-    if found:
-        yield name, ", ".join([*found, *beam, *seconds])
+    passes = section.get("passes", 1)
+    if seconds and one_pass and passes == 1:
+        seconds = [f"one pass of {seconds[0]}"]
+    for unit in ("tokens", "images"):
+        if (speed := section.get(f"{unit}_per_second", NOT_RUN)) != NOT_RUN:
+            least, most = section.get(f"{unit}_per_second_range", (speed, speed))
+            several = f" ({least} to {most} in {passes} passes)" if passes > 1 else ""
+            yield name, ", ".join([f"{speed} {unit}/s{several}", *beam, *seconds])
 
 
 def spread(path: Path, count: int) -> list[dict[str, str]]:

@@ -63,9 +63,11 @@ COMPARED = (  # beside the quality
     "training.steps",
     "training.seconds",
     "training.tokens_per_second",
+    "training.images_per_second",
     "training.final_loss",
     "inference.seconds",
     "inference.tokens_per_second",
+    "inference.images_per_second",
     "inference.peak_memory_mib",
 )
 ABOUT = ("status", "started", "seed", "corpus", "identity.corpus", "environment.device", "environment.git")

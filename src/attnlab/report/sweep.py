@@ -23,7 +23,7 @@ from attnlab.runs.console import Screen
 from attnlab.runs.files import write_text
 from attnlab.runs.lock import held
 from attnlab.runs.multirun import Job
-from attnlab.runs.record import NOT_RUN
+from attnlab.runs.record import BUSY, NOT_RUN
 from attnlab.runs.store import Found, collect
 
 STEM = "comparison"
@@ -37,6 +37,7 @@ NUMBERS = {  # column: where the record has it, and the format
     "Parameters": ("parameters.total", ",.0f"),
     "Cache per token and layer, numbers": ("kv_cache.elements_per_token_per_layer", "g"),
     "Training, tokens/s": ("training.tokens_per_second", ",.1f"),
+    "Training, images/s": ("training.images_per_second", ",.1f"),
     "Decoding, tokens/s": ("inference.tokens_per_second", ",.1f"),
     "Scoring, images/s": ("inference.images_per_second", ",.1f"),
     "Peak memory while scoring, MiB": ("inference.peak_memory_mib", ",.1f"),
@@ -157,13 +158,17 @@ def table(found: Sequence[Found], names: Mapping[Path, str] | None = None, home:
             grid.rows.append([*_means(same, varied, present), *[""] * len(place)])
     if said := _corpus_and_updates(done):
         grid.notes.append(said)
-    absent = [name.partition(",")[0].lower() for name in NUMBERS if name not in present and "images" not in name]
+    kinds = dict.fromkeys(name.partition(",")[0] for name in NUMBERS if "images" not in name)  # in whichever unit
+    absent = [kind.lower() for kind in kinds if not any(name.startswith(kind) for name in present)]
     if absent and done:
         grid.notes.append(f"{NOT_RUN} in any job: {', '.join(absent)}.")
     ways = _protocols(done)
     if ways:
         said = f"{ways.pop()}." if len(ways) == 1 else "not alike in all jobs, see `inference` in their records."
         grid.notes.append(f"Speed and memory of scoring: {said}")
+    busy = max((one.number("inference.busy_cores_before") or 0.0 for one in done), default=0.0)
+    if busy > BUSY:
+        grid.notes.append(f"Other programs kept up to {busy:.1f} cores busy before scoring: speeds are not comparable.")
     return grid
 
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.hardware import BFLOAT16, NO_APPLE_GPU, NO_FLOAT16, NO_GPU, capabilities
 from attnlab.errors import ConfigError
-from attnlab.runs.record import first_process
+from attnlab.runs.record import BUSY, first_process
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ def busy_cores(interval: float = 0.5, advise: bool = True) -> float:
         advise: False: without the warning.
     """
     busy = psutil.cpu_percent(interval=interval) / 100 * (psutil.cpu_count() or 1)
-    if advise and busy > 0.25:
+    if advise and busy > BUSY:
         log.warning(
             "other processes keep %.1f cores busy: trust ratios of cpu_seconds (in the record) more than wall times",
             busy,

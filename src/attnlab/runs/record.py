@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 2
 NOT_RUN = "not run"
+BUSY = 0.25  # cores that other programs keep busy, above which times are not comparable
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of values of another kind
 DEEPEST = 50  # levels of a configuration
 MAPPINGS = (  # nodes of every configuration that has them, a parent before what it holds
@@ -236,7 +237,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def upgraded(record: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """A record of schema 1 as one of schema 2; any other as it is.
+    """A record of schema 1 as one of schema 2, and the speed of an older training on images by its name; else as it is.
 
     The configuration is read from `directory`/config.yaml. Where there is none, nothing says what the recipe was:
     `config` is empty and the identity is NOT_RUN.
@@ -246,7 +247,7 @@ def upgraded(record: dict[str, Any], directory: Path) -> dict[str, Any]:
         directory: the folder of its file.
     """
     if record.get("schema") != 1:
-        return record
+        return _images_per_second(record)
     record = {key: value for key, value in record.items() if key != "config_hash"} | {"schema": SCHEMA}
     about: dict[str, Any] = {"recipe": NOT_RUN, "run": NOT_RUN, "corpus": NOT_RUN, "weights": {}}
     config: Any = {}
@@ -263,6 +264,18 @@ def upgraded(record: dict[str, Any], directory: Path) -> dict[str, Any]:
         if "prompt" in row:
             row["prefix"] = row.pop("prompt")
     return record | {"config": config, "identity": about}
+
+
+def _images_per_second(record: dict[str, Any]) -> dict[str, Any]:
+    """A record whose training counted images, in a field that is named for tokens, with the field's right name."""
+    training, node = record.get("training"), record.get("config")
+    for key in ("task", "train", "batch"):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    images = isinstance(node, Mapping) and "images" in node
+    if not images or not isinstance(training, Mapping) or "images_per_second" in training:
+        return record
+    speed = {"images_per_second": training.get("tokens_per_second", NOT_RUN), "tokens_per_second": NOT_RUN}
+    return record | {"training": {**training, **speed}}
 
 
 def problems(record: Mapping[str, Any]) -> list[str]:

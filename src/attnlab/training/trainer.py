@@ -117,7 +117,8 @@ def fit(
         share_batches(module.model)
     own = configured_callbacks(cfg, monitor, better)
     resumed = Resume(data)
-    callbacks = [best, resumed, Memory(), TrainingSpeed(), *own, *progress(), EndAfterUpdate(best)]
+    unit = "images" if "images" in cfg.task.train.batch else "tokens"
+    callbacks = [best, resumed, Memory(), TrainingSpeed(unit), *own, *progress(), EndAfterUpdate(best)]
     if not any(isinstance(one, LearningRateMonitor) for one in own):
         callbacks.append(LearningRateMonitor())
     trainer = build_trainer(cfg, directory, callbacks, processes, accumulate, loggers=open_loggers(cfg, directory))
@@ -169,8 +170,9 @@ def fit(
         **({"decoded_validation": module.decoded_validation} if module.decoded_validation else {}),
         "left_out": dict(data.filtered),
         "averaged_checkpoints": len(paths),
+        "tokens_per_second": NOT_RUN,  # of images: images_per_second
         **contributions(callbacks)["training"],
-        **(dict.fromkeys(("seconds", "tokens_per_second"), NOT_RUN) if idle else {}),
+        **(dict.fromkeys(("seconds", f"{unit}_per_second"), NOT_RUN) if idle else {}),
     }
 
 

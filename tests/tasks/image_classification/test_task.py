@@ -75,6 +75,7 @@ def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_p
     assert points["finetuned"] == record["quality"] and record["quality"]["images"] == 12
     assert 0 <= points["dense"]["top1"] <= points["dense"]["top5"] <= 100
     assert record["training"]["steps"] == 4
+    assert record["training"]["images_per_second"] > 0 and record["training"]["tokens_per_second"] == "not run"
     rows = (directory / "predictions.tsv").read_text().splitlines()
     assert len(rows) == 13
     right = sum(row.split("\t")[2] == row.split("\t")[3] for row in rows[1:])

@@ -4,6 +4,7 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import torch
@@ -12,7 +13,7 @@ from annotated_types import Ge
 from attnlab.callbacks.memory import MemoryMeter
 from attnlab.callbacks.predictions import write_predictions
 from attnlab.callbacks.quality import Quality
-from attnlab.callbacks.speed import WATCHED, now
+from attnlab.callbacks.speed import WATCHED, timed
 from attnlab.config.bounds import bounded
 from attnlab.data.text.language_modelling import LanguageModellingData
 from attnlab.decoding import Sampling
@@ -144,10 +145,12 @@ class LanguageScore:
                 model, prompts, num_ids=vocabulary.num_ids, dtype=low, compiled=module.compiled_steps
             )
         busy = busy_cores(WATCHED, advise=False)
+        steps = module.compiled_steps
         with MemoryMeter(device) as meter:
-            began = now(device)
-            found = sampling(model, prompts, num_ids=vocabulary.num_ids, dtype=low, compiled=module.compiled_steps)
-            seconds = now(device) - began
+            found, passes = timed(
+                lambda: sampling(model, prompts, num_ids=vocabulary.num_ids, dtype=low, compiled=steps), device
+            )
+        seconds = median(passes)
         rows = [
             (
                 f"test-{start}",
@@ -161,7 +164,9 @@ class LanguageScore:
         return {
             "inference": {
                 "seconds": round(seconds, 3),
+                "passes": len(passes),  # of which these are the median
                 "tokens_per_second": round(found.numel() / seconds, 1),
+                "tokens_per_second_range": [round(found.numel() / extreme(passes), 1) for extreme in (max, min)],
                 "peak_memory_mib": round(meter.peak, 1),
                 "mean_memory_mib": round(meter.mean, 1),
                 "batch": len(starts),
