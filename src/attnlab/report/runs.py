@@ -237,8 +237,8 @@ def missing(words: Request) -> None:
 def prune(words: Request) -> None:
     """Show the runs that would be removed; remove them with --yes. What is left and why is said on stderr.
 
-    Only run directories below the folder are removed, none that is in progress, reached through a link, has another
-    run in it, or was used by another run of the folder.
+    Only run directories below the folder are removed, none that is in progress, reached through a link, holds anything
+    that no run has written, or was used by another run of the folder.
 
     Args:
         words: what to remove, filters, and perhaps a folder.
