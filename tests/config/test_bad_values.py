@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from attnlab.cli import command
 from attnlab.config.annotation import fits
 from attnlab.config.build import CONF
-from attnlab.config.check import check
+from attnlab.config.check import PATHS, check
 from attnlab.config.model import check_weights
 from attnlab.config.rules import check_augmentation, check_heads
 from attnlab.config.schema import signature
@@ -60,6 +60,17 @@ def test_a_bad_value_is_one_line(line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(shlex.split(line), load)
     assert (BAD | MORE_BAD)[line] in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [key for key in PATHS if key != "DATA_ROOT"])
+def test_a_path_that_is_too_long(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^{key}=aaa.*\.\.\.: not the path of a file or folder \(File name too long\)$"
+    ):
+        check([f"{key}={'a' * 5000}"], load)
+    monkeypatch.setenv("DATA_ROOT", "b" * 5000)
+    with pytest.raises(ConfigError, match="^DATA_ROOT=bbb.*: not the path"):
+        check([], load)
 
 
 def test_how_files_of_weights_begin(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from hydra import initialize_config_dir
 from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -36,6 +37,10 @@ from attnlab.errors import ConfigError, DataError
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
 NOT_FILES = ("prompt", "format", "input", "output")  # of the keys that only some modes read: they need not exist
+PATHS = (
+    *("data_root", "DATA_ROOT", "model", "checkpoint", "resume", "baseline", "output", "cache_dir", "hydra.run.dir"),
+    *("hydra.sweep.dir", "task.encoder_checkpoint", "task.text.file", FOLDER),
+)
 DECODERS = "base/language_modelling"  # in the files of tasks that can begin with a pretrained decoder
 NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
 SUBDIR = f"{NUMBERED}_${{hydra.runtime.choices.task}}"  # of several mechanisms
@@ -114,6 +119,7 @@ def check(arguments: Sequence[str], load: Loader | None = None, complete: Comple
     composer = Composer(options.config_dir, options.config_name)
     with initialize_config_dir(str(composer.home), job_name="run", version_base="1.3"):
         overrides = [composer.parse(text) for text in options.overrides]
+        _check_names(overrides)
         multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
         swept = [override for override in overrides if override.is_sweep_override()]
         if swept and not multirun:
@@ -170,6 +176,20 @@ def check(arguments: Sequence[str], load: Loader | None = None, complete: Comple
     flags = [f"--config-dir={options.config_dir}"] if options.config_dir else []
     directory = Path(first.directory) if where else single
     return Plan(fixed, multirun, sweep, [*flags, *of_hydra, *where], keeps, here=here, directory=directory)
+
+
+def _check_names(overrides: Sequence[Override]) -> None:
+    """Refuse a path that cannot exist, such as one that is too long for the file system."""
+    names = [(str(one.key_or_group).lstrip("+"), one.value()) for one in overrides if not one.is_sweep_override()]
+    for key, value in [*names, ("DATA_ROOT", os.environ.get("DATA_ROOT"))]:
+        if isinstance(value, str | QuotedString) and key in PATHS:
+            text = str(getattr(value, "text", value))
+            try:
+                Path(text).expanduser().exists()
+            except (OSError, ValueError, RuntimeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                shown = f"{text[:60]}{'...' * (len(text) > 60)}"
+                raise ConfigError(f"{key}={shown}: not the path of a file or folder ({reason})") from error
 
 
 def _shared(loaded: Sequence[Job | None]) -> list[str]:
