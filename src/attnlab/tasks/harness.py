@@ -84,8 +84,8 @@ class Harness(ABC):
             number of examples.
 
         Raises:
-            ConfigError: there is no such task.
-            DataError: the model cannot score a text of the tasks.
+            ConfigError: there is no such task, or its file names no data.
+            DataError: the model cannot score a text of the tasks, or their data is missing.
         """
         folder = None if self.folder is None else str(Path(self.folder).expanduser())
         manager = TaskManager(include_path=folder, include_defaults=self.folder is None)
@@ -93,10 +93,17 @@ class Harness(ABC):
         if unknown:
             where = f"{self.folder} has" if self.folder else "lm-evaluation-harness has"
             raise ConfigError(f"task.evaluation.tasks: {where} no task {unknown[0]}")
+        for name in self.tasks:
+            self._check_source(manager.task_index[name])
         with offline_if_unreachable() as offline:
             try:
                 lm = self.lm(module, dtype)
                 return {shots: self._scores(lm, manager, shots, seed) for shots in self.shots}
+            except FileNotFoundError as error:
+                raise DataError(
+                    f"task.evaluation.tasks={','.join(self.tasks)}: a file of their data is missing "
+                    f"({first_line(error)}); correct dataset_path or data_files of the task's file"
+                ) from error
             except (ConnectionError, HFOfflineModeIsEnabled) as error:
                 if not offline:
                     raise
@@ -105,6 +112,16 @@ class Harness(ABC):
                     f"cannot be reached ({first_line(error)}); run it once with a network, or give "
                     "task.evaluation.folder= with tasks on local files"
                 ) from error
+
+    def _check_source(self, task: Any) -> None:
+        """Refuse a task's own file that says nowhere where its data is: `include` and `class` may say it elsewhere."""
+        settings = task.cfg or {}
+        says = {"dataset_path", "custom_dataset", "include", "class", "group"}
+        if task.yaml_path and task.kind.name == "TASK" and not any(settings.get(key) for key in says):
+            raise ConfigError(
+                f"{task.yaml_path}: dataset_path is missing; expected json, csv, parquet or text with "
+                "dataset_kwargs.data_files, or the name of a data set of the hub"
+            )
 
     def _scores(self, lm: LM, manager: TaskManager, shots: int, seed: int) -> dict[str, dict[str, Any]]:
         """Of each task, with so many solved examples."""

@@ -10,11 +10,12 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import pytest
 import torch
+from lm_eval.models.dummy import DummyLM
 
 from attnlab.compression import compress, densify, save
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.config.check import compose
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 from attnlab.modes import evaluate
 from attnlab.pretrained import huggingface
 from attnlab.runs.record import new
@@ -68,6 +69,27 @@ def test_a_task_is_known_by_its_name_alone(tmp_path: Path, monkeypatch: pytest.M
     for name in ("cl*", "claims.yaml", str(tmp_path / "claims.yaml")):
         with pytest.raises(ConfigError, match=f"task.evaluation.tasks: {re.escape(str(tmp_path))} has no task "):
             TransformersEvaluation([name], folder=str(tmp_path))(None, 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        ("", ConfigError, r"claims\.yaml: dataset_path is missing; expected json, csv"),
+        (
+            "dataset_path: json\ndataset_kwargs: {data_files: {test: /nope/missing.jsonl}}\n",
+            DataError,
+            r"tasks=claims: a file of their data is missing \(.*/nope/missing\.jsonl",
+        ),
+    ],
+)
+def test_a_task_without_data(
+    source: str, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "claims.yaml").write_text(f"task: claims\n{source}output_type: multiple_choice\ntest_split: test\n")
+    evaluation = TransformersEvaluation(["claims"], folder=str(tmp_path))
+    monkeypatch.setattr(TransformersEvaluation, "lm", lambda *_: DummyLM())
+    with pytest.raises(error, match=said):
+        evaluation(None, 0)
 
 
 @pytest.mark.parametrize(
