@@ -201,8 +201,8 @@ class Composer:
         for name in value if isinstance(value, list) and key in config.LISTS else [value]:
             if not isinstance(name, str) or name not in self.options(key):
                 hint = nearest(str(name), self.options(key)) or f"; `attnlab list {key}` names all"
-                if key == "experiment" and name in RENAMES.overlays:
-                    hint = f"; it was renamed: write {RENAMES.overlays[name]}"
+                if key == "experiment" and str(name) in RENAMES.overlays:
+                    hint = f"; it was renamed: write {RENAMES.overlays[str(name)]}"
                 raise ConfigError(f"{key}={override.get_value_string()}: no such {key}{hint}")
 
     def _check_overlays(self, base: DictConfig, full: dict[str, Any]) -> None:
