@@ -85,7 +85,7 @@ def set_number(record: dict[str, Any], dotted: str, value: float) -> None:
 def numbers(spec: Spec, row: Row, base: Mapping[str, float]) -> dict[str, float]:
     """What the record of a row holds, by dotted key. `base`: the same of the row to which it is compared."""
     found: dict[str, float] = {}
-    printed = {key: value[0] for key, text in row.published.items() if (value := number(text))}
+    printed = {key: read[0] for key, text in row.published.items() if (read := number(text))}
     for column in spec.columns:
         if column.value and column.key in printed:
             value = printed[column.key] / column.factor
