@@ -203,8 +203,9 @@ def test_a_hostile_module_asks_for_no_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("value", "message"), [(torch.nan, "NaN or infinite"), (None, "dtype int32")])
 def test_weights_that_are_no_numbers(value: float | None, message: str, tmp_path: Path) -> None:
     model = saved(tmp_path, METHODS["truncatt"])
-    weight = model.head.weight.detach()
-    model.head.weight = nn.Parameter(weight.int() if value is None else weight * value, requires_grad=False)
+    head: Any = model.head
+    weight = head.weight.detach()
+    head.weight = nn.Parameter(weight.int() if value is None else weight * value, requires_grad=False)
     save(model, tmp_path, NAMES[0], OPTIONS)
     with pytest.raises(DataError, match=rf"weights-\w+.safetensors: head.weight has .*{message}"):
         load(tmp_path)

@@ -27,10 +27,10 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         raise TypeError("this handler writes to sys.stderr")
 
     def format(self, record: logging.LogRecord) -> str:
-        if isinstance(record.args, tuple):
+        if isinstance(arguments := record.args, tuple):
             record = copy.copy(record)
             texts = str, Path, BaseException
-            record.args = tuple(printable(str(one)) if isinstance(one, texts) else one for one in record.args)
+            record.args = tuple(printable(str(one)) if isinstance(one, texts) else one for one in arguments)
         return printable(super().format(record), keep="\n")
 
 
