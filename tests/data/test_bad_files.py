@@ -21,6 +21,7 @@ from attnlab.data.speech.an4 import AN4
 from attnlab.data.speech.spoken_language import Picovoice
 from attnlab.data.speech.stored import frames, read_features
 from attnlab.data.text.corpora import read_parquet
+from attnlab.data.text.parallel import Parallel
 from attnlab.data.text.summaries import SPLIT_FILE, XSum
 from attnlab.errors import DataError
 from attnlab.runs.cache import INDEX, MANIFEST, read_index, stored, stored_files, write_index
@@ -178,3 +179,10 @@ def test_a_recording_of_an_impossible_rate(rate: int, tmp_path: Path) -> None:
     soundfile.write(path, np.zeros(8000), rate)
     refused(lambda: inspect_audio(path, "train.tsv line 2"), rf"a\.wav: its header says {rate} samples a second; expec")
     refused(lambda: _length(path), rf"a\.wav: its header says {rate} samples a second; expected 1000 to 384000 Hz")
+
+
+def test_a_directory_in_place_of_a_text(tmp_path: Path) -> None:
+    for name in ("train.en", "dev.en", "dev.de", "test.en", "test.de"):
+        (tmp_path / name).write_text("a\n")
+    (tmp_path / "train.de").mkdir()
+    refused(lambda: Parallel().find(tmp_path, "train", "text"), r"train\.de: a directory; expected a file")

@@ -133,6 +133,8 @@ class Reader(ABC):
         there = (
             ", ".join(sorted(p.name for p in path.parent.iterdir())[:8]) if path.parent.is_dir() else "no such folder"
         )
+        if path.is_dir():
+            raise DataError(f"{path}: a directory; expected a file; {self.layout}")
         raise DataError(f"{path} is missing (found {there or 'nothing'}); {self.layout}")
 
     def plain(self, text: str) -> str:

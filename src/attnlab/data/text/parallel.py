@@ -103,8 +103,10 @@ class Parallel(Reader):
         for name, files in LAYOUTS.items():
             if self.chosen == name or (self.chosen == "auto" and all(p.is_file() for p in self._all(root, files))):
                 return files
-        for path in (path for files in LAYOUTS.values() for path in self._all(root, files) if path.is_dir()):
-            self.missing(path)
+        nearest = max(LAYOUTS.values(), key=lambda files: sum(path.exists() for path in self._all(root, files)))
+        for path in self._all(root, nearest):
+            if any(other.is_file() for other in self._all(root, nearest)) and not path.is_file():
+                self.missing(path)
         raise DataError(f"data_root={root}: no layout found; {self.layout}")
 
     def _all(self, root: Path, files: Files) -> list[Path]:
