@@ -113,6 +113,7 @@ REFUSED = {
     "task.train.batch.bucket=1": "task.train.batch.bucket=1: expected at least task.data.min_input_frames=5",
     "task=imagenet task.model.num_classes=1": "task.model.num_classes=1: expected int >= 2",
     "task=xsum task.score=rouge5": "task.score=rouge5: expected one of bleu",
+    "task.train.validate_score=blue": "task.train.validate_score=blue: expected one of bleu, intent",
     "task=wikitext2 task.score.sliding_stride=100": "task.score.sliding_stride=100 is more than the window",
     "task=wikitext2 task.score.prompt_tokens=100000": "task.score.prompt_tokens=100000",
     "task=imagenet task.model.name=resnet50": "task.model.name=resnet50: no vision transformer",

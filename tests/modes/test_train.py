@@ -321,7 +321,6 @@ def test_all_validation_sentences_decoded_give_the_score_of_the_split(start: Sta
             ["task.train.monitor=val_wer", "task.train.validate_decode=2"],
             "expected val_loss or val_accuracy or val_bleu",
         ),
-        (["task.train.validate_score=blue"], "task.train.validate_score=blue: expected one of bleu, intent"),
         (["task.train.validate_score=intent"], "task.train.validate_score=intent: only with task.score=intent"),
         (["attention=multilinear", *CROSS], "task.attention_prefix=true: with task.model.decoder"),
         (

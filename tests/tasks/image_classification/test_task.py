@@ -164,7 +164,7 @@ def test_mode_compress_with_calibration_images_and_a_budget(start: Start, tmp_pa
     ("line", "message"),
     [
         ("task=imagenet mode=compress", "mode=compress needs compress=<method>, one of cp_slimatt, "),
-        ("task=imagenet compress=irratt compress.vo_rank=0", "compress.vo_rank=0: expected int >= 1 or null"),
+        ("task=imagenet compress=irratt compress.vo_rank=0", "compress.vo_rank=0: expected int >= 1 and <= 65536 or null"),
         ("task=mustc mode=compress", "mode=compress: task=mustc has no such mode; it has train, "),
         (
             "task=mustc model=x",
@@ -271,10 +271,8 @@ def test_what_is_refused_before_data_is_read(start: Start, tmp_path: Path, monke
         "compress=cp_slimatt compress.keep=0.1 compress.keep_of=multiply_adds": "compress.keep=0.1: blocks.0.attn can",
         "compress=cp_slimatt compress.fusion=constrained compress.fusion_penalty=1": "give one of them",
         "task.pretrain.epochs=0": "there are no pretrained weights to compress",
-        "task.model.name=vit_tinny_patch16_224": "timm has no such model; nearest: vit_tiny_patch16_224",
         "compress=irratt task.model.name=swin_tiny_patch4_window7_224": "swin",
         "task.model.num_heads=7": "refuses its sizes",
-        "hardware.strategy=fsdp": "task=imagenet takes hardware=ddp",
     }.items():
         assert message in refused(start, tmp_path, *line.split(), kind=ConfigError)
 

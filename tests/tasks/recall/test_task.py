@@ -230,7 +230,6 @@ def test_wrong_settings(words_given: str, message: str) -> None:
         ("task.data.train=[[16,8,9]]", "task.data.train: [16, 8, 9]: 8 pairs and their questions need an even length"),
         ("task.data.vocab_size=8", "a vocabulary of 8 has 3 keys: expected at least 4"),
         ("task.data.test=[[4096,4,9]]", "sequences of 4096 tokens are longer than the"),
-        ("hardware=fsdp", "hardware=fsdp is not supported for recall"),
     ],
 )
 def test_what_a_task_refuses_before_anything_is_drawn(words_given: str, message: str, tmp_path: Path) -> None:
