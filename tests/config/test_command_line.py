@@ -281,7 +281,11 @@ def test_settings_of_an_option_that_is_swept() -> None:
 
 
 def test_settings_of_options_that_swept_experiments_choose() -> None:
-    words = ["experiment=irratt/constrained_cp,mtla/table3", "task.model.name=deit_tiny_patch16_224", "hydra.verbose=false"]
+    words = [
+        "experiment=irratt/constrained_cp,mtla/table3",
+        "task.model.name=deit_tiny_patch16_224",
+        "hydra.verbose=false",
+    ]
     with pytest.raises(ConfigError, match="task.model.name: no such key"):  # of the second job
         check(["-m", *words])
     words[0] = "experiment=irratt/constrained_cp,irratt/deit_base"

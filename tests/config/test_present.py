@@ -152,7 +152,7 @@ def test_a_command_that_is_refused_late_leaves_no_run(line: str, tmp_path: Path)
 
 
 def test_what_is_read_as_source_is_what_the_libraries_have() -> None:
-    for name in [*list_optimizers(), "lookahead_adamw"]:
+    for name in [*map(str, list_optimizers()), "lookahead_adamw"]:
         check_optimizer(name)
     assert set(names_in("attnlab.metrics")) == set(text_metrics())
     assert set(get_img_extensions()) == set(IMAGES)

@@ -164,7 +164,10 @@ def test_mode_compress_with_calibration_images_and_a_budget(start: Start, tmp_pa
     ("line", "message"),
     [
         ("task=imagenet mode=compress", "mode=compress needs compress=<method>, one of cp_slimatt, "),
-        ("task=imagenet compress=irratt compress.vo_rank=0", "compress.vo_rank=0: expected int >= 1 and <= 65536 or null"),
+        (
+            "task=imagenet compress=irratt compress.vo_rank=0",
+            "compress.vo_rank=0: expected int >= 1 and <= 65536 or null",
+        ),
         ("task=mustc mode=compress", "mode=compress: task=mustc has no such mode; it has train, "),
         (
             "task=mustc model=x",
