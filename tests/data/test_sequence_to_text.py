@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from attnlab.config.batch import share_frames
-from attnlab.data import Batch, FilterBank, MustC, SpecAugment
+from attnlab.data import FilterBank, MustC, SpecAugment
 from attnlab.data import samples as samples_module
-from attnlab.data.batch import Example, collate
+from attnlab.data.batch import Batch, Example, collate
 from attnlab.data.batching import FrameUpdates
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError, DataError

@@ -149,8 +149,9 @@ def check_optimizer(name: str) -> None:
     Raises:
         ConfigError: names the nearest name.
     """
-    known = re.findall(r"""\bname=['"](\w+)['"]""", _timm("optim")[1])
-    if known and name.lower().removeprefix("lookahead_") not in known:
+    source = _timm("optim")[1]
+    known = re.findall(r"""\bname=['"](\w+)['"]""", source)
+    if known and not re.search(rf"""['"]{re.escape(name.lower().removeprefix("lookahead_"))}['"]""", source):
         raise ConfigError(f"task.optimizer.opt={name}: timm has no such optimizer{nearest(name, known)}")
 
 
