@@ -75,6 +75,7 @@ class Unlucky(Exception):
         ),
         (SystemExit(3), 3, "error: the mode ended the process with exit code 3"),
         (OSError(errno.ENOSPC, "No space left on device", "x.ckpt"), 1, "error: disk full: [Errno 28] No space left"),
+        (RuntimeError("can't allocate memory: you tried to allocate 4294967296 bytes."), 1, "error: out of memory: a"),
     ],
 )
 def test_a_failed_run(

@@ -5,6 +5,7 @@ import errno
 import importlib
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -334,6 +335,9 @@ def _exit_code_and_message(
     for cause in causes:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             return 1, f"disk full: {one_line(cause)}" + (f" (run directory: {directory})" if directory else "")
+        if size := re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(cause)):  # torch, CPU
+            needed = f"a tensor of {int(size[1]) / 2**30:.1f} GiB does not fit"
+            return 1, f"out of memory: {needed}; lower the sizes of task.model and attention, or those of a batch"
     hint = "set HYDRA_FULL_ERROR=1"
     hint = f"traceback: {directory / 'run.log'}, or {hint}" if directory else f"{hint} for the traceback"
     return 1, f"{type(error).__name__}: {one_line(error)} ({hint})"
