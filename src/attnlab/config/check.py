@@ -325,8 +325,13 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     if cfg.mode == "predict" and cfg.input.endswith(".txt") and not cfg.input.split()[1:]:
         check_lines(Path(cfg.input).expanduser())
     reading = readers["checkpoint"]
-    images = OmegaConf.select(cfg, "task.model._target_") == TIMM and cfg.hydra.runtime.choices.compress == "none"
-    as_it_is = images and cfg.mode == "test" and cfg.task.model.weights is not None  # the pretrained model is scored
+    as_it_is = (  # the pretrained model is scored
+        cfg.mode == "test"
+        and cfg.checkpoint is None
+        and OmegaConf.select(cfg, "task.model._target_") == TIMM
+        and cfg.task.model.weights is not None
+        and cfg.hydra.runtime.choices.compress == "none"
+    )
     if cfg.mode in set(reading.modes) - set(reading.optional) and not as_it_is:
         untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has
         pretrained = cfg.task.get("weights") is not None  # a decoder, which can be used as it is
@@ -396,9 +401,6 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
         )
     if cfg.model is not None:
         check_model(cfg.model, cfg.task.model._target_)
-    encoder = cfg.task.get("encoder_checkpoint")
-    if encoder is not None and not Path(encoder).expanduser().is_dir():
-        check_weights("task.encoder_checkpoint", str(encoder))
 
 
 def _check_references(cfg: DictConfig, composer: Composer) -> None:

@@ -15,6 +15,7 @@ from attnlab.config.annotation import literals, name_of
 from attnlab.config.build import written
 from attnlab.config.compose import declared
 from attnlab.config.hardware import check_device
+from attnlab.config.model import check_weights
 from attnlab.config.schema import constant, definition
 from attnlab.errors import ConfigError, DataError
 
@@ -33,6 +34,9 @@ def check_present(cfg: DictConfig) -> None:
         return
     if cfg.checkpoint is None:  # a run has what it was made of in its directory
         _check_files(written(cfg), "")
+        encoder = cfg.task.get("encoder_checkpoint")
+        if encoder is not None and not Path(encoder).expanduser().is_dir():
+            check_weights("task.encoder_checkpoint", str(encoder))
     _check_corpus(cfg)
 
 

@@ -104,9 +104,9 @@ class Parallel(Reader):
             if self.chosen == name or (self.chosen == "auto" and all(p.is_file() for p in self._all(root, files))):
                 return files
         nearest = max(LAYOUTS.values(), key=lambda files: sum(path.exists() for path in self._all(root, files)))
-        for path in self._all(root, nearest):
-            if any(other.is_file() for other in self._all(root, nearest)) and not path.is_file():
-                self.missing(path)
+        paths = list(self._all(root, nearest))
+        if any(path.exists() for path in paths):
+            self.missing(min((path for path in paths if not path.is_file()), key=lambda path: not path.exists()))
         raise DataError(f"data_root={root}: no layout found; {self.layout}")
 
     def _all(self, root: Path, files: Files) -> list[Path]:
