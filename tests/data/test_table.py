@@ -8,9 +8,10 @@ import pytest
 import soundfile
 
 from attnlab.config.check import compose
+from attnlab.config.present import check_present
 from attnlab.data import Table, TextFiles
 from attnlab.data.corpus import Segment
-from attnlab.errors import DataError
+from attnlab.errors import ConfigError, DataError
 
 
 def write(path: Path, examples: list[dict[str, str]]) -> None:
@@ -50,12 +51,11 @@ def test_a_wrong_column_is_refused_before_torch_is_imported(suffix: str, tmp_pat
     write(tmp_path / f"train.{suffix}", pairs(3))
     words = ("experiment=own/translation", f"data_root='{tmp_path}'", "task.data.reader.source=article")
     said = rf"train.{suffix}: the column 'title' is missing \(found: article, headline, key\); task.data.reader.target"
-    with pytest.raises(DataError, match=said):
-        compose(*words, "task.data.reader.target=title")
-    cfg = compose(*words, "task.data.reader.target=headline")
-    assert cfg.task.data.reader.target == "headline"
+    with pytest.raises(ConfigError, match=said):
+        check_present(compose(*words, "task.data.reader.target=title"))
+    check_present(compose(*words, "task.data.reader.target=headline"))
     (tmp_path / f"train.{suffix}").write_text("")  # the reader says what is wrong with it
-    compose(*words, "task.data.reader.target=title")
+    check_present(compose(*words, "task.data.reader.target=title"))
 
 
 @pytest.mark.parametrize("name", ["data", "train"])
@@ -104,7 +104,7 @@ def test_a_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"train.jsonl": '{"source": "a"}\n'}, "train.jsonl line 1: the column 'target' is missing .*reader"),
+        ({"train.jsonl": '{"source": "a"}\n'}, "train.jsonl: the column 'target' is missing .*reader"),
         ({"train.jsonl": '{"source": "a", "target": 3}\n'}, "line 1: the column 'target' is 3; expected a text"),
         ({"train.jsonl": '{"source": "a", "target": "b"}\n{bad\n'}, "train.jsonl line 2: malformed JSON"),
         ({"train.csv": ""}, "train.csv: an empty file; expected a header"),

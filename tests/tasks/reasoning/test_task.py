@@ -162,7 +162,6 @@ def test_published_models_are_described_without_weights(
         (["compress=tensorllm", "compress.layers=[9]"], "compress.layers: 9: expected 0 to 3"),
         (["compress=tensorllm", "compress.ranks=[999,4]"], "compress.ranks"),
         (["compress=tensorllm", "task.search=[{layers: [7]}]"], "compress.layers: 7: expected 0 to 3"),
-        (["task.text.file=nowhere.txt"], "task.text.file=nowhere.txt: no such file"),
         (["compress=tensorllm", "compress.calibration=no.txt"], "compress.calibration=no.txt: no such file"),
         (["data_root=nowhere"], "no such directory"),
         (["hardware=ddp"], "runs in one process on one device"),
