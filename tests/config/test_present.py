@@ -106,7 +106,7 @@ REFUSED = {
     "task=recall hardware=fsdp": "hardware=fsdp",
     "task=imagenet task.optimizer.opt=adamww": "task.optimizer.opt=adamww: timm has no such optimizer; nearest: adamw",
     "task=imagenet task.schedule.sched=cosinee": "task.schedule.sched=cosinee: expected cosine or",
-    "attention=mla attention.rope_dim=3": "attention.rope_dim=3: expected int >= 0, a multiple of 2",
+    "attention=mla attention.rope_dim=3": "attention.rope_dim=3: expected int >= 0 and <= 1048576, a multiple of 2",
     "attention=mla rank=1000000000000": "rank=1000000000000: expected int >= 1 and <= 65536",
     "attention=tpa attention.rank=1000000000000": "attention.rank=1000000000000: expected int >= 1 and <= 65536",
     "task=imagenet compress=truncatt rank=1000000": "rank=1000000: expected int >= 1 and <= 65536",

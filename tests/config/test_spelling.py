@@ -25,6 +25,6 @@ def test_keys_get_their_own_names() -> None:
 def test_the_command_line_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[object] = []
     monkeypatch.setattr(sys, "argv", ["attnlab", "task=reasoning", "compress=tensorllm", SEARCH])
-    monkeypatch.setattr(cli, "run", lambda plan, given: found.append((plan.jobs[0].task.search, given[-1])))
+    monkeypatch.setattr(cli, "run", lambda plan, given, created: found.append((plan.jobs[0].task.search, given[-1])))
     assert cli.main() == 0
     assert found == [([{"layers": [0]}, {"layers": [1]}], "task.search=[{layers: [0]},{layers: [1]}]")]

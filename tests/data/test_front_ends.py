@@ -94,7 +94,7 @@ def test_what_does_not_go_together(settings: dict[str, Any], message: str, tmp_p
 
 
 def test_speeds_are_above_zero(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="speeds=.*expected a list, each float > 0"):
+    with pytest.raises(ValueError, match="speeds=.*expected a list, each float >= 0.1"):
         make(tmp_path, tmp_path, reader=AMI(), features=BANK, speeds=[0.0])
 
 

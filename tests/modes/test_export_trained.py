@@ -29,6 +29,7 @@ from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED
 LANGUAGE = (
     "task=wikitext2", "task.model.d_model=32", "task.model.num_layers=1", "task.model.max_length=24",
     "task.attention_heads=4", "task.data.window=16", "task.score.sliding_stride=null",
+    "task.score.prompt_tokens=8", "task.sampling.tokens=8",
 )  # fmt: skip
 IMAGES = (
     "task=imagenet", "task.model.embed_dim=24", "task.model.depth=1", "task.model.num_heads=3",

@@ -19,7 +19,6 @@ from tests.tasks.conftest import Start
 SPEC = """
 title: corpora
 source: a paper
-baseline: "MuST-C, dev"
 command: python -m src.run mode=statistics {row}
 facts: {}
 columns:

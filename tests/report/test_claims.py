@@ -117,14 +117,6 @@ def test_the_marked_numbers_are_those_of_the_records(page: Path) -> None:
     assert page.name != "README.md" or page.parent.name == "experiments" or MARK.search(text), "no number is marked"
 
 
-def test_an_overlay_of_a_record_is_there_or_its_new_name_is_said() -> None:
-    page = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
-    for path in (ROOT / "experiments").rglob("*.json"):
-        overlay = json.loads(path.read_text(encoding="utf-8")).get("experiment")
-        if overlay and not (CONF / "experiment" / f"{overlay}.yaml").exists():
-            assert f"`{re.sub('^wikitext2_.*', 'wikitext2_NAME', overlay)}`" in page, f"{path}: {overlay}"
-
-
 @pytest.mark.parametrize(
     ("claim", "error"),
     [

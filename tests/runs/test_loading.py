@@ -213,7 +213,7 @@ def test_a_key_that_was_added_since_has_its_default(run: Path) -> None:
         ("task.model._target_", "attnlab.runs.files.write_bytes", "is no class of attnlab or of its configuration"),
         ("task.model._target_", "attnlab.cli.Path", "is no class of attnlab"),
         ("task.model._target_", "attnlab.runs.record.subprocess.run", "config.yaml: task.model._target_=.* no class"),
-        ("task.model.num_layers", 10**8, "config.yaml: task.model.num_layers=100000000: expected int >= 1 and <= 1000"),
+        ("task.model.num_layers", 10**8, "config.yaml: task.model.num_layers=100000000: expected int >= 1 and <= 1024"),
         ("task.model.layers", [{"_target_": "subprocess.run"}], "task.model.layers.0._target_=subprocess.run"),
         ("task.name", "${oc.env:HOME}", "task.name is a reference"),
         ("task.model.d_modle", 4, "task.model.d_modle: T6 has no parameter 'd_modle'"),

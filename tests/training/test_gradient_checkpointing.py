@@ -22,6 +22,7 @@ SIZES = {  # as far as a task has the key
     "task.model.depth": 2, "task.model.encoder.num_layers": 2, "task.model.encoder.ffn_dim": 32,
     "task.model.encoder.conv_channels": 16, "task.model.decoder.num_layers": 2, "task.model.decoder.ffn_dim": 32,
     "task.data.vocab_size": 300, "task.data.ctc_vocab_size": 300, "task.data.window": 16,
+    "task.score.sliding_stride": 8,
 }  # fmt: skip
 BATCH = {"max_frames": 60, "batch_size": 2}
 QUICK = ("wikitext2-mtla",)

@@ -183,7 +183,6 @@ RENAMES = Renames(
         "multilinear_bench": "experiment=tensorized/bench_absolute",
         "multilinear_bench_relative": "experiment=tensorized/bench_relative",
         "slu_picovoice": "experiment=corpora/picovoice",
-        "slu_slurp_text": "experiment=corpora/slurp_text",
         "tpa_bench_decoding": "experiment=t6/bench_decoding",
         "wikitext2_gqa": "task=wikitext2 scale=comparison attention=gqa",
         "wikitext2_mha": "task=wikitext2 scale=comparison attention=mha",

@@ -94,10 +94,9 @@ def foreign(directory: Path) -> list[str]:
         for name in (*folders, *files):
             path = Path(folder, name).relative_to(directory)
             final = "/".join(UNFINISHED.sub(r"\1", part) for part in path.parts)
-            known = any(fnmatchcase(final, pattern) for pattern in patterns)
-            if name in folders:
-                known = known or "/" in final or any(fnmatchcase(final, pattern) for pattern in above)
-            if not known:
+            folder_of_a_run = name in folders and "/" not in final  # a folder in place of record.json is no such one
+            known = any(fnmatchcase(final, pattern) for pattern in (above if folder_of_a_run else patterns))
+            if not known and not (name in folders and "/" in final):
                 names.append(path.as_posix())
         folders[:] = [name for name in folders if Path(folder, name).relative_to(directory).as_posix() not in names]
     return sorted(names)

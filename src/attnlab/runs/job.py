@@ -104,8 +104,6 @@ def _remove_refused(directory: Path) -> bool:
 
 def _refuse_done(directory: Path) -> None:
     """Refuse a directory whose run has finished, or has weights: its configuration and its record would be replaced."""
-    if (directory / "record.json").is_dir():
-        raise ConfigError(f"hydra.run.dir={directory}: its record.json is a directory, and a run writes a file there")
     kept = any((directory / "checkpoints" / name).is_file() for name in ("averaged.safetensors", "last.ckpt"))
     try:
         finished = records.read(directory)["status"] == "finished"

@@ -415,7 +415,8 @@ def test_damaged_layers_are_named_before_the_corpus_is_read(
         ({"_target_": "attnlab.attention.Nope"}, "layer 1: attention._target_=attnlab.attention.Nope: no such class"),
         ({"_target_": "attnlab.attention.ops.published.of"}, "layer 1: attention._target_=.*: expected"),
         ({"d_model": 64}, "layer 1: attention.d_model=64: the model is 32 wide"),
-        ({"num_heads": 10**8}, r"layer 1: \d+ parameters: the file is damaged"),
+        ({"num_heads": 10**8}, "num_heads=100000000: expected int >= 1 and <= 1048576"),
+        ({"num_heads": 10**6}, r"layer 1: \d+ parameters: the file is damaged"),
         ({"latent_dim": 10**12}, "latent_dim=1000000000000: expected 1 to 64"),
     ]
     for layers, said in [([first, second | change], said) for change, said in cases] + [([first], "has 1 layer, and")]:
