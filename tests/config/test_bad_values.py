@@ -43,7 +43,7 @@ BAD = {
     "+trainer.deterministic=foo": "trainer.deterministic=foo: expected bool or warn or null",
     "task.model.d_model=1000000000000": "task.model.d_model=1000000000000: expected int >= 1 and <= 1048576",
     "task.model.decoder.num_layers=100000000": "num_layers=100000000: expected int >= 1 and <= 1024",
-    "rank=100000000000": "rank=100000000000: expected int >= 1 and <= 65536",
+    "rank=100000000000": "rank=100000000000: expected int >= 1 and <= 1048576",
     "resume=/etc/passwd": "resume=/etc/passwd: a file; resume= takes the directory of a run",
 }
 MORE_BAD = {

@@ -8,7 +8,7 @@ import pytest
 
 from attnlab.config.check import compose
 from attnlab.data.inputs import InputKind, Inputs
-from attnlab.errors import DataError
+from attnlab.errors import ConfigError, DataError
 
 TEXT = InputKind("text", (), ("text", "source"))
 
@@ -88,7 +88,7 @@ def test_a_file_of_texts_is_checked_with_the_command_line(tmp_path: Path, conten
     """Before libraries and weights are loaded."""
     if content is not None:
         (tmp_path / "x.txt").write_text(content)
-    with pytest.raises(DataError, match=f"x.txt.*{told}"):
+    with pytest.raises((ConfigError, DataError), match=f"x.txt.*{told}"):
         compose("task=wikitext2", "mode=predict", f"input={tmp_path / 'x.txt'}", f"checkpoint={tmp_path}")
 
 

@@ -34,6 +34,7 @@ from attnlab.config.sweeps import as_a_sweep, jobs_of, of_options, searches
 from attnlab.config.targets import check_hydra
 from attnlab.errors import ConfigError, DataError
 
+FILES_OF_INPUTS = (".txt", ".jsonl", ".ndjson", ".wav", ".flac", ".png", ".jpg", ".jpeg")
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
 NOT_FILES = ("prompt", "format", "input", "output")  # of the keys that only some modes read: they need not exist
@@ -292,8 +293,6 @@ def check_lines(path: Path) -> None:
                     raise DataError(f"{path} line {number}: empty; expected a text in every line")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error.reason})") from error
-    except FileNotFoundError as error:
-        raise DataError(f"input={path}: no such file") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -322,8 +321,11 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         raise ConfigError(f"cache_dir={cfg.cache_dir}: a file; expected a directory, which is made if it is missing")
     if cfg.mode == "predict" and cfg.input is None:
         raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
-    if cfg.mode == "predict" and cfg.input.endswith(".txt") and not cfg.input.split()[1:]:
-        check_lines(Path(cfg.input).expanduser())
+    if cfg.mode == "predict" and cfg.input.endswith(FILES_OF_INPUTS) and not cfg.input.split()[1:]:
+        if not (file := Path(cfg.input).expanduser()).exists():
+            raise ConfigError(f"input={cfg.input}: no such file")
+        if file.suffix == ".txt":
+            check_lines(file)
     reading = readers["checkpoint"]
     as_it_is = (  # the pretrained model is scored
         cfg.mode == "test"
@@ -357,8 +359,8 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
     if cfg.data_root is not None and "root" not in cfg.task.data:
         raise ConfigError(
-            f"data_root={cfg.data_root}: task={task} generates its data and reads no corpus; leave it out, and the "
-            "variable DATA_ROOT unset"
+            f"data_root={cfg.data_root}: task={task} generates its data and reads no corpus; remove data_root=, or "
+            "unset the variable DATA_ROOT"
         )
     if cfg.checkpoint is not None:
         _check_checkpoint(str(cfg.checkpoint))

@@ -94,6 +94,8 @@ def check_device(cfg: DictConfig) -> None:
         raise ConfigError(f"hardware.accelerator={accelerator}: {NO_GPU}")
     if accelerator == "mps" and not apple:
         raise ConfigError(f"hardware.accelerator=mps: {NO_APPLE_GPU}")
+    if accelerator in ("cpu", "auto") and isinstance(cfg.hardware.devices, ListConfig) and not cuda and not apple:
+        raise ConfigError(f"hardware.devices={cfg.hardware.devices}: expected the number of processes on a CPU")
     if cfg.hardware.precision == "16-mixed" and not cuda:
         raise ConfigError(NO_FLOAT16)
 

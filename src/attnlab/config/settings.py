@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from attnlab.config.bounds import File, Rank, Size
+from attnlab.config.bounds import File, Size
 from attnlab.config.schema import constant
 
 
@@ -57,7 +57,7 @@ class Root:
     mode: str
     seed: Annotated[int, Ge(0), Le(4294967295)]  # numpy's bound
     stride: Size | None
-    rank: Rank | None
+    rank: Size | None
     data_root: Path | None
     model: Annotated[str, MinLen(1)] | None
     checkpoint: Annotated[

@@ -23,9 +23,9 @@ CONSTANT = 1e4  # M: above 6e4 it is no number of float16
 THETA = 10000.0
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-5}  # of logits, in units of the largest; other types have their own
 SERVING = (  # for the model card and the end of the export
-    "vLLM's own class for DeepseekV3 decodes this folder wrongly and reports no error: it drops the bias that carries "
-    "the constant channel, rotates interleaved pairs, and rewrites longrope. `--model-impl auto`, the default, and "
-    "`--model-impl vllm` use that class; `vllm serve {folder} --model-impl transformers` decodes correctly. Measured "
+    "Serve it with `vllm serve {folder} --model-impl transformers`: vLLM's default decodes it wrongly and reports no "
+    "error. `--model-impl auto`, the default, and `--model-impl vllm` use vLLM's own class for DeepseekV3, which drops "
+    "the bias that carries the constant channel, rotates interleaved pairs, and rewrites longrope. Measured "
     "with vLLM 0.32 (latent_dim 511, rope_dim 64, 3 layers) against this model: `auto` and `vllm` give 0 of 24 greedy "
     "tokens and log-probabilities off by 4.5, `transformers` gives 24 of 24 and 2e-5."
 )

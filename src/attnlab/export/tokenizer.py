@@ -73,5 +73,5 @@ def _difference(tokenizer: Any, vocabulary: Vocabulary) -> str | None:
     else:
         ids = [i for i in range(vocabulary.num_ids) if i != vocabulary.end]
         texts = [vocabulary.text(ids[i : i + 50]) for i in range(0, len(ids), 50)]
-    found = tokenizer(texts, add_special_tokens=False).input_ids
+    found = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
     return next((text for text, ids in zip(texts, found, strict=True) if ids != vocabulary.ids(text)), None)

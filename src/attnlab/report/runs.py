@@ -216,8 +216,9 @@ def missing(words: Request) -> None:
     specs = {name: read_spec(Path(name)) for name in words.names if not Path(name).is_dir()}
     if not specs:
         raise ConfigError("runs missing takes specifications of tables, such as experiments/mtla/table1.yaml")
-    ledger = _ledger([name for name in words.names if name not in specs])
-    chosen = [run for run in _chosen(ledger, words.filters) if run.status == "finished"]
+    roots = [name for name in words.names if name not in specs]
+    runs = _chosen(_ledger(roots), words.filters) if roots or OUTPUTS.is_dir() else []
+    chosen = [run for run in runs if run.status == "finished"]
     for name, spec in specs.items():
         files = [run.directory / RECORD for run in chosen if run.mode in spec.modes]
         records = collect(files) if files else []

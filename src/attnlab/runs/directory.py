@@ -18,7 +18,7 @@ from attnlab.runs.record import STATUSES
 
 CONFIG = "config.yaml"
 RECORD = "record.json"
-BEGUN = (".lock", ".hydra/*", "run.log")  # what a run may leave that ended before it had a configuration
+BEGUN = (".lock", ".hydra/*", "run.log", ".ledger.sqlite*")  # what a run may leave that ended before its configuration
 # All that is ever written in a run directory, as patterns of paths.  A new file of a mode, a task or a logger is added
 # here: a run is refused where there is anything else, and `attnlab runs prune` leaves a directory with anything else.
 WRITTEN = (

@@ -35,7 +35,7 @@ from attnlab.runs.signals import Interrupted, interruptible
 log = logging.getLogger("attnlab.run")
 
 VOCABULARIES = ("vocabulary.json", "tokenizer.model", "ctc_tokenizer.model", "classes.json")
-OF_A_REFUSED_RUN = {"config.yaml", "record.json", "run.log", LOCK, "curves", *VOCABULARIES}
+OF_A_REFUSED_RUN = {"config.yaml", "record.json", "run.log", LOCK, "curves", "pretraining", *VOCABULARIES}
 BACKENDS = "attnlab.attention.ops.backends"  # which notes what computed each operation of attention
 
 

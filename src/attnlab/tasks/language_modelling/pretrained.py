@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attnlab.config.batch import check_tokens
-from attnlab.config.model import SAMPLE, pretrained_decoder
+from attnlab.config.model import SAMPLE, check_model, pretrained_decoder
 
 
 def configured(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
@@ -28,6 +28,8 @@ def configured(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
     if named is cfg:
         return cfg
     cfg, source = named, named.task.weights
+    if source != SAMPLE:
+        check_model(source, str(cfg.task.model._target_))
     model, layers, options = nodes(source)
     with open_dict(cfg):
         cfg.task.model = model
