@@ -192,7 +192,24 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize("other", [".git/HEAD", "main.py", "checkpoints/mine.pt", "curves/mine/a.csv", "mine/", None])
+OTHERS = {  # a path, and what is named of it
+    ".git/HEAD": ".git",
+    "main.py": "main.py",
+    "mine/": "mine",
+    "checkpoints/mine.pt": "checkpoints/mine.pt",
+    "checkpoints/step_best.ckpt": "checkpoints/step_best.ckpt",
+    "curves/mine/a.csv": "curves/mine",
+    "curves_mine/metrics.csv": "curves_mine",
+    "compressed/thesis.tex": "compressed/thesis.tex",
+    "compressed/inner/record.json": "compressed/inner",
+    "exported/.git/HEAD": "exported/.git",
+    "pretraining/deep/a.docx": "pretraining/deep",
+    "fit-profile-notes.md": "fit-profile-notes.md",
+    ".hydra/config.yaml": ".hydra",
+}
+
+
+@pytest.mark.parametrize("other", [*OTHERS, None])
 def test_a_directory_with_anything_else_stays_as_it_is(
     root: Path, capsys: pytest.CaptureFixture[str], other: str | None
 ) -> None:
@@ -203,5 +220,5 @@ def test_a_directory_with_anything_else_stays_as_it_is(
     said = pruned(capsys, "failed")
     assert run.exists() == bool(other)
     if other:
-        assert f"left: it holds what no run has written: {other.removesuffix('/HEAD').removesuffix('/')}\n" in said
+        assert f"left: it holds what no run has written: {OTHERS[other]}\n" in said
         assert all((run / name).exists() for name in (*OWN, other))

@@ -18,7 +18,9 @@ from attnlab.runs.record import STATUSES
 
 CONFIG = "config.yaml"
 RECORD = "record.json"
-BEGUN = (".lock", ".hydra/*", "run.log", ".ledger.sqlite*")  # what a run may leave that ended before its configuration
+BEGUN = (".lock", "run.log", ".ledger.sqlite*")  # what a run may leave that ended before its configuration
+CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
+STEPS = ("fit", "validate", "test")  # of trainer.profiler
 # All that is ever written in a run directory, as patterns of paths.  A new file of a mode, a task or a logger is added
 # here: a run is refused where there is anything else, and `attnlab runs prune` leaves a directory with anything else.
 WRITTEN = (
@@ -31,22 +33,17 @@ WRITTEN = (
     "vocabulary.json",
     "classes.json",
     "conversion.json",
-    "checkpoints/step*.ckpt",
+    "checkpoints/step[0-9]*.ckpt",
     "checkpoints/last.ckpt",
     "checkpoints/averaged.safetensors",
     "checkpoints/SHA256SUMS",
     "curves.png",
-    "curves*/metrics.csv",  # curves-2/ and so on: of resumed parts
-    "curves*/hparams.yaml",
-    "pretraining/*",
-    "compressed/*",
-    "exported/*",
-    "fit-profile*",  # of trainer.profiler
-    "validate-profile*",
-    "test-profile*",
-    "tensorboard/*",
-    "wandb/*",
-    "mlflow/*",
+    *(f"{curves}/{name}" for curves in CURVES for name in ("metrics.csv", "hparams.yaml")),
+    "compressed/manifest.json",
+    "compressed/weights-*.safetensors",
+    *(f"exported/{name}" for name in ("README.md", "*.json", "*.py", "*.safetensors", "*.model", "*.txt")),
+    *(f"{place}{step}-profile*.{kind}" for place in ("", "pretraining/") for step in STEPS for kind in ("txt", "json")),
+    *("tensorboard/**", "wandb/**", "mlflow/**"),  # other programs name these files
 )
 UNFINISHED = re.compile(r"^\.(.+?)(\.[0-9a-f]{32})?\.(partial|old)$")  # the names of runs/files.py
 OF_A_RECORD = {"schema", "status", "mode", "command", "task", "started", "quality", "kv_cache", "environment"}
@@ -84,7 +81,6 @@ def foreign(directory: Path) -> list[str]:
         OSError: a folder in it cannot be read.
     """
     patterns = WRITTEN if is_run(directory) else BEGUN
-    above = [pattern.partition("/")[0] for pattern in patterns if "/" in pattern]
 
     def fail(error: OSError) -> None:
         raise error
@@ -93,13 +89,20 @@ def foreign(directory: Path) -> list[str]:
     for folder, folders, files in os.walk(directory, onerror=fail):
         for name in (*folders, *files):
             path = Path(folder, name).relative_to(directory)
-            final = "/".join(UNFINISHED.sub(r"\1", part) for part in path.parts)
-            folder_of_a_run = name in folders and "/" not in final  # a folder in place of record.json is no such one
-            known = any(fnmatchcase(final, pattern) for pattern in (above if folder_of_a_run else patterns))
-            if not known and not (name in folders and "/" in final):
+            parts = [UNFINISHED.sub(r"\1", part) for part in path.parts]
+            if not any(_matches(parts, pattern.split("/"), name in folders) for pattern in patterns):
                 names.append(path.as_posix())
         folders[:] = [name for name in folders if Path(folder, name).relative_to(directory).as_posix() not in names]
     return sorted(names)
+
+
+def _matches(parts: list[str], pattern: list[str], folder: bool) -> bool:
+    """Whether a path is what a pattern names, or a folder above it. `**` stands for all that is below a folder."""
+    if pattern[-1] == "**" and len(parts) >= len(pattern):
+        parts, pattern = parts[: len(pattern) - 1], pattern[:-1]
+    elif folder:
+        pattern = pattern[:-1][: len(parts)]
+    return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
 
 
 def refuse_foreign(directory: Path) -> None:
