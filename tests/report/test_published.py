@@ -20,7 +20,7 @@ from attnlab.data.images.folder import ImageData
 from attnlab.data.questions.loading import question_set
 from attnlab.data.recall.data import NAMES
 from attnlab.report import everything
-from attnlab.report.match import choose, composed
+from attnlab.report.match import choose, composed, is_corpus
 from attnlab.report.render import table
 from attnlab.report.spec import Column, Row, Spec, read_spec
 from attnlab.runs import record as records
@@ -215,22 +215,43 @@ IRRATT = read_spec(CONF.parent / "experiments" / "irratt" / "table1.yaml")
 
 
 def test_only_the_untouched_model_stands_for_an_original() -> None:
-    """And a model that started from another run only for the row that names this run."""
-    labels = "DeiT-Small", "DeiT-Small, IrrAtt 192", "DeiT-Small, IrrAtt from constrained CP 192"
-    original, plain, constrained = rows = [next(row for row in IRRATT.rows if row.label == label) for label in labels]
+    """And a model that started from another run only for the row that names this run; never one of another size."""
+    labels = "DeiT-Small", "DeiT-Small, IrrAtt 192", "DeiT-Small, IrrAtt from constrained CP 192", "DeiT-Base"
+    original, plain, constrained, base = rows = [r for name in labels for r in IRRATT.rows if r.label == name]
     made = [synthetic(IRRATT, row) for row in rows]
     for record in made:
         record["quality"] = {"top1": 79.0}
     trained = copy.deepcopy(made[0]) | {"mode": "train"}
-    scored = copy.deepcopy(made[0])
+    scored, tuned = copy.deepcopy(made[0]), copy.deepcopy(made[0])
     scored["config"]["checkpoint"] = "/a/run"
+    tuned["identity"]["weights"]["task.model.weights"] = "sha256:0"
 
-    def wrong(row: Row, record: dict[str, Any]) -> list[str]:
-        ((_, texts),) = choose(row, [Found(Path("record.json"), record)], IRRATT)
-        return texts
+    def chosen(row: Row, *found: dict[str, Any]) -> list[tuple[Found, list[str]]]:
+        return choose(row, [Found(Path("record.json"), record) for record in found], IRRATT)
 
-    assert [wrong(row, record) for row, record in zip(rows, made, strict=True)] == [[], [], []]
-    assert wrong(original, trained) == ["mode=train instead of test"]
-    assert "how the checkpoint was trained" in wrong(original, scored)[0]
-    assert "did not start from a run of experiment=irratt/constrained_cp" in wrong(constrained, made[1])[0]
-    assert "task.model.weights=" in wrong(plain, made[2])[0]
+    assert [[wrong for _, wrong in chosen(row, record)] for row, record in zip(rows, made, strict=True)] == [[[]]] * 4
+    assert chosen(original, trained, scored, tuned, made[3]) == []
+    assert chosen(constrained, made[1]) == chosen(plain, made[2]) == chosen(base, made[0]) == []
+
+
+def test_a_drop_is_against_a_record_of_the_baselines_own_recipe() -> None:
+    label, compressed = "DeiT-Base", "DeiT-Base, IrrAtt and MLP 168"
+    spec = dataclasses.replace(IRRATT, baseline=label, rows=[r for r in IRRATT.rows if r.label in (label, compressed)])
+    made = [synthetic(spec, row) for row in spec.rows]
+    for record, top1 in zip(made, (81.0, 80.0), strict=True):
+        record["quality"] = {"top1": top1}
+
+    def drop() -> str:
+        grid = table(spec, [Found(Path(f"{i}/record.json"), record) for i, record in enumerate(made)])
+        return shown(spec, next(c for c in spec.columns if c.key == "drop"), grid.rows[1])
+
+    assert drop() == "-1.00"
+    made[0]["config"]["task"]["data"]["image_size"] = 384
+    assert drop() == "not run"
+
+
+def test_the_size_of_a_corpus_is_not_read_from_its_path() -> None:
+    place = "some folder at /data/x train 1281167"
+    assert not is_corpus(f"{place}: train 5, val 9 images, 3 classes", IRRATT.corpus)
+    assert not is_corpus(f"FEVER in {place}: 5 validation and 9 test questions", IRRATT.corpus)
+    assert is_corpus("some folder at /x train 5: train 1281167, val 50000 images, 1000 classes", IRRATT.corpus)

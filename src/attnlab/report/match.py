@@ -2,7 +2,8 @@
 
 A record stands for a row if it is finished, read the row's corpus and has the row's recipe (see
 :mod:`attnlab.runs.identity`), whatever its options were called. Where there is none, those of the row's task, mechanism
-and scale do, marked with what they differ in. The embedded sample corpus, or any other, never stands for a paper's.
+and scale do, marked with what they differ in. Neither another model, nor the embedded sample corpus or any other, ever
+stands for a paper's.
 """
 
 import re
@@ -22,6 +23,7 @@ from attnlab.runs.identity import architecture, canonical
 from attnlab.runs.speedup import PROTOCOL
 from attnlab.runs.store import Found
 
+MODEL = ("task.model.name", "task.model.weights", "task.weights")  # which pretrained model a run starts from
 PLACES = {  # a row's command names files that only exist where the row is measured
     "task.encoder_checkpoint": "the encoder did not start from recognition",
     "task.data.vocabulary.file": "the vocabulary was not read from a file",
@@ -47,11 +49,12 @@ def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
         wanted: the specification's: `name`, and `train`, the least and the largest number of training sentences (or
             test questions).
     """
-    size = re.search(r"\btrain (\d+)|\b(\d+) test questions", text)
-    if not wanted or size is None:
+    sizes = re.findall(r"\btrain (\d+)|\b(\d+) test questions", text)
+    if not wanted or not sizes:
         return False
     least, most = wanted["train"]
-    return bool(text.startswith(wanted["name"])) and least <= int(size[1] or size[2]) <= most
+    trained, asked = sizes[-1]  # the corpus' path stands before its sizes, and may look like one
+    return bool(text.startswith(wanted["name"])) and least <= int(trained or asked) <= most
 
 
 def is_of(found: Found, spec: Spec) -> bool:
@@ -69,6 +72,8 @@ def is_of(found: Found, spec: Spec) -> bool:
 def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, list[str]]]:
     """The newest record of each seed with what it differs in; only those of the row's recipe, if there are any.
 
+    Another pretrained model never stands for a row, nor does a trained one for a row with mode=test.
+
     Args:
         row: the row; one without a command has no records.
         records: scored records that read the specification's corpus, the oldest first.
@@ -82,15 +87,27 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
     keys |= {"stride": cfg.stride, "rank": cfg.rank}
     if cfg.task.get("weights") is None:  # else the attention is the model's
         keys["attention"] = cfg.choices.attention or "none"
-    mine = [f for f in records if f.record["corpus"].startswith(row.corpus)]
-    if row.corpus:  # such a table has several models too: another one's record is no near match
-        mine = [f for f in mine if f.record["config"].get("model") == cfg.model]
+    mine = [f for f in records if f.record["corpus"].startswith(row.corpus) and _is_model(f, row, overrides)]
+    if cfg.mode == "test":
+        mine = [f for f in mine if f.record["mode"] == "test" and f.record["config"].get("checkpoint") is None]
     found = [(f, differences(f, overrides, row.start)) for f in mine if f.number(spec.quality) is not None]
     exact = [pair for pair in found if not pair[1]]
     alike = [pair for pair in found if all(pair[0].record.get(key) == value for key, value in keys.items())]
     pattern = written(OmegaConf.select(cfg, PATTERN))  # every stack of several mechanisms is called hybrid
     alike = [pair for pair in alike if (pair[0].record["config"].get("attention") or {}).get("pattern") == pattern]
     return list({pair[0].record["seed"]: pair for pair in exact or alike}.values())
+
+
+def _is_model(found: Found, row: Row, overrides: Sequence[str]) -> bool:
+    """Whether a record starts from the pretrained model of a row, or from the compressed one of its `start`."""
+    keys = list(MODEL)
+    if row.start:
+        keys.remove("task.model.weights")
+        compression = architecture(composed(*shlex.split(row.start)))["compression"]
+        if found.record.get("compression", {}).get("start") != compression:
+            return False
+    mine, theirs = dict(leaves(found.canonical)), _recipe(*overrides)
+    return all(mine.get(key) == theirs.get(key) for key in keys)
 
 
 @cache
@@ -131,9 +148,6 @@ def differences(found: Found, overrides: Sequence[str], start: str = "") -> list
     if start:
         mine.pop("task.model.weights", None)
         theirs.pop("task.model.weights", None)
-        compression = architecture(composed(*shlex.split(start)))["compression"]
-        if found.record.get("compression", {}).get("start") != compression:
-            wrong.append(f"the model did not start from a run of {start}")
     for key, without in PLACES.items():
         if theirs.get(key) is not None:
             theirs.pop(key)

@@ -95,7 +95,7 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
     chosen = {row.label: choose(row, usable, spec) for row in spec.rows if row.command}
     names = {f.path: f"R{i}" for i, f in enumerate((f for fs in chosen.values() for f, _ in fs), 1)}
     for row in spec.rows:
-        mine, baseline = _runs(row.label, chosen), _runs(row.baseline or spec.baseline, chosen)
+        mine, baseline = _runs(row.label, chosen), _exact(row.baseline or spec.baseline, chosen)
         cells = [f"{row.label} {marks[row.note]}" if row.note else row.label]
         sizes = {
             "parameters": f"{row.parameters:,}" if row.parameters else "–",
@@ -117,7 +117,7 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
         grid.notes.append("±: standard error over the items of the test set, of one seed.")
     for row in spec.rows:
         if row.label != (label := row.baseline or spec.baseline):
-            grid.notes += _surely(_runs(label, chosen), _runs(row.label, chosen), names)
+            grid.notes += _surely(_exact(label, chosen), _runs(row.label, chosen), names)
     grid.notes += _left_out(every, usable, spec) if spec.corpus else []
     measured = any(column.measured for column in spec.columns)
     missing = [row for row in spec.rows if measured and row.command and not chosen[row.label]]
@@ -136,6 +136,11 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
 def _runs(label: str, chosen: Mapping[str, Sequence[tuple[Found, list[str]]]]) -> list[Found]:
     """The records that stand for a row."""
     return [found for found, _ in chosen.get(label, [])]
+
+
+def _exact(label: str, chosen: Mapping[str, Sequence[tuple[Found, list[str]]]]) -> list[Found]:
+    """The records of a row's own recipe. Only these are a baseline: a marked record's drop would show no mark."""
+    return [found for found, wrong in chosen.get(label, []) if not wrong]
 
 
 def plot_points(spec: Spec, plot: Plot, records: Sequence[Found]) -> Grid:
