@@ -23,7 +23,7 @@ from attnlab.runs.identity import architecture, canonical
 from attnlab.runs.speedup import PROTOCOL
 from attnlab.runs.store import Found
 
-MODEL = ("task.model.name", "task.model.weights", "task.weights")  # which pretrained model a run starts from
+MODEL = {"task.model.name", "task.weights"}  # which pretrained model a run starts from
 PLACES = {  # a row's command names files that only exist where the row is measured
     "task.encoder_checkpoint": "the encoder did not start from recognition",
     "task.data.vocabulary.file": "the vocabulary was not read from a file",
@@ -100,12 +100,11 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
 
 def _is_model(found: Found, row: Row, overrides: Sequence[str]) -> bool:
     """Whether a record starts from the pretrained model of a row, or from the compressed one of its `start`."""
-    keys = list(MODEL)
-    if row.start:
-        keys.remove("task.model.weights")
-        compression = architecture(composed(*shlex.split(row.start)))["compression"]
-        if found.record.get("compression", {}).get("start") != compression:
-            return False
+    untouched = composed(*overrides).mode == "test"
+    keys = MODEL | {"task.model.weights"} if untouched else MODEL  # a local copy of the weights has another name
+    start = architecture(composed(*shlex.split(row.start)))["compression"] if row.start else None
+    if found.record.get("compression", {}).get("start") != start:
+        return False
     mine, theirs = dict(leaves(found.canonical)), _recipe(*overrides)
     return all(mine.get(key) == theirs.get(key) for key in keys)
 
