@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -148,7 +149,7 @@ def _downloaded(name: str, weights: bool) -> Path:
     files = _asked(name, name, advice)
     patterns = list(TEXT)
     if weights:
-        safe = any(file.endswith(".safetensors") and "/" not in file for file in files)
+        safe = any(re.fullmatch(r"model[^/]*\.safetensors", file) for file in files)
         patterns.append("model*.safetensors" if safe else "pytorch_model*.bin")
     try:
         path = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns="*/*", etag_timeout=SECONDS))
@@ -173,21 +174,32 @@ def _complete(path: Path, source: str, weights: bool) -> None:
         raise DataError(f"model={source}: {path / CONFIG} is missing ({other}); expected {CONFIG} and *.safetensors")
     if not weights:
         return
-    if whole := next((path / name for name in WEIGHTS if (path / name).is_file()), None):
-        _readable(whole, source)
-        return
+    for file in weight_files(path, source):
+        _readable(file, source)
+
+
+def weight_files(path: Path, source: str) -> list[Path]:
+    """The files of weights that transformers reads from a folder, in its order of preference; others may lie there.
+
+    Args:
+        path: the folder.
+        source: what the user gave, for messages.
+
+    Raises:
+        DataError: there are none, the index of the parts is damaged, or a part is missing.
+    """
     for kind in WEIGHTS:
-        index = path / f"{kind}.index.json"
+        whole, index = path / kind, path / f"{kind}.index.json"
+        if whole.is_file():
+            return [whole]
         if index.is_file():
             try:
-                parts = set(json.loads(index.read_bytes())["weight_map"].values())
+                parts = [path / part for part in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
             except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
                 raise DataError(f"{index}: not an index of weights ({first_line(error)})") from error
-            if missing := sorted(part for part in parts if not (path / part).is_file()):
-                raise DataError(f"model={source}: {path / missing[0]} is missing; {index.name} names it")
-            for part in sorted(parts):
-                _readable(path / part, source)
-            return
+            if missing := next((part for part in parts if not part.is_file()), None):
+                raise DataError(f"model={source}: {missing} is missing; {index.name} names it")
+            return parts
     raise DataError(f"model={source}: no weights in {path}; expected model.safetensors or pytorch_model.bin")
 
 
@@ -261,7 +273,7 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
         raise DataError(f"model={source}: the weights in {path} lack {missing[0]}; they are of another architecture")
     if extra := sorted(about["unexpected_keys"]):
         log.info("model=%s: %d tensors have no place in %s: %s ...", source, len(extra), kind.__name__, extra[0])
-    for file in path.glob("pytorch_model*.bin" if _pickled(path) else "*.safetensors"):
+    for file in weight_files(path, source):
         check_stored(file, model)
     for name, parameter in model.named_parameters():
         check_values(path, name, parameter, parameter.dtype)

@@ -127,7 +127,7 @@ def check_stored(path: Path, model: nn.Module) -> None:
 
     Args:
         path: of safetensors or of PyTorch, which a library has read.
-        model: with the library's names, of which the file may lack or have a prefix.
+        model: with the library's names, of which the file may lack or have `base_model_prefix`.
 
     Raises:
         DataError: names the first tensor.
@@ -138,11 +138,12 @@ def check_stored(path: Path, model: nn.Module) -> None:
     else:
         content = torch.load(path, map_location="meta", weights_only=True)
         stored = {name: value.dtype for name, value in content.items() if isinstance(value, Tensor)}
-    others = {f".{name}" for name, dtype in stored.items() if dtype not in FLOATING}
-    for own, _ in model.named_parameters() if others else ():
-        for name in others:
-            if name.endswith(f".{own}") or f".{own}".endswith(name):
-                raise DataError(f"{path}: {name[1:]} is not floating point: quantised or damaged; give the original")
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    for name, _ in model.named_parameters():
+        with_prefix_or_without = {name, name.removeprefix(prefix), f"{prefix}{name}"}
+        used = min(with_prefix_or_without & stored.keys(), default=None)  # transformers takes the first of several
+        if used and stored[used] not in FLOATING:
+            raise DataError(f"{path}: {used} is not floating point: quantised or damaged; give the original")
 
 
 def cannot_write(path: Path, error: Exception) -> WriteError:
