@@ -1,13 +1,16 @@
 """A model that is not there is refused from the command line alone."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import timm
+from timm.models import VisionTransformer
 
 from attnlab.config.check import compose
-from attnlab.config.model import TIMM, check_model
+from attnlab.config.model import TIMM, check_architecture, check_model
 from attnlab.errors import ConfigError
 
 ASKED = "attnlab.tasks.reasoning.model.AskedModel"
@@ -47,6 +50,17 @@ def test_names_of_timm(tmp_path: Path) -> None:
     check_model(str(tmp_path), TIMM)  # a run
     with pytest.raises(ConfigError, match=r"nor a model that timm knows; nearest: .*deit_tiny_patch16_224"):
         check_model("deit_tiny_patch16_225", TIMM)
+
+
+def test_every_vision_transformer_of_timm_passes_and_no_convolutional_network() -> None:
+    for name in timm.list_models():
+        if inspect.signature(timm.model_entrypoint(name)).return_annotation is VisionTransformer:
+            check_architecture("task.model.name", name)
+    for name in ("beit_base_patch16_224", "swin_tiny_patch4_window7_224"):  # built, and trained if not compressed
+        check_architecture("task.model.name", name)
+    for name in ("resnet50", "convnext_tiny", "efficientnet_b0"):
+        with pytest.raises(ConfigError, match=f"^task.model.name={name}: no vision transformer"):
+            check_architecture("task.model.name", name)
 
 
 def test_the_command_line_is_refused() -> None:

@@ -120,7 +120,8 @@ def _only_a_path(source: str) -> bool:
 
 
 def check_architecture(key: str, name: str) -> None:
-    """Refuse a name whose architecture timm does not have, or of which timm knows no size of the images.
+    """Refuse a name whose architecture timm does not have, or whose source in timm neither takes a size of images nor
+    builds a VisionTransformer.
 
     Args:
         key: of the configuration, for the error.
@@ -136,7 +137,7 @@ def check_architecture(key: str, name: str) -> None:
     if known and architecture not in known and not re.search(rf"""['"]{re.escape(architecture)}['"]""", source):
         what = "neither a file or folder, nor a model that timm knows" if key == "model" else "timm has no such model"
         raise ConfigError(f"{key}={name}: {what}{nearest(architecture, known)}")
-    if architecture in known and "img_size" not in known[architecture]:
+    if architecture in known and not re.search(r"img_size|\bVisionTransformer\b", known[architecture]):
         raise ConfigError(f"{key}={name}: no vision transformer, for which task=imagenet is made")
 
 
