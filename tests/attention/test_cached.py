@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -245,11 +246,12 @@ def test_a_copy_between_two_steps_changes_nothing(mechanism: Mechanism, way: str
 
 @every
 def test_what_does_not_fit_a_mechanism_is_an_error_of_one_line(mechanism: Mechanism) -> None:
-    """A cache of another mechanism, or none; another width. The cache stays usable."""
+    """A cache of another mechanism, of another width, or none; another width or number of rows. It stays usable."""
     attention, x = mechanism.build(), torch.randn(2, 3, 32, dtype=torch.float64)
     cache, foreign = attention.new_cache(2, 3, 3), (MLA if type(attention) is MHA else MHA)(32, 4).new_cache(2, 3, 3)
+    wider = mechanism.build("task.model.d_model=64").new_cache(2, 3, 3)
     wrong: Any
-    for wrong in (foreign, None):
+    for wrong in (foreign, wider, None):
         for call in (attention.extend, lambda x, cache: attention.read_prefix(x, None, cache)):
             with pytest.raises(TypeError, match=f"^cache: expected one of {type(attention).__name__}.*new_cache"):
                 call(x, wrong)
@@ -259,6 +261,19 @@ def test_what_does_not_fit_a_mechanism_is_an_error_of_one_line(mechanism: Mechan
                 use(narrow)
     with pytest.raises(ValueError, match="^prefix: expected shape"):
         attention.read_prefix(x[..., :31], None, cache)
+    shared = attention.new_cache(4, 3, 3, prefix_batch=2)
+    for wrong in (x[:1], torch.cat((x, x))):
+        for name, use in (
+            ("prefix", lambda wrong: attention(x, wrong)),
+            ("prefix", lambda wrong: attention.read_prefix(wrong, None, shared)),
+            ("x", lambda wrong: attention.extend(wrong, cache)),
+        ):
+            with pytest.raises(ValueError, match=f"^{name}: expected 2 rows, not {len(wrong)}$"):
+                use(wrong)
+    wrong = None
+    for bad in (lambda: attention(wrong), lambda: attention.extend(wrong, cache)):
+        with pytest.raises(TypeError, match="^x: expected a tensor, not NoneType"):
+            bad()
     assert error(attention.extend(x, cache), attention(x)) < 1e-12
 
 
@@ -274,6 +289,22 @@ def test_lengths_that_rows_cannot_have(mechanism: Mechanism, lengths: list[int])
         with pytest.raises(ValueError, match="^prefix_lengths: expected"):
             call()
     assert not cache.has_prefix
+
+
+@every
+@pytest.mark.parametrize("lengths", [torch.tensor([2.0, math.nan]), torch.tensor([True, False]), [2, 1]], ids=str)
+def test_lengths_that_are_no_integers(mechanism: Mechanism, lengths: Any) -> None:
+    attention, x = mechanism.build(), torch.randn(2, 3, 32, dtype=torch.float64)
+    cache = attention.new_cache(2, 3, 3)
+    for call in (
+        lambda: attention(x, lengths=lengths),
+        lambda: attention.encode(x, lengths),
+        lambda: attention.encode(x, None),  # type: ignore[arg-type]
+        lambda: attention(x, x, prefix_lengths=lengths),
+        lambda: attention.read_prefix(x, lengths, cache),
+    ):
+        with pytest.raises(TypeError, match="lengths: expected a tensor of integers, not "):
+            call()
 
 
 @every

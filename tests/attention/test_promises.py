@@ -147,6 +147,18 @@ def test_heads_divide_the_width_unless_their_own_is_given(mechanism: Mechanism) 
 
 
 @every
+@pytest.mark.parametrize("name", ["d_model", "num_heads", "num_kv_heads", "head_dim", "latent_dim", "rank", "window"])
+def test_a_size_of_zero_is_an_error_of_one_line(mechanism: Mechanism, name: str) -> None:
+    kind: type = type(mechanism.make())
+    options = inspect.signature(kind).parameters
+    if name not in options:
+        pytest.skip(f"has no {name}")
+    sizes = {"d_model": 32, "num_heads": 4, "rank": 2, "num_cores": 4, "window": 4}
+    with pytest.raises(ValueError, match=rf"^{name}\W.*0.*$"):
+        kind(**{option: size for option, size in sizes.items() if option in options} | {name: 0})
+
+
+@every
 def test_an_empty_prefix_is_no_prefix(mechanism: Mechanism) -> None:
     attention, x = mechanism.build(), torch.randn(2, 5, 32, dtype=torch.float64)
     want = attention(x)

@@ -31,7 +31,7 @@ class Cache(ABC):
     sees what the other reads from then on.
 
     Attributes:
-        made_by: name of the class of the mechanism that made it.
+        made_by: name of the class of the mechanism that made it, and its width d.
         length: text positions held, the same for every row. Prefixes may differ in length.
         beam: rows that share one prefix.
         capacity: text positions that there is room for.
@@ -40,7 +40,7 @@ class Cache(ABC):
         static_length: `length` on the device, (1,) int64, of a cache that is static; None: it is not.
     """
 
-    made_by: str = ""
+    made_by: tuple[str, int] | None = None
     length: int = 0
     static_length: Tensor | None = None
     beam: int = 1
@@ -50,7 +50,12 @@ class Cache(ABC):
 
     @abstractmethod
     def buffers(self) -> list[Tensor]:
-        """The tensors that hold keys and values, of text and of prefixes."""
+        """The tensors that hold keys and values, of text and of prefixes; first one of text, (B, ...)."""
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self.buffers()[0].shape[0]
 
     def __copy__(self) -> Self:
         return copy.deepcopy(self)  # steps write in place: shared buffers would mix two continuations
@@ -162,10 +167,12 @@ class Attention(nn.Module, ABC):
             padded positions are unspecified.
 
         ValueError: a shape is not as above, or, where lengths are on the CPU, a length is negative or beyond T or S.
+        TypeError: not a tensor, or lengths that are not integers.
         """
         x = self._padded("x", x, lengths)
         if prefix is not None:
             prefix = self._padded("prefix", prefix, prefix_lengths)
+            _check_rows("prefix", prefix, x.shape[0])
         if not x.numel():
             return x.clone()
         if prefix is None or not prefix.shape[1]:
@@ -185,8 +192,9 @@ class Attention(nn.Module, ABC):
         Returns:
             (B, S, d), as `forward` with respect to padding.
 
-        ValueError: as for `forward`.
+        ValueError, TypeError: as for `forward`.
         """
+        _check_integers("lengths", lengths)
         x = self._padded("x", x, lengths)
         return self._encode(x, lengths) if x.numel() else x.clone()
 
@@ -214,18 +222,25 @@ class Attention(nn.Module, ABC):
         like = next(self.parameters()).new_empty(0, dtype=dtype, device=device)
         build: type = self.cache_type
         cache: Cache = build(self, batch, capacity, prefix_capacity, rows_per_prefix(batch, prefix_batch), like)
-        cache.made_by = type(self).__name__
+        cache.made_by = self.makes
         return cache
+
+    @property
+    def makes(self) -> tuple[str, int]:
+        """`Cache.made_by` of its caches."""
+        return type(self).__name__, self.d_model
 
     @torch.no_grad()
     def read_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         """Store a prefix, (N, S, d), with lengths (N,) or None, as keys and values.
 
         ValueError: a prefix was read before, there is text in the cache, the prefix is longer than its capacity, or as
-        for `forward`. TypeError: the cache is not of this mechanism.
+        for `forward`. TypeError: the cache is not of this mechanism and width, or as for `forward`.
         """
         self._check_cache(cache)
-        prefix, size = self._padded("prefix", prefix, prefix_lengths), prefix.shape[1]
+        prefix = self._padded("prefix", prefix, prefix_lengths)
+        size = prefix.shape[1]
+        _check_rows("prefix", prefix, cache.rows // cache.beam)
         if cache.length or cache.has_prefix:
             raise ValueError("a prefix is read once per cache, before any text")
         _check_room(cache, size, cache.prefix_capacity)
@@ -241,11 +256,12 @@ class Attention(nn.Module, ABC):
 
         Compiled, a step of a static cache leaves `cache.length` to its caller (`Cache.make_static`).
 
-        ValueError: the cache has no room for n positions more, it is static and n is not 1, or x has another width
-        than d. TypeError: the cache is not of this mechanism.
+        ValueError: the cache has no room for n positions more or another number of rows, it is static and n is not 1,
+        or x has another width than d. TypeError: the cache is not of this mechanism and width, or x is no tensor.
         """
         self._check_cache(cache)
         self._check_width("x", x)
+        _check_rows("x", x, cache.rows)
         new = x.shape[1]
         if cache.static_length is not None:
             if new != 1:
@@ -272,11 +288,15 @@ class Attention(nn.Module, ABC):
 
     def _check_cache(self, cache: Cache) -> None:
         made_by = getattr(cache, "made_by", None)
-        if made_by != type(self).__name__:
-            what = f"a cache of {made_by}" if made_by else type(cache).__name__
-            raise TypeError(f"cache: expected one of {type(self).__name__}, from its new_cache, not {what}")
+        if made_by != self.makes:
+            expected, what = (
+                "{} of d_model={}".format(*maker) if maker else type(cache).__name__ for maker in (self.makes, made_by)
+            )
+            raise TypeError(f"cache: expected one of {expected}, from its new_cache, not {what}")
 
     def _check_width(self, name: str, x: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected a tensor, not {type(x).__name__}")
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"{name}: expected shape (batch, positions, {self.d_model}), not {tuple(x.shape)}")
 
@@ -287,6 +307,7 @@ class Attention(nn.Module, ABC):
             return x
         rows, size = x.shape[:2]
         of = "lengths" if name == "x" else f"{name}_lengths"
+        _check_integers(of, lengths)
         if lengths.shape != (rows,):
             raise ValueError(f"{of}: expected shape ({rows},), one length per row, not {tuple(lengths.shape)}")
         # The host would wait for a device; and what is compiled, transformed or fake has no values.
@@ -361,6 +382,17 @@ def _check_room(cache: Cache, new: int, capacity: int) -> None:
         raise ValueError(f"the cache has room for {capacity} positions; {cache.length} are held and {new} were given")
 
 
+def _check_rows(name: str, x: Tensor, rows: int) -> None:
+    if x.shape[0] != rows:
+        raise ValueError(f"{name}: expected {rows} rows, not {x.shape[0]}")
+
+
+def _check_integers(name: str, lengths: Tensor) -> None:
+    kind = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
+    if kind not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise TypeError(f"{name}: expected a tensor of integers, not {kind}")
+
+
 def rows_per_prefix(batch: int, prefix_batch: int | None) -> int:
     """The beam: rows that share one prefix. ValueError: `prefix_batch` does not divide `batch`."""
     prefixes = batch if prefix_batch is None else prefix_batch
@@ -412,8 +444,11 @@ def head_width(d_model: int, num_heads: int, head_dim: int | None) -> int:
         num_heads: heads H.
         head_dim: width of a head as it is configured.
 
-    ValueError: `head_dim` is None, and H does not divide d.
+    ValueError: a size is not at least 1, or `head_dim` is None and H does not divide d.
     """
+    for name, size in (("d_model", d_model), ("num_heads", num_heads), ("head_dim", head_dim)):
+        if size is not None and size < 1:
+            raise ValueError(f"{name}={size}: expected at least 1")
     if head_dim is not None:
         return head_dim
     if d_model % num_heads:

@@ -58,10 +58,10 @@ class MHA(PositionalAttention):
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads % num_kv_heads:
-            raise ValueError(f"num_kv_heads must divide num_heads: {num_kv_heads} does not divide {num_heads}")
         head_dim = head_width(d_model, num_heads, head_dim)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ValueError(f"num_kv_heads must divide num_heads: {num_kv_heads} does not divide {num_heads}")
         if rope_dim is None and head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary pairs, not {head_dim}")
         turned = head_dim if rope_dim is None else rope_dim

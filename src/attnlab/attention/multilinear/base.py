@@ -52,7 +52,7 @@ class MultiLinear(Attention):
         core: Core = "free",
     ) -> None:
         super().__init__()
-        for name, size in (("rank", rank), ("num_cores", num_cores), ("value_dim", value_dim)):
+        for name, size in (("d_model", d_model), ("rank", rank), ("num_cores", num_cores), ("value_dim", value_dim)):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, not {size}")
         self.d_model, self.rank, self.num_cores, self.value_dim = d_model, rank, num_cores, value_dim

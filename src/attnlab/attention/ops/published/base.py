@@ -29,6 +29,10 @@ class PublishedCache(Cache):
     def buffers(self) -> list[Tensor]:
         return list(self.tensors.values())
 
+    @property
+    def rows(self) -> int:
+        return super().rows if self.tensors else self.batch
+
     def reorder(self, rows: Tensor) -> None:
         self.tensors = {name: tensor.index_select(0, rows) for name, tensor in self.tensors.items()}
         if self.steps is not None:
@@ -75,7 +79,7 @@ class Published(Attention):
         if dtype not in (None, self.ours.out.weight.dtype):
             raise ValueError(f"the published cache has the weights' dtype, not {dtype}")
         cache = PublishedCache(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity)
-        cache.made_by = type(self).__name__
+        cache.made_by = self.makes
         return cache
 
     def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:

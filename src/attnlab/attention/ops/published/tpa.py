@@ -107,7 +107,7 @@ class PublishedTPA(PublishedJoint):
         }
         buffers = {name: like.new_zeros(batch, positions, width, a.rank) for name, width in widths.items()}
         cache = FactorBuffers(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity, buffers)
-        cache.made_by = type(self).__name__
+        cache.made_by = self.makes
         return cache
 
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
