@@ -20,6 +20,7 @@ CONFIG = "config.yaml"
 RECORD = "record.json"
 BEGUN = (".lock", "run.log", ".ledger.sqlite*")  # what a run may leave that ended before its configuration
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
+SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
 # All that is ever written in a run directory, as patterns of paths.  A new file of a mode, a task or a logger is added
 # here: a run is refused where there is anything else, and `attnlab runs prune` leaves a directory with anything else.
@@ -39,9 +40,8 @@ WRITTEN = (
     "checkpoints/SHA256SUMS",
     "curves.png",
     *(f"{curves}/{name}" for curves in CURVES for name in ("metrics.csv", "hparams.yaml")),
-    "compressed/manifest.json",
-    "compressed/weights-*.safetensors",
-    *(f"exported/{name}" for name in ("README.md", "*.json", "*.py", "*.safetensors", "*.model", "*.txt")),
+    *(f"compressed/{name}" for name in ("weights-*.safetensors", *SETTINGS)),
+    *(f"exported/{name}" for name in ("README.md", "*.py", "*.safetensors", *SETTINGS)),
     *(f"{place}{step}-profile*.{kind}" for place in ("", "pretraining/") for step in STEPS for kind in ("txt", "json")),
     *("tensorboard/**", "wandb/**", "mlflow/**"),  # other programs name these files
 )
