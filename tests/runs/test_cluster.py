@@ -55,6 +55,7 @@ def test_a_list_of_nodes_that_cannot_be_read() -> None:
 
 
 def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    monkeypatch.delenv("MASTER_PORT", raising=False)  # Lightning leaves it behind in this process
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
