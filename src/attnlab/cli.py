@@ -37,7 +37,7 @@ from attnlab.config.listing import help_text, listing
 from attnlab.config.present import check_present
 from attnlab.config.spelling import spelled
 from attnlab.config.sweeps import SWEEPER
-from attnlab.errors import AttnlabError, ConfigError, TrainingError, WriteError, printable
+from attnlab.errors import AttnlabError, ConfigError, DataError, TrainingError, printable
 from attnlab.runs import job, multirun
 from attnlab.runs.loading import load
 from attnlab.runs.parents import end_with_parent, watch_given_parent
@@ -141,8 +141,8 @@ def command() -> int:
             traceback.print_exc()
         if isinstance(error, InterpolationResolutionError):
             error = ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}")
-        elif isinstance(error, OSError) and error.filename:
-            error = WriteError(error.errno, error.strerror, error.filename)
+        elif isinstance(error, OSError) and not isinstance(error, AttnlabError) and error.filename:
+            error = DataError(f"{error.filename}: {error.strerror}")
         known = isinstance(error, AttnlabError)
         print(f"error: {'' if known else f'{type(error).__name__}: '}{one_line(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, AttnlabError) else 1

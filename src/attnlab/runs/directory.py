@@ -22,7 +22,7 @@ BEGUN = (".lock", "run.log", ".ledger.sqlite*")  # what a run may leave that end
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
-# All that is ever written in a run directory, as patterns of paths.  A new file of a mode, a task or a logger is added
+# All that is ever written in a run directory, as patterns of paths. A new file of a mode, a task or a logger is added
 # here: a run is refused where there is anything else, and `attnlab runs prune` leaves a directory with anything else.
 WRITTEN = (
     *BEGUN,

@@ -335,7 +335,7 @@ def _exit_code_and_message(
             return 1, f"disk full: {one_line(cause)}" + (f" (run directory: {directory})" if directory else "")
         if size := re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(cause)):  # torch, CPU
             needed = f"a tensor of {int(size[1]) / 2**30:.1f} GiB does not fit"
-            return 1, f"out of memory: {needed}; lower the sizes of task.model and attention, or those of a batch"
+            return 1, f"out of memory: {needed}; lower the sizes in task.model, attention or task.data, or the batch"
     hint = "set HYDRA_FULL_ERROR=1"
     hint = f"traceback: {directory / 'run.log'}, or {hint}" if directory else f"{hint} for the traceback"
     return 1, f"{type(error).__name__}: {one_line(error)} ({hint})"
