@@ -30,7 +30,7 @@ check: $(STAMP)  ## ruff, mypy and the default tests: what .ci/run runs
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 kill-test: $(STAMP)  ## kill a sweep at random moments (KILLS=20), start it again, compare with one that was left alone
-	$(BIN)/python -m pytest -n 0 -m slow -s tests/runs/test_kill.py
+	$(BIN)/python -m pytest -n 0 -m slow -s tests/run/test_kill.py
 
 tables: $(STAMP)  ## every table under experiments/ again, from the records that are committed there
 	$(BIN)/python -m attnlab.report --everything experiments

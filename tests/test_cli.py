@@ -16,7 +16,7 @@ from attnlab import cli as entry
 from attnlab.config.build import CONF
 from attnlab.config.compose import Composer
 from attnlab.errors import ConfigError
-from attnlab.runs import record as records
+from attnlab.run import record as records
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "python -m attnlab mode=describe"

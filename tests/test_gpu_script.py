@@ -17,7 +17,7 @@ from attnlab.cli import quoted
 from attnlab.config.build import instantiate
 from attnlab.config.check import check
 from attnlab.models.build import build_attention, without_memory
-from attnlab.runs.loading import load
+from attnlab.run.loading import load
 from attnlab.tasks.language_modelling.pretrained import configured
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "gpu" / "run.sh"

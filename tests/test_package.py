@@ -13,7 +13,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.runs.test_processes import write_texts
+from tests.run.test_processes import write_texts
 from tests.tasks.language_modelling.test_task import TINY
 
 ROOT = Path(__file__).parents[1]

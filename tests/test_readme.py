@@ -20,7 +20,7 @@ from attnlab.cli import quoted
 from attnlab.config.check import check, compose
 from attnlab.config.schema import signature
 from attnlab.report import __main__ as report
-from attnlab.runs.loading import load
+from attnlab.run.loading import load
 from attnlab.tasks.language_modelling.pretrained import configured
 
 ROOT = Path(__file__).parents[1]

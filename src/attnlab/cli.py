@@ -38,10 +38,10 @@ from attnlab.config.present import check_present
 from attnlab.config.spelling import spelled
 from attnlab.config.sweeps import SWEEPER
 from attnlab.errors import AttnlabError, ConfigError, DataError, TrainingError, printable
-from attnlab.runs import job, multirun
-from attnlab.runs.loading import load
-from attnlab.runs.parents import end_with_parent, watch_given_parent
-from attnlab.runs.record import first_process
+from attnlab.run import job, multirun
+from attnlab.run.loading import load
+from attnlab.run.parents import end_with_parent, watch_given_parent
+from attnlab.run.record import first_process
 from attnlab.tasks.language_modelling.pretrained import configured
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
@@ -64,7 +64,7 @@ def leave(code: int) -> NoReturn:
     """End the process of an interrupted run at once.
 
     Python would first take the libraries down, which lasts seconds, and wait for threads; one that is still inside a
-    library (:func:`attnlab.runs.progress.waited`) would even abort the process then.
+    library (:func:`attnlab.run.progress.waited`) would even abort the process then.
 
     Args:
         code: the exit code.

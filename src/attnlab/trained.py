@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from attnlab.data.inputs import Inputs
-from attnlab.runs.loading import configuration
-from attnlab.runs.record import mechanism_of
+from attnlab.run.loading import configuration
+from attnlab.run.record import mechanism_of
 from attnlab.tasks.base import Task, task_of
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from attnlab.config.build import CONF, freeze, instantiate
 from attnlab.config.check import compose as check_composed
 from attnlab.errors import ConfigError
 from attnlab.modes import bench
-from attnlab.runs import device
-from attnlab.runs import record as records
+from attnlab.run import device
+from attnlab.run import record as records
 
 CPU = torch.device("cpu")
 TINY = (

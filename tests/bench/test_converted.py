@@ -16,7 +16,7 @@ from attnlab.bench.variants import lineup
 from attnlab.config.build import instantiate
 from attnlab.config.check import check
 from attnlab.errors import ConfigError
-from attnlab.runs.loading import load
+from attnlab.run.loading import load
 from attnlab.tasks.language_modelling.pretrained import configured
 
 CPU = torch.device("cpu")

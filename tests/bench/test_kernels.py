@@ -11,7 +11,7 @@ from attnlab.attention.ops.kernels import usable
 from attnlab.bench.compare import failures
 from attnlab.bench.workloads.kernels import Kernels, Reading
 from attnlab.config.build import instantiate
-from attnlab.runs.record import NOT_RUN
+from attnlab.run.record import NOT_RUN
 from tests.bench.test_bench import CPU, config, measured
 
 SMALL = ("bench.what=kernels", "bench.context=[20]", "bench.references=[mha,published]")

@@ -13,7 +13,7 @@ from attnlab.config.build import instantiate
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.modes import bench
-from attnlab.runs.record import new
+from attnlab.run.record import new
 
 FORMS: tuple[Literal["loop"], Literal["compressed"]] = ("loop", "compressed")
 SMALL = ["task.model.embed_dim=24", "task.model.num_heads=3", "task.model.depth=1", "hardware=cpu"]

@@ -22,8 +22,8 @@ from attnlab.config.check import compose
 from attnlab.metrics import Perplexity
 from attnlab.report import curves
 from attnlab.report.curves import plot_curves, read_curves
-from attnlab.runs.console import StderrHandler
-from attnlab.runs.record import new
+from attnlab.run.console import StderrHandler
+from attnlab.run.record import new
 
 
 def test_log_lines_go_through_the_stream_of_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attnlab.callbacks.summary import lines_of, show
-from attnlab.runs.record import NOT_RUN, SECTIONS
+from attnlab.run.record import NOT_RUN, SECTIONS
 
 
 def blank(**found: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.config.build import instantiate
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-from attnlab.runs.identity import recipe
+from attnlab.run.identity import recipe
 from tests.compression.llama import llama, words
 from tests.pretrained.tiny import tiny
 

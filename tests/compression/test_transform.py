@@ -262,7 +262,7 @@ def test_a_damaged_store_is_said_and_computed_again(tmp_path: Path, caplog: pyte
     for file in tmp_path.glob("*/*.safetensors"):
         file.write_bytes(file.read_bytes()[:100])
     model, expected = vit(), vit()
-    with caplog.at_level(logging.WARNING, logger="attnlab.runs.cache"):
+    with caplog.at_level(logging.WARNING, logger="attnlab.run.cache"):
         compress(model, SMALL["truncatt"], tmp_path)
     assert len([record for record in caplog.records if "damaged" in record.message]) == 4  # attention and MLPs
     compress(expected, SMALL["truncatt"])

@@ -19,8 +19,8 @@ from attnlab.config.model import check_weights
 from attnlab.config.rules import check_augmentation, check_heads
 from attnlab.config.schema import signature
 from attnlab.errors import ConfigError
-from attnlab.runs.directory import directory_of
-from attnlab.runs.loading import load
+from attnlab.run.directory import directory_of
+from attnlab.run.loading import load
 from attnlab.tasks.base import task_of
 
 BAD = {

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from attnlab.config.batch import FrameShare, Share, check_batch, share_frames, share_images, share_tokens
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-from attnlab.runs.identity import recipe
+from attnlab.run.identity import recipe
 from tests.config.test_command_line import RECIPES
 
 

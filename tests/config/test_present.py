@@ -18,7 +18,7 @@ from attnlab.config.schema import constant, names_in
 from attnlab.data.images.layout import IMAGES
 from attnlab.errors import ConfigError
 from attnlab.metrics import text_metrics
-from attnlab.runs.loading import load
+from attnlab.run.loading import load
 from attnlab.tasks.language_modelling.pretrained import configured
 
 TASKS = [f"task={path.stem}" for path in sorted((CONF / "task").glob("*.yaml"))]

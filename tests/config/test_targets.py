@@ -49,7 +49,7 @@ HOSTILE = {  # key: node, what the refusal says
     "a class that starts processes": ("attention", call("subprocess.Popen", args=["touch", "/tmp/x"]), ATTENTION),
     "a class of another base": ("attention", call("torch.nn.Linear", in_features=1, out_features=1), ATTENTION),
     "a builtin": ("attention", call("builtins.eval", source="1"), ATTENTION),
-    "a function of ours": ("attention", call("attnlab.runs.files.write_text", path="x", text="y"), ATTENTION),
+    "a function of ours": ("attention", call("attnlab.run.files.write_text", path="x", text="y"), ATTENTION),
     "a method of the right class": ("attention", call("attnlab.attention.MHA.to_bytes"), "no such class"),
     "a classmethod": ("task.model", call("torch.nn.Module.register_forward_hook"), "expected a class derived from"),
     "code from the hub": ("task.model", call("torch.hub.load", repo_or_dir="a/b", model="c"), "torch.nn.Module"),

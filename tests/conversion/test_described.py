@@ -15,8 +15,8 @@ from attnlab.errors import ConfigError
 from attnlab.models import Decoder
 from attnlab.modes import describe
 from attnlab.pretrained import huggingface
-from attnlab.runs.loading import load
-from attnlab.runs.record import new
+from attnlab.run.loading import load
+from attnlab.run.record import new
 from attnlab.tasks.language_modelling.converting import target_of
 from attnlab.tasks.language_modelling.pretrained import configured
 from tests.conversion.models import FAMILIES, ours, theirs, tokens

@@ -24,8 +24,8 @@ from attnlab.data.text.corpora import read_parquet
 from attnlab.data.text.parallel import Parallel
 from attnlab.data.text.summaries import SPLIT_FILE, XSum
 from attnlab.errors import DataError
-from attnlab.runs.cache import INDEX, MANIFEST, read_index, stored, stored_files, write_index
-from attnlab.runs.fingerprint import file_digests
+from attnlab.run.cache import INDEX, MANIFEST, read_index, stored, stored_files, write_index
+from attnlab.run.fingerprint import file_digests
 from attnlab.tasks.sequence_to_text.predict import _length
 
 DEEP = "[" * 100_000

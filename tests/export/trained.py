@@ -13,7 +13,7 @@ from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.data.text.vocabulary import BytePairs, BytePairVocabulary, WordVocabulary
 from attnlab.models import LanguageModel
 from attnlab.models.build import build_model
-from attnlab.runs.record import new, write
+from attnlab.run.record import new, write
 from attnlab.tasks.base import task_of
 from attnlab.training.checkpoints import write_weights
 from tests.attention.mechanisms import composed

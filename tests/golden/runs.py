@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attnlab.config.check import compose
 from attnlab.modes import train
-from attnlab.runs.record import new
+from attnlab.run.record import new
 from tests.data.conftest import write_corpus
 
 FOLDER = Path(__file__).parent

@@ -20,8 +20,8 @@ from attnlab.errors import ConfigError, DataError, WriteError
 from attnlab.export import images
 from attnlab.export.card import card
 from attnlab.modes import export, train
-from attnlab.runs.loading import load
-from attnlab.runs.record import new, write
+from attnlab.run.loading import load
+from attnlab.run.record import new, write
 from attnlab.tasks.base import task_of
 from tests.export.trained import ids, record, run_directory
 from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED

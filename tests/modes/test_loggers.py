@@ -10,7 +10,7 @@ import pytest
 
 from attnlab.errors import ConfigError
 from attnlab.modes import train
-from attnlab.runs.loggers import close_loggers, final_numbers
+from attnlab.run.loggers import close_loggers, final_numbers
 from tests.tasks.conftest import Start
 
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from attnlab.decoding import BeamSearch, Sampling
 from attnlab.errors import ConfigError, WriteError
 from attnlab.modes.predict import _destination
-from attnlab.runs.device import device_of
+from attnlab.run.device import device_of
 from attnlab.tasks.prediction import changed
 
 

@@ -10,8 +10,8 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.modes import statistics
 from attnlab.report.render import table
 from attnlab.report.spec import read_spec
-from attnlab.runs.record import new, write
-from attnlab.runs.store import collect
+from attnlab.run.record import new, write
+from attnlab.run.store import collect
 from tests.data.conftest import SEGMENTS
 from tests.data.test_readers import write as write_lines
 from tests.tasks.conftest import Start

@@ -15,8 +15,8 @@ from attnlab.callbacks.summary import show
 from attnlab.decoding import BeamSearch
 from attnlab.errors import ConfigError, DataError, TrainingError
 from attnlab.modes import test, train
-from attnlab.runs.job import FOREIGN
-from attnlab.runs.record import write
+from attnlab.run.job import FOREIGN
+from attnlab.run.record import write
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 from attnlab.training.checkpoints import average, read_checkpoint, write_weights
 from tests.tasks.conftest import Start, make

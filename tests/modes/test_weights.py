@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnlab.config.check import check
 from attnlab.errors import DataError
-from attnlab.runs.loading import load
+from attnlab.run.loading import load
 from attnlab.training.checkpoints import write_weights
 from tests.export.trained import run_directory
 from tests.modes.test_export_trained import IMAGES, LANGUAGE, TRANSLATION

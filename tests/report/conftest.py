@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.check import compose
 from attnlab.report.match import composed
-from attnlab.runs import record as records
+from attnlab.run import record as records
 
 MUSTC = "MuST-C en-de at /some/where: train 229703, dev 1423, tst-COMMON 2641 segments"
 Run = Callable[..., Path]

@@ -15,9 +15,9 @@ from attnlab.report.__main__ import main
 from attnlab.report.match import differences
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
-from attnlab.runs.identity import recipe, run
-from attnlab.runs.record import problems
-from attnlab.runs.store import Found, collect
+from attnlab.run.identity import recipe, run
+from attnlab.run.record import problems
+from attnlab.run.store import Found, collect
 
 EXPERIMENT = re.compile("experiment=").match
 ROOT = CONF.parent

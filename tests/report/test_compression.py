@@ -16,7 +16,7 @@ from attnlab.compression.transform import compress
 from attnlab.report import compression
 from attnlab.report.__main__ import main
 from attnlab.report.variants import means_table
-from attnlab.runs.store import Found, collect
+from attnlab.run.store import Found, collect
 from tests.report.conftest import Run
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}

@@ -12,8 +12,8 @@ from attnlab.report import context
 from attnlab.report.render import write_table
 from attnlab.report.runs import main
 from attnlab.report.spec import read_spec
-from attnlab.runs import record as records
-from attnlab.runs.store import Found, collect
+from attnlab.run import record as records
+from attnlab.run.store import Found, collect
 
 SPEC = read_spec(CONF.parent / "experiments" / "t6" / "figure_context.yaml")
 LENGTHS = (256, 1024, 4096, 16384, 32768)

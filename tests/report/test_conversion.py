@@ -10,7 +10,7 @@ import pytest
 from attnlab.errors import DataError
 from attnlab.report import conversion, everything
 from attnlab.report.__main__ import main
-from attnlab.runs.store import Found
+from attnlab.run.store import Found
 from tests.report.conftest import Run
 
 

@@ -9,7 +9,7 @@ from attnlab.config.build import CONF
 from attnlab.modes import evaluate
 from attnlab.report.render import table, write_table
 from attnlab.report.spec import read_spec
-from attnlab.runs.store import collect
+from attnlab.run.store import collect
 from tests.report.conftest import Run
 
 T6 = CONF.parent / "experiments" / "t6"

@@ -18,7 +18,7 @@ from attnlab.pretrained import huggingface
 from attnlab.report import everything
 from attnlab.report.match import composed
 from attnlab.report.spec import Row, Spec, read_spec
-from attnlab.runs.store import Found
+from attnlab.run.store import Found
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.pretrained import configured
 from tests.conversion.shapes import SHAPES

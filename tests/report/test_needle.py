@@ -10,7 +10,7 @@ import pytest
 
 from attnlab.report import everything, needle
 from attnlab.report.__main__ import main
-from attnlab.runs.store import collect
+from attnlab.run.store import collect
 
 LENGTHS, DEPTHS = (128, 2048), (0.0, 0.5, 1.0)
 

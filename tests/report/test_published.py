@@ -23,9 +23,9 @@ from attnlab.report import everything
 from attnlab.report.match import choose, composed, is_corpus
 from attnlab.report.render import table
 from attnlab.report.spec import Column, Row, Spec, read_spec
-from attnlab.runs import record as records
-from attnlab.runs.identity import architecture
-from attnlab.runs.store import Found
+from attnlab.run import record as records
+from attnlab.run.identity import architecture
+from attnlab.run.store import Found
 from tests.report.conftest import finished
 
 PATHS = [p for p in everything.specifications(CONF.parent / "experiments") if read_spec(p).picture != "context"]

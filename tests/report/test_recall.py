@@ -10,7 +10,7 @@ from attnlab.config.build import CONF
 from attnlab.errors import ConfigError
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
-from attnlab.runs.store import collect
+from attnlab.run.store import collect
 from tests.report.conftest import Run
 
 SPEC = CONF.parent / "experiments" / "recall" / "table.yaml"

@@ -13,7 +13,7 @@ from attnlab.report.__main__ import main
 from attnlab.report.grid import Grid
 from attnlab.report.render import table
 from attnlab.report.spec import Spec, read_spec
-from attnlab.runs.store import Found, collect
+from attnlab.run.store import Found, collect
 from tests.report.conftest import MUSTC, Run
 
 SPEC = CONF.parent / "experiments" / "mtla" / "table1.yaml"

@@ -11,10 +11,10 @@ import pytest
 
 from attnlab.errors import ConfigError, DataError
 from attnlab.report.runs import _local, main
-from attnlab.runs.lock import locked
+from attnlab.run.lock import locked
 from tests.report.conftest import Run
-from tests.runs.test_ledger import write
-from tests.runs.test_removal import begun
+from tests.run.test_ledger import write
+from tests.run.test_removal import begun
 
 Said = Callable[..., tuple[list[str], str]]
 

@@ -19,7 +19,7 @@ from attnlab.report import significance
 from attnlab.report.render import table
 from attnlab.report.runs import main
 from attnlab.report.spec import read_spec
-from attnlab.runs.store import Found, collect
+from attnlab.run.store import Found, collect
 from tests.report.conftest import Run
 
 Scored = Callable[..., Found]

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from attnlab.report import sweep
 from attnlab.report.curves import draw_together, together
-from attnlab.runs.lock import locked
-from attnlab.runs.store import collect
+from attnlab.run.lock import locked
+from attnlab.run.store import collect
 
 Job = Callable[..., Path]
 

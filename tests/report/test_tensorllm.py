@@ -8,7 +8,7 @@ from attnlab.config.build import CONF
 from attnlab.report.match import choose, is_corpus, scored
 from attnlab.report.render import table
 from attnlab.report.spec import Row, Spec, read_spec
-from attnlab.runs.store import Found
+from attnlab.run.store import Found
 
 SPECS = {i: read_spec(CONF.parent / "experiments" / "tensorllm" / f"table{i}.yaml") for i in (2, 3, 4)}
 

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from attnlab.config.build import CONF, freeze
-from attnlab.runs.record import new
+from attnlab.run.record import new
 from tests.data.conftest import write_corpus
 
 TINY = [

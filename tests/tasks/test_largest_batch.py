@@ -11,7 +11,7 @@ import torch
 
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-from attnlab.runs.identity import recipe
+from attnlab.run.identity import recipe
 from attnlab.tasks import largest_batch, memory
 from attnlab.tasks.base import task_of
 from attnlab.training.batch_finder import largest

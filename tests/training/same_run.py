@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from attnlab.config.check import compose
 from attnlab.data.samples import markov
 from attnlab.pretrained.timm import VisionTransformer
-from attnlab.runs.record import new
+from attnlab.run.record import new
 from attnlab.tasks.base import task_of
 from attnlab.training.module import Module
 from attnlab.training.trainer import fit, process_count

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.modes import train
-from attnlab.runs.identity import recipe
+from attnlab.run.identity import recipe
 from attnlab.training.gradient_checkpointing import checkpoint_layers
 from tests.tasks.conftest import Start
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnlab.config.check import compose
 from attnlab.models.sequence import SequenceModel
-from attnlab.runs import device
+from attnlab.run import device
 from attnlab.tasks.base import task_of
 from attnlab.training.compilation import Compiled
 from tests.tasks.conftest import Start

@@ -9,7 +9,7 @@ import torch
 
 from attnlab.config.check import compose
 from attnlab.modes import train
-from attnlab.runs.record import new
+from attnlab.run.record import new
 from attnlab.training.module import Module
 from tests.tasks.conftest import Start
 from tests.training.same_run import LINES

@@ -14,7 +14,7 @@ from attnlab.bench import utilisation
 from attnlab.bench.memory import peak_mib, shortage
 from attnlab.bench.settings import Settings, Shape, rounded, summary
 from attnlab.bench.workloads import Variant, Workload, workload_type
-from attnlab.runs.record import NOT_RUN
+from attnlab.run.record import NOT_RUN
 
 
 def compare(

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from attnlab.runs.console import Screen
-from attnlab.runs.record import NOT_RUN
+from attnlab.run.console import Screen
+from attnlab.run.record import NOT_RUN
 
 
 def show(record: dict[str, Any], directory: Path) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnlab.attention import Attention, Cache
 from attnlab.decoding.steps import WARM_UP
-from attnlab.runs.device import missing_compiler
+from attnlab.run.device import missing_compiler
 from attnlab.training.compilation import Compiled
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from attnlab.errors import DataError, WriteError
-from attnlab.runs.checksums import forget, replacing_summed, verify
+from attnlab.run.checksums import forget, replacing_summed, verify
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

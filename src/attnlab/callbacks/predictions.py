@@ -10,7 +10,7 @@ from lightning import LightningModule, Trainer
 from attnlab.callbacks.contribution import Scored, ScoringCallback
 from attnlab.metrics import Predictions
 from attnlab.metrics.predictions import Row
-from attnlab.runs.files import write_text
+from attnlab.run.files import write_text
 
 HEADER: Row = ("id", "source", "reference", "hypothesis")
 

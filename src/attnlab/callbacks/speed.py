@@ -10,8 +10,8 @@ import torch
 from lightning import LightningModule, Trainer
 
 from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback, Sections, over_processes
-from attnlab.runs.device import busy_cores
-from attnlab.runs.record import NOT_RUN
+from attnlab.run.device import busy_cores
+from attnlab.run.record import NOT_RUN
 
 WATCHED = 0.2  # seconds for which the machine is watched before the test set is scored
 PASSES, LONG_ENOUGH = 5, 2.0  # a pass is repeated until there are so many, or they took so many seconds together

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from attnlab.config.batch import counted
-from attnlab.runs.console import Screen
-from attnlab.runs.record import BUSY, NOT_RUN
+from attnlab.run.console import Screen
+from attnlab.run.record import BUSY, NOT_RUN
 
 WIDTH = 130  # columns where the output is not a terminal
 LONGEST = 200  # characters of a text among the samples; predictions.tsv has all of it

@@ -28,7 +28,7 @@ from attnlab.compression.transform import densify, install, replacements
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import Family, families, family_of
 from attnlab.pretrained.weights import cannot_write, check_values
-from attnlab.runs.files import replacing, write_bytes
+from attnlab.run.files import replacing, write_bytes
 
 FORMAT = 1
 MANIFEST = "manifest.json"

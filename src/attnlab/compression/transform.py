@@ -26,8 +26,8 @@ from attnlab.compression.modules.base import Replacement, build, describe
 from attnlab.compression.modules.linear import Fused
 from attnlab.errors import ConfigError
 from attnlab.pretrained import Family, Layer, Projection, family_of, replace
-from attnlab.runs.cache import Damaged, stored
-from attnlab.runs.progress import progress
+from attnlab.run.cache import Damaged, stored
+from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def compress(
     Args:
         model: what is compressed.
         method: how.
-        store: folder for finished units (:mod:`attnlab.runs.cache`); None: nothing is stored.
+        store: folder for finished units (:mod:`attnlab.run.cache`); None: nothing is stored.
         family: where the model's matrices lie; None: the first known family that the model belongs to.
 
     Returns:

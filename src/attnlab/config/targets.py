@@ -302,7 +302,7 @@ _COMMANDS = ("setup", "srun_args", "python", "additional_parameters")  # of subm
 _BUILT = ("launcher", "sweeper", "callbacks", "job_logging", "hydra_logging")  # others hold texts and numbers
 _LOGS = ("hydra.job_logging", "hydra.hydra_logging")
 _HANDLERS = (
-    "attnlab.runs.console.StderrHandler",
+    "attnlab.run.console.StderrHandler",
     "logging.FileHandler",
     "logging.NullHandler",
     "logging.StreamHandler",

@@ -25,9 +25,9 @@ from attnlab.conversion.statistics import Statistics, collect
 from attnlab.conversion.texts import Texts
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
-from attnlab.runs.cache import digest
-from attnlab.runs.files import write_bytes
-from attnlab.runs.progress import progress
+from attnlab.run.cache import digest
+from attnlab.run.files import write_bytes
+from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
 BATCH = 4  # windows that are chosen together

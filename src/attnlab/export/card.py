@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from attnlab.attention import Attention
-from attnlab.runs.record import NOT_RUN
+from attnlab.run.record import NOT_RUN
 
 LICENSE = """The licence of these weights has not been stated: `unknown` above is a placeholder. Whoever publishes them
 chooses one that the terms of the corpus allow.{code}"""

@@ -11,14 +11,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attnlab.pretrained.weights import cannot_write
-from attnlab.runs.files import replacing_folder
+from attnlab.run.files import replacing_folder
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """As :func:`attnlab.runs.files.replacing_folder`; errors of the file system in the block name `folder`.
+    """As :func:`attnlab.run.files.replacing_folder`; errors of the file system in the block name `folder`.
 
     Raises:
         WriteError: the folder cannot be written; an earlier one then stays.

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from attnlab.attention import Attention
 from attnlab.config.build import instantiate
-from attnlab.runs.identity import architecture
+from attnlab.run.identity import architecture
 
 
 class _SkipInit(TorchFunctionMode):

@@ -15,9 +15,9 @@ from attnlab.bench.show import show
 from attnlab.bench.workloads import workload_type
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
-from attnlab.runs.device import busy_cores, device_of
-from attnlab.runs.progress import progress
-from attnlab.runs.record import NOT_RUN
+from attnlab.run.device import busy_cores, device_of
+from attnlab.run.progress import progress
+from attnlab.run.record import NOT_RUN
 from attnlab.tasks.base import task_of
 
 UTILISATION = (

@@ -8,7 +8,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 from lightning import seed_everything
 from omegaconf import DictConfig
 
-from attnlab.runs.record import first_process
+from attnlab.run.record import first_process
 from attnlab.tasks.base import task_of
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded

@@ -8,10 +8,10 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from attnlab.config.build import instantiate
-from attnlab.runs.console import Screen
-from attnlab.runs.device import record_compiled, scoring_dtype
-from attnlab.runs.directory import directory_of
-from attnlab.runs.store import collect
+from attnlab.run.console import Screen
+from attnlab.run.device import record_compiled, scoring_dtype
+from attnlab.run.directory import directory_of
+from attnlab.run.store import collect
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 

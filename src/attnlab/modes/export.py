@@ -13,8 +13,8 @@ from attnlab.errors import ConfigError, printable
 from attnlab.export.card import card
 from attnlab.export.weights import README
 from attnlab.pretrained import huggingface
-from attnlab.runs import record as records
-from attnlab.runs.files import write_text
+from attnlab.run import record as records
+from attnlab.run.files import write_text
 from attnlab.tasks.base import task_of
 
 log = logging.getLogger(__name__)

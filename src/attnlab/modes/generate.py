@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from attnlab.config.build import instantiate
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, printable
-from attnlab.runs.device import record_compiled, scoring_dtype
+from attnlab.run.device import record_compiled, scoring_dtype
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 

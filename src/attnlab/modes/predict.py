@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from attnlab.config.compose import one_line
 from attnlab.data.inputs import OBJECTS, Inputs, Item
 from attnlab.errors import ConfigError, WriteError, printable
-from attnlab.runs.device import record_compiled
-from attnlab.runs.files import replacing
-from attnlab.runs.progress import progress
+from attnlab.run.device import record_compiled
+from attnlab.run.files import replacing
+from attnlab.run.progress import progress
 from attnlab.tasks.base import task_of
 from attnlab.tasks.prediction import Predictor, Result
 from attnlab.trained import Trained

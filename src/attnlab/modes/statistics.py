@@ -6,8 +6,8 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.table import Table
 
-from attnlab.runs.console import Screen
-from attnlab.runs.record import first_process
+from attnlab.run.console import Screen
+from attnlab.run.record import first_process
 from attnlab.tasks.base import task_of
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded

@@ -12,10 +12,10 @@ from omegaconf import DictConfig
 from attnlab.config.batch import check_batch
 from attnlab.pretrained.weights import check_values
 from attnlab.report.curves import plot_curves
-from attnlab.runs import record as records
-from attnlab.runs.checksums import replacing_summed, verify
-from attnlab.runs.loggers import open_loggers
-from attnlab.runs.record import first_process
+from attnlab.run import record as records
+from attnlab.run.checksums import replacing_summed, verify
+from attnlab.run.loggers import open_loggers
+from attnlab.run.record import first_process
 from attnlab.tasks.base import task_of
 from attnlab.training.checkpoints import check_identity, read_checkpoint
 from attnlab.training.trainer import fit, last_checkpoint, process_count

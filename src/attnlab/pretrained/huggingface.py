@@ -14,7 +14,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import families, family_of, hub
 from attnlab.pretrained.language import LanguageModel
 from attnlab.pretrained.weights import cannot_write, first_line
-from attnlab.runs.files import replacing_folder
+from attnlab.run.files import replacing_folder
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from rich.table import Table
 from attnlab.callbacks.summary import label
 from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, DataError, printable
-from attnlab.runs.console import Screen, StderrHandler
-from attnlab.runs.record import NOT_RUN
-from attnlab.runs.store import Found, collect
+from attnlab.run.console import Screen, StderrHandler
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import Found, collect
 
 OUTPUTS = Path("outputs")
 
@@ -156,7 +156,7 @@ def overview(records: Sequence[Found]) -> None:
     """Print a line for each record, the oldest first.
 
     Args:
-        records: as :func:`attnlab.runs.store.collect` gives them.
+        records: as :func:`attnlab.run.store.collect` gives them.
     """
     console = Screen(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
     headings = "status mode task mechanism scale corpus quality parameters cache tokens/s record"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from attnlab.errors import DataError
 from attnlab.report import figure
 from attnlab.report.grid import Grid
-from attnlab.runs.record import NOT_RUN
-from attnlab.runs.store import Found
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import Found
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

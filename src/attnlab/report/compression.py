@@ -21,8 +21,8 @@ from attnlab.report.variants import (
     value_ranks,
     variants,
 )
-from attnlab.runs.record import NOT_RUN
-from attnlab.runs.store import Found
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import Found
 
 if TYPE_CHECKING:
     import numpy as np

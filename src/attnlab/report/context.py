@@ -7,8 +7,8 @@ from attnlab.report.grid import Grid
 from attnlab.report.match import composed, differences
 from attnlab.report.points import STYLES, name_below
 from attnlab.report.spec import Row, Spec
-from attnlab.runs.record import NOT_RUN
-from attnlab.runs.store import Found
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import Found
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

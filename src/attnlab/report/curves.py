@@ -10,7 +10,7 @@ from attnlab.report import figure
 from attnlab.report.grid import Grid
 from attnlab.report.points import STYLES, name_below
 from attnlab.report.spec import Panel
-from attnlab.runs.files import write_bytes
+from attnlab.run.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from attnlab.errors import DataError
 from attnlab.report import bench, compression, conversion, needle, reasoning, speed
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
-from attnlab.runs.store import Found, collect
+from attnlab.run.store import Found, collect
 
 Report = Callable[[Sequence[Found], Path], list[Path]]
 FIGURE = "figure"  # how the names of the specifications of figures begin

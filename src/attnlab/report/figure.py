@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnlab.report.grid import Grid
-from attnlab.runs.files import write_bytes
+from attnlab.run.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

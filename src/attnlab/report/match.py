@@ -1,7 +1,7 @@
 """Which records stand for the rows of a table.
 
 A record stands for a row if it is finished, read the row's corpus and has the row's recipe (see
-:mod:`attnlab.runs.identity`), whatever its options were called. Where there is none, those of the row's task, mechanism
+:mod:`attnlab.run.identity`), whatever its options were called. Where there is none, those of the row's task, mechanism
 and scale do, marked with what they differ in. Neither another model, nor the embedded sample corpus or any other, ever
 stands for a paper's.
 """
@@ -19,9 +19,9 @@ from attnlab.config.check import check
 from attnlab.config.model import OF_THE_MODEL, pretrained_decoder
 from attnlab.config.stack import PATTERN
 from attnlab.report.spec import Row, Spec
-from attnlab.runs.identity import architecture, canonical
-from attnlab.runs.speedup import PROTOCOL
-from attnlab.runs.store import Found
+from attnlab.run.identity import architecture, canonical
+from attnlab.run.speedup import PROTOCOL
+from attnlab.run.store import Found
 
 MODEL = {"task.model.name", "task.weights"}  # which pretrained model a run starts from
 PLACES = {  # a row's command names files that only exist where the row is measured

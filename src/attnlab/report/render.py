@@ -14,8 +14,8 @@ from attnlab.report.grid import Grid
 from attnlab.report.match import choose, composed, protocol, scored, statistics
 from attnlab.report.significance import has_predictions, standard_error, sure
 from attnlab.report.spec import Column, Plot, Row, Spec
-from attnlab.runs.record import NOT_RUN
-from attnlab.runs.store import Found
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import Found
 
 
 def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:

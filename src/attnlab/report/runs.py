@@ -1,6 +1,6 @@
 """`attnlab runs`: the runs in a folder, listed, compared, removed, and what a table still lacks.
 
-Everything comes from the index of the folder (:mod:`attnlab.runs.ledger`); nothing here imports torch.
+Everything comes from the index of the folder (:mod:`attnlab.run.ledger`); nothing here imports torch.
 """
 
 import logging
@@ -19,11 +19,11 @@ from attnlab.config.build import leaves
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError, DataError, LockedError, printable
 from attnlab.report.significance import standard_error, sure
-from attnlab.runs import lock, removal
-from attnlab.runs.console import StderrHandler
-from attnlab.runs.ledger import BROKEN, OUTPUTS, RECORD, UNRECORDED, Ledger, Run
-from attnlab.runs.record import NOT_RUN
-from attnlab.runs.store import Found, collect
+from attnlab.run import lock, removal
+from attnlab.run.console import StderrHandler
+from attnlab.run.ledger import BROKEN, OUTPUTS, RECORD, UNRECORDED, Ledger, Run
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import Found, collect
 
 HELP = """\
 attnlab runs [KEY=VALUE ...] [FOLDER]                 list the runs in FOLDER (default: outputs), the oldest first

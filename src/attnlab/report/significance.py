@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnlab.callbacks.summary import label
 from attnlab.errors import DataError
-from attnlab.runs.record import NOT_RUN
-from attnlab.runs.store import Found
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import Found
 
 if TYPE_CHECKING:
     import numpy as np

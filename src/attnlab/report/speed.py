@@ -9,9 +9,9 @@ from typing import Any
 from attnlab.errors import DataError
 from attnlab.report.grid import Grid
 from attnlab.report.speed_matrix import grids, is_wide
-from attnlab.runs.files import write_text
-from attnlab.runs.record import NOT_RUN
-from attnlab.runs.store import Found
+from attnlab.run.files import write_text
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import Found
 
 TITLE = "How fast: every measured ratio"
 HEADERS = ["What", "Compared with", "Shape", "Times faster", "By CPU seconds", "Times less memory", "Times less cache"]

@@ -3,8 +3,8 @@
 from typing import Any
 
 from attnlab.report.grid import Grid
-from attnlab.runs.record import NOT_RUN
-from attnlab.runs.store import Found
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import Found
 
 LEAST = 4  # references that make such a table
 MEASURES = {

@@ -18,13 +18,13 @@ from attnlab.callbacks import summary
 from attnlab.report import curves, figure, points
 from attnlab.report.grid import Grid
 from attnlab.report.spec import Plot
-from attnlab.runs import multirun
-from attnlab.runs.console import Screen
-from attnlab.runs.files import write_text
-from attnlab.runs.lock import held
-from attnlab.runs.multirun import Job
-from attnlab.runs.record import BUSY, NOT_RUN
-from attnlab.runs.store import Found, collect
+from attnlab.run import multirun
+from attnlab.run.console import Screen
+from attnlab.run.files import write_text
+from attnlab.run.lock import held
+from attnlab.run.multirun import Job
+from attnlab.run.record import BUSY, NOT_RUN
+from attnlab.run.store import Found, collect
 
 STEM = "comparison"
 UNFINISHED = "unfinished"
@@ -185,7 +185,7 @@ def unfinished(
     Args:
         found: the jobs' records; finished ones are left out.
         without: names of jobs that have no record that can be read, and what each did, see
-            :class:`attnlab.runs.decision.Decision`.
+            :class:`attnlab.run.decision.Decision`.
         names: as for :func:`table`.
         home: the same.
         never: the configurations of jobs that were never started, by their numbers.

@@ -6,8 +6,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from attnlab.report.grid import Grid
-from attnlab.runs.record import NOT_RUN
-from attnlab.runs.store import Found
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import Found
 
 POINTS = {"compressed": "before fine-tuning", "finetuned": "after fine-tuning"}
 DENSE = "dense"

@@ -22,12 +22,12 @@ from attnlab.attention import Attention
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.build import count_parameters
-from attnlab.runs import fingerprint
-from attnlab.runs import record as records
-from attnlab.runs.device import device_of, record_compiled
-from attnlab.runs.directory import CONFIG
-from attnlab.runs.identity import NOTHING_READ
-from attnlab.runs.speedup import read_baseline, require_same_protocol, speedup
+from attnlab.run import fingerprint
+from attnlab.run import record as records
+from attnlab.run.device import device_of, record_compiled
+from attnlab.run.directory import CONFIG
+from attnlab.run.identity import NOTHING_READ
+from attnlab.run.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.tasks.largest_batch import with_largest_batch
 from attnlab.tasks.memory import check_memory
 

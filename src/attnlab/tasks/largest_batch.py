@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attnlab.config.batch import configured_processes
 from attnlab.errors import ConfigError
-from attnlab.runs.cache import digest
-from attnlab.runs.device import device_of
-from attnlab.runs.files import write_text
-from attnlab.runs.identity import architecture
-from attnlab.runs.record import first_process
+from attnlab.run.cache import digest
+from attnlab.run.device import device_of
+from attnlab.run.files import write_text
+from attnlab.run.identity import architecture
+from attnlab.run.record import first_process
 
 if TYPE_CHECKING:
     from attnlab.tasks.base import Task

@@ -12,8 +12,8 @@ from torch import nn
 from attnlab.config.batch import configured_processes
 from attnlab.errors import ConfigError
 from attnlab.models.build import without_memory
-from attnlab.runs.device import device_of, scoring_dtype
-from attnlab.runs.record import first_process
+from attnlab.run.device import device_of, scoring_dtype
+from attnlab.run.record import first_process
 
 if TYPE_CHECKING:
     from attnlab.tasks.base import Task

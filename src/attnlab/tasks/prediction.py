@@ -14,7 +14,7 @@ from attnlab.config.compose import require
 from attnlab.config.schema import signature
 from attnlab.data.inputs import Inputs, Item, chunks
 from attnlab.errors import ConfigError, DataError
-from attnlab.runs.device import scoring_dtype
+from attnlab.run.device import scoring_dtype
 
 if TYPE_CHECKING:
     from attnlab.training.module import Module

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attnlab.attention import Attention
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
-from attnlab.runs import record as records
+from attnlab.run import record as records
 from attnlab.tasks.base import Task
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attnlab.errors import DataError
-from attnlab.runs.checksums import SUMS, replacing_summed, verify
-from attnlab.runs.identity import of_checkpoint
+from attnlab.run.checksums import SUMS, replacing_summed, verify
+from attnlab.run.identity import of_checkpoint
 
 UNREADABLE = (SafetensorError, RuntimeError, EOFError, LookupError, AttributeError, ValueError, OSError, TypeError)
 log = logging.getLogger(__name__)

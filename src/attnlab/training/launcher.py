@@ -21,9 +21,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
-from attnlab.runs import parents, ranks
-from attnlab.runs.cluster import inside
-from attnlab.runs.signals import starting
+from attnlab.run import parents, ranks
+from attnlab.run.cluster import inside
+from attnlab.run.signals import starting
 
 
 class Launcher(_SubprocessScriptLauncher):

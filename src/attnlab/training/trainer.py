@@ -35,9 +35,9 @@ from attnlab.config.compose import one_line
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.weights import fill
-from attnlab.runs.device import scoring_dtype
-from attnlab.runs.loggers import open_loggers
-from attnlab.runs.record import NOT_RUN, first_process
+from attnlab.run.device import scoring_dtype
+from attnlab.run.loggers import open_loggers
+from attnlab.run.record import NOT_RUN, first_process
 from attnlab.training.batch_norm import batch_norms, share_batches
 from attnlab.training.checkpoints import average, write_weights
 from attnlab.training.gradient_checkpointing import checkpoint_layers

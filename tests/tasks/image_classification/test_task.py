@@ -22,8 +22,8 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.modes import compress as compress_mode
 from attnlab.modes import describe, test, train
 from attnlab.pretrained.timm import VisionTransformer
-from attnlab.runs.identity import architecture
-from attnlab.runs.record import new, problems
+from attnlab.run.identity import architecture
+from attnlab.run.record import new, problems
 
 TINY = [
     "task=imagenet",

@@ -27,9 +27,9 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder
 from attnlab.modes import convert, describe, export, generate, test, train
 from attnlab.pretrained import huggingface
-from attnlab.runs.job import _exit_code_and_message
-from attnlab.runs.loading import load
-from attnlab.runs.record import new, write
+from attnlab.run.job import _exit_code_and_message
+from attnlab.run.loading import load
+from attnlab.run.record import new, write
 from attnlab.tasks.language_modelling.converting import (
     CONVERSION,
     STORED,

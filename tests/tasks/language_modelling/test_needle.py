@@ -17,8 +17,8 @@ from attnlab.data.text.vocabulary import BytePairVocabulary
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
-from attnlab.runs.loading import load
-from attnlab.runs.record import new
+from attnlab.run.loading import load
+from attnlab.run.record import new
 from attnlab.tasks.language_modelling.needle import WORDS, Needle, answers, divided
 from attnlab.tasks.language_modelling.pretrained import configured
 from attnlab.tasks.language_modelling.task import LanguageModellingTask

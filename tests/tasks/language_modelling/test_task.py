@@ -22,8 +22,8 @@ from attnlab.config.check import compose as check_command
 from attnlab.data.samples import markov
 from attnlab.errors import ConfigError, DataError, TrainingError
 from attnlab.modes import describe, generate, predict, test, train
-from attnlab.runs.loading import load
-from attnlab.runs.record import new, write
+from attnlab.run.loading import load
+from attnlab.run.record import new, write
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from tests.data.test_tokens import write_shard
 

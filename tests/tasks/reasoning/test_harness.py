@@ -18,7 +18,7 @@ from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
 from attnlab.modes import evaluate
 from attnlab.pretrained import huggingface
-from attnlab.runs.record import new
+from attnlab.run.record import new
 from attnlab.tasks.reasoning.harness import TransformersEvaluation
 from tests.pretrained.tiny import saved, tiny, words
 

@@ -11,7 +11,7 @@ import pytest
 
 from attnlab.config.check import compose
 from attnlab.modes import compress
-from attnlab.runs.record import new
+from attnlab.run.record import new
 from tests.pretrained.tiny import OPTIONS
 from tests.tasks.reasoning.conftest import Folder
 

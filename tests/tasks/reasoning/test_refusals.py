@@ -20,8 +20,8 @@ from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.pretrained import huggingface
-from attnlab.runs import job
-from attnlab.runs.record import read
+from attnlab.run import job
+from attnlab.run.record import read
 from attnlab.tasks.reasoning.model import AskedModel
 from tests.pretrained.tiny import edit, words
 from tests.tasks.reasoning.conftest import Folder

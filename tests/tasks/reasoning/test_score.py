@@ -12,7 +12,7 @@ from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
 from attnlab.metrics import Answers
 from attnlab.pretrained import huggingface
-from attnlab.runs import progress
+from attnlab.run import progress
 from attnlab.tasks.reasoning import sample
 from attnlab.tasks.reasoning.rows import log_probabilities, padded, with_positions
 from attnlab.tasks.reasoning.score import Asked, ask, contains, perplexity, quality

@@ -20,7 +20,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.modes import compress as compress_mode
 from attnlab.modes import describe
 from attnlab.pretrained import huggingface
-from attnlab.runs.record import new, problems
+from attnlab.run.record import new, problems
 from attnlab.tasks.base import task_of
 from attnlab.tasks.reasoning import sample
 from attnlab.tasks.reasoning.model import AskedModel

@@ -19,7 +19,7 @@ from attnlab.errors import ConfigError
 from attnlab.metrics.recall import RecallAccuracy
 from attnlab.modes import describe, train
 from attnlab.modes import test as test_mode
-from attnlab.runs.record import new, write
+from attnlab.run.record import new, write
 from attnlab.tasks.base import task_of
 
 TINY = [

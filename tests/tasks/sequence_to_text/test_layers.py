@@ -18,10 +18,10 @@ from attnlab.data import Kaldi
 from attnlab.data.speech.extract import extract, pretrained
 from attnlab.errors import ConfigError, DataError
 from attnlab.modes import test, train
-from attnlab.runs.record import new
+from attnlab.run.record import new
 from attnlab.tasks.base import task_of
 from tests.data.test_readers import audio, write
-from tests.runs.test_identity import changed
+from tests.run.test_identity import changed
 
 TEXTS = {"a": "ONE TWO", "b": "TWO", "c": "ONE"}
 TINY = [  # the published overlay, over less of everything

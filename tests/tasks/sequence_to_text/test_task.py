@@ -21,8 +21,8 @@ from attnlab.data.inputs import Item
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError
 from attnlab.modes import test, train
-from attnlab.runs.loading import load
-from attnlab.runs.record import new
+from attnlab.run.loading import load
+from attnlab.run.record import new
 from attnlab.tasks.base import task_of
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 from attnlab.tasks.sequence_to_text.predict import TextPredictor

@@ -21,7 +21,7 @@ from attnlab.bench.factor_step import FactorStep
 from attnlab.bench.settings import Settings, Shape, rounded
 from attnlab.bench.variants import AttentionVariant, lineup
 from attnlab.bench.workloads.base import Workload
-from attnlab.runs.record import NOT_RUN
+from attnlab.run.record import NOT_RUN
 
 CHECKED = {"cpu": (2, 5, 20), "cuda": (4, 130, 1000)}  # rows, prefix and context of the check
 COPIED = 2**30  # bytes of the copy that a device's bandwidth is measured with

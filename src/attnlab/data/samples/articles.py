@@ -13,7 +13,7 @@ from pathlib import Path
 
 from attnlab.data.samples import keeping
 from attnlab.data.samples.keeping import fingerprint, write_lines
-from attnlab.runs.cache import stored_files
+from attnlab.run.cache import stored_files
 
 SIZES = {"train": 3000, "validation": 100, "test": 200}
 

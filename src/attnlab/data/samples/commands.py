@@ -14,7 +14,7 @@ import soundfile
 from attnlab.data.samples import keeping, speech, speech_translation
 from attnlab.data.samples.keeping import fingerprint, write_lines
 from attnlab.data.samples.speech_translation import FRAME, SAMPLE_RATE, speak_all, speaker, speaking
-from attnlab.runs.cache import stored_files
+from attnlab.run.cache import stored_files
 
 SIZES = {"train": 1400, "devel": 80, "test": 160}  # prompts, one recording each
 BLOCK = 40  # prompts of one speaker

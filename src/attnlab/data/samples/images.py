@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from attnlab.runs.cache import stored_files
-from attnlab.runs.progress import each
+from attnlab.run.cache import stored_files
+from attnlab.run.progress import each
 
 log = logging.getLogger(__name__)
 

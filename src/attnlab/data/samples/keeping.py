@@ -1,6 +1,6 @@
 """The name under which a sample corpus is stored, and files of lines.
 
-A corpus is stored by :func:`attnlab.runs.cache.stored_files`.
+A corpus is stored by :func:`attnlab.run.cache.stored_files`.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ from attnlab.data.samples import commands, keeping, speech, speech_translation
 from attnlab.data.samples.commands import fill
 from attnlab.data.samples.keeping import fingerprint, write_lines
 from attnlab.data.samples.speech_translation import FRAME, SAMPLE_RATE, speak_all, speaker, speaking, write_wav
-from attnlab.runs.cache import stored_files
+from attnlab.run.cache import stored_files
 
 MEETINGS = {"train": 24, "dev": 2, "eval": 3}
 TURNS = 14  # of each speaker

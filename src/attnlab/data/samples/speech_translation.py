@@ -16,8 +16,8 @@ from attnlab.data.samples import grammar, keeping, speech
 from attnlab.data.samples.grammar import Grammar, Sentence
 from attnlab.data.samples.keeping import fingerprint, write_lines
 from attnlab.data.samples.speech import Synthesizer, Voice
-from attnlab.runs.cache import stored_files
-from attnlab.runs.progress import each
+from attnlab.run.cache import stored_files
+from attnlab.run.progress import each
 
 SIZES = {"train": 2400, "dev": 100, "tst-COMMON": 200}  # segments
 TALK_SIZE = {"train": 50, "dev": 25, "tst-COMMON": 50}  # segments in one WAV, spoken by one speaker

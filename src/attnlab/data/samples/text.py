@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attnlab.data.samples.markov import Source
-from attnlab.runs.cache import digest, stored_files
+from attnlab.run.cache import digest, stored_files
 
 VERSION = 1  # increase it when the generator gives other texts
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from attnlab.data.samples import grammar, keeping
 from attnlab.data.samples.grammar import Grammar, Sentence
 from attnlab.data.samples.keeping import fingerprint, write_lines
-from attnlab.runs.cache import stored_files
+from attnlab.run.cache import stored_files
 
 SIZES = {"train": 6000, "dev": 100, "test": 200}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from attnlab.data.samples import keeping
 from attnlab.data.samples.keeping import fingerprint, write_lines
-from attnlab.runs.cache import stored_files
+from attnlab.run.cache import stored_files
 
 PEOPLE = 64
 GIVEN = (

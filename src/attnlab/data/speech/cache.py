@@ -25,9 +25,9 @@ import numpy as np
 from attnlab.data.corpus import Segment
 from attnlab.data.speech.features import Array, FilterBank, change_speed, read_waveform
 from attnlab.errors import DataError
-from attnlab.runs.cache import Damaged, read_index, stored, write_index
-from attnlab.runs.fingerprint import file_digests
-from attnlab.runs.progress import progress
+from attnlab.run.cache import Damaged, read_index, stored, write_index
+from attnlab.run.fingerprint import file_digests
+from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
 

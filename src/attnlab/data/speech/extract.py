@@ -39,9 +39,9 @@ from attnlab.data.speech.features import Array, change_speed, read_waveform
 from attnlab.data.speech.stored import shape_of
 from attnlab.errors import AttnlabError, DataError
 from attnlab.pretrained.weights import first_line
-from attnlab.runs.console import StderrHandler
-from attnlab.runs.files import write_bytes
-from attnlab.runs.progress import each
+from attnlab.run.console import StderrHandler
+from attnlab.run.files import write_bytes
+from attnlab.run.progress import each
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from attnlab.data.text.tokens import Ids, TokenFile, build
 from attnlab.data.text.vocabulary import BytePairs, Vocabulary, Words, count_words
 from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window
 from attnlab.errors import ConfigError, DataError
-from attnlab.runs.cache import digest
-from attnlab.runs.fingerprint import file_digests
+from attnlab.run.cache import digest
+from attnlab.run.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
 

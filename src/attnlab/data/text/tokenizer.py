@@ -13,8 +13,8 @@ from typing import Literal, get_args
 import sentencepiece
 
 from attnlab.errors import ConfigError, DataError
-from attnlab.runs.files import write_bytes
-from attnlab.runs.progress import progress, waited
+from attnlab.run.files import write_bytes
+from attnlab.run.progress import progress, waited
 
 Kind = Literal["unigram", "bpe", "char"]
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlab.errors import DataError
-from attnlab.runs.cache import Damaged, read_index, stored, write_index
-from attnlab.runs.progress import progress
+from attnlab.run.cache import Damaged, read_index, stored, write_index
+from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
 

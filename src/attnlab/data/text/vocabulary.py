@@ -15,10 +15,10 @@ from attnlab.config.bounds import TextFile
 from attnlab.data.text.corpora import Split, TextCorpus
 from attnlab.data.text.lines import read_lines
 from attnlab.errors import ConfigError, DataError
-from attnlab.runs.cache import digest
-from attnlab.runs.files import write_bytes
-from attnlab.runs.fingerprint import file_digests
-from attnlab.runs.progress import each, waited
+from attnlab.run.cache import digest
+from attnlab.run.files import write_bytes
+from attnlab.run.fingerprint import file_digests
+from attnlab.run.progress import each, waited
 
 log = logging.getLogger(__name__)
 

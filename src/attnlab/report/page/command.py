@@ -9,9 +9,9 @@ from typing import NoReturn
 
 from attnlab.errors import ConfigError, printable
 from attnlab.report.page.gather import gather
-from attnlab.runs.console import StderrHandler
-from attnlab.runs.files import write_text
-from attnlab.runs.ledger import OUTPUTS
+from attnlab.run.console import StderrHandler
+from attnlab.run.files import write_text
+from attnlab.run.ledger import OUTPUTS
 
 PAGE = Path("report.html")
 

@@ -19,10 +19,10 @@ from attnlab.config.build import leaves
 from attnlab.errors import DataError
 from attnlab.report import sweep
 from attnlab.report.curves import read_curves
-from attnlab.runs import lock
-from attnlab.runs.ledger import BROKEN, RECORD
-from attnlab.runs.record import SECTIONS
-from attnlab.runs.store import Found, printable, read
+from attnlab.run import lock
+from attnlab.run.ledger import BROKEN, RECORD
+from attnlab.run.record import SECTIONS
+from attnlab.run.store import Found, printable, read
 
 log = logging.getLogger(__name__)
 

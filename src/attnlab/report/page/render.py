@@ -24,8 +24,8 @@ from attnlab.callbacks.summary import label
 from attnlab.report import sweep
 from attnlab.report.page import plots
 from attnlab.report.page.gather import LOSSES, POINTS, SAMPLES, Sample, Shown
-from attnlab.runs.record import NOT_RUN, commit
-from attnlab.runs.store import printable
+from attnlab.run.record import NOT_RUN, commit
+from attnlab.run.store import printable
 
 FIRST = {"plot-cache": sweep.SIZES[1], "plot-speed": sweep.SPEED}  # plot: what it shows where runs have it
 Lines = list[tuple[int, list[tuple[str, bool]]]]

@@ -18,8 +18,8 @@ from attnlab.callbacks.progress import progress
 from attnlab.config.batch import counted
 from attnlab.data.images.folder import ImageData
 from attnlab.pretrained.weights import fill, read
-from attnlab.runs.files import write_bytes
-from attnlab.runs.identity import canonical
+from attnlab.run.files import write_bytes
+from attnlab.run.identity import canonical
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.training.trainer import build_trainer, process_count
 

@@ -38,11 +38,11 @@ from attnlab.models.build import without_memory
 from attnlab.models.token_loss import at_least_float32
 from attnlab.pretrained import family_of
 from attnlab.pretrained.timm import VisionTransformer
-from attnlab.runs.device import compiles, device_of, scoring_dtype
-from attnlab.runs.files import write_text
-from attnlab.runs.identity import architecture
-from attnlab.runs.progress import each
-from attnlab.runs.record import NOT_RUN, first_process
+from attnlab.run.device import compiles, device_of, scoring_dtype
+from attnlab.run.files import write_text
+from attnlab.run.identity import architecture
+from attnlab.run.progress import each
+from attnlab.run.record import NOT_RUN, first_process
 from attnlab.tasks.base import Task, beside
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.predict import INPUT, Classification

@@ -29,9 +29,9 @@ from attnlab.data.text.corpora import Split
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.build import without_memory
 from attnlab.models.decoder import Decoder
-from attnlab.runs.cache import digest
-from attnlab.runs.files import write_text
-from attnlab.runs.record import first_process
+from attnlab.run.cache import digest
+from attnlab.run.files import write_text
+from attnlab.run.record import first_process
 
 if TYPE_CHECKING:
     from attnlab.data.text.language_modelling import LanguageModellingData

@@ -17,7 +17,7 @@ from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
-from attnlab.runs.progress import progress
+from attnlab.run.progress import progress
 
 KEY = "task.score.needle"
 TEMPLATES = (  # what stands before the answer, in the fact and in the question; short, for windows of few bytes

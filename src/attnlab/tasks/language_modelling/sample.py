@@ -18,9 +18,9 @@ from attnlab.data.text.pretrained_tokens import byte_tokenizer
 from attnlab.data.text.vocabulary import END_OF_TEXT
 from attnlab.pretrained import hub, huggingface
 from attnlab.pretrained.decoder import SAMPLE as SIZES
-from attnlab.runs.cache import digest, stored_files
-from attnlab.runs.fingerprint import file_digests
-from attnlab.runs.progress import progress
+from attnlab.run.cache import digest, stored_files
+from attnlab.run.fingerprint import file_digests
+from attnlab.run.progress import progress
 from attnlab.tasks.language_modelling.needle import sentence
 
 log = logging.getLogger(__name__)

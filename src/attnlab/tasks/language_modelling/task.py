@@ -18,9 +18,9 @@ from attnlab.errors import ConfigError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.models.build import build_model, cache_shape, identity, without_memory
 from attnlab.models.token_loss import chunk_of
-from attnlab.runs.device import compiles, device_of
-from attnlab.runs.files import write_text
-from attnlab.runs.record import first_process
+from attnlab.run.device import compiles, device_of
+from attnlab.run.files import write_text
+from attnlab.run.record import first_process
 from attnlab.tasks.base import beside
 from attnlab.tasks.language_modelling.converting import (
     CONVERSION,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.errors import DataError
-from attnlab.runs.progress import progress
+from attnlab.run.progress import progress
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from attnlab.data.questions import Question, QuestionSet
 from attnlab.data.questions.loading import SETS
 from attnlab.data.samples import world
 from attnlab.pretrained import hub, huggingface
-from attnlab.runs.cache import digest, stored_files
-from attnlab.runs.progress import progress
+from attnlab.run.cache import digest, stored_files
+from attnlab.run.progress import progress
 from attnlab.tasks.reasoning.rows import TokenRows, padded, with_positions
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
 from attnlab.models.build import without_memory
 from attnlab.pretrained import family_of, replace
-from attnlab.runs.progress import each
+from attnlab.run.progress import each
 
 log = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from attnlab.data.samples.world import TEXT
 from attnlab.errors import ConfigError, WriteError
 from attnlab.models.build import without_memory
 from attnlab.pretrained import huggingface
-from attnlab.runs import fingerprint
-from attnlab.runs import record as records
-from attnlab.runs.device import device_of
-from attnlab.runs.files import replacing_folder, write_text
-from attnlab.runs.progress import each
-from attnlab.runs.record import NOT_RUN
+from attnlab.run import fingerprint
+from attnlab.run import record as records
+from attnlab.run.device import device_of
+from attnlab.run.files import replacing_folder, write_text
+from attnlab.run.progress import each
+from attnlab.run.record import NOT_RUN
 from attnlab.tasks.base import Task
 from attnlab.tasks.reasoning.model import AskedModel
 from attnlab.tasks.reasoning.rows import padded, with_positions

@@ -16,7 +16,7 @@ from attnlab.config.bounds import bounded
 from attnlab.data.recall.data import RecallData
 from attnlab.data.text.windows import IGNORE
 from attnlab.metrics.recall import RecallAccuracy
-from attnlab.runs.device import busy_cores, scoring_dtype
+from attnlab.run.device import busy_cores, scoring_dtype
 from attnlab.tasks.recall.module import Recall
 
 

@@ -13,7 +13,7 @@ from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder
 from attnlab.models.build import build_model, cache_shape, identity, without_memory
-from attnlab.runs.device import compiles, device_of
+from attnlab.run.device import compiles, device_of
 from attnlab.tasks.text import TextTask
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from attnlab.models import CrossDecoder, PrefixDecoder
 from attnlab.models.build import CacheShape, build_model, identity, without_memory
 from attnlab.models.sequence import SequenceModel
 from attnlab.models.token_loss import at_least_float32, chunk_of
-from attnlab.runs import fingerprint
-from attnlab.runs import record as records
-from attnlab.runs.device import compiles, scoring_dtype
+from attnlab.run import fingerprint
+from attnlab.run import record as records
+from attnlab.run.device import compiles, scoring_dtype
 from attnlab.tasks.base import beside
 from attnlab.tasks.text import TextTask
 

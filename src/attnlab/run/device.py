@@ -1,0 +1,202 @@
+"""The device of this process, and how busy the machine is."""
+
+import logging
+import os
+import shutil
+import sys
+from typing import Any
+
+import psutil
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.config.hardware import BFLOAT16, NO_APPLE_GPU, NO_FLOAT16, NO_GPU, capabilities
+from attnlab.errors import ConfigError
+from attnlab.run.record import BUSY, first_process
+
+log = logging.getLogger(__name__)
+
+CXX = ("clang++",) if sys.platform == "darwin" else ("g++",)  # where torch looks if CXX is not set
+COMPILING = ("train", "test", "convert", "generate", "predict", "evaluate")  # the modes in which something is
+
+
+def device_of(cfg: DictConfig) -> torch.device:
+    """The device that `hardware.accelerator` names, for work outside Lightning's trainer.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: a GPU is asked for, and torch finds none.
+    """
+    accelerator = cfg.hardware.accelerator
+    if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"hardware.accelerator={accelerator}: torch finds no GPU here; give hardware=cpu")
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def check_devices(cfg: DictConfig) -> None:
+    """Refuse an accelerator or a number of devices that this machine does not have.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: names the key, and what there is.
+    """
+    wanted, devices = cfg.hardware.accelerator, cfg.hardware.devices
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and torch.backends.mps.is_available()):
+        raise ConfigError(f"hardware.accelerator={wanted}: {NO_GPU}")
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"hardware.accelerator=mps: {NO_APPLE_GPU}")
+    if wanted not in ("gpu", "cuda") and not (wanted == "auto" and cuda):
+        _check_precision(cfg, [])
+        return
+    most = max(devices) + 1 if OmegaConf.is_list(devices) else devices if isinstance(devices, int) else 0
+    if cuda and most > cuda:
+        raise ConfigError(f"hardware.devices={devices}: this machine has {cuda} GPU{'s' * (cuda > 1)}")
+    _check_precision(cfg, capabilities(devices))
+
+
+def _check_precision(cfg: DictConfig, found: list[tuple[int, int]]) -> None:
+    """Refuse a precision that the devices of a run lack.
+
+    Args:
+        cfg: the fixed configuration.
+        found: the compute capability of each CUDA device; none: the run is on the CPU or on an Apple device.
+
+    Raises:
+        ConfigError: names the precision and what to take instead.
+    """
+    precision = cfg.hardware.precision
+    if precision == "16-mixed" and not found:
+        raise ConfigError(NO_FLOAT16)
+    if precision.startswith("bf16") and found and min(found) < BFLOAT16:
+        major, minor = min(found)
+        raise ConfigError(
+            f"hardware.precision={precision}: a GPU of compute capability {major}.{minor} has no bfloat16 (8.0 or "
+            "later has); take hardware.precision=32-true or 16-mixed"
+        )
+
+
+def missing_compiler(cfg: DictConfig) -> str | None:
+    """Why torch.compile cannot be used on this machine: it needs a compiler, for the CPU of C++, for CUDA of C.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Returns:
+        A sentence; None: the compiler is there.
+
+    Raises:
+        ConfigError: the variable CXX or CC names a compiler that is not there.
+    """
+    cuda = device_of(cfg).type == "cuda"
+    language, variable, usual = ("C", "CC", ("gcc", "clang")) if cuda else ("C++", "CXX", CXX)
+    named = os.environ.get(variable)
+    if any(map(shutil.which, (named,) if named else usual)):
+        return None
+    if named:
+        raise ConfigError(
+            f"hardware.compile=true: there is no {named} here, which the variable {variable} names as the {language} "
+            "compiler; name one that is installed, or unset the variable"
+        )
+    return f"torch.compile needs a {language} compiler, and there is no {' or '.join(usual)} here"
+
+
+def compiles(cfg: DictConfig) -> bool:
+    """Whether this run uses torch.compile: `hardware.compile`, where there is a compiler.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: as :func:`missing_compiler`.
+    """
+    return bool(cfg.hardware.compile) and missing_compiler(cfg) is None
+
+
+def check_compiler(cfg: DictConfig) -> None:
+    """Say at once that hardware.compile=true has no effect where torch.compile would find no compiler.
+
+    Args:
+        cfg: the fixed configuration.
+
+    Raises:
+        ConfigError: as :func:`missing_compiler`.
+    """
+    if not cfg.hardware.compile or cfg.mode not in COMPILING:
+        return
+    missing = missing_compiler(cfg)
+    if missing and first_process():
+        variable = "CC" if " C compiler" in missing else "CXX"
+        log.warning(
+            "hardware.compile=true: %s: nothing is compiled, and the record says so; install one, or name it in the "
+            "variable %s",
+            missing,
+            variable,
+        )
+
+
+def record_compiled(cfg: DictConfig, part: str, environment: dict[str, Any]) -> None:
+    """Say, in the log and in the record, what of a run is compiled.
+
+    Args:
+        cfg: the fixed configuration.
+        part: what `hardware.compile` compiles in the task; empty: nothing in this mode.
+        environment: of the record; gets `compiled`: the part, or "no" with the reason where it was asked for.
+    """
+    if not cfg.hardware.compile:
+        environment["compiled"] = "no"
+        return
+    missing = missing_compiler(cfg)
+    environment["compiled"] = f"no: {missing}" if missing else part or "no: nothing of this mode is"
+    if not missing and part and first_process():
+        log.info("compiled: %s (the first batches take longer)", part)
+
+
+def prepare_device(cfg: DictConfig, environment: dict[str, Any]) -> None:
+    """Set how a CUDA device multiplies float32 matrices, and say what the run computes in. Nothing on other devices.
+
+    Args:
+        cfg: the fixed configuration.
+        environment: of the record; gets `float32_products`, "TF32" or "float32".
+    """
+    if device_of(cfg).type != "cuda":
+        return
+    tf32 = bool(cfg.hardware.tf32)
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    environment["float32_products"] = "TF32" if tf32 else "float32"
+    if not first_process():
+        return
+    said = "round their factors to TF32, 10 bits (hardware.tf32=false: exact)" if tf32 else "are exact"
+    log.info("%s, precision %s; products of float32 matrices %s", environment["device"], cfg.hardware.precision, said)
+    if cfg.hardware.precision == "32-true" and min(capabilities(cfg.hardware.devices)) < BFLOAT16:
+        log.info(
+            "this GPU has no bfloat16: float32 is used; hardware.precision=16-mixed takes float16, which is faster"
+        )
+
+
+def scoring_dtype(precision: str) -> torch.dtype | None:
+    """The type in which a run with this `hardware.precision` scores and caches: bfloat16, or None for float32."""
+    return torch.bfloat16 if precision.startswith("bf16") else None
+
+
+def busy_cores(interval: float = 0.5, advise: bool = True) -> float:
+    """The number of cores that other processes keep busy; warns where that makes wall times unreliable.
+
+    Args:
+        interval: seconds for which the machine is watched, while this process waits.
+        advise: False: without the warning.
+    """
+    busy = psutil.cpu_percent(interval=interval) / 100 * (psutil.cpu_count() or 1)
+    if advise and busy > BUSY:
+        log.warning(
+            "other processes keep %.1f cores busy: trust ratios of cpu_seconds (in the record) more than wall times",
+            busy,
+        )
+    return round(busy, 2)

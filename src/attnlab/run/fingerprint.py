@@ -1,0 +1,206 @@
+"""What a file, pretrained weights or a corpus contain, as a short text that changes with the content."""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from attnlab.errors import DataError
+from attnlab.run.files import write_bytes
+from attnlab.run.progress import progress
+
+log = logging.getLogger(__name__)
+
+LARGEST = 256 * 2**20  # bytes of a corpus file whose content is read; of a larger one, only the size counts
+BINARY = frozenset(  # recordings, images, archives and arrays: name and size identify them
+    (
+        ".ark",
+        ".arrow",
+        ".bin",
+        ".bmp",
+        ".bz2",
+        ".flac",
+        ".gz",
+        ".h5",
+        ".hdf5",
+        ".jpeg",
+        ".jpg",
+        ".mp3",
+        ".npy",
+        ".npz",
+        ".ogg",
+        ".opus",
+        ".parquet",
+        ".png",
+        ".pt",
+        ".safetensors",
+        ".sph",
+        ".tar",
+        ".tgz",
+        ".wav",
+        ".webp",
+        ".xz",
+        ".zip",
+        ".zst",
+    )  # fmt: skip
+)
+WHOLE = ("manifest.json", "compressed/manifest.json", "checkpoints/averaged.safetensors")
+MANIFEST_KEYS = frozenset(("format", "model", "options", "dtype", "modules", "weights", "sha256"))  # compression.folder
+
+
+def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
+    """SHA-256 of each file's bytes. A file is read again only when its size or its time of change differs.
+
+    Args:
+        paths: the files.
+        memo_path: a JSON file that stores the digests between calls.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    memo = _read_memo(memo_path)
+
+    def digest(path: Path) -> tuple[Path, list[Any]]:
+        try:
+            state = path.stat()
+            known = memo.get(str(path.absolute()))
+            if known and known[:2] == [state.st_size, state.st_mtime_ns]:
+                return path, known
+            with path.open("rb") as file:
+                return path, [state.st_size, state.st_mtime_ns, hashlib.file_digest(file, "sha256").hexdigest()]
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+    paths = list(paths)
+    with ThreadPoolExecutor() as pool, progress("computing checksums of the corpus", len(paths)) as advance:
+        found = {}
+        for path, entry in pool.map(digest, paths):
+            found[path] = entry
+            advance(1)
+    _update_memo(memo_path, memo, {str(path.absolute()): entry for path, entry in found.items()})
+    return {path: entry[2] for path, entry in found.items()}
+
+
+def weights(source: str, cache_dir: Path) -> str:
+    """Pretrained weights by content: "sha256:..." of a local file or folder; a hub name stays as it is written.
+
+    Of a run directory, or a folder with a compressed model, what a run would load counts; of any other folder all
+    its files do, those of its subfolders included, without hidden ones. Nothing is fetched.
+
+    Args:
+        source: a local file or folder, or the name of a model on a hub with its revision.
+        cache_dir: where digests are stored between runs.
+
+    Raises:
+        DataError: the file or folder cannot be read.
+    """
+    path = Path(source).expanduser()
+    memo = cache_dir.expanduser() / "digests.json"
+    if path.is_file():
+        return f"sha256:{file_digests([path], memo)[path]}"
+    if not path.is_dir():
+        return source
+    files = [file for name in WHOLE if (file := path / name).is_file() and _is_weights(file)]
+    files = files or sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    digests = file_digests(files, memo)
+    if len(files) == 1 and files[0].suffix == ".safetensors":
+        return f"sha256:{digests[files[0]]}"  # a run directory and its file are the same weights
+    return f"sha256:{_digest([[file.relative_to(path).as_posix(), digests[file]] for file in files])}"
+
+
+def _is_weights(file: Path) -> bool:
+    """Whether one of WHOLE is what its name says: other programs write files named manifest.json too."""
+    if file.suffix != ".json":
+        return True
+    try:
+        manifest = json.loads(file.read_bytes())
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and manifest.keys() >= MANIFEST_KEYS
+
+
+def corpus(root: Path, cache_dir: Path) -> str:
+    """A corpus by the names and sizes of its files, and by the content of those that are not binary (see BINARY).
+
+    Where the corpus lies does not count. Hidden files do not either. The sizes are read each time, as a file that
+    is overwritten in place leaves its folder's time of change as it was; contents are read when a text has changed.
+
+    Args:
+        root: the directory of the corpus.
+        cache_dir: where digests are stored between runs.
+
+    Returns:
+        "sha256:" and 64 hexadecimal digits.
+
+    Raises:
+        DataError: a file or folder cannot be read.
+    """
+    folders, seen = [root], set()
+    texts: list[Path] = []
+    listed: list[list[str]] = []
+    while folders:
+        folder = folders.pop()
+        if (real := folder.resolve()) in seen:
+            continue  # a link to a folder above
+        seen.add(real)
+        try:
+            binary, names, inner = _list(folder)
+        except OSError as error:
+            raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from error
+        listed.append([folder.relative_to(root).as_posix(), _digest(binary)])
+        texts += [folder / name for name in names]
+        folders += [folder / name for name in inner]
+    contents = [
+        [path.relative_to(root).as_posix(), digest]
+        for path, digest in file_digests(texts, cache_dir.expanduser() / "digests.json").items()
+    ]
+    return f"sha256:{_digest([sorted(listed), sorted(contents)])}"
+
+
+def _list(folder: Path) -> tuple[list[tuple[str, int]], list[str], list[str]]:
+    """Names and sizes of the binary files, names of the other files, names of the folders; each in order."""
+    binary, texts, inner = [], [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                inner.append(entry.name)
+            elif entry.is_file():
+                size = entry.stat().st_size
+                if size > LARGEST or Path(entry.name).suffix.lower() in BINARY:
+                    binary.append((entry.name, size))
+                else:
+                    texts.append(entry.name)
+    return sorted(binary), sorted(texts), sorted(inner)
+
+
+def _digest(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _read_memo(path: Path) -> dict[str, Any]:
+    try:
+        memo: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("%s: unreadable (%s); everything is hashed again", path, error)
+        return {}
+    if not isinstance(memo, dict):
+        log.warning("%s: not a list of digests; everything is hashed again", path)
+        return {}
+    return {name: entry for name, entry in memo.items() if isinstance(entry, list) and len(entry) == 3}
+
+
+def _update_memo(path: Path, memo: dict[str, Any], fresh: dict[str, Any]) -> None:
+    if any(memo.get(key) != entry for key, entry in fresh.items()):
+        write_bytes(path, json.dumps({**memo, **fresh}).encode())

@@ -1,0 +1,372 @@
+"""The configuration of a run that is used (`checkpoint=`) or continued (`resume=`): its own, never composed again.
+
+A run directory may come from somebody else, so its config.yaml is data: it has no references, and a `_target_` in it
+may name only classes of this package and what a YAML file of the configuration names.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import initialize_config_dir
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from attnlab.config import build as config
+from attnlab.config.check import Job, check_fixed, check_mode
+from attnlab.config.compose import Composer, assigned, check_value, walk
+from attnlab.config.hardware import settle
+from attnlab.config.nodes import check_nodes
+from attnlab.config.schema import definition, is_class
+from attnlab.config.settings import SCHEMAS
+from attnlab.config.targets import PLACES as TARGETS
+from attnlab.config.targets import nodes
+from attnlab.errors import ConfigError
+from attnlab.run.directory import CONFIG, PlainLoader, directory_of
+from attnlab.run.identity import current, stable_name
+from attnlab.run.reached import recorded, saved
+from attnlab.run.record import mechanism_of
+
+TEXTS = ("prompt", "input", "output")  # of a person: taken as they are
+OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "baseline", *TEXTS)  # never the run's
+ELSEWHERE = ("hardware", "bench", "logger")  # say where and how something is measured; they may be chosen again
+FREE = (  # keys, and everything below them, that may be given with checkpoint= and resume=
+    *OF_THE_COMMAND,
+    "data_root",
+    "cache_dir",
+    "hydra",
+    "hardware",
+    "bench",
+    "logger",
+    "trainer",
+    "tags",
+    "retry",
+    "rerun",
+    "task.decode",
+    "task.decode_max_frames",
+    "task.sampling",
+    "task.score",
+    "task.evaluation",
+    "task.data.root",
+    "task.data.cache_dir",
+    "task.data.num_workers",
+    "task.data.batch_size",
+    "task.data.max_frames",
+    "task.data.eval_batch_size",
+)
+WITH_CHECKPOINT = ("seed",)  # of what is drawn
+LIMITS = ("task.train.max_steps", "task.train.max_epochs", "task.train.max_minutes")  # with resume=: a new run
+FOLLOWING = {  # keys that were references to another
+    "data_root": ("task.data.root",),
+    "cache_dir": ("task.data.cache_dir",),
+    "seed": ("task.data.seed", "task.sampling.seed"),
+    "task.train.max_epochs": ("task.schedule.num_epochs",),
+}
+OURS = (
+    "attention",
+    "callbacks",
+    "compression",
+    "conversion",
+    "data",
+    "decoding",
+    "models",
+    "pretrained",
+    "tasks",
+    "training",
+)
+NAME = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")  # of an option: its file's path in the group, without the suffix
+MAPPINGS = (
+    "trainer",
+    *(key for key in SCHEMAS if key),
+    *(key for key in TARGETS if "*" not in key and key not in ("task.score", "trainer.profiler")),  # which may be names
+)
+REQUIRED = ("hardware", "task.train", "trainer")
+BUILT = ("attention", "task.kind", "task.data", "task.model")
+PLACES = ("accelerator", "devices", "num_nodes", "strategy")  # of the hardware: this machine's, not the run's
+
+
+def load(composer: Composer, texts: Sequence[str]) -> Job | None:
+    """The job of a command line that names a run by `checkpoint=` or `resume=`; None for any other.
+
+    Args:
+        composer: inside `hydra.initialize`.
+        texts: the overrides of one job.
+
+    Raises:
+        ConfigError: the run has no readable configuration, or an override sets what only another run can have.
+    """
+    overrides = [composer.parse(text) for text in texts]
+    given = {key: o.value() for o in overrides if (key := str(o.key_or_group)) in ("checkpoint", "resume")}
+    named = [(key, str(value)) for key, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError("checkpoint= uses a run and resume= continues one: give one of them")
+    if not named:
+        return None
+    key, value = named[0]
+    run = directory_of(key, value)
+    return None if run is None else _Loading(composer, key, run).job(overrides)
+
+
+def configuration(run: str | Path, *settings: str, config_dir: str | None = None) -> DictConfig:
+    """The fixed configuration of `attnlab mode=predict checkpoint=RUN <settings>`.
+
+    Args:
+        run: a run directory, or a file of weights in one.
+        settings: as on the command line, `task.decode.beam=1`.
+        config_dir: a directory of further YAML files, whose classes the run may name.
+
+    Raises:
+        ConfigError: as :func:`load`, or `run` is no run directory.
+    """
+    with initialize_config_dir(str(config.CONF), job_name="run", version_base="1.3"):
+        composer = Composer(config_dir)
+        where = directory_of("checkpoint", str(run))
+        if where is None:
+            raise ConfigError(f"{run}: not the directory of a run: there is no {CONFIG}")
+        quoted = str(Path(run).expanduser().absolute()).replace("'", "\\'")
+        texts = ["mode=predict", "input=''", f"checkpoint='{quoted}'", *settings]
+        return _Loading(composer, "checkpoint", where).job([composer.parse(text) for text in texts]).cfg
+
+
+def _settings(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings with its dotted key; a list is a value."""
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+class _Loading:
+    """Makes the configuration of one job from a run's.
+
+    Args:
+        composer: of the command line.
+        key: "checkpoint" or "resume".
+        run: the run directory.
+    """
+
+    def __init__(self, composer: Composer, key: str, run: Path) -> None:
+        self.composer, self.key, self.run, self.path = composer, key, run, run / CONFIG
+        self.own = self._read()
+
+    def job(self, overrides: Sequence[Override]) -> Job:
+        for override in overrides:
+            self.composer.check_form(override)
+        overrides = list({str(override.key_or_group): override for override in overrides}.values())  # the last counts
+        chosen = [o for o in overrides if o.key_or_group in self.composer.groups]
+        values = [o for o in overrides if o not in chosen and not str(o.key_or_group).startswith(("hydra.", "hydra/"))]
+        elsewhere = [o for o in chosen if o.key_or_group in ELSEWHERE]
+        overlays: dict[str, Any] = {}
+        for override in chosen:
+            group, name = str(override.key_or_group), override.value()
+            if group == "experiment" and name != self.own["choices"].get(group):
+                overlays |= self._overlay(str(name))
+            elif override not in elsewhere:
+                self._agree(group, name, self.own["choices"].get)
+        cfg = self._with_today(elsewhere)
+        changed = self._change(cfg, overlays, values)
+        fixed = self._frozen(cfg)
+        check_mode(fixed, fixed.choices.task)
+        if self.key == "resume":
+            self._check_continues(fixed, changed)
+        try:
+            check_nodes(config.written(fixed))  # what the command sets was checked as it was set
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from error
+        check_fixed(fixed)
+        groups = {group: name for group, name in fixed.choices.items() if name is not None and group != "recipe"}
+        return Job(fixed, [f"{group}={name}" for group, name in groups.items()], self._directory(fixed, changed))
+
+    # --- the run's configuration --------------------------------------------------------------------------------
+
+    def _read(self) -> dict[str, Any]:
+        """The run's configuration in today's words, of plain values."""
+        try:
+            own = current(yaml.load(self.path.read_text(encoding="utf-8"), PlainLoader))
+            nodes = ("task", "hardware", "choices", *(key for key in ("bench", "logger", "callbacks") if key in own))
+            known = all(isinstance(own[key], Mapping) for key in nodes)
+            known = known and isinstance(own["task"]["modes"], list) and isinstance(own["choices"]["task"], str)
+            known = known and all(isinstance(mode, str) for mode in own["task"]["modes"])
+        except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(f"{self.path}: not the configuration of a run ({reason})") from error
+        if not known:
+            raise ConfigError(f"{self.path}: not the configuration of a run")
+        for key in MAPPINGS:
+            value, _, rest = walk(own, key)
+            if not rest and not isinstance(value, Mapping) and (value is not None or key in REQUIRED):
+                raise ConfigError(f"{self.path}: {key}={value}: not the configuration of a run, which has keys there")
+            if key in BUILT and value is not None and not rest and not value.keys() & {"_target_", "pattern"}:
+                raise ConfigError(f"{self.path}: {key}._target_ is missing: not the configuration of a run")
+        for group, chosen in own["choices"].items():
+            for name in chosen if group in config.LISTS and isinstance(chosen, list) else [chosen]:
+                if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
+                    raise ConfigError(f"{self.path}: choices.{group}={chosen}: expected the name of an option")
+        for key, value in config.leaves(own):
+            if isinstance(value, str) and "${" in value:
+                raise ConfigError(f"{self.path}: {key} is a reference ({value}); the configuration of a run has none")
+        self._check_targets(own)
+        return own
+
+    def _check_targets(self, own: Mapping[str, Any]) -> None:
+        """Refuse code that only the run names; `check_fixed` then asks for the base that each place expects."""
+        for path, target, _ in nodes(own):
+            if not self._is_known(target):
+                raise ConfigError(
+                    f"{self.path}: {path}._target_={target} is no class of attnlab or of its configuration, and a run "
+                    "directory cannot bring code; if it is yours, give --config-dir=<the directory whose YAML file "
+                    "names it>"
+                )
+
+    def _is_known(self, target: str) -> bool:
+        module, _, name = target.rpartition(".")
+        if module == "torch.optim" and name[:1].isupper():
+            return True
+        found, parts = definition(target), target.split(".")
+        ours = found is not None and found[0].split(".")[0] == parts[0] == "attnlab" and parts[1] in OURS
+        try:
+            return (ours and is_class(target)) or stable_name(target) in self._named
+        except ConfigError:  # several definitions have its name: it is of no class that a file names
+            return False
+
+    @cached_property
+    def _named(self) -> set[str]:
+        """What the YAML files name, by stable names."""
+        files = [file for directory in self.composer.directories for file in directory.rglob("*.yaml")]
+        found = {name for file in files for name in re.findall(r"_target_: *([\w.]+)", file.read_text())}
+        return {stable_name(name) for name in found}
+
+    # --- what the command adds ----------------------------------------------------------------------------------
+
+    def _with_today(self, elsewhere: Sequence[Override]) -> DictConfig:
+        """The run's configuration, with the command's own keys and this machine's hardware.
+
+        What was added to the root since the run was made has its default.
+        """
+        today = self.composer.compose([str(o.input_line) for o in elsewhere])
+        given = {str(o.key_or_group) for o in elsewhere}
+        root = {key: config.written(today[key]) for key in today if key != "hydra"}
+        own = dict(self.own)
+        for key in OF_THE_COMMAND:
+            own[key] = None
+        own["mode"] = "train" if self.key == "resume" else ""
+        own["model"] = own.get("model") if self.key == "resume" else None  # checkpoint= takes its place
+        hardware = dict(own["hardware"])
+        if self.key == "checkpoint" or "hardware" in given:
+            hardware |= {name: root["hardware"][name] for name in PLACES}
+        if "hardware" in given and self.key == "checkpoint":
+            hardware = root["hardware"]
+        own["hardware"] = {**root["hardware"], **hardware}
+        if self.key == "checkpoint" or "logger" in given:
+            own["logger"] = root["logger"]  # what uses a run does not add to its curves
+        bench = own.get("bench") or {}
+        kept = {} if "bench" in given else {k: v for k, v in bench.items() if k in root["bench"] and k[0] != "_"}
+        own["bench"] = {**root["bench"], **kept, "published": root["bench"]["published"]}
+        for missing in map(str, root.keys() - own.keys()):
+            added = today[missing]
+            own[missing] = OmegaConf.to_container(added, resolve=True) if OmegaConf.is_config(added) else added
+        own["choices"] = {group: own["choices"].get(group) for group in config.GROUPS}
+        own["choices"] |= {group: today.hydra.runtime.choices[group] for group in given}
+        if not Path(str(own["cache_dir"])).is_dir():  # of another machine
+            own["cache_dir"] = str(Path(str(today.cache_dir)).expanduser())
+            own["task"].get("data", {})["cache_dir"] = own["cache_dir"]
+        return OmegaConf.create(own)
+
+    def _overlay(self, name: str) -> dict[str, Any]:
+        """The keys that an experiment's file sets; the options of groups that it takes must be the run's.
+
+        Its task need not be, where it sets only how any run of a task of the kind is used: tasks of `mode=evaluate`.
+        """
+        overlay = yaml.safe_load(self.composer.text("experiment", name)) or {}
+        defaults = overlay.pop("defaults", [])
+        found = dict(_settings(overlay))
+        any_task = bool(found) and all(self._is_free(key) and not walk(self.own, key)[2] for key in found)
+        for entry in defaults:
+            for group, option in entry.items() if isinstance(entry, Mapping) else ():
+                group = group.rpartition("/")[2]
+                if not (any_task and group == "task"):
+                    self._agree(group, option, self.own["choices"].get)
+        return found
+
+    def _change(self, cfg: DictConfig, overlays: Mapping[str, Any], overrides: Sequence[Override]) -> list[str]:
+        """Set what may be set; the limits of training that were set."""
+        plain, changed = config.written(cfg), []
+        given = [pair for override in overrides for pair in assigned(plain, override, self.composer.groups)]
+        for key, value in [*overlays.items(), *given]:
+            if key in TEXTS and value is not None:
+                value = str(value).replace("${", "\\${")
+            elif "${" in str(value):
+                raise ConfigError(f"{key}={value}: with {self.key}= give a value, not a reference")
+            check_value(cfg, config.written(cfg), key, value)
+            before, _, rest = walk(plain, key)
+            if self._is_free(key):
+                OmegaConf.update(cfg, key, value, force_add=True)
+                for other in FOLLOWING.get(key, ()):
+                    if not walk(plain, other)[2] and OmegaConf.select(cfg, other) == before:
+                        OmegaConf.update(cfg, other, value)
+                changed += [key] if key in LIMITS and before != value else []
+            elif rest:
+                self._refuse(key, value, None)
+            else:
+                self._agree(key, value, lambda key: walk(plain, key)[0])
+        if self.key == "checkpoint" and not cfg.mode:
+            raise ConfigError(f"checkpoint={self.run}: say what to do with the run, for instance mode=test")
+        return changed
+
+    def _check_continues(self, cfg: DictConfig, changed: Sequence[str]) -> None:
+        """Refuse to continue a finished run as it is, and any run to a limit that it has reached."""
+        training = recorded(self.run)
+        if training is None and not changed:
+            return
+        if not changed:
+            raise ConfigError(
+                f"resume={self.run}: the run is finished; raise task.train.max_steps or max_epochs to train further, "
+                f"or score it with mode=test checkpoint={self.run}"
+            )
+        trained = saved(self.run) if training is None else training
+        for limit, name in (("max_steps", "steps"), ("max_epochs", "epochs")):
+            done, most = trained.get(name), cfg.task.train[limit]
+            if isinstance(done, int | float) and isinstance(most, int) and 0 < most <= done:
+                raise ConfigError(
+                    f"task.train.{limit}={most}: the run of resume= has trained {done} {name} already; give more"
+                )
+
+    def _is_free(self, key: str) -> bool:
+        more = LIMITS if self.key == "resume" else WITH_CHECKPOINT
+        if self.key == "resume" and key in ("hardware.precision", "hardware.tf32"):
+            return False
+        return any(key == free or key.startswith(f"{free}.") for free in (*FREE, *more))
+
+    def _agree(self, key: str, value: Any, own: Any) -> None:
+        if own(key) != value:
+            self._refuse(key, value, own(key))
+
+    def _refuse(self, key: str, value: Any, own: Any) -> None:
+        may = "decoding, paths, hardware, bench and logger"
+        may += ", and task.train.max_steps, max_epochs or max_minutes," if self.key == "resume" else ""
+        raise ConfigError(
+            f"{key}={value}: {self.key}= takes the configuration of its run, which has {key}="
+            f"{'null' if own is None else own}; leave {key}= out, or train another run ({may} may be given)"
+        )
+
+    def _frozen(self, cfg: DictConfig) -> DictConfig:
+        with open_dict(cfg):
+            for key in config.PATHS:
+                if cfg.get(key) is not None:
+                    cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
+        settle(cfg)
+        OmegaConf.set_struct(cfg, True)
+        OmegaConf.set_readonly(cfg, True)
+        return cfg
+
+    def _directory(self, cfg: DictConfig, changed: list[str]) -> str:
+        """Where the job writes: a run that continues as it was, into its own directory; any other into a new one."""
+        if self.key == "resume" and not changed:
+            return str(self.run)
+        stamp, name = os.environ.get("ATTNLAB_STAMP", "run"), mechanism_of(cfg.choices)
+        return f"outputs/{cfg.choices.task}/{cfg.choices.compress if name == 'none' else name}/{stamp}"

@@ -1,0 +1,147 @@
+"""Finding records. A broken one is named and skipped: it must not keep the others from being read."""
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from attnlab.errors import DataError
+from attnlab.run import identity
+from attnlab.run.record import SCHEMA, UNREADABLE, problems, upgraded
+
+log = logging.getLogger(__name__)
+
+
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's escape of what is no letter alone
+RECORD = {"schema", "status", "mode", "command"}  # any other JSON file lacks one of these
+
+
+@dataclass(frozen=True)
+class Found:
+    """A record and its file.
+
+    Args:
+        path: the file.
+        record: its content, of the present schema.
+    """
+
+    path: Path
+    record: dict[str, Any]
+
+    def number(self, dotted: str) -> float | None:
+        """The value of a dotted key, for instance quality.bleu; None where nothing was measured, or nothing finite."""
+        value: Any = self.record
+        for key in dotted.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        return value if abs(value) <= sys.float_info.max else None  # JSON has NaN, and ints larger than every float
+
+    @property
+    def name(self) -> str:
+        """The file's path, relative to the working directory if it lies below that."""
+        path = self.path.absolute()
+        below = path.is_relative_to(Path.cwd())
+        return printable(path.relative_to(Path.cwd()).as_posix() if below else str(self.path))
+
+    @cached_property
+    def canonical(self) -> dict[str, Any]:
+        """The recipe with the keys and classes of today; empty where an old record does not say it.
+
+        Raises DataError: a value is of another kind than in every run.
+        """
+        config = self.record["config"]
+        try:
+            return identity.canonical(config, self.record["identity"]["weights"]) if config else {}
+        except UNREADABLE as error:
+            raise DataError(f"{self.name}: the recipe cannot be read: {type(error).__name__}: {error}") from error
+
+    @property
+    def mechanism(self) -> str:
+        """Attention, of a hybrid its pattern, and stride, for people."""
+        stride, attention = self.record["stride"], self.record["attention"]
+        if pattern := (self.record["config"].get("attention") or {}).get("pattern"):
+            attention += f" [{','.join(pattern)}]"
+        return attention + (f" s={stride}" if stride is not None else "")
+
+
+def collect(places: Iterable[Path]) -> list[Found]:
+    """Every record in these files and folders, whatever its file's name, the oldest first.
+
+    In a folder every .json file is looked at; those that are not records are passed over. Raises DataError: a place
+    does not exist.
+
+    Args:
+        places: folders and files.
+    """
+    paths: dict[Path, bool] = {}
+    for place in places:
+        if not place.exists():
+            raise DataError(f"{place}: no such file or folder; expected a record of a run, or a folder with records")
+        paths |= {path: path.name == "record.json" for path in place.rglob("*.json")} if place.is_dir() else {}
+        paths |= {place: True} if place.is_file() else {}
+    read = [found for path, expected in sorted(paths.items()) if (found := _read(path, expected))]
+    if not read:
+        log.warning("no records in %s: a run leaves its record.json in its directory", ", ".join(map(str, places)))
+    return sorted(read, key=lambda found: found.record["started"])
+
+
+def read(path: Path) -> Found | None:
+    """The record in a file, of the present schema; None of a JSON file that is something else.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: it is not JSON, or it is a record of another schema or a damaged one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        record = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: skipped, not readable as JSON: {' '.join(str(error).split())}") from error
+    if not isinstance(record, dict) or not record.keys() >= RECORD:
+        return None
+    try:
+        record = upgraded(_printable(record) if SURROGATE.search(text) else record, path.parent)
+        wrong = problems(record)
+    except RecursionError as error:
+        raise DataError(f"{path}: skipped, not a record: its values are nested too deeply") from error
+    if wrong:
+        raise DataError(f"{path}: skipped, not a record of schema {SCHEMA}: {wrong[0]}")
+    return Found(path, record)
+
+
+def printable(text: str) -> str:
+    r"""A text that can be written as UTF-8: bytes of a file's name that are none become \udcff.
+
+    Args:
+        text: of a record, or the name of a file.
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _printable(value: Any) -> Any:
+    """Plain values with :func:`printable` texts."""
+    if isinstance(value, dict):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
+
+
+def _read(path: Path, expected: bool) -> Found | None:
+    """The record in a file; None if it is damaged, or not a record. `expected`: a file that is none is named."""
+    try:
+        found = read(path)
+    except DataError as error:
+        log.warning("%s", error)
+        return None
+    if found is None and expected:
+        log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(RECORD)))
+    return found

@@ -1,0 +1,81 @@
+"""Checksums of weights: whatever is damaged is seen, and a process that is killed leaves nothing that looks damaged."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnlab.callbacks.checkpoints import AtomicCheckpointIO
+from attnlab.errors import DataError
+from attnlab.run import checksums
+from attnlab.run.checksums import SUMS, forget, replacing_summed, verify
+from attnlab.training.checkpoints import read_checkpoint, write_weights
+
+
+def write(path: Path, text: str) -> None:
+    with replacing_summed(path) as partial:
+        partial.write_text(text)
+
+
+def test_files_have_the_checksums_of_sha256sum(tmp_path: Path) -> None:
+    write(tmp_path / "a b", "one")
+    write(tmp_path / "c", "two")
+    write(tmp_path / "c", "three")
+    assert verify(tmp_path / "a b") and verify(tmp_path / "c")
+    done = subprocess.run(["sha256sum", "-c", SUMS], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "a b: OK\nc: OK\n"
+    forget(tmp_path / "c")
+    assert not verify(tmp_path / "c") and verify(tmp_path / "a b")
+
+
+@pytest.mark.parametrize("moment", ["before the file is replaced", "after"])
+def test_a_process_that_is_killed_damages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    path = tmp_path / "last.ckpt"
+    write(path, "old")
+    note, noted = checksums._write, []
+
+    def killed(*arguments: object) -> None:
+        noted.append(arguments)
+        if moment == "after" and len(noted) == 2:
+            raise KeyboardInterrupt
+        note(*arguments)  # type: ignore[arg-type]
+        if moment != "after":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checksums, "_write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write(path, "new")
+    assert path.read_text() == ("new" if moment == "after" else "old") and verify(path)
+
+
+@pytest.mark.parametrize("name", ["averaged.safetensors", "last.ckpt"])
+def test_any_flipped_byte_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    weights = {"layer.weight": torch.ones(4, 5)}
+    if name == "last.ckpt":
+        content = {"state_dict": {f"model.{key}": value for key, value in weights.items()}, "identity": {"a": 1}}
+        AtomicCheckpointIO().save_checkpoint(content, path)
+    else:
+        write_weights(path, weights, {"a": 1})
+    found, identity = read_checkpoint(path)
+    assert identity == {"a": 1} and torch.equal(found["layer.weight"], weights["layer.weight"])
+    whole = path.read_bytes()
+    for place in (0, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(DataError) as caught:
+            read_checkpoint(path)
+        assert str(caught.value).startswith(f"{path}: damaged: its content is not what {SUMS} beside it says; copy")
+    AtomicCheckpointIO().remove_checkpoint(path)
+    assert (tmp_path / SUMS).read_text() == ""
+
+
+def test_an_older_run_has_no_checksums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_weights(tmp_path / "averaged.safetensors", {"a": torch.ones(1)}, {})
+    (tmp_path / SUMS).unlink()
+    for _ in range(2):
+        read_checkpoint(tmp_path / "averaged.safetensors")
+    assert len(caplog.records) == 1 and "the run is of an older version" in caplog.text
+    (tmp_path / SUMS).write_text("nonsense\n")
+    with pytest.raises(DataError, match=f"{SUMS}: not a list of checksums"):
+        read_checkpoint(tmp_path / "averaged.safetensors")

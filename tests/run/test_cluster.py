@@ -1,0 +1,305 @@
+"""Jobs on a cluster: the words that SLURM gives, and sweeps on a SLURM that is not one."""
+
+import copy
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hydra import initialize_config_dir
+
+from attnlab.config import check as checking
+from attnlab.config.build import CONF
+from attnlab.config.check import check, compose
+from attnlab.config.compose import Composer
+from attnlab.errors import ConfigError, DataError
+from attnlab.run import cluster, multirun
+from attnlab.run.decision import Decision
+from attnlab.run.files import write_text
+from tests.golden.runs import corpus
+from tests.run import fake_slurm
+from tests.run.test_kill import TINY
+
+JOB = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-4]"}
+SECOND = JOB | {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_PROCID": "1"}
+LINES = ("task=wmt16", "attention=mha")
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        ("gpu7", "gpu7"),
+        ("gpu7,gpu9", "gpu7"),
+        ("gpu[07-09,12],cpu1", "gpu07"),
+        ("rack1-gpu[3,5]", "rack1-gpu3"),
+        ("n[1-2]-ib", "n1-ib"),
+    ],
+)
+def test_the_first_of_several_nodes(names: str, first: str) -> None:
+    assert cluster.first_name(names) == first
+
+
+def test_a_list_of_nodes_that_cannot_be_read() -> None:
+    with pytest.raises(ConfigError, match=r"SLURM_JOB_NODELIST=\[3\]: not a list of nodes"):
+        cluster.first_name("[3]")
+
+
+def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    monkeypatch.delenv("MASTER_PORT", raising=False)  # Lightning leaves it behind in this process
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_how_the_nodes_of_a_job_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster.rendezvous() == {} and cluster.first_node() and not cluster.inside()
+    enter(monkeypatch, JOB | {"SLURM_JOB_NUM_NODES": "1"})
+    assert cluster.rendezvous() == {} and cluster.first_node() and cluster.inside()
+    enter(monkeypatch, SECOND)
+    assert cluster.rendezvous() == {"MASTER_ADDR": "gpu3", "MASTER_PORT": "18456", "NODE_RANK": "1"}
+    assert not cluster.first_node()
+    before = cluster.start_number()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert cluster.start_number() != before
+
+
+def test_slurm_is_refused_where_it_could_not_submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SUBMITIT_EXECUTOR", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="^hardware=slurm: jobs are submitted by -m, a single one too"):
+        check(["hardware=slurm", *LINES])
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        one = Composer().compose(["hardware=slurm", *LINES])
+    two = copy.deepcopy(one)
+    real = checking.find_spec
+    installed = {"hydra_plugins": True, "hydra_plugins.hydra_submitit_launcher": False}
+    monkeypatch.setattr(checking, "find_spec", lambda name: installed.get(name, real(name)) or None)
+    with pytest.raises(ConfigError, match=r"needs hydra-submitit-launcher; pip install 'attnlab\[launch\]'$"):
+        checking._check_cluster([one], True)
+    installed["hydra_plugins.hydra_submitit_launcher"] = True
+    two.hydra.runtime.choices.hardware = "mine"
+    with pytest.raises(ConfigError, match="^hydra/launcher=slurm: this machine has no sbatch; start the command on a"):
+        checking._check_cluster([two], True)
+    (tmp_path / "sbatch").touch(mode=0o755)
+    checking._check_cluster([one, two], True)
+    two.hardware.num_nodes = 2
+    with pytest.raises(ConfigError, match="^hardware.num_nodes=1 and 2: the jobs of one array have the same"):
+        checking._check_cluster([one, two], True)
+    one.hardware.devices = "auto"
+    with pytest.raises(ConfigError, match="^hardware.devices=auto: SLURM is told a number"):
+        checking._check_cluster([one], True)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    checking._check_cluster([one], False)  # a job that has started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "mark"), [("README.md", ""), ("conf/hydra/launcher/slurm.yaml", "#")])
+def test_the_examples_are_right(page: str, mark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra launch is not installed")
+    monkeypatch.setenv("PATH", fake_slurm.install(tmp_path / "slurm")["PATH"])
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8").replace(f"\\\n{mark}", " ")
+    (line,) = re.findall(r"(?:attnlab|src\.run) (-m .* hardware=slurm .*)", text)
+    jobs = check(shlex.split(line)).jobs
+    assert len(jobs) == 3 and (jobs[0].hardware.num_nodes, jobs[0].hardware.devices) == (2, 4)
+
+
+def test_another_node_takes_the_decision_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not that of an earlier start of the job; and it neither looks runs up nor prints."""
+    monkeypatch.chdir(tmp_path)
+    own, before = (tmp_path / "sweep" / name for name in ("0_wmt16_mha", "before"))
+    ran: list[tuple[list[str], Path]] = []
+    monkeypatch.setattr(multirun, "_run", lambda arguments, directory, note: ran.append((arguments, directory)))
+    monkeypatch.setattr(multirun, "WAIT", 0.01)
+    cfg = compose(*LINES, "hardware=cpu")
+
+    def job() -> None:
+        own.mkdir(parents=True, exist_ok=True)
+        multirun.run_job(cfg, 0, [*LINES, "hardware=cpu"], own, tmp_path / "sweep")
+
+    enter(monkeypatch, SECOND | {"SLURM_NODEID": "0"})
+    monkeypatch.setattr(multirun, "decide", lambda *_: Decision("start", own, "starts"))
+    job()
+    enter(monkeypatch, SECOND | {"SLURM_RESTART_COUNT": "1"})
+    other = threading.Thread(target=job)
+    other.start()
+    other.join(0.1)
+    assert other.is_alive() and len(ran) == 1  # the note is that of the start before
+    note = json.loads((tmp_path / "sweep/jobs/0.json").read_text())
+    monkeypatch.setattr(multirun, "decide", lambda *_: pytest.fail("the first node decides"))
+    decided = note | {"start": cluster.start_number(), "what": "continue", "directory": "before"}
+    write_text(tmp_path / "sweep/jobs/0.json", json.dumps(decided))  # whole: the thread reads it every 10 ms
+    other.join(60)
+    assert ran == [([*LINES, "hardware=cpu"], own), (["hardware=cpu", f"resume='{before}'"], before)]
+    assert capsys.readouterr().err.count("job 0:") == 1
+
+
+def test_other_nodes_do_not_wait_for_a_decision_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Decision:
+        raise DataError("no corpus")
+
+    monkeypatch.chdir(tmp_path)
+    enter(monkeypatch, SECOND | {"SLURM_NODEID": "0"})
+    monkeypatch.setattr(multirun, "decide", fail)
+    cfg, own = compose(*LINES, "hardware=cpu"), tmp_path / "sweep" / "0_wmt16_mha"
+    with pytest.raises(DataError):
+        multirun.run_job(cfg, 0, LINES, own, tmp_path / "sweep")
+    enter(monkeypatch, SECOND)
+    assert str(multirun.run_job(cfg, 0, LINES, own, tmp_path / "sweep")) == "nan"
+
+
+@pytest.mark.parametrize(("code", "ends"), [(140, True), (1, True), (0, False)])
+def test_a_job_that_got_the_signal_is_queued_again_unless_it_has_finished(
+    code: int, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Child:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.got: list[int] = []
+
+        def send_signal(self, number: int) -> None:
+            self.got.append(number)
+
+        def wait(self, timeout: float | None) -> int:
+            signal.raise_signal(signal.SIGUSR2)
+            assert self.got == [signal.SIGUSR2]
+            return code
+
+    queued: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: queued.append(number))  # submitit's
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    enter(monkeypatch, JOB)
+    try:
+        if ends:
+            with pytest.raises(SystemExit):
+                multirun._run(LINES, tmp_path)
+        else:
+            multirun._run(LINES, tmp_path)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert queued == [signal.SIGUSR2] * ends
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_another_node_does_when_a_run_has_failed(
+    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kills its process, which may wait for the first node for ever; its own failure ends the whole job."""
+    code = "import time; time.sleep(60)" if ended else "raise SystemExit(1)"
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def child(*_: Any, **__: Any) -> subprocess.Popen[bytes]:
+        started.append(real([sys.executable, "-c", code]))
+        return started[0]
+
+    enter(monkeypatch, SECOND)
+    monkeypatch.setattr(subprocess, "Popen", child)
+    monkeypatch.setattr(multirun, "LATER", 0.01 if ended else 60)
+    note = tmp_path / "sweep" / "jobs" / "0.json"
+    multirun._note(note, tmp_path, Decision("ended", tmp_path, ""), [])
+    if ended:
+        multirun._run(LINES, tmp_path, note)
+        assert started[0].returncode == -signal.SIGKILL
+    else:
+        with pytest.raises(SystemExit, match="1"):
+            multirun._run(LINES, tmp_path, note)
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: Path) -> Any:
+    deadline = time.monotonic() + 900
+    while not (found := condition()):
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.1)
+    return found
+
+
+def start(folder: Path, environment: dict[str, str], *words: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """A sweep of small jobs that last for a while."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra launch is not installed")
+    root, log = corpus("wmt16", folder / "corpus"), folder / "log.txt"
+    given = [*TINY.split(), f"data_root='{root}'", f"cache_dir='{folder}/cache'", "task.train.max_epochs=25", *words]
+    kept = {name: value for name, value in os.environ.items() if name not in ("ATTNLAB_STAMP", "DATA_ROOT")}
+    with log.open("wb") as file:
+        command = [sys.executable, "-m", "attnlab", "-m", *given]
+        environment = kept | environment | {"OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file), log
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("outputs/**/record.json"))]
+
+
+def training(folder: Path) -> Path | None:
+    """A run that has saved a checkpoint."""
+    return next((path.parents[1] for path in folder.glob("outputs/**/last.ckpt")), None)
+
+
+def saved(run: Path) -> list[str]:
+    return [line for line in (run / "run.log").read_text().splitlines() if "interrupted by" in line]
+
+
+CASES = {  # nodes, seeds, the strategy, and whether SLURM signals all processes of a job instead of its tasks
+    "one process": (1, "1,2", "devices=1", True),
+    "two processes on one node": (1, "1", "strategy=ddp hardware.devices=2", False),
+    "two nodes": (2, "1,2", "strategy=ddp", False),
+    "two nodes, sharded": (2, "1", "strategy=fsdp", False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_path: Path) -> None:
+    nodes, seeds, strategy, everything = CASES[case]
+    slurm = fake_slurm.install(tmp_path / "slurm")
+    process, log = start(
+        tmp_path, slurm, f"seed={seeds}", "hardware=slurm", "hardware.accelerator=cpu", "hardware.precision=32-true",
+        f"hardware.num_nodes={nodes}", *f"hardware.{strategy}".split(), "hydra.launcher.gpus_per_node=null",
+        "hydra.launcher.partition=tiny",
+    )  # fmt: skip
+    try:
+        run = wait_for(lambda: training(tmp_path), process, log)
+        job = fake_slurm.JOB + json.loads((run / "record.json").read_text())["seed"] - 1
+        for path in sorted((tmp_path / "slurm" / "pids").glob(f"{job}.*"), reverse=True):
+            task = psutil.Process(int(path.read_text()))
+            for one in [*task.children(recursive=True), task] if everything else [task]:
+                one.send_signal(signal.SIGUSR2)
+        assert process.wait(1200) == 0, log.read_text()[-3000:]
+    finally:
+        process.kill()
+    script = (tmp_path / "slurm" / "script").read_text()
+    number = len(seeds.split(","))
+    assert number == 1 or f"--array=0-{number - 1}%{number}" in script  # submitit makes no array of one
+    assert f"--nodes={nodes}" in script and "--signal=USR2@300" in script and "--partition=tiny" in script
+    found = records(tmp_path)
+    assert [record["status"] for record in found] == ["finished"] * number  # one directory each
+    assert [record["training"]["resumed"] for record in found].count(True) == 1
+    assert (tmp_path / "slurm" / "requeued").read_text().split() == [
+        f"{fake_slurm.JOB}_{job - fake_slurm.JOB}" if number > 1 else str(job)
+    ]
+    assert len(saved(run)) == 1 and f"interrupted by SIGUSR2; resume={run}" in saved(run)[0]
+    assert f"{number} of {number} jobs finished" in log.read_text()
+
+
+@pytest.mark.slow
+def test_submitits_local_executor_queues_again_too(tmp_path: Path) -> None:
+    process, log = start(tmp_path, {}, "seed=1", "hardware=cpu", "hydra/launcher=submitit_local")
+    try:
+        run = wait_for(lambda: training(tmp_path), process, log)
+        children = psutil.Process(process.pid).children(recursive=True)
+        (task,) = [one for one in children if "submitit.core._submit" in one.cmdline()]
+        task.send_signal(signal.SIGUSR2)
+        assert process.wait(1200) == 0, log.read_text()[-3000:]
+    finally:
+        process.kill()
+    (record,) = records(tmp_path)
+    assert record["status"] == "finished" and record["training"]["resumed"] and len(saved(run)) == 1

@@ -1,0 +1,69 @@
+"""Whatever a run writes is on the list of what runs write, so that its directory can be used again and removed."""
+
+import os
+from pathlib import Path
+
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
+import pytest
+
+from attnlab.config.check import check
+from attnlab.run import job
+from attnlab.run.directory import foreign, is_run
+from attnlab.run.loading import load
+from attnlab.tasks.language_modelling.pretrained import configured
+from tests.data.conftest import write_corpus
+from tests.run.test_processes import write_texts
+from tests.tasks.conftest import TINY as SPEECH
+from tests.tasks.image_classification.test_task import TINY as IMAGES
+from tests.tasks.language_modelling.test_converting import QUICK, SIZES, written
+from tests.tasks.language_modelling.test_converting import TINY as DECODER
+from tests.tasks.language_modelling.test_task import TINY as TEXT
+
+
+def ran(directory: Path, *settings: str) -> Path:
+    """The directory of a run that has finished, with nothing in it that is not on the list."""
+    directory.mkdir()
+    (directory / "run.log").touch()  # Hydra's
+    cfg = check([f"cache_dir='{directory.parent / 'cache'}'", *settings], load, configured).jobs[0]
+    assert job.run(cfg, "c", directory) == 0
+    assert is_run(directory) and foreign(directory) == []
+    return directory
+
+
+@pytest.mark.slow
+def test_a_training_of_text(tmp_path: Path) -> None:
+    run = ran(tmp_path / "run", "task=wikitext2", f"data_root='{write_texts(tmp_path)}'", *TEXT)
+    ran(tmp_path / "export", "mode=export", f"checkpoint='{run}'", "hardware=cpu")
+    assert (run / "vocabulary.json").is_file() and (tmp_path / "export" / "exported").is_dir()
+
+
+@pytest.mark.slow
+def test_a_compression_of_images(tmp_path: Path) -> None:
+    more = ["compress=truncatt", "rank=4", "logger=tensorboard", "trainer.profiler=simple", "task.train.max_epochs=1"]
+    run = ran(tmp_path / "run", *IMAGES, *more)
+    ran(tmp_path / "export", "mode=export", f"checkpoint='{run}'", "hardware=cpu")
+    again = check([f"resume='{run}'", "task.train.max_epochs=2"], load, configured).jobs[0]
+    assert job.run(again, "c", run) == 0 and foreign(run) == []
+    tops = {"compressed", "pretraining", "tensorboard", "curves-3", "fit-profile.txt", "classes.json"}
+    assert tops <= set(os.listdir(run))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profiler", ["advanced", "pytorch"])
+def test_a_training_of_speech(profiler: str, tmp_path: Path) -> None:
+    corpus = f"data_root='{write_corpus(tmp_path / 'corpus')}'"
+    run = ran(tmp_path / "run", corpus, *SPEECH, f"trainer.profiler={profiler}")
+    ran(tmp_path / "test", "mode=test", f"checkpoint='{run}'", "hardware=cpu")
+    ran(tmp_path / "statistics", "mode=statistics", corpus)
+    assert {"tokenizer.model", "ctc_tokenizer.model"} <= set(os.listdir(run))
+
+
+@pytest.mark.parametrize("mode", [pytest.param("train", marks=pytest.mark.slow), "convert"])
+def test_a_conversion(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    model = f"model='{written(tmp_path / 'model', SIZES)}'"
+    corpus = f"data_root='{write_texts(tmp_path)}'"
+    assert (
+        ran(tmp_path / "run", *DECODER, *QUICK, model, corpus, "convert=mla", f"mode={mode}") / "conversion.json"
+    ).is_file()

@@ -1,0 +1,471 @@
+"""What makes two runs the same, by the examples that a definition must get right."""
+
+import copy
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.attention import MHA, SlidingWindow
+from attnlab.compression.folder import KINDS
+from attnlab.config import schema
+from attnlab.config.check import compose
+from attnlab.config.renames import RENAMES, Renames, advice
+from attnlab.errors import ConfigError, DataError
+from attnlab.run import fingerprint, identity
+from attnlab.run.identity import LEFT_OUT, canonical, recipe, run
+
+IMAGES = ("task=imagenet", "compress=irratt")
+
+
+def changed(cfg: DictConfig, **changes: Any) -> DictConfig:
+    """A copy with other values; `__` stands for a dot."""
+    cfg = copy.deepcopy(cfg)
+    OmegaConf.set_readonly(cfg, False)
+    OmegaConf.set_struct(cfg, False)
+    for key, value in changes.items():
+        OmegaConf.update(cfg, key.replace("__", "."), value, force_add=True)
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def mtla() -> DictConfig:
+    return compose("attention=mtla")
+
+
+# --- what counts, and what does not -------------------------------------------------------------------------------
+
+
+def test_two_pretrained_models_are_two_recipes(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    first.write_bytes(b"PK\x03\x04one")
+    second.write_bytes(b"PK\x03\x04two")
+    settings = (*IMAGES, f"cache_dir={tmp_path / 'cache'}")
+    a, b = (recipe(compose(*settings, f"model={path}")) for path in (first, second))
+    assert a != b
+    second.write_bytes(b"PK\x03\x04one")
+    assert recipe(compose(*settings, f"model={second}")) == a  # the content counts, not the path
+    hub = compose(*settings, "model=deit_small_patch16_224.fb_in1k")
+    assert canonical(hub)["task"]["model"]["weights"] == "deit_small_patch16_224.fb_in1k"  # as written, not fetched
+    assert recipe(hub) != recipe(compose(*settings, "model=deit_small_patch16_224.fb_in22k"))
+
+
+def test_the_form_of_the_length_penalty_counts_and_older_runs_have_the_plain_power() -> None:
+    task = ("task=wmt16", "attention=mha")
+    assert recipe(compose(*task)) != recipe(compose(*task, "task.decode.length_penalty_form=power"))
+    older = changed(compose(*task, "task.decode.length_penalty_form=power"))
+    del older.task.decode.length_penalty_form
+    assert recipe(older) == recipe(compose(*task, "task.decode.length_penalty_form=power"))
+    plain = identity.current(OmegaConf.to_container(older, resolve=True))  # type: ignore[arg-type]
+    assert plain["task"]["decode"]["length_penalty_form"] == "power"
+    with pytest.raises(ConfigError, match=r"task.decode.length_penalty_form=wu"):
+        compose(*task, "task.decode.length_penalty_form=wu")
+
+
+def test_random_starts_of_a_decomposition_follow_the_seed() -> None:
+    """Two seeds are one recipe, unless the starts have a seed of their own; older runs had none."""
+    words = (*IMAGES, "rank=9", "compress.start=random")
+    one, two = (compose(*words, f"seed={seed}") for seed in (1, 2))
+    assert two.compress.start_seed == 2 and recipe(one) == recipe(two)
+    for key, value in (("start_seed", 7), ("restarts", 2), ("start", "cp")):
+        assert recipe(changed(one, **{f"compress__{key}": value})) != recipe(one)
+    today = changed(two, compress__start="cp")
+    older = changed(today)
+    for key in ("start_seed", "restarts", "vo", "keep_of"):
+        del older.compress[key]
+    assert recipe(older) == recipe(today) and identity.architecture(older) == identity.architecture(today)
+
+
+def test_a_rank_of_mlps_that_was_of_no_effect_beside_keep() -> None:
+    words = ("task=imagenet", "compress=mlp_svd", "compress.keep=0.5")
+    older = changed(compose(*words), compress__mlp_rank=152)
+    assert recipe(older) == recipe(compose(*words))
+    plain = identity.current(OmegaConf.to_container(older, resolve=True))  # type: ignore[arg-type]
+    assert plain["compress"]["mlp_rank"] is None
+
+
+def test_the_encoder_that_training_starts_from_counts(tmp_path: Path) -> None:
+    run_directory = tmp_path / "asr"
+    (run_directory / "checkpoints").mkdir(parents=True)
+    weights = run_directory / "checkpoints" / "averaged.safetensors"
+    weights.write_bytes(b"PK\x03\x04encoder")
+    (run_directory / "run.log").write_text("x")
+    settings = f"cache_dir={tmp_path / 'cache'}"
+    started = recipe(compose(settings, f"task.encoder_checkpoint={run_directory}"))
+    assert started != recipe(compose(settings))
+    (run_directory / "run.log").write_text("y")
+    assert started == recipe(compose(settings, f"task.encoder_checkpoint={weights}"))
+
+
+def test_precision_counts_and_the_device_does_not(mtla: DictConfig) -> None:
+    assert recipe(mtla) != recipe(compose("attention=mtla", "hardware.precision=bf16-mixed"))
+    assert recipe(mtla) == recipe(compose("attention=mtla", "hardware=cpu"))
+    gpus = ("hardware.accelerator=gpu", "hardware.devices=4", "hardware.precision=32-true")  # auto would be bf16-mixed
+    assert recipe(mtla) == recipe(compose("attention=mtla", *gpus))
+
+
+def test_each_bench_of_a_sweep_is_a_run() -> None:
+    small, large = (compose("mode=bench", f"bench.batch={batch}") for batch in (4, 8))
+    assert recipe(small) == recipe(large)
+    assert run(small, "none", device="cpu", threads=1) != run(large, "none", device="cpu", threads=1)
+    assert run(small, "none", device="cpu", threads=1) != run(small, "none", device="cpu", threads=2)
+    assert run(small, "none", device="cpu", threads=1) != run(small, "none", device="gpu", threads=1)
+    training = [compose(f"bench.batch={batch}") for batch in (4, 8)]
+    assert run(training[0], "sample") == run(training[1], "sample", device="gpu", threads=2)  # not read in training
+
+
+def test_two_corpora_are_two_runs_of_one_recipe(tmp_path: Path) -> None:
+    for name in ("sample", "fruits"):
+        (tmp_path / name / "train").mkdir(parents=True)
+        (tmp_path / name / "train" / f"{name}.png").write_bytes(b"x")
+    sample, fruits = (fingerprint.corpus(tmp_path / name, tmp_path / "cache") for name in ("sample", "fruits"))
+    unset, real = compose(*IMAGES, "rank=8"), compose(*IMAGES, "rank=8", f"data_root={tmp_path / 'fruits'}")
+    assert recipe(unset) == recipe(real)
+    assert run(unset, sample) != run(real, fruits)
+    assert run(unset, fruits) == run(real, fruits)
+
+
+def test_training_and_testing_one_model(tmp_path: Path, mtla: DictConfig) -> None:
+    weights = tmp_path / "averaged.safetensors"
+    weights.write_bytes(b"PK\x03\x04w")
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"PK\x03\x04o")
+    cache = f"cache_dir={tmp_path / 'cache'}"
+    test, again = (compose("attention=mtla", "mode=test", f"checkpoint={path}", cache) for path in (weights, other))
+    assert recipe(test) == recipe(mtla) == recipe(again)
+    assert len({run(test, "c"), run(mtla, "c"), run(again, "c")}) == 3
+
+
+def test_seed_and_mode_make_another_run_of_one_recipe(mtla: DictConfig) -> None:
+    seeds = [mtla, compose("attention=mtla", "seed=2")]
+    assert len({recipe(cfg) for cfg in seeds}) == 1 and len({run(cfg, "c") for cfg in seeds}) == 2
+    own = changed(mtla, task__data__seed=7)  # not a copy of the root's
+    assert recipe(own) != recipe(mtla)
+    assert run(mtla, "c") != run(compose("attention=mtla", "mode=describe"), "c")
+
+
+def test_where_and_how_fast_a_run_happens_does_not_count(mtla: DictConfig) -> None:
+    same = changed(
+        mtla, data_root="/x", task__data__root="/x", cache_dir="/y", task__data__cache_dir="/y", resume="/z",
+        task__data__num_workers=8, task__train__log_every=1, logger={"wandb": {}}, choices__experiment="x",
+        task__name="z", input="a text", output="/o",
+        hardware__devices=[0, 1], hardware__num_nodes=4, hardware__strategy="ddp", hardware__accelerator="gpu",
+        hardware__compile=True, hardware__loss_chunk=8, hardware__find_batch=True,
+    )  # fmt: skip
+    assert recipe(same) == recipe(mtla)
+    assert recipe(mtla) == recipe(compose("attention=mtla", "stride=2"))  # the value that it has
+
+
+def test_a_key_is_left_out_once() -> None:
+    assert len(LEFT_OUT) == len(set(LEFT_OUT))
+
+
+@pytest.mark.parametrize("key", sorted({key.rpartition(".")[2] for key in LEFT_OUT} | {"seed", "mode", "bench"}))
+def test_a_key_of_the_same_name_elsewhere_counts(mtla: DictConfig, key: str) -> None:
+    for place in ("task.model", "attention", "task.optimizer"):
+        assert recipe(changed(mtla, **{f"{place}.{key}": "x"})) != recipe(mtla)
+
+
+@pytest.mark.parametrize("key", ["new", "hardware.new", "task.new", "task.data.new", "task.train.new", "trainer.new"])
+def test_a_key_that_is_not_listed_counts(mtla: DictConfig, key: str) -> None:
+    assert recipe(changed(mtla, **{key: 1})) != recipe(mtla)
+
+
+def test_numbers_are_compared_as_numbers(mtla: DictConfig) -> None:
+    assert recipe(changed(mtla, task__train__clip=10)) == recipe(changed(mtla, task__train__clip=10.0))
+    assert recipe(changed(mtla, task__train__clip=10)) != recipe(changed(mtla, task__train__clip="10"))
+
+
+def test_a_record_has_the_identity_of_its_configuration(mtla: DictConfig, tmp_path: Path) -> None:
+    weights = tmp_path / "x.safetensors"
+    weights.write_bytes(b"PK\x03\x04w")
+    cfg = compose(*IMAGES, f"model={weights}", f"cache_dir={tmp_path / 'cache'}")
+    stored = json.loads(json.dumps(OmegaConf.to_container(cfg)))
+    contents = identity.contents(cfg)
+    weights.unlink()  # the record is read elsewhere
+    assert recipe(stored, contents) == recipe(cfg, contents)
+    assert run(stored, "c", contents) == run(cfg, "c", contents)
+    assert recipe(json.loads(json.dumps(OmegaConf.to_container(mtla)))) == recipe(mtla)
+
+
+def test_an_old_run_gets_what_was_added_and_the_tables_stay() -> None:
+    """Also where a whole node was added: its class is named as today, in the run's own copy."""
+    tables = copy.deepcopy(RENAMES.absent)
+    old: dict[str, Any] = {"task": {"score": {"_target_": "attnlab.tasks.language_modelling.score.LanguageScore"}}}
+    needles = [identity.current(copy.deepcopy(old))["task"]["score"]["needle"] for _ in range(2)]
+    assert needles[0] == needles[1] and needles[0]["lengths"] is None
+    assert needles[0]["_target_"] == "attnlab.tasks.language_modelling.needle.Needle"
+    assert tables == RENAMES.absent and identity.renamed(identity.current(copy.deepcopy(old))) == identity.renamed(old)
+
+
+def test_no_torch() -> None:
+    code = "import sys, attnlab.run.identity; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- names that change --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty attnlab package in which source files can be moved."""
+    monkeypatch.setattr(schema, "ROOT", tmp_path)
+    caches = [found for found in vars(schema).values() if hasattr(found, "cache_clear")]
+    for cache in caches:
+        cache.cache_clear()
+    yield tmp_path / "attnlab"
+    for cache in caches:
+        cache.cache_clear()
+
+
+def forget() -> None:
+    for found in vars(schema).values():
+        if hasattr(found, "cache_clear"):
+            found.cache_clear()
+
+
+def test_a_class_that_moves_keeps_its_identity(package: Path, mtla: DictConfig) -> None:
+    def write(path: str, text: str) -> None:
+        file = package / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        forget()
+
+    write("attention/one.py", "class Mechanism: ...\n")
+    before = recipe(changed(mtla, attention___target_="attnlab.attention.one.Mechanism"))
+    (package / "attention/one.py").unlink()
+    write("attention/family/two.py", "class Mechanism: ...\n")
+    write("attention/__init__.py", "from attnlab.attention.family.two import Mechanism\n")
+    for path in ("attnlab.attention.family.two.Mechanism", "attnlab.attention.Mechanism"):
+        assert recipe(changed(mtla, attention___target_=path)) == before
+    assert recipe(changed(mtla, attention___target_="attnlab.attention.one.Mechanism")) == before  # an old record
+    write("attention/family/two.py", "class Other: ...\n")
+    assert recipe(changed(mtla, attention___target_="attnlab.attention.family.two.Other")) != before
+
+
+def test_a_class_that_is_renamed_keeps_its_identity(mtla: DictConfig) -> None:
+    table = Renames(classes={"Merged": "MTLA", "tests.reference.of": "of"})
+    for old in ("attnlab.attention.Merged", "src.attention.merged.Merged", "attnlab.attention.mtla.MTLA"):
+        cfg = changed(mtla, attention___target_=old)
+        assert canonical(cfg, renames=table)["attention"] == canonical(mtla)["attention"]
+
+
+def test_two_classes_of_one_name_never_collide_silently(package: Path, mtla: DictConfig) -> None:
+    for name in ("one", "two"):
+        (package / name).mkdir(parents=True)
+        (package / name / "x.py").write_text("class Same: ...\n")
+    with pytest.raises(ConfigError, match=r"attnlab\.one\.x and attnlab\.two\.x define the same name Same"):
+        identity.stable_name("attnlab.two.x.Same")
+    assert identity.stable_name("mine.one.Same") != identity.stable_name("mine.two.Same")
+
+
+def test_foreign_classes_keep_their_path() -> None:
+    assert identity.stable_name("torch.optim.Adam") == "torch.optim.Adam"
+    assert identity.stable_name("mine.MTLA") == "mine.MTLA" != identity.stable_name("attnlab.attention.MTLA")
+
+
+def test_a_class_in_a_package_called_src_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "src" / "mine").mkdir(parents=True)
+    (tmp_path / "src" / "attention").mkdir()
+    for path in ("mine/layers", "attention/own"):
+        (tmp_path / "src" / f"{path}.py").write_text("class MHA: ...\n")
+    (tmp_path / "src" / "__init__.py").write_text("")
+    own = ("src.mine.layers.MHA", "src.attention.own.MHA")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        forget()
+        assert [identity.stable_name(target) for target in own] == list(own)
+        assert identity.stable_name("src.attention.mha.MHA") == "MHA"  # of an old record of this package
+    forget()
+    assert identity.stable_name("src.mine.layers.MHA") == "src.mine.layers.MHA"  # read where that package is not
+    assert identity.stable_name("src.attention.own.Unknown") == "src.attention.own.Unknown"
+    assert identity.stable_name("src.modes.flow.SpokenIntentFlow") == "SpokenIntentTask"
+
+
+def test_a_key_that_is_renamed_keeps_its_identity() -> None:
+    table = Renames(
+        keys={"task.clip": "task.train.clip", "MTLA.pitch": "MTLA.stride", "task.flow": "task.task"},
+        removed={"task.steps_per_update": "it follows from task.batch"},
+    )
+    new: dict[str, Any] = {
+        "task": {"train": {"clip": 1.0}, "task": {"_target_": "attnlab.decoding.BeamSearch"}},
+        "attention": {"_target_": "MTLA", "stride": 2},
+    }
+    old: dict[str, Any] = {
+        "task": {"clip": 1, "train": {}, "flow": {"_target_": "src.decoding.beam.BeamSearch"}, "steps_per_update": 8},
+        "attention": {"_target_": "src.attention.MTLA", "pitch": 2},
+    }
+    assert canonical(old, renames=table) == canonical(new, renames=table)
+
+
+def test_an_option_that_is_added_keeps_identities(mtla: DictConfig) -> None:
+    table = Renames(absent={"MTLA.bias": False, "task.train.added": None})
+    before = canonical(mtla, renames=table)
+    added = changed(mtla, attention__bias=False, task__train__added=None)
+    assert canonical(added, renames=table) == before
+    assert canonical(changed(mtla, attention__bias=True), renames=table) != before
+    assert canonical(changed(mtla, task__model__bias=False), renames=table) != before  # a parameter of another class
+
+
+@pytest.mark.parametrize("mechanism", [MHA, SlidingWindow])
+def test_a_default_that_is_written_out_is_the_same_recipe(mtla: DictConfig, mechanism: type) -> None:
+    """Options of a mechanism that no file of it has."""
+    node = {"_target_": f"attnlab.attention.{mechanism.__name__}", "d_model": 8, "num_heads": 2}
+    before = recipe(changed(mtla, attention=node))
+    for key in ("qk_norm", "rope_scaling", "norm_eps"):
+        default = inspect.signature(mechanism).parameters[key].default
+        assert recipe(changed(mtla, attention=node | {key: default})) == before
+        assert recipe(changed(mtla, attention=node | {key: "x"})) != before
+
+
+@pytest.mark.slow
+def test_a_pattern_that_is_repeated_is_the_same_stack() -> None:
+    def of(*pattern: str) -> str:
+        return recipe(compose("task=wikitext2", f"attention.pattern=[{','.join(pattern)}]"))
+
+    assert of("mtla", "mha", "mtla", "mha") == of("mtla", "mha") != of("mha", "mtla")
+    assert of("mtla", "mtla", "mha") != of("mtla", "mha", "mtla")
+
+
+def test_an_old_configuration_is_rewritten_first() -> None:
+    def batches(config: Any) -> None:
+        if "accumulate" in config["train"]:
+            config["train"]["batch"] = config["data"]["size"] * config["train"].pop("accumulate")
+
+    table = Renames(rewrite=(batches,))
+    old = {"train": {"accumulate": 4}, "data": {"size": 8}}
+    new = {"train": {"batch": 32}, "data": {"size": 8}}
+    assert canonical(old, renames=table) == canonical(new, renames=table) == new
+
+
+def test_an_old_key_is_refused_with_its_new_name() -> None:
+    with pytest.raises(ConfigError, match=r"^bench\.prompt was renamed: write bench\.prefix$"):
+        compose("bench.prompt=3")
+    with pytest.raises(ConfigError, match=r"^attention\.reads_prompt was renamed: write attention\.reads_prefix$"):
+        compose("attention=multilinear", "attention.reads_prompt=true")
+    table = Renames(keys={"a.b": "c"}, removed={"d": "it follows from e"})
+    assert advice("a.b.x", renames=table) == "a.b.x was renamed: write c.x"
+    assert advice("d.x", renames=table) == "d.x was removed: it follows from e"
+    assert advice("a.c", renames=table) is None
+
+
+def test_new_names_are_names(mtla: DictConfig) -> None:
+    """No line of the table leads to a name that is itself old."""
+    for new in RENAMES.keys.values():
+        assert new not in RENAMES.keys and new not in RENAMES.removed
+    assert not set(RENAMES.classes.values()) & set(RENAMES.classes)
+    assert canonical(canonical(mtla)) == canonical(mtla)
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------------
+
+
+def test_an_old_checkpoint_has_the_identity_of_today(mtla: DictConfig) -> None:
+    node = OmegaConf.to_container(mtla.attention)
+    assert isinstance(node, dict)
+    old = {"mechanism": node | {"_target_": "src.attention.mtla.MTLA", "dropout": 0.5}, "vocabulary": "abc"}
+    found, wanted = identity.of_checkpoint(old), identity.architecture(mtla)
+    assert found["mechanism"] == wanted["mechanism"] and found["vocabulary"] == "abc"
+    assert identity.of_checkpoint(found) == found
+    prompt = {"mechanism": {"_target_": "src.attention.RelativeMultiLinear", "reads_prompt": True}}
+    assert identity.of_checkpoint(prompt) == {"mechanism": {"_target_": "RelativeMultiLinear", "reads_prefix": True}}
+    assert identity.architecture(compose("attention=mha"))["mechanism"] != wanted["mechanism"]
+
+
+# --- fingerprints -------------------------------------------------------------------------------------------------
+
+
+def test_a_corpus_is_its_names_sizes_and_texts(tmp_path: Path) -> None:
+    def write(root: Path, text: str = "a b\n", sound: bytes = b"1234") -> str:
+        (root / "train").mkdir(parents=True, exist_ok=True)
+        (root / "train" / "text.tsv").write_text(text)
+        (root / "train" / "x.wav").write_bytes(sound)
+        return fingerprint.corpus(root, tmp_path / "cache")
+
+    first = write(tmp_path / "one")
+    assert write(tmp_path / "elsewhere") == first
+    assert write(tmp_path / "same size", sound=b"4321") == first  # recordings: name and size
+    assert write(tmp_path / "longer", sound=b"12345") != first
+    assert write(tmp_path / "other", text="b a\n") != first
+    (tmp_path / "one" / "train" / "y.wav").write_bytes(b"")
+    assert fingerprint.corpus(tmp_path / "one", tmp_path / "cache") != first
+    (tmp_path / "one" / "train" / "y.wav").unlink()
+    (tmp_path / "one" / ".cache").mkdir()
+    (tmp_path / "one" / "train" / "again").symlink_to(tmp_path / "one")
+    assert fingerprint.corpus(tmp_path / "one", tmp_path / "no cache") != fingerprint.corpus(
+        tmp_path / "longer", tmp_path / "cache"
+    )
+    with pytest.raises(DataError, match="cannot be read"):
+        fingerprint.corpus(tmp_path / "missing", tmp_path / "cache")
+
+
+def test_a_file_that_is_overwritten_in_place_changes_the_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "LARGEST", 3)
+    folder = tmp_path / "corpus" / "train"
+    folder.mkdir(parents=True)
+    files = [folder / name for name in ("x.wav", "large.txt", "small.txt")]
+    for file in files:
+        file.write_bytes(b"1234" if file.name != "small.txt" else b"1")
+    found = [fingerprint.corpus(tmp_path / "corpus", tmp_path / "cache")]
+    assert found == ["sha256:7141a2e10a2d6b2191a3c2ad3966ef8f340d3ee8c29851968f7ea977caba7368"]  # stored in records
+    before = folder.stat().st_mtime_ns
+    for file in files:
+        file.write_bytes(file.read_bytes() + b"5")
+        found.append(fingerprint.corpus(tmp_path / "corpus", tmp_path / "cache"))
+    assert folder.stat().st_mtime_ns == before and len(set(found)) == 4
+
+
+def test_what_is_unchanged_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tmp_path / "w.safetensors"
+    weights.write_bytes(b"PK\x03\x04w")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "text.txt").write_text("a")
+    first = fingerprint.weights(str(weights), tmp_path / "cache"), fingerprint.corpus(tmp_path / "corpus", tmp_path)
+
+    def read(*_: Any) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(fingerprint.hashlib, "file_digest", read)
+    again = fingerprint.weights(str(weights), tmp_path / "cache"), fingerprint.corpus(tmp_path / "corpus", tmp_path)
+    assert again == first
+
+
+def test_a_model_folder_is_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"1")
+    first = fingerprint.weights(str(folder), tmp_path / "cache")
+    (folder / "config.json").write_text('{"a": 1}')
+    assert fingerprint.weights(str(folder), tmp_path / "cache") != first
+    (folder / "1_Dense").mkdir()
+    (folder / ".cache").mkdir()
+    (folder / "1_Dense" / "model.safetensors").write_bytes(b"2")
+    before = fingerprint.weights(str(folder), tmp_path / "cache")
+    (folder / "1_Dense" / "model.safetensors").write_bytes(b"23")
+    after = fingerprint.weights(str(folder), tmp_path / "cache")
+    (folder / ".cache" / "lock").write_text("x")
+    assert before != after == fingerprint.weights(str(folder), tmp_path / "cache")
+    assert fingerprint.weights("org/model@revision", tmp_path / "cache") == "org/model@revision"
+
+
+@pytest.mark.parametrize("text", ['{"icons": []}', "[]", "no JSON"])
+def test_only_the_manifest_of_a_compressed_model_is_taken_for_one(tmp_path: Path, text: str) -> None:
+    assert {"format", *KINDS} == fingerprint.MANIFEST_KEYS
+    (tmp_path / "manifest.json").write_text(text)
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    first = fingerprint.weights(str(tmp_path), tmp_path / ".cache")
+    (tmp_path / "model.safetensors").write_bytes(b"12")
+    assert fingerprint.weights(str(tmp_path), tmp_path / ".cache") != first
+    (tmp_path / "manifest.json").write_text(json.dumps(dict.fromkeys(fingerprint.MANIFEST_KEYS, 1)))
+    compressed = fingerprint.weights(str(tmp_path), tmp_path / ".cache")
+    (tmp_path / "notes.txt").write_text("x")
+    assert fingerprint.weights(str(tmp_path), tmp_path / ".cache") == compressed

@@ -1,0 +1,305 @@
+"""The life of a run: its record and its exit code, however it ends."""
+
+import errno
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.config.check import compose
+from attnlab.errors import ConfigError, DataError
+from attnlab.run import job as jobs
+from attnlab.run import record as records
+from tests.run.test_removal import begun
+
+COMMAND = "python -m attnlab mode=describe"
+Mode = Callable[[DictConfig, dict[str, Any], Path], None]
+Run = Callable[[Mode], int]
+
+
+@pytest.fixture(scope="module")
+def cfg() -> DictConfig:
+    return compose("mode=describe")
+
+
+@pytest.fixture
+def run(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run a function as the mode; the run directory is tmp_path."""
+
+    def with_mode(mode: Mode) -> int:
+        monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode))
+        return jobs.run(cfg, COMMAND, tmp_path)
+
+    return with_mode
+
+
+def test_a_finished_run(run: Run, cfg: DictConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+        assert records.read(directory)["status"] == "running"
+        print("a library speaks")
+        record["parameters"] = {"total": 3, "attention": 2, "trainable": 1}
+
+    assert run(mode) == 0
+    out, err = capsys.readouterr()
+    record = records.read(tmp_path)
+    assert json.loads(out) == record
+    assert err == "a library speaks\n"
+    assert (record["status"], record["command"]) == ("finished", COMMAND)
+    assert record["parameters"]["total"] == 3
+    assert records.problems(record) == []
+    assert OmegaConf.load(tmp_path / "config.yaml") == cfg
+
+
+class Unlucky(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (DataError("wav/a.wav: no such\nfile"), 1, "error: wav/a.wav: no such file"),
+        (ConfigError("task.model: wrong"), 2, "error: task.model: wrong"),
+        (
+            Unlucky("first\nsecond"),
+            1,
+            "error: Unlucky: first second (traceback: {}/run.log, or set HYDRA_FULL_ERROR=1)",
+        ),
+        (SystemExit(3), 3, "error: the mode ended the process with exit code 3"),
+        (OSError(errno.ENOSPC, "No space left on device", "x.ckpt"), 1, "error: disk full: [Errno 28] No space left"),
+        (RuntimeError("can't allocate memory: you tried to allocate 4294967296 bytes."), 1, "error: out of memory: a"),
+    ],
+)
+def test_a_failed_run(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, line: str
+) -> None:
+    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+        record["corpus"] = "read before it failed"
+        raise error
+
+    assert run(mode) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1 and err.startswith(line.format(tmp_path))
+    record = records.read(tmp_path)
+    assert record["status"] == "failed" and f"error: {record['error']}\n" == err
+    assert record["corpus"] == "read before it failed"
+    assert records.problems(record) == []
+
+
+def test_the_traceback_goes_to_the_log_and_not_to_the_console(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    def mode(*_: Any) -> None:
+        raise Unlucky
+
+    with caplog.at_level(logging.DEBUG, logger="attnlab.run"):
+        run(mode)
+    (entry,) = [entry for entry in caplog.records if entry.name == "attnlab.run"]
+    assert entry.levelno == logging.DEBUG  # the console's handler begins at INFO
+    assert entry.exc_info is not None and entry.exc_info[0] is Unlucky
+
+
+def test_a_disk_that_is_full_hides_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def mode(*_: Any) -> None:
+        monkeypatch.setattr(records, "write", full)
+        raise DataError("the first error")
+
+    assert run(mode) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: the first error"
+    assert second == "error: the record could not be written: [Errno 28] No space left on device"
+
+
+SIGNALS = pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+
+
+@SIGNALS
+def test_an_interrupted_run(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
+) -> None:
+    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+        (directory / "checkpoints").mkdir()
+        (directory / "checkpoints" / "last.ckpt").touch()
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            assert records.read(directory)["status"] == "interrupted"  # at once: there may be no later
+            record["training"]["steps"] = 7
+            raise
+
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    assert run(mode) == code
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+    record = records.read(tmp_path)
+    assert (record["status"], record["error"]) == ("interrupted", f"interrupted by {number.name}")
+    assert record["training"]["steps"] == 7
+    assert capsys.readouterr().err == f"error: interrupted by {number.name}; resume={tmp_path} continues the run\n"
+
+
+@SIGNALS
+def test_an_interrupted_training(run: Run, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Lightning turns KeyboardInterrupt into sys.exit(1), and puts a handler of its own before ours."""
+    import lightning as L
+    from torch import Tensor, nn
+    from torch.optim import SGD
+    from torch.utils.data import DataLoader
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            if index == 2:
+                os.kill(os.getpid(), number)
+            return self.layer(batch.float().view(-1, 1)).mean()
+
+        def configure_optimizers(self) -> SGD:
+            return SGD(self.parameters(), lr=0.1)
+
+    reached = []
+
+    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+        trainer = L.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
+        try:
+            trainer.fit(Module(), DataLoader(list(range(100))))  # type: ignore[arg-type]
+        finally:
+            reached.append(trainer.global_step)
+
+    assert run(mode) == code
+    assert reached == [2]
+    assert records.read(tmp_path)["status"] == "interrupted"
+
+
+def test_a_second_signal_ends_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(BaseException):
+        pass
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    def mode(*_: Any) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        finally:
+            with pytest.raises(Ended, match="143"):  # in place of the end of the process
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+
+    monkeypatch.setattr(os, "_exit", end)
+    assert run(mode) == 130
+
+
+def test_signals_that_are_switched_off_stay_so(run: Run, tmp_path: Path) -> None:
+    """nohup ignores SIGHUP: a run that it started must survive the terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(lambda *_: os.kill(os.getpid(), signal.SIGHUP)) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert records.read(tmp_path)["status"] == "finished"
+
+
+# --- several processes of one run -------------------------------------------------------------------------------
+
+
+def test_only_rank_zero_writes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert run(lambda *_: None) == 0
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out == ""
+
+
+def test_another_process_that_fails_is_named_in_the_record(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning kills rank zero when another rank fails, so rank zero cannot record the error."""
+
+    def fail(*_: Any) -> None:
+        raise DataError("only here")
+
+    records.write({"status": "running", "seed": 1}, tmp_path)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert run(fail) == 1
+    assert records.read(tmp_path) == {"status": "failed", "seed": 1, "error": "rank 1: only here"}
+
+
+def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = jobs.command_line(["seed=1", "data_root=/with space", "task.optimizer.betas=[0.9,0.98]"])
+    assert line == "python -m attnlab seed=1 'data_root=/with space' 'task.optimizer.betas=[0.9,0.98]'"
+    monkeypatch.setenv("DATA_ROOT", "/a b")
+    assert jobs.command_line(["seed=1"]) == "DATA_ROOT='/a b' python -m attnlab seed=1"
+
+
+def test_the_directory_of_a_trained_run_is_left_as_it_is(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (begun(tmp_path) / "checkpoints").mkdir()
+    for name in ("checkpoints/averaged.safetensors", "record.json"):
+        (tmp_path / name).write_text("trained")
+    config = (tmp_path / "config.yaml").read_text()
+    assert run(lambda *given: pytest.fail("the mode was called")) == 2
+    assert "a trained run, whose config.yaml and record.json would be replaced" in capsys.readouterr().err
+    assert ((tmp_path / "config.yaml").read_text(), (tmp_path / "record.json").read_text()) == (config, "trained")
+
+
+def test_a_record_that_is_a_directory_is_one_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "record.json").mkdir()
+    assert run(lambda *given: pytest.fail("the mode was called")) == 2
+    assert capsys.readouterr().err.startswith(f"error: hydra.run.dir={tmp_path}: it holds record.json, ")
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_finished_run_is_left_as_it_is(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that has compressed or measured has no weights that would tell."""
+    begun(tmp_path)
+    (tmp_path / "record.json").write_text('{"status": "finished"}')
+    assert run(lambda *given: pytest.fail("the mode was called")) == 2
+    assert f"hydra.run.dir={tmp_path}: a finished run, whose config.yaml and record.json" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "record.json", "run.log"]
+    for content in ('{"status": "failed"}', "[]", "{"):
+        (tmp_path / "record.json").write_text(content)
+        assert run(lambda *given: None) == 0
+        (tmp_path / "record.json").unlink()
+
+
+@pytest.mark.parametrize("name", [".git/HEAD", "main.py", "config.yaml", "record.json", "checkpoints/a.ckpt"])
+def test_a_directory_of_somebody_is_left_as_it_is(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    assert run(lambda *given: pytest.fail("the mode was called")) == 2
+    said = capsys.readouterr().err
+    assert f"hydra.run.dir={tmp_path}: it holds {name.partition('/')[0]}" in said and said.count("\n") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
+    assert (tmp_path / name).read_text() == "{}"
+
+
+def test_a_reader_that_has_gone(
+    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def mode(*given: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode))
+    assert jobs.run(cfg, COMMAND, None) == 128 + signal.SIGPIPE
+    assert capsys.readouterr().err == "error: standard output was closed before everything was written\n"

@@ -1,0 +1,334 @@
+"""`checkpoint=` and `resume=`: a run's own configuration, of which a command changes what does not make another run."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.attention import MTLA
+from attnlab.config.check import Plan, check, compose
+from attnlab.config.compose import Composer
+from attnlab.errors import ConfigError
+from attnlab.run.directory import directory_of
+from attnlab.run.identity import recipe
+from attnlab.run.loading import _Loading, configuration, load
+
+STARTED = ("task=wikitext2", "attention=mtla", "stride=3", "task.train.max_steps=20", "hardware=gpu", "seed=5")
+
+
+@pytest.fixture(scope="module")
+def started() -> DictConfig:
+    return compose(*STARTED)
+
+
+@pytest.fixture
+def run(started: DictConfig, tmp_path: Path) -> Path:
+    """An interrupted run with these settings."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    OmegaConf.save(started, tmp_path / "run" / "config.yaml")
+    (tmp_path / "run" / "record.json").write_text(json.dumps({"status": "interrupted"}))
+    return tmp_path / "run"
+
+
+def plan(*overrides: str) -> Plan:
+    return check(sorted(overrides, key=lambda text: text[:2] != "--"), load)
+
+
+def use(run: Path, *overrides: str) -> DictConfig:
+    return plan("mode=test", f"checkpoint='{run}'", *overrides).jobs[0]
+
+
+def resume(run: Path, *overrides: str) -> Plan:
+    return plan(f"resume='{run}'", *overrides)
+
+
+def test_nothing_but_the_run_is_named(run: Path, started: DictConfig) -> None:
+    cfg = use(run)
+    assert recipe(cfg) == recipe(started) and cfg.seed == 5 and cfg.choices.attention == "mtla"
+    assert (cfg.attention.stride, cfg.attention._target_) == (3, "attnlab.attention.mtla.MTLA")
+    assert (cfg.mode, cfg.checkpoint) == ("test", str(run))
+    assert (cfg.hardware.accelerator, cfg.hardware.precision) == ("auto", "bf16-mixed")  # this machine's, the run's
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("task.sampling.tokens=3", "task.sampling.tokens", 3),
+        ("+task.evaluation.batch_size=4", "task.evaluation.batch_size", 4),
+        ("hardware=cpu", "hardware.precision", "32-true"),
+        ("hardware.devices=2", "hardware.devices", 2),
+        ("bench.text=7", "bench.text", 7),
+        ("seed=9", "task.sampling.seed", 9),
+        ("data_root=/", "task.data.root", "/"),
+        ("task=wikitext2", "task.name", "wikitext2"),
+        ("stride=3", "attention.stride", 3),
+        ("task.train.max_steps=20", "task.train.max_steps", 20),
+    ],
+)
+def test_what_may_be_given(run: Path, override: str, key: str, value: object) -> None:
+    assert OmegaConf.select(use(run, override), key) == value
+
+
+def test_an_experiment_that_says_how_a_run_is_scored(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    file = tmp_path / "own" / "experiment" / "how.yaml"
+    file.write_text("defaults:\n  - override /task: wikitext2\ntask:\n  evaluation:\n    tasks: [arc_easy, piqa]\n")
+    given = (f"--config-dir={tmp_path / 'own'}", "experiment=how")
+    assert use(run, *given).task.evaluation.tasks == ["arc_easy", "piqa"]
+    assert use(run, *given, "task.evaluation.tasks=[x]").task.evaluation.tasks == ["x"]
+    file.write_text(file.read_text().replace("wikitext2", "fineweb_edu"))  # it says nothing that depends on the task
+    assert use(run, *given, "mode=evaluate").task.evaluation.tasks == ["arc_easy", "piqa"]
+    file.write_text(file.read_text() + "  score:\n    nothing: 1\n")
+    with pytest.raises(ConfigError, match="task=fineweb_edu: checkpoint= takes the configuration of its run"):
+        use(run, *given)
+    file.write_text("task:\n  optimizer:\n    lr: 3.0\n")
+    with pytest.raises(ConfigError, match="task.optimizer.lr=3.0: checkpoint= takes the configuration of its run"):
+        use(run, *given)
+    file.write_text("defaults:\n  - override /task: ptb\n")
+    with pytest.raises(ConfigError, match="task=ptb: checkpoint= takes the configuration of its run"):
+        use(run, *given)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("attention=mha", "attention=mha: checkpoint= takes the configuration of its run, which has attention=mtla"),
+        ("stride=4", "stride=4: .* which has stride=3; leave stride= out"),
+        ("task.optimizer.lr=0.5", "which has task.optimizer.lr=0"),
+        ("task.train.max_steps=40", "which has task.train.max_steps=20"),
+        ("task.sampling.tokns=3", "no such key; nearest: task.sampling.tokens"),
+        ("task.sampling.tokens=x", "task.sampling.tokens=x: expected int"),
+        ("attention=mtlla", "attention=mtlla: no such attention; nearest"),
+        ("baseline=/nowhere", "baseline=/nowhere: no such file"),
+        ("data_root='${seed}'", "give a value, not a reference"),
+    ],
+)
+def test_anything_else_is_refused_by_its_key(run: Path, override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        use(run, override)
+
+
+def test_an_unchanged_run_continues_where_it_is(run: Path) -> None:
+    found = resume(run, "hardware.devices=1")
+    assert found.jobs[0].mode == "train" and found.jobs[0].hardware.accelerator == "gpu"
+    assert f"hydra.run.dir='{run}'" in found.arguments
+    with pytest.raises(ConfigError, match="hardware.precision=32-true: resume= takes the configuration of its run"):
+        resume(run, "hardware.precision=32-true")
+    with pytest.raises(ConfigError, match="leave -m out"):
+        resume(run, "-m")
+
+
+def test_a_higher_limit_is_a_new_run(run: Path) -> None:
+    (run / "record.json").write_text(json.dumps({"status": "finished"}))
+    with pytest.raises(ConfigError, match="the run is finished; raise task.train.max_steps"):
+        resume(run)
+    found = resume(run, "task.train.max_steps=40")
+    assert found.jobs[0].task.train.max_steps == 40
+    assert "hydra.run.dir='outputs/wikitext2/mtla/test'" in found.arguments
+
+
+def test_a_finished_run_is_not_continued_below_what_it_has_trained(run: Path) -> None:
+    (run / "record.json").write_text(json.dumps({"status": "finished", "training": {"steps": 20, "epochs": 3}}))
+    for limit, done in (("max_steps=19", "20 steps"), ("max_epochs=3", "20 steps")):
+        with pytest.raises(ConfigError, match=f"the run of resume= has trained {done} already; give more"):
+            resume(run, f"task.train.{limit}")
+    with pytest.raises(ConfigError, match="task.train.max_epochs=3: the run of resume= has trained 3 epochs already"):
+        resume(run, "task.train.max_steps=40", "task.train.max_epochs=3")
+    assert resume(run, "task.train.max_steps=40", "task.train.max_epochs=9").jobs[0].task.train.max_epochs == 9
+
+
+def test_an_interrupted_run_is_not_continued_below_what_it_has_saved(run: Path) -> None:
+    torch.save({"global_step": 20, "epoch": 3, "state_dict": {}}, run / "checkpoints" / "last.ckpt")
+    for limit, done in (("max_steps=15", "20 steps"), ("max_epochs=3", "20 steps")):
+        with pytest.raises(ConfigError, match=f"the run of resume= has trained {done} already; give more"):
+            resume(run, f"task.train.{limit}")
+    with pytest.raises(ConfigError, match="task.train.max_epochs=3: the run of resume= has trained 3 epochs already"):
+        resume(run, "task.train.max_steps=40", "task.train.max_epochs=3")
+    assert resume(run, "task.train.max_steps=21").jobs[0].task.train.max_steps == 21
+    assert resume(run).jobs[0].resume == str(run)  # only what has been scored is finished
+    (run / "checkpoints" / "last.ckpt").write_bytes(b"cut")
+    assert resume(run, "task.train.max_steps=15").jobs  # the mode says what is wrong with the file
+
+
+def test_a_multirun_over_runs_of_several_mechanisms(run: Path, started: DictConfig, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "checkpoints").mkdir(parents=True)
+    with_another = OmegaConf.merge(started, {"choices": {"attention": "mha"}})
+    OmegaConf.save(with_another, other / "config.yaml")
+    found = plan("-m", "mode=test", f"checkpoint='{run}','{other}'")
+    assert [job.choices.attention for job in found.jobs] == ["mtla", "mha"] and found.swept == ("checkpoint",)
+    assert "task=wikitext2" in found.arguments  # each job is checked again with these arguments
+    assert not any(text.startswith("attention=") for text in found.arguments)
+    assert "hydra.sweep.subdir=${hydra.job.num}_${hydra.runtime.choices.task}" in found.arguments
+
+
+@pytest.mark.parametrize("key", ["checkpoint", "resume"])
+def test_no_run_is_named(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{key}= is empty: name the directory of a run"):
+        plan("mode=test", f"{key}=")
+    with pytest.raises(ConfigError, match=r"resume=.*: no run: it has no config.yaml"):
+        resume(tmp_path)
+
+
+def test_a_mode_that_continues_nothing(run: Path) -> None:
+    (run / "record.json").write_text(json.dumps({"status": "finished"}))
+    with pytest.raises(ConfigError, match="resume= is read by mode=train, not by mode=predict"):
+        resume(run, "mode=predict", "input=x")
+
+
+def test_a_cache_of_another_machine(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ATTNLAB_CACHE", str(tmp_path / "here"))
+    change(run, "cache_dir", str(tmp_path))
+    assert use(run).cache_dir == str(tmp_path)
+    change(run, "cache_dir", "/nowhere/cache")
+    assert use(run).cache_dir == use(run).task.data.cache_dir == str(tmp_path / "here")
+
+
+def change(run: Path, key: str, value: object) -> None:
+    plain = yaml.safe_load((run / "config.yaml").read_text())
+    *path, last = key.split(".")
+    node = plain
+    for part in path:
+        node = node[part]
+    node[last] = value
+    (run / "config.yaml").write_text(yaml.safe_dump(plain))
+
+
+def test_a_key_that_was_added_since_has_its_default(run: Path) -> None:
+    plain = yaml.safe_load((run / "config.yaml").read_text())
+    del plain["prompt"], plain["baseline"]
+    (run / "config.yaml").write_text(yaml.safe_dump(plain))
+    assert use(run).prompt is use(run).baseline is None
+    assert use(run).task.train.monitor is None  # of conf/task/base/sequence_to_text.yaml, later
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("task.optimizer._target_", "os.system", "os.system is no class of attnlab"),
+        ("task.model._target_", "attnlab.run.files.write_bytes", "is no class of attnlab or of its configuration"),
+        ("task.model._target_", "attnlab.cli.Path", "is no class of attnlab"),
+        ("task.model._target_", "attnlab.run.record.subprocess.run", "config.yaml: task.model._target_=.* no class"),
+        ("task.model.num_layers", 10**8, "config.yaml: task.model.num_layers=100000000: expected int >= 1 and <= 1024"),
+        ("task.model.layers", [{"_target_": "subprocess.run"}], "task.model.layers.0._target_=subprocess.run"),
+        ("task.name", "${oc.env:HOME}", "task.name is a reference"),
+        ("task.model.d_modle", 4, "task.model.d_modle: T6 has no parameter 'd_modle'"),
+        ("task.model._target_", "attnlab.models.T7", "T7 is no class of attnlab"),
+        ("choices", 3, "not the configuration of a run"),
+        ("choices.task", "../../x", r"choices.task=../../x: expected the name of an option"),
+        ("choices.logger", ["csv", "/x"], "choices.logger=.*: expected the name of an option"),
+    ],
+)
+def test_a_foreign_configuration_is_data(run: Path, key: str, value: object, told: str) -> None:
+    change(run, key, value)
+    with pytest.raises(ConfigError, match=told):
+        use(run)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("choices.attention", ["mha"], r"choices.attention=\['mha'\]: expected the name of an option"),
+        ("choices.compress", "a/..", "choices.compress=a/..: expected"),
+        ("choices.recipe", "-m", "choices.recipe=-m: expected"),
+        ("task.train", [1], r"task.train=\[1\]: not the configuration of a run, which has keys there"),
+        ("task.train.batch", "x", "task.train.batch=x: not the configuration"),
+        ("attention", [1], r"attention=\[1\]: not the configuration"),
+        ("attention", {}, "attention._target_ is missing"),
+        ("trainer", None, "trainer=None: not the configuration"),
+        ("task.modes", [1], "not the configuration of a run"),
+    ],
+)
+def test_values_of_another_kind(started: DictConfig, tmp_path: Path, key: str, value: object, told: str) -> None:
+    plain = OmegaConf.to_container(started)
+    assert isinstance(plain, dict)
+    OmegaConf.update(wrong := OmegaConf.create(plain), key, value, merge=False, force_add=True)
+    (tmp_path / "config.yaml").write_text(json.dumps(OmegaConf.to_container(wrong)))  # JSON is YAML
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/config.yaml: .*{told}|^{tmp_path}/config.yaml: {told}"):
+        _Loading(Composer(), "checkpoint", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("z: &z [*z]", r"line 1: an alias, \*z"),
+        ("a: &a [x, x]\nb: [*a, *a]", "line 2: an alias"),
+        ("[" * 400, "recursion"),
+    ],
+)
+def test_a_configuration_without_end(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=f"config.yaml: not the configuration of a run .*{told}"):
+        _Loading(Composer(), "checkpoint", tmp_path)
+
+
+def test_a_record_that_is_no_file(run: Path) -> None:
+    (run / "record.json").unlink()
+    os.mkfifo(run / "record.json")  # opening it would wait for a writer
+    with pytest.raises(ConfigError, match=r"record\.json: no regular file; expected the run's record"):
+        directory_of("checkpoint", str(run))
+    (run / "record.json").unlink()
+    (run / "record.json").mkdir()
+    with pytest.raises(ConfigError, match=r"record\.json: a directory; expected"):
+        directory_of("checkpoint", str(run))
+
+
+def test_a_class_of_one_s_own(run: Path, tmp_path: Path) -> None:
+    change(run, "attention._target_", "tests.attention.mechanisms.Mine")
+    with pytest.raises(ConfigError, match="if it is yours, give --config-dir="):
+        configuration(run)
+    file = tmp_path / "own" / "attention" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("_target_: torch.nn.Identity\n")
+    change(run, "attention._target_", "torch.nn.Identity")
+    with pytest.raises(ConfigError, match="expected a class derived from attnlab.attention.Attention"):
+        configuration(run, config_dir=str(tmp_path / "own"))
+    file.write_text(f"_target_: {__name__}.Mine\n")
+    change(run, "attention._target_", f"{__name__}.Mine")
+    cfg = configuration(run, "task.sampling.tokens=2", config_dir=str(tmp_path / "own"))
+    assert cfg.attention._target_ == f"{__name__}.Mine" and cfg.task.sampling.tokens == 2
+
+
+class Mine(MTLA): ...
+
+
+def test_directories_that_are_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="checkpoint=/nowhere: no such file or directory"):
+        use(Path("/nowhere"))
+    with pytest.raises(ConfigError, match="not the directory of a run"):
+        configuration(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match=r"config\.yaml: no such file; a run directory has it"):
+        use(tmp_path)
+    (tmp_path / "config.yaml").write_text("[1, 2")
+    with pytest.raises(ConfigError, match=r"config\.yaml: not the configuration of a run"):
+        use(tmp_path)
+    with pytest.raises(ConfigError, match="give one of them"):
+        plan(f"checkpoint='{tmp_path}'", f"resume='{tmp_path}'")
+
+
+def test_only_the_command_line_names_a_folder_of_tasks(run: Path, tmp_path: Path) -> None:
+    """Its files bring code: `!function`, and templates that reach all of Python."""
+    change(run, "task.evaluation.folder", str(tmp_path))
+    told = f"task.evaluation.folder={tmp_path}: a file of the configuration names this folder, and tasks can bring code"
+    with pytest.raises(ConfigError, match=told):
+        use(run, "mode=evaluate")
+    assert use(run).mode == "test"  # which reads no tasks
+    given = f"task.evaluation.folder='{tmp_path}'"
+    assert use(run, "mode=evaluate", given).task.evaluation.folder == str(tmp_path)
+
+
+@pytest.mark.slow
+def test_no_file_of_one_s_own_names_a_folder_of_tasks(tmp_path: Path) -> None:
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    file = tmp_path / "own" / "experiment" / "how.yaml"
+    (tmp_path / "config.json").touch()
+    composed = ("task=wikitext2", "attention=mha", "mode=evaluate", f"checkpoint='{tmp_path}'")
+    for node in ("task: {evaluation: {folder: %s}}", "hydra: {sweeper: {params: {task.evaluation.folder: %s}}}"):
+        file.write_text("# @package _global_\n" + node % tmp_path)
+        with pytest.raises(ConfigError, match="tasks can bring code"):
+            plan(f"--config-dir={tmp_path / 'own'}", "experiment=how", *composed)

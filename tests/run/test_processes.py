@@ -1,0 +1,198 @@
+"""The command itself, as a user types it, at a tiny size."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.data.conftest import write_corpus
+from tests.tasks.conftest import TINY
+from tests.tasks.image_classification.test_task import TINY as TINY_IMAGES
+from tests.tasks.language_modelling.test_converting import SIZES, written
+from tests.tasks.language_modelling.test_converting import TINY as TINY_CONVERTED
+from tests.tasks.language_modelling.test_task import TINY as TINY_TEXT
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("job"))
+
+
+def command(root: Path, directory: Path, *overrides: str) -> list[str]:
+    where = [f"data_root='{root}'", f"cache_dir='{root}/cache'", f"hydra.run.dir='{directory}'"]
+    return [sys.executable, "-m", "attnlab", "task=mustc", *TINY, *where, *overrides]
+
+
+def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+def record(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "record.json").read_text())
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_give_one_record(root: Path, tmp_path: Path) -> None:
+    done = run(root, tmp_path / "run", "hardware=ddp", "hardware.accelerator=cpu", "task.train.max_epochs=2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = record(tmp_path / "run")
+    assert found["status"] == "finished"
+    assert found["quality"]["sentences"] == 5
+    assert found["training"]["epochs"] == 2
+    assert len(list(tmp_path.rglob("record.json"))) == 1
+    assert len(list(tmp_path.rglob("predictions.tsv"))) == 1
+    assert "shared by 2 processes" in found["inference"]["protocol"]
+
+
+@pytest.mark.slow
+def test_one_process_scores_what_two_trained_as_they_did(root: Path, tmp_path: Path) -> None:
+    words = ("hardware.accelerator=cpu", "task.train.max_epochs=2")
+    assert run(root, tmp_path / "run", "hardware=ddp", *words).returncode == 0
+    assert_scored_alike(tmp_path / "run", command(root, tmp_path / "alone", "hardware=cpu", *words), tmp_path / "alone")
+
+
+def assert_scored_alike(run: Path, arguments: list[str], again: Path) -> None:
+    """The weights of `run` give the same scores with another number of processes, which write to `again`."""
+    arguments = [*arguments, "mode=test", f"checkpoint='{run}'"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (again / "predictions.tsv").read_bytes() == (run / "predictions.tsv").read_bytes()
+    assert record(again)["quality"] == record(run)["quality"]
+
+
+def write_texts(root: Path) -> Path:
+    words = random.Random(1)
+    for part, lines in (("train", 90), ("valid", 9), ("test", 9)):
+        texts = (" ".join(words.choices("abcdefgh", k=20)) for _ in range(lines))
+        (root / f"wiki.{part}.tokens").write_text("".join(f" {text} \n" for text in texts))
+    return root
+
+
+@pytest.mark.slow
+def test_sharded_training_is_distributed_training(root: Path, tmp_path: Path) -> None:
+    """hardware=fsdp, a speech translation: parameters in parts, the same numbers."""
+    both = {}
+    for hardware in ("ddp", "fsdp"):
+        chosen = [
+            f"hardware={hardware}",
+            "hardware.accelerator=cpu",
+            "task.train.max_epochs=1",
+            "+task.optimizer.eps=1",
+        ]
+        done = run(root, tmp_path / hardware, *chosen)
+        assert done.returncode == 0, done.stderr[-3000:]
+        both[hardware] = load_file(tmp_path / hardware / "checkpoints" / "averaged.safetensors")
+    assert both["ddp"].keys() == both["fsdp"].keys()
+    assert max(float((both["fsdp"][name] - value).abs().max()) for name, value in both["ddp"].items()) < 1e-5
+    assert record(tmp_path / "fsdp")["quality"] == record(tmp_path / "ddp")["quality"]
+    assert "on rank zero alone" in record(tmp_path / "fsdp")["inference"]["protocol"]
+
+
+@pytest.mark.slow
+def test_two_processes_score_a_language_model_as_one(tmp_path: Path) -> None:
+    root, alone, two = write_texts(tmp_path), tmp_path / "alone", tmp_path / "two"
+    words = ["task=wikitext2", "attention=mtla", f"data_root='{root}'", f"cache_dir='{root}/cache'", *TINY_TEXT]
+    arguments = [sys.executable, "-m", "attnlab", *words, "hardware.accelerator=cpu"]
+    done = subprocess.run([*arguments, f"hydra.run.dir='{alone}'"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "sliding_perplexity" in record(alone)["quality"]
+    assert_scored_alike(alone, [*arguments, "hardware=ddp", f"hydra.run.dir='{two}'"], two)
+
+
+@pytest.mark.slow
+def test_two_processes_score_images_as_one(tmp_path: Path) -> None:
+    given = [word for word in TINY_IMAGES if not word.startswith("hardware")]
+    arguments = [sys.executable, "-m", "attnlab", *given, "compress=irratt", "rank=9", f"cache_dir='{tmp_path}/cache'"]
+    ddp = ["hardware=ddp", "hardware.accelerator=cpu", f"hydra.run.dir='{tmp_path / 'two'}'"]
+    done = subprocess.run([*arguments, *ddp], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = record(tmp_path / "two")
+    assert "shared by 2 processes" in found["inference"]["protocol"] and found["quality"]["images"] > 1
+    alone = tmp_path / "alone"
+    assert_scored_alike(tmp_path / "two", [*arguments, "hardware=cpu", f"hydra.run.dir='{alone}'"], alone)
+
+
+@pytest.mark.slow
+def test_a_sharded_language_model_continues(tmp_path: Path) -> None:
+    root, directory = write_texts(tmp_path), tmp_path / "run"
+    words = ["task=wikitext2", "attention=mtla", f"data_root='{root}'", f"cache_dir='{root}/cache'", *TINY_TEXT]
+    words += ["hardware=fsdp", "hardware.accelerator=cpu", "task.train.max_steps=8"]
+    longer = [f"resume='{directory}'", "task.train.max_steps=12"]
+    for given, place in ((words, directory), (longer, tmp_path / "more")):
+        arguments = [sys.executable, "-m", "attnlab", *given, f"hydra.run.dir='{place}'"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+    found = record(tmp_path / "more")
+    assert (found["training"]["steps"], found["training"]["resumed"]) == (12, True)
+    assert found["parent"] == {"path": str(directory), "run": record(directory)["identity"]["run"]}
+    assert found["quality"]["perplexity"] < 12  # of nine words
+    assert found["quality"]["signature"].endswith(", on rank zero alone")
+
+
+@pytest.mark.slow
+def test_a_stopped_run_is_recorded_as_such_and_continues(root: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    arguments = command(root, directory, "task.train.max_epochs=2000")
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    last = directory / "checkpoints" / "last.ckpt"
+    deadline = time.monotonic() + 120
+    while not last.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors[-3000:]
+    assert record(directory)["status"] == "interrupted"
+    assert "Traceback" not in errors
+
+    arguments = [sys.executable, "-m", "attnlab", f"resume='{directory}'", "task.train.max_minutes=0.03"]
+    arguments.append(f"hydra.run.dir='{tmp_path / 'shorter'}'")
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = record(tmp_path / "shorter")
+    assert found["status"] == "finished" and found["parent"]["path"] == str(directory)
+    assert found["training"]["epochs"] >= 1
+
+
+@pytest.mark.slow  # tests/run/test_loading.py has the refusals
+def test_a_refused_resume_leaves_the_run_as_it_was(root: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    done = run(root, directory, "task.train.max_epochs=1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    before = {name: (directory / name).read_bytes() for name in ("record.json", "config.yaml", "predictions.tsv")}
+    done = run(root, directory, "task.train.max_epochs=2", f"resume='{directory}'", "attention=mla")
+    assert done.returncode == 2
+    assert "attention=mla: resume= takes the configuration of its run, which has attention=mtla" in done.stderr
+    assert {name: (directory / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.slow
+def test_sharded_healing_is_that_of_one_process(tmp_path: Path) -> None:
+    """hardware=fsdp, a converted decoder: both objectives, of which one calls attention alone."""
+    root, model = write_texts(tmp_path), written(tmp_path / "model", SIZES)
+    healing = ["convert.healing.steps=4", "convert.healing.tokens=64", "convert.healing.warmup=1"]
+    words = [*TINY_CONVERTED, f"model='{model}'", "convert=mla", "convert.keep=0.5", *healing, f"data_root='{root}'"]
+    words += ["convert.calibration.tokens=256", "convert.calibration.window=32", f"cache_dir='{root}/cache'"]
+    sharded = ["hardware=fsdp", "hardware.accelerator=cpu", "hardware.devices=2"]
+    for place, given in (("alone", []), ("fsdp", sharded)):
+        arguments = [sys.executable, "-m", "attnlab", *words, *given, f"hydra.run.dir='{tmp_path / place}'"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, other = (load_file(tmp_path / place / "checkpoints" / "averaged.safetensors") for place in ("alone", "fsdp"))
+    assert one.keys() == other.keys()
+    assert max(float((other[name] - value).abs().max()) for name, value in one.items()) < 1e-5
+    one, other = (record(tmp_path / place)["conversion"] for place in ("alone", "fsdp"))
+    assert one["layers"] == other["layers"]
+    for point in ("original", "converted", "healed"):
+        assert one["points"][point]["perplexity"] == pytest.approx(other["points"][point]["perplexity"], rel=1e-5)
+    assert one["points"]["healed"]["perplexity"] != one["points"]["converted"]["perplexity"]

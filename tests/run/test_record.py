@@ -1,0 +1,220 @@
+"""record.json: its skeleton, its writing, what a good one is."""
+
+import copy
+import errno
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from attnlab.config.check import compose
+from attnlab.run import record as records
+from attnlab.run.identity import recipe
+from attnlab.run.record import NOT_RUN, problems
+
+PROMISED = {  # the keys that tables may count on, schema 2
+    "schema status mode command config task corpus attention stride rank compress scale seed": None,
+    "parameters": "total attention trainable",
+    "kv_cache": "elements_per_token_per_layer bytes_predicted bytes_measured",
+    "quality": "",
+    "inference": "seconds tokens_per_second peak_memory_mib mean_memory_mib batch beam dtype protocol",
+    "training": "steps seconds tokens_per_second final_loss",
+    "environment": "torch device git packages_hash",
+}
+
+
+@pytest.fixture(scope="module")
+def skeleton() -> dict[str, Any]:
+    return records.new(compose("attention=mtla", "seed=3"), "python -m attnlab attention=mtla seed=3")
+
+
+def test_a_new_record_has_every_promised_key_and_no_number_yet(skeleton: dict[str, Any]) -> None:
+    for keys, inner in PROMISED.items():
+        assert all(key in skeleton for key in keys.split())
+        if inner is not None:
+            assert set(inner.split()) <= set(skeleton[keys])
+            assert set(skeleton[keys].values()) <= {NOT_RUN}
+    assert problems(skeleton) == []
+    assert (skeleton["attention"], skeleton["stride"], skeleton["seed"]) == ("mtla", 2, 3)
+    assert skeleton["status"] == "running"
+    assert records.new(compose("attention=mha"), "")["stride"] is None
+
+
+def test_the_environment_names_what_ran(skeleton: dict[str, Any]) -> None:
+    found = records.environment("cpu")
+    assert found["torch"] == torch.__version__
+    assert found["device"].startswith("cpu: ") and found["device"] != "cpu: "
+    assert len(found["packages_hash"]) == 64 and found["packages_hash"] == records.environment("cpu")["packages_hash"]
+    assert problems(skeleton | {"environment": found}) == []
+
+
+def test_writing_is_atomic(skeleton: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records.write(skeleton, tmp_path)
+    assert records.read(tmp_path) == skeleton
+    with pytest.raises(TypeError):
+        records.write(skeleton | {"status": object()}, tmp_path)
+
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        records.write(skeleton | {"status": "finished"}, tmp_path)
+    assert records.read(tmp_path)["status"] == "running"
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_a_full_disk_still_takes_the_end_of_the_record(
+    skeleton: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        records.write(skeleton, tmp_path)
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "record.json").write_text("x" * 10_000)
+    records.write(skeleton, tmp_path)
+    assert records.read(tmp_path) == skeleton
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_what_is_not_json_becomes_json(tmp_path: Path) -> None:
+    values = {"nan": math.nan, "inf": -math.inf, "numpy": np.float32(0.5), "torch": torch.tensor(3), "path": Path("x")}
+    records.write({"values": values, "list": (1, math.nan)}, tmp_path)
+    text = (tmp_path / "record.json").read_text()
+    assert json.loads(text) == {
+        "values": {"nan": "nan", "inf": "-inf", "numpy": 0.5, "torch": 3, "path": "x"},
+        "list": [1, "nan"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"schema": 3}, "schema 3"),
+        ({"status": "done"}, "status 'done'"),
+        ({"seed": "1"}, "seed: expected int"),
+        ({"corpus": None}, "corpus: expected str"),
+        ({"parameters": {"total": 1}}, "parameters.attention: missing"),
+        ({"parameters": {"total": None, "attention": 1, "trainable": 1}}, "parameters.total: expected a number"),
+        ({"training": NOT_RUN}, "training: expected a mapping"),
+        ({"config": None}, "config: expected a mapping"),
+        ({"identity": {"recipe": "a", "run": "b", "corpus": "c"}}, "identity.weights: missing"),
+        ({"identity": {"recipe": 1, "run": "b", "corpus": "c", "weights": {}}}, "identity.recipe: expected str"),
+        ({"status": "failed"}, "an error belongs to"),
+        ({"error": "x"}, "an error belongs to"),
+    ],
+)
+def test_a_bad_record_is_recognised(skeleton: dict[str, Any], change: dict[str, Any], problem: str) -> None:
+    assert problem in " · ".join(problems(skeleton | change))
+
+
+def test_a_record_has_its_configuration_and_identity(skeleton: dict[str, Any]) -> None:
+    about = copy.deepcopy(skeleton) | {"environment": records.environment("cpu")}
+    assert about["config"]["attention"]["stride"] == 2 and about["identity"]["recipe"] == recipe(about["config"])
+    assert (about["identity"]["run"], about["identity"]["corpus"]) == (NOT_RUN, NOT_RUN)
+    records.identify(about, "sha256:abc")
+    first = about["identity"]["run"]
+    assert len(first) == 64 and problems(about) == []
+    records.identify(about, "sha256:def")
+    assert about["identity"]["run"] != first
+
+
+@pytest.mark.slow
+def test_a_record_names_its_task() -> None:
+    for overlay, name in {
+        "corpora/an4": "an4",
+        "corpora/picovoice": "picovoice",
+        "corpora/scitldr": "scitldr",
+        "corpora/slurp_text": "slurp_text",
+        "corpora/wmt10k": "wmt10k",
+        "t6/bench_decoding": "fineweb_edu",
+        "t6/bench_training": "fineweb_edu",
+        "tensorized/bench_absolute": "wikitext103",
+    }.items():
+        assert records.new(compose(f"experiment={overlay}"), "")["task"] == name
+    assert records.new(compose("task=slurp"), "")["task"] == "slurp"
+
+
+def test_the_speed_of_an_older_training_on_images_has_its_unit(skeleton: dict[str, Any], tmp_path: Path) -> None:
+    config = OmegaConf.to_container(compose("task=imagenet", "compress=none"), resolve=True)
+    for node, images, tokens in ((config, 20.0, NOT_RUN), (skeleton["config"], None, 20.0)):
+        old = skeleton | {"config": node, "training": skeleton["training"] | {"tokens_per_second": 20.0}}
+        training = records.upgraded(old, tmp_path)["training"]
+        assert (training.get("images_per_second"), training["tokens_per_second"]) == (images, tokens)
+
+
+def test_a_record_of_schema_1_is_read_as_one_of_schema_2(tmp_path: Path, skeleton: dict[str, Any]) -> None:
+    cfg = compose("attention=mtla", "seed=3")
+    OmegaConf.save(cfg, tmp_path / "config.yaml")
+    old = {key: value for key, value in skeleton.items() if key not in ("config", "identity")}
+    old |= {"schema": 1, "config_hash": "abc", "bench": {"rows": [{"what": "beam", "prompt": 4}]}}
+    found = records.upgraded(copy.deepcopy(old), tmp_path)
+    assert problems(found) == [] and found["identity"]["recipe"] == recipe(cfg)
+    assert found["bench"]["rows"] == [{"what": "beam", "prefix": 4}] and "config_hash" not in found
+    assert records.upgraded(found, tmp_path) is found
+    (tmp_path / "config.yaml").unlink()
+    unknown = records.upgraded(copy.deepcopy(old), tmp_path)
+    assert problems(unknown) == [] and (unknown["config"], unknown["identity"]["recipe"]) == ({}, NOT_RUN)
+
+
+@pytest.mark.parametrize(
+    "text", ["- 1", "task: x", "a: 1", "a: " + "[" * 500, "a: ${a}", "z: &z [*z]", "\0", "attention: {_target_: 1}",
+             "task: {train: {accumulate: {}}}", "task: {model: {weights: x}}"],
+)  # fmt: skip
+def test_an_old_record_with_a_damaged_configuration_has_none(
+    text: str, tmp_path: Path, skeleton: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    found = records.upgraded(skeleton | {"schema": 1}, tmp_path)
+    known = text == "a: 1"
+    assert problems(found) == [] and (found["config"] == {"a": 1}) == known
+    assert (found["config"], found["identity"]["recipe"]) == ({}, NOT_RUN) or known
+    assert known or "the recipe of this old record is unknown" in caplog.text
+
+
+@pytest.mark.parametrize("bench", [None, [1], {"rows": [1]}, {"rows": None}, "x"])
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_damaged_benchmark_is_a_problem(
+    bench: Any, schema: int, tmp_path: Path, skeleton: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    record = skeleton | {"schema": schema, "bench": bench}
+    assert [text.partition(":")[0] for text in problems(records.upgraded(record, tmp_path))] == ["bench"]
+
+
+def test_a_configuration_of_another_shape_is_a_problem(skeleton: dict[str, Any]) -> None:
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    for key, value in {
+        "task": "x",
+        "attention": [1],
+        "task.data": 3,
+        "choices": "x",
+        "task.kind._target_": [1],
+        "z": deep,
+    }.items():
+        config = copy.deepcopy(skeleton["config"])
+        OmegaConf.update(node := OmegaConf.create(config), key, value, merge=False) if key != "z" else None
+        config = OmegaConf.to_container(node) if key != "z" else config | {"z": deep}
+        (problem,) = problems(skeleton | {"config": config})
+        assert problem.startswith("config.") and ("levels" in problem or key in problem)
+
+
+def test_a_record_without_a_knob_is_recognised(skeleton: dict[str, Any]) -> None:
+    assert problems({key: value for key, value in skeleton.items() if key != "rank"}) == ["rank: missing"]
+
+
+def test_the_git_state_is_a_commit_or_the_reason_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    assert records.environment("cpu")["git"] == "not a checkout"
+    (tmp_path / ".git").mkdir()
+    assert records.environment("cpu")["git"].startswith("unknown: ")

@@ -1,0 +1,107 @@
+"""baseline=RUN: which comparisons are made, and which are refused."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlab.errors import DataError
+from attnlab.run.speedup import read_baseline, require_same_protocol, speedup
+
+BASELINE: dict[str, Any] = {
+    "status": "finished",
+    "task": "mustc",
+    "attention": "mha",
+    "stride": None,
+    "config_hash": "abc",
+    "corpus": "MuST-C at /data: 5 segments",
+    "environment": {"device": "cpu: a x 2", "threads": 2},
+    "inference": {
+        "seconds": 3.0,
+        "tokens_per_second": 50.0,
+        "peak_memory_mib": 300.0,
+        "batch": 5,
+        "beam": 5,
+        "dtype": "float32",
+        "protocol": "encoder and search",
+    },
+    "kv_cache": {"bytes_measured": 4000},
+}
+
+
+@pytest.fixture
+def ours() -> dict[str, Any]:
+    record = copy.deepcopy(BASELINE) | {"attention": "mtla", "stride": 2, "kv_cache": {"bytes_measured": 1000}}
+    record["inference"] |= {"seconds": 2.0, "tokens_per_second": 60.0, "peak_memory_mib": 200.0}
+    return record
+
+
+def write(tmp_path: Path, record: Any) -> Path:
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+def test_the_ratios_name_the_run_they_are_of(ours: dict[str, Any], tmp_path: Path) -> None:
+    place = str(write(tmp_path, BASELINE))
+    baseline = read_baseline(place)
+    assert baseline == read_baseline(f"{place}/record.json") == BASELINE
+    found = speedup(ours, BASELINE, place)
+    about = found.pop("baseline")
+    assert found == {"seconds": 1.5, "tokens_per_second": 1.2, "peak_memory": 1.5, "cache_bytes": 4.0}
+    assert (about["path"], about["run"], about["attention"], about["stride"]) == (place, "abc", "mha", None)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        (None, "corpus", "sample"),
+        ("environment", "device", "cuda: b"),
+        ("environment", "threads", 1),
+        ("inference", "dtype", "bfloat16"),
+        ("inference", "beam", 1),
+        ("inference", "batch", 4),
+        ("inference", "protocol", "other"),
+    ],
+)
+def test_another_protocol_is_refused(ours: dict[str, Any], section: str | None, key: str, value: Any) -> None:
+    place = ours if section is None else ours[section]
+    place[key] = value
+    name = f"{section}.{key}" if section else key
+    with pytest.raises(DataError, match=f"baseline: {name} differs.*this run has {value}, the baseline "):
+        speedup(ours, BASELINE, "runs/mha")
+    with pytest.raises(DataError, match=f"baseline: {name} differs"):
+        require_same_protocol(ours, BASELINE, measured=False)
+    place[key] = "not run"  # before scoring: not known yet
+    require_same_protocol(ours, BASELINE, measured=False)
+    with pytest.raises(DataError, match=f"baseline: {name} differs"):
+        require_same_protocol(ours, BASELINE, measured=True)
+
+
+def test_one_corpus_in_two_places_is_one_corpus(ours: dict[str, Any]) -> None:
+    ours["corpus"] = "MuST-C at /elsewhere: 5 segments"
+    ours["identity"] = {"corpus": "1234"}
+    baseline = BASELINE | {"identity": {"corpus": "1234", "run": "r"}}
+    assert speedup(ours, baseline, "runs/mha")["baseline"]["run"] == "r"
+    ours["identity"] = {"corpus": "5678"}
+    with pytest.raises(DataError, match="baseline: corpus differs.*5678.*1234"):
+        speedup(ours, baseline, "runs/mha")
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (None, r"record.json cannot be read \(No such file"),
+        ("{", "record.json is not the record of a run"),
+        ({"status": "finished"}, "record.json is not the record of a run"),
+        (BASELINE | {"status": "failed"}, "its status is failed"),
+        (BASELINE | {"inference": {"seconds": "not run"}}, "its inference.seconds is not run"),
+    ],
+)
+def test_what_is_no_baseline(tmp_path: Path, record: Any, message: str) -> None:
+    if record is not None:
+        (tmp_path / "record.json").write_text(record if isinstance(record, str) else json.dumps(record))
+    with pytest.raises(DataError, match=message):
+        read_baseline(str(tmp_path))
+    assert read_baseline(None) is None
