@@ -1,4 +1,4 @@
-"""The docstring of every public class and function names each of its arguments."""
+"""Every public class and function has a docstring, which gives the shape or meaning of each tensor it takes."""
 
 import ast
 import re
@@ -32,38 +32,42 @@ def documented(text: str) -> set[str]:
     return named
 
 
-def arguments(node: ast.FunctionDef | ast.ClassDef) -> Iterator[str]:
-    """Of a function; of a class those of `__init__`, and the fields of a dataclass or a named tuple."""
+def tensors(node: ast.FunctionDef | ast.ClassDef) -> Iterator[str]:
+    """The tensors that a function takes, or `__init__` of a class, or that a dataclass or a named tuple holds."""
     if isinstance(node, ast.FunctionDef):
-        every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
-        yield from (one.arg for one in every if one and one.arg not in ("self", "cls") and one.arg[0] != "_")
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        yield from (one.arg for one in arguments if one.arg[0] != "_" and is_tensor(one.annotation))
         return
     fields = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
     fields |= any(ast.unparse(base) == "NamedTuple" for base in node.bases)
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-            yield from arguments(part)
-        elif fields and isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part.annotation):
+            yield from tensors(part)
+        elif fields and isinstance(part, ast.AnnAssign) and is_tensor(part.annotation):
             name = ast.unparse(part.target)
             yield from [name] if name[0] != "_" else []
 
 
+def is_tensor(annotation: ast.expr | None) -> bool:
+    return annotation is not None and "Tensor" in re.findall(r"\w+", ast.unparse(annotation))
+
+
 def unexplained(module: ast.Module) -> Iterator[tuple[str, list[str]]]:
-    """Public classes and functions of a module without a docstring, or with arguments that it does not name."""
+    """Public classes and functions of a module without a docstring, or with tensors that it does not name."""
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_":
             text = ast.get_docstring(node) or ""
             known = documented(text)
-            left = [name for name in arguments(node) if name not in known]
+            left = [name for name in tensors(node) if name not in known]
             if left or not text:
                 yield node.name, left
 
 
-def test_every_argument_is_explained() -> None:
-    found = []
+def test_every_tensor_is_explained() -> None:
+    missing = []
     for path, module in modules().items():
-        found += [f"{path.relative_to(PACKAGE)}: {name}: {', '.join(left)}" for name, left in unexplained(module)]
-    assert not found, "\n".join(found)
+        missing += [f"{path.relative_to(PACKAGE)}: {name}: {', '.join(left)}" for name, left in unexplained(module)]
+    assert not missing, "\n".join(missing)
 
 
 def test_the_rule_itself() -> None:
@@ -74,13 +78,14 @@ class MHA:
     Args:
         first, second: two.
     """
-    def __init__(self, first, second, latent_dim, third, *, _own): ...
+    def __init__(self, first: Tensor, second: Tensor, latent_dim: Tensor, third: Tensor | None, path: Path): ...
 @dataclass
 class Pair:
     """A pair of x (B, T, d) and `y`."""
-    x: int
-    y: int
-    z: int
+    x: Tensor
+    y: Tensor
+    z: list[Tensor]
+    count: int
 def bare(): ...
 '''
     assert list(unexplained(ast.parse(source))) == [("MHA", ["third"]), ("Pair", ["z"]), ("bare", [])]

@@ -17,7 +17,7 @@ from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
 from attnlab.run.identity import recipe, run
 from attnlab.run.record import problems
-from attnlab.run.store import Found, collect
+from attnlab.run.store import SavedRecord, collect
 
 EXPERIMENT = re.compile("experiment=").match
 ROOT = CONF.parent
@@ -34,7 +34,7 @@ def name(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def records() -> list[Found]:
+def records() -> list[SavedRecord]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)  # records are named from here
         return collect([Path("experiments")])
@@ -50,7 +50,7 @@ def same(rendered: list[Path], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EACH_SPEC, ids=name)
-def test_a_table(path: Path, records: list[Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table(path: Path, records: list[SavedRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     own = [found for found in records if (ROOT / found.path).is_relative_to(path.parent)]
     same(write_table(read_spec(path), own, tmp_path / path.stem), path.parent)
@@ -63,7 +63,7 @@ def test_a_report(folder: Path, report: everything.Report, tmp_path: Path, monke
     same(report(found, tmp_path), folder)
 
 
-def test_the_page_of_speeds(records: list[Found], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_speeds(records: list[SavedRecord], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     page = EXPERIMENTS / "SPEED.md"
     committed = page.read_bytes()
@@ -94,7 +94,7 @@ def test_a_picture_was_drawn_from_the_numbers_beside_it(path: Path) -> None:
     assert figure.drawn_from(path) == hashlib.sha256(table.read_bytes()).hexdigest()
 
 
-def test_every_record_is_whole_and_has_its_identity(records: list[Found]) -> None:
+def test_every_record_is_whole_and_has_its_identity(records: list[SavedRecord]) -> None:
     """What a record stores is what its configuration gives today: a renamed key needs its line in the table."""
     assert len(records) >= 70
     for found in records:
@@ -108,7 +108,7 @@ def test_every_record_is_whole_and_has_its_identity(records: list[Found]) -> Non
     assert len(set(runs)) == len(runs)
 
 
-def test_the_overlay_in_each_command_is_there_or_was_renamed(records: list[Found]) -> None:
+def test_the_overlay_in_each_command_is_there_or_was_renamed(records: list[SavedRecord]) -> None:
     names = {
         word.partition("=")[2] for one in records for word in shlex.split(one.record["command"]) if EXPERIMENT(word)
     }
@@ -117,7 +117,7 @@ def test_the_overlay_in_each_command_is_there_or_was_renamed(records: list[Found
 
 
 @pytest.mark.slow
-def test_what_a_renamed_overlay_became_gives_the_recipe_of_its_training(records: list[Found]) -> None:
+def test_what_a_renamed_overlay_became_gives_the_recipe_of_its_training(records: list[SavedRecord]) -> None:
     for one in [one for one in records if one.record["mode"] == "train"]:
         words = shlex.split(one.record["command"])[3:]
         for old in [word.partition("=")[2] for word in words if EXPERIMENT(word)]:
@@ -126,7 +126,7 @@ def test_what_a_renamed_overlay_became_gives_the_recipe_of_its_training(records:
                 assert differences(one, [*RENAMES.overlays[old].split(), *others]) == [], one.name
 
 
-def test_sample_images_and_photos_are_runs_of_the_same_recipes(records: list[Found]) -> None:
+def test_sample_images_and_photos_are_runs_of_the_same_recipes(records: list[SavedRecord]) -> None:
     images = [found.record for found in records if found.path.parent.name in ("sample", "fruits360")]
     images = [record for record in images if record["task"] == "imagenet" and "compression" in record]
     trained = [record for record in images if record["mode"] == "train"]

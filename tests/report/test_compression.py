@@ -16,7 +16,7 @@ from attnlab.compression.transform import compress
 from attnlab.report import compression
 from attnlab.report.__main__ import main
 from attnlab.report.variants import means_table
-from attnlab.run.store import Found, collect
+from attnlab.run.store import SavedRecord, collect
 from tests.report.conftest import Run
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
@@ -65,13 +65,13 @@ def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path, run: Run) -
     assert [row[3] for row in rows if row[0] == "1"] == ["1", "0.5", "0.25", "2"]
 
 
-def of_a_sweep(method: str, seed: int, before: float, after: float, **settings: Any) -> Found:
+def of_a_sweep(method: str, seed: int, before: float, after: float, **settings: Any) -> SavedRecord:
     record = {"compress": method, "seed": seed, "rank": 8, "command": "x", "corpus": "sample"}
     record |= {"environment": {"device": "cpu", "git": "0"}, "compression": about([5, 3], before, after, 50.0)}
     for layer in record["compression"]["layers"]:  # type: ignore[index]
         layer |= {"global_ranks": [4, 4], "fusion_own": 0.75} if method == "irratt" else {}
     record["config"] = {"compress": {"_target_": method, "rank": 8, "vo_rank": 2, "start_seed": seed, **settings}}
-    return Found(Path(f"{method}{settings}{seed}.json"), record)
+    return SavedRecord(Path(f"{method}{settings}{seed}.json"), record)
 
 
 SWEEP = [

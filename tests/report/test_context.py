@@ -13,7 +13,7 @@ from attnlab.report.render import write_table
 from attnlab.report.runs import main
 from attnlab.report.spec import read_spec
 from attnlab.run import record as records
-from attnlab.run.store import Found, collect
+from attnlab.run.store import SavedRecord, collect
 
 SPEC = read_spec(CONF.parent / "experiments" / "t6" / "figure_context.yaml")
 LENGTHS = (256, 1024, 4096, 16384, 32768)
@@ -51,7 +51,7 @@ def template() -> dict[str, Any]:
     return record
 
 
-def kept(record: dict[str, Any], folder: Path) -> list[Found]:
+def kept(record: dict[str, Any], folder: Path) -> list[SavedRecord]:
     folder.mkdir(exist_ok=True)
     (folder / "record.json").write_text(json.dumps(record))
     return collect([folder])

@@ -10,7 +10,7 @@ import pytest
 from attnlab.errors import DataError
 from attnlab.report import conversion, everything
 from attnlab.report.__main__ import main
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 from tests.report.conftest import Run
 
 
@@ -54,7 +54,7 @@ def test_windows_in_all_layers_have_no_bytes_per_token(tmp_path: Path, run: Run)
     for name, size in (("original", 600), ("converted", 150)):
         found["points"][name] |= {"cache_bytes_per_token": 0.0, "cache_bytes_measured": size}
     path = run("r1", "task=wikitext2 convert=mla", conversion=found)
-    one = conversion.run_of(Found(path, json.loads(path.read_text())))
+    one = conversion.run_of(SavedRecord(path, json.loads(path.read_text())))
     assert (one.share, one.sizes) == (25, (600, 150))
 
 

@@ -18,7 +18,7 @@ from attnlab.pretrained import huggingface
 from attnlab.report import everything
 from attnlab.report.match import composed
 from attnlab.report.spec import Row, Spec, read_spec
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.pretrained import configured
 from tests.conversion.shapes import SHAPES
@@ -97,7 +97,7 @@ def test_row(path: Path, row: Row) -> None:
         return
     if row.parameters:
         assert record["kv_cache"].get("elements_per_token_per_layer", 0) == row.cache
-    found = Found(Path(), record)
+    found = SavedRecord(Path(), record)
     for column in read_spec(path).columns:
         if column.described:
             number = found.number(column.described)

@@ -25,7 +25,7 @@ from attnlab.report.render import table
 from attnlab.report.spec import Column, Row, Spec, read_spec
 from attnlab.run import record as records
 from attnlab.run.identity import architecture
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 from tests.report.conftest import finished
 
 PATHS = [p for p in everything.specifications(CONF.parent / "experiments") if read_spec(p).picture != "context"]
@@ -176,7 +176,7 @@ def test_a_table_shows_what_was_published(path: Path, every: bool) -> None:
     spec = read_spec(path) if every else quick(read_spec(path))
     rows = {row.label: row for row in spec.rows}
     made = {row.command: synthetic(spec, row) for row in rows.values() if row.command}
-    found = [Found(Path(f"/runs/{i}/record.json"), record) for i, record in enumerate(made.values())]
+    found = [SavedRecord(Path(f"/runs/{i}/record.json"), record) for i, record in enumerate(made.values())]
     wrong: set[tuple[str, str]] = set()
     for group in fillings(spec):
         held: dict[str, dict[str, float]] = {}
@@ -226,8 +226,8 @@ def test_only_the_untouched_model_stands_for_an_original() -> None:
     scored["config"]["checkpoint"] = "/a/run"
     tuned["identity"]["weights"]["task.model.weights"] = "sha256:0"
 
-    def chosen(row: Row, *found: dict[str, Any]) -> list[tuple[Found, list[str]]]:
-        return choose(row, [Found(Path("record.json"), record) for record in found], IRRATT)
+    def chosen(row: Row, *found: dict[str, Any]) -> list[tuple[SavedRecord, list[str]]]:
+        return choose(row, [SavedRecord(Path("record.json"), record) for record in found], IRRATT)
 
     assert [[wrong for _, wrong in chosen(row, record)] for row, record in zip(rows, made, strict=True)] == [[[]]] * 4
     assert chosen(original, trained, scored, tuned, made[3]) == []
@@ -242,7 +242,7 @@ def test_a_drop_is_against_a_record_of_the_baselines_own_recipe() -> None:
         record["quality"] = {"top1": top1}
 
     def drop() -> str:
-        grid = table(spec, [Found(Path(f"{i}/record.json"), record) for i, record in enumerate(made)])
+        grid = table(spec, [SavedRecord(Path(f"{i}/record.json"), record) for i, record in enumerate(made)])
         return shown(spec, next(c for c in spec.columns if c.key == "drop"), grid.rows[1])
 
     assert drop() == "-1.00"

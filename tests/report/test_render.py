@@ -13,7 +13,7 @@ from attnlab.report.__main__ import main
 from attnlab.report.grid import Grid
 from attnlab.report.render import table
 from attnlab.report.spec import Spec, read_spec
-from attnlab.run.store import Found, collect
+from attnlab.run.store import SavedRecord, collect
 from tests.report.conftest import MUSTC, Run
 
 SPEC = CONF.parent / "experiments" / "mtla" / "table1.yaml"
@@ -228,7 +228,7 @@ def test_runs_of_other_data_in_outputs_do_not_change_a_table(
     spec.write_bytes(SPEC.read_bytes())
     given: list[set[str]] = []
 
-    def write_table(_: Spec, records: list[Found], stem: Path) -> list[Path]:
+    def write_table(_: Spec, records: list[SavedRecord], stem: Path) -> list[Path]:
         given.append({found.path.parent.as_posix() for found in records})
         return [stem]
 

@@ -19,10 +19,10 @@ from attnlab.report import significance
 from attnlab.report.render import table
 from attnlab.report.runs import main
 from attnlab.report.spec import read_spec
-from attnlab.run.store import Found, collect
+from attnlab.run.store import SavedRecord, collect
 from tests.report.conftest import Run
 
-Scored = Callable[..., Found]
+Scored = Callable[..., SavedRecord]
 WORDS = ["der", "die", "das", "Haus", "Hund", "sieht", "vier", "kleine", "rote", "Blumen", "nicht", ",", "."]
 
 
@@ -47,7 +47,7 @@ def scored(template: dict[str, Any], tmp_path: Path) -> Scored:
 
     def make(
         name: str, hypotheses: Sequence[str] | None, quality: dict[str, Any], references: Sequence[str] = REFERENCES
-    ) -> Found:
+    ) -> SavedRecord:
         path = tmp_path / "runs" / name / "record.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(template | {"quality": quality}))

@@ -8,7 +8,7 @@ from attnlab.config.build import CONF
 from attnlab.report.match import choose, is_corpus, scored
 from attnlab.report.render import table
 from attnlab.report.spec import Row, Spec, read_spec
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 SPECS = {i: read_spec(CONF.parent / "experiments" / "tensorllm" / f"table{i}.yaml") for i in (2, 3, 4)}
 
@@ -77,7 +77,7 @@ def test_a_record_counts_for_the_questions_that_it_asked() -> None:
     record |= {"task": "reasoning", "compress": "none", "scale": "paper", "attention": "none", "stride": None}
     record |= {"rank": None, "seed": 1, "quality": {"accuracy": 50.0}, "config": {"model": "roberta-base"}}
     record["identity"] = {"weights": {}}
-    found = Found(CONF, record)
+    found = SavedRecord(CONF, record)
     found.__dict__["canonical"] = {}  # a recipe that is not known
     assert scored([found], SPECS[2]) == ([found], [found])
     chosen = {row.label for row in SPECS[2].rows if "original" in row.label and choose(row, [found], SPECS[2])}

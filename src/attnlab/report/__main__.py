@@ -23,7 +23,7 @@ from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, DataError, printable
 from attnlab.run.console import Screen, StderrHandler
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found, collect
+from attnlab.run.store import SavedRecord, collect
 
 OUTPUTS = Path("outputs")
 
@@ -152,7 +152,7 @@ def written(options: argparse.Namespace) -> list[Path]:
     return []
 
 
-def overview(records: Sequence[Found]) -> None:
+def overview(records: Sequence[SavedRecord]) -> None:
     """Print a line for each record, the oldest first.
 
     Args:

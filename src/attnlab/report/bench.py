@@ -8,7 +8,7 @@ from attnlab.errors import DataError
 from attnlab.report import figure
 from attnlab.report.grid import Grid
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ HEADERS += ["Cache MiB", "Times faster", "faster least", "faster most", "Times l
 CURVES = ["record", "mechanism", "against", "batch", "prefix", "text", "seconds", "least", "most", "peak memory"]
 
 
-def render(records: Sequence[Found], directory: Path) -> list[Path]:
+def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Write bench.md and bench.csv; where training was measured, also training.csv and training.png.
 
     Args:
@@ -42,7 +42,7 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
     return paths
 
 
-def bench_table(benches: Sequence[Found]) -> Grid:
+def bench_table(benches: Sequence[SavedRecord]) -> Grid:
     """A row for each variant of each measurement.
 
     Times are medians over rounds.  "Times faster" is the variant's time divided by the mechanism's.
@@ -85,7 +85,7 @@ def _compared(pair: dict[str, Any]) -> list[str]:
     return times + [f"{pair[key]:.4g}" if key in pair else "" for key in ("peak_memory", "cache")]
 
 
-def curves(benches: Sequence[Found]) -> Grid:
+def curves(benches: Sequence[SavedRecord]) -> Grid:
     """The measured ratios of training steps: time and peak memory of the other variant divided by the mechanism's.
 
     Args:

@@ -22,7 +22,7 @@ from attnlab.report.variants import (
     variants,
 )
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,7 @@ HEADERS += ["Multiply-adds, %", "Parameters, %", "Top-1 dense", "compressed", "f
 COMPRESSED = "compressed"  # the folder of a run directory that holds the model
 
 
-def render(records: Sequence[Found], directory: Path) -> list[Path]:
+def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Write the table sweep.{md,csv,tex}, and figures with their data as CSV beside them.
 
     With several seeds also means.{md,csv,tex}, a row for each setting. top1: top-1 over multiply-adds. For each method
@@ -74,7 +74,7 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
     return paths
 
 
-def sweep_table(found: Sequence[Found]) -> Grid:
+def sweep_table(found: Sequence[SavedRecord]) -> Grid:
     """A row for each record: sizes in percent of the dense model, top-1 before and after fine-tuning, in percent.
 
     Args:
@@ -85,7 +85,7 @@ def sweep_table(found: Sequence[Found]) -> Grid:
     if own_ranks:
         grid.headers = [*HEADERS[:3], VO_RANK, *HEADERS[3:]]
 
-    def order(one: Found) -> tuple[Any, ...]:
+    def order(one: SavedRecord) -> tuple[Any, ...]:
         return names[one.path], own_ranks.get(one.path, 0), columns_of(one), one.record["seed"]
 
     for i, one in enumerate(sorted(found, key=order), 1):
@@ -111,7 +111,7 @@ def sweep_table(found: Sequence[Found]) -> Grid:
     return grid
 
 
-def sweep_points(found: Sequence[Found]) -> Grid:
+def sweep_points(found: Sequence[SavedRecord]) -> Grid:
     """The data of :func:`sweep_plot`: the mean over the seeds of each method and each share of multiply-adds.
 
     With several seeds also the least and the most of them; with several value-output ranks these too.
@@ -179,7 +179,7 @@ def sweep_plot(points: Grid) -> "Figure":
     return page
 
 
-def head_ranks(one: Found) -> Grid:
+def head_ranks(one: SavedRecord) -> Grid:
     """The data of :func:`ranks_plot`; no rows where the heads of a layer share their columns.
 
     Args:
@@ -245,7 +245,7 @@ def density(ranks: Sequence[int], at: "Vector") -> "Vector":
     return kernels.mean(-1)
 
 
-def fusions(one: Found, folder: Path) -> Grid:
+def fusions(one: SavedRecord, folder: Path) -> Grid:
     """The data of :func:`fusion_plot`, after fine-tuning; no rows where the fusion is the identity.
 
     Args:
@@ -323,7 +323,7 @@ def reordered(weights: "Vector") -> "tuple[list[int], Vector]":
     return order.tolist(), scaled[order][:, np.argsort(place[owner], kind="stable")]
 
 
-def _title(one: Found) -> str:
+def _title(one: SavedRecord) -> str:
     return f"{one.record['compress']}, {columns_of(one):g} columns a layer"
 
 

@@ -8,7 +8,7 @@ from attnlab.report.match import composed, differences
 from attnlab.report.points import STYLES, name_below
 from attnlab.report.spec import Row, Spec
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ HEADERS = ["mechanism", "context", "ms", "least", "most", "CPU ms", "cache MiB",
 PANELS = {"ms": "ms for a step", "cache MiB": "cache, MiB", "peak MiB": "peak memory, MiB"}
 
 
-def data(spec: Spec, records: Sequence[Found]) -> Grid:
+def data(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
     """A row for each mechanism and each length of its command; `not run` where no record has it.
 
     ms: wall time of one cached step of one layer, median, least and most over the rounds.
@@ -38,7 +38,7 @@ def data(spec: Spec, records: Sequence[Found]) -> Grid:
     return grid
 
 
-def table(spec: Spec, records: Sequence[Found]) -> Grid:
+def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
     """The same as a table: time and cache of each mechanism at each length, and the commands that are still to be run.
 
     Args:
@@ -57,7 +57,7 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
         grid.rows.append([row.label, *times, *(one.get("cache MiB", NOT_RUN) for one in cells)])
     grid.notes = [f"{spec.source}.", *(text.strip() for text in spec.notes.values())]
     missing: dict[str, list[str]] = {}
-    used: dict[str, Found] = {}
+    used: dict[str, SavedRecord] = {}
     for row in spec.rows:
         found = newest(spec, row, records)
         if found is None:
@@ -75,7 +75,7 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
     return grid
 
 
-def newest(spec: Spec, row: Row, records: Sequence[Found]) -> Found | None:
+def newest(spec: Spec, row: Row, records: Sequence[SavedRecord]) -> SavedRecord | None:
     """The newest finished record of a row's shape, recipe and lengths that has measured the row's mechanism.
 
     Args:
@@ -136,7 +136,7 @@ def _contexts(value: Any) -> list[int]:
     return [value] if isinstance(value, int) else list(value)
 
 
-def _measured(found: Found, row: Row) -> dict[int, dict[str, Any]]:
+def _measured(found: SavedRecord, row: Row) -> dict[int, dict[str, Any]]:
     """What a record has of a row's mechanism, by the length; rows of the batch that were reordered do not count."""
     rows = [one for one in found.record["bench"]["rows"] if one["what"] == "decoding" and not one["reorder"]]
     measured = {one.get("context", 0): one["variants"].get(row.facts[VARIANT], {}) for one in rows}

@@ -15,7 +15,7 @@ from attnlab.report import figure
 from attnlab.report.grid import Grid
 from attnlab.report.points import name_below
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ class Run:
         return round(100 * self.sizes[1] / self.sizes[0], 1)
 
 
-def is_one(found: Found) -> bool:
+def is_one(found: SavedRecord) -> bool:
     """Whether a record is of a converted decoder.
 
     Args:
@@ -65,7 +65,7 @@ def is_one(found: Found) -> bool:
     return isinstance(found.record.get("conversion"), dict)
 
 
-def render(records: Sequence[Found], directory: Path) -> list[Path]:
+def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Write what :func:`write` does, for records.
 
     Of runs of one model, method, cache and seed the numbers of the latest count.
@@ -101,7 +101,7 @@ def write(found: Sequence[Run], directory: Path) -> list[Path]:
     return paths + figure.write(directory / "perplexity", points(found), plot)
 
 
-def run_of(one: Found) -> Run:
+def run_of(one: SavedRecord) -> Run:
     """What the table shows of a record.
 
     Args:
@@ -269,7 +269,7 @@ def _grouped(found: Sequence[Run]) -> list[tuple[tuple[str, str, float], list[Ru
     return list(groups.items())
 
 
-def _method(one: Found) -> str:
+def _method(one: SavedRecord) -> str:
     words = [text.lstrip("+") for text in shlex.split(one.record["command"]) if "=" in text]
     given = [text for text in words if text.startswith("convert.") and not text.startswith(OVER_THE_CACHE)]
     given = [text.removeprefix("convert.") for text in given if not text.startswith("convert.calibration.")]

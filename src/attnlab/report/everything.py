@@ -8,9 +8,9 @@ from attnlab.errors import DataError
 from attnlab.report import bench, compression, conversion, needle, reasoning, speed
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
-from attnlab.run.store import Found, collect
+from attnlab.run.store import SavedRecord, collect
 
-Report = Callable[[Sequence[Found], Path], list[Path]]
+Report = Callable[[Sequence[SavedRecord], Path], list[Path]]
 FIGURE = "figure"  # how the names of the specifications of figures begin
 
 
@@ -44,7 +44,7 @@ def _from_lines(report: ModuleType, folder: Path) -> Report:
     return lambda _, directory: report.write(report.read_runs(folder / "runs.csv"), directory)
 
 
-def below(folder: Path, records: Sequence[Found]) -> list[Found]:
+def below(folder: Path, records: Sequence[SavedRecord]) -> list[SavedRecord]:
     """The records in a folder and those below it.
 
     Args:
@@ -95,7 +95,7 @@ def figures(root: Path) -> list[Path]:
     return written
 
 
-def _specified(root: Path, records: Sequence[Found], figures: bool) -> list[Path]:
+def _specified(root: Path, records: Sequence[SavedRecord], figures: bool) -> list[Path]:
     paths = [path for path in specifications(root) if path.stem.startswith(FIGURE) == figures]
     if not paths:
         raise DataError(f"{root}: no specification (*/*.yaml); give the folder experiments of a checkout")

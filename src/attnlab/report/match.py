@@ -21,7 +21,7 @@ from attnlab.config.stack import PATTERN
 from attnlab.report.spec import Row, Spec
 from attnlab.run.identity import architecture, canonical
 from attnlab.run.speedup import PROTOCOL
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 MODEL = {"task.model.name", "task.weights"}  # which pretrained model a run starts from
 PLACES = {  # a row's command names files that only exist where the row is measured
@@ -30,7 +30,7 @@ PLACES = {  # a row's command names files that only exist where the row is measu
 }
 
 
-def scored(records: Sequence[Found], spec: Spec) -> tuple[list[Found], list[Found]]:
+def scored(records: Sequence[SavedRecord], spec: Spec) -> tuple[list[SavedRecord], list[SavedRecord]]:
     """Finished records that have a score; those among them that read the specification's corpus.
 
     Args:
@@ -57,7 +57,7 @@ def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
     return bool(text.startswith(wanted["name"])) and least <= int(trained or asked) <= most
 
 
-def is_of(found: Found, spec: Spec) -> bool:
+def is_of(found: SavedRecord, spec: Spec) -> bool:
     """Whether a record read the corpus of a specification, or of one of its rows; one that names none takes all.
 
     Args:
@@ -69,7 +69,7 @@ def is_of(found: Found, spec: Spec) -> bool:
     return not wanted or any(is_corpus(found.record["corpus"], one) for one in wanted)
 
 
-def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, list[str]]]:
+def choose(row: Row, records: Sequence[SavedRecord], spec: Spec) -> list[tuple[SavedRecord, list[str]]]:
     """The newest record of each seed with what it differs in; only those of the row's recipe, if there are any.
 
     Another pretrained model never stands for a row, nor does a trained one for a row with mode=test.
@@ -98,7 +98,7 @@ def choose(row: Row, records: Sequence[Found], spec: Spec) -> list[tuple[Found, 
     return list({pair[0].record["seed"]: pair for pair in exact or alike}.values())
 
 
-def _is_model(found: Found, row: Row, overrides: Sequence[str]) -> bool:
+def _is_model(found: SavedRecord, row: Row, overrides: Sequence[str]) -> bool:
     """Whether a record starts from the pretrained model of a row, or from the compressed one of its `start`."""
     untouched = composed(*overrides).mode == "test"
     keys = MODEL | {"task.model.weights"} if untouched else MODEL  # a local copy of the weights has another name
@@ -127,7 +127,7 @@ def _recipe(*overrides: str) -> dict[str, Any]:
     return dict(leaves(canonical(composed(*overrides))))
 
 
-def differences(found: Found, overrides: Sequence[str], start: str = "") -> list[str]:
+def differences(found: SavedRecord, overrides: Sequence[str], start: str = "") -> list[str]:
     """In what the recipe of a record differs from that of a command line; one text for each key.
 
     Args:
@@ -165,7 +165,7 @@ def differences(found: Found, overrides: Sequence[str], start: str = "") -> list
     return wrong
 
 
-def statistics(row: Row, records: Sequence[Found]) -> Mapping[str, float]:
+def statistics(row: Row, records: Sequence[SavedRecord]) -> Mapping[str, float]:
     """What the newest record of mode=statistics says of the split of a row; empty where none has read its corpus.
 
     Args:
@@ -184,7 +184,7 @@ def statistics(row: Row, records: Sequence[Found]) -> Mapping[str, float]:
     return {}
 
 
-def protocol(found: Found) -> list[Any]:
+def protocol(found: SavedRecord) -> list[Any]:
     """What two records must share before their times or memory are compared.
 
     Args:

@@ -14,7 +14,7 @@ from attnlab.errors import DataError
 from attnlab.report import figure
 from attnlab.report.grid import Grid
 from attnlab.run.record import NOT_RUN, UNREADABLE
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ NOTES = [
 ]
 
 
-def is_one(found: Found) -> bool:
+def is_one(found: SavedRecord) -> bool:
     """Whether a record is that of a finished run which has a needle in a haystack.
 
     Args:
@@ -41,7 +41,7 @@ def is_one(found: Found) -> bool:
     return found.record["status"] == "finished" and bool(_states(found))
 
 
-def render(records: Sequence[Found], directory: Path) -> list[Path]:
+def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Write the table as Markdown, LaTeX and CSV, and the heat maps of recall and gain with their numbers as CSV.
 
     Args:
@@ -68,7 +68,7 @@ def render(records: Sequence[Found], directory: Path) -> list[Path]:
     return paths
 
 
-def points(records: Sequence[Found], what: str) -> Grid:
+def points(records: Sequence[SavedRecord], what: str) -> Grid:
     """The data of :func:`draw`: a row for each run, state, length and depth.
 
     Args:
@@ -87,7 +87,7 @@ def points(records: Sequence[Found], what: str) -> Grid:
     return grid
 
 
-def table(records: Sequence[Found]) -> Grid:
+def table(records: Sequence[SavedRecord]) -> Grid:
     """Perplexity, cache, recall and gain of each run and state, the mean of its seeds; recall for each length too.
 
     Args:
@@ -119,7 +119,7 @@ def table(records: Sequence[Found]) -> Grid:
     return grid
 
 
-def labels(records: Sequence[Found]) -> list[str]:
+def labels(records: Sequence[SavedRecord]) -> list[str]:
     """A name for each run: its conversion with those settings in which conversions of that name differ.
 
     Args:
@@ -198,7 +198,7 @@ def _heat(axes: Any, found: Mapping[tuple[int, float], float], least: float, mos
     return image
 
 
-def _states(found: Found) -> dict[str, Mapping[str, Any]]:
+def _states(found: SavedRecord) -> dict[str, Mapping[str, Any]]:
     """The states of a record that have a needle, in the order of a conversion."""
     conversion, quality = found.record.get("conversion"), found.record["quality"]
     if isinstance(conversion, Mapping) and isinstance(known := conversion.get("points"), Mapping):
@@ -212,7 +212,7 @@ def _states(found: Found) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _conversion(found: Found) -> tuple[str, dict[str, Any]]:
+def _conversion(found: SavedRecord) -> tuple[str, dict[str, Any]]:
     """The target of a record's conversion with its settings; an empty name: the model keeps its attention."""
     conversion = found.record.get("conversion")
     if isinstance(conversion, Mapping):

@@ -14,7 +14,7 @@ from attnlab.errors import DataError
 from attnlab.report import figure
 from attnlab.report.grid import Grid
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ class Run:
     errors: tuple[float | None, ...] = (None,) * len(NUMBERS)
 
 
-def is_one(found: Found) -> bool:
+def is_one(found: SavedRecord) -> bool:
     """Whether a record is of a language model that was asked, however it has ended.
 
     Args:
@@ -62,7 +62,7 @@ def is_one(found: Found) -> bool:
     return bool(found.record["task"] == "reasoning")
 
 
-def render(records: Sequence[Found], directory: Path) -> list[Path]:
+def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Write what :func:`write` does, for records.
 
     Args:
@@ -211,7 +211,7 @@ def accuracy_plot(points: Grid) -> Figure:
     return page
 
 
-def runs_of(found: Sequence[Found]) -> list[Run]:
+def runs_of(found: Sequence[SavedRecord]) -> list[Run]:
     """What the table shows of records, one of each seed: those of a row one after the other, in the order of the seeds.
 
     Records of one recipe and corpus belong together. A sample world follows from its seed: all count as one corpus.
@@ -219,13 +219,13 @@ def runs_of(found: Sequence[Found]) -> list[Run]:
     Args:
         found: finished records of compressed language models.
     """
-    alike: dict[tuple[str, str, str, float | None], dict[tuple[str, str], dict[int, Found]]] = {}
+    alike: dict[tuple[str, str, str, float | None], dict[tuple[str, str], dict[int, SavedRecord]]] = {}
     for one in sorted(found, key=lambda one: str(one.record["started"])):
         about, corpus = one.record["identity"], one.record["config"]["data_root"]
         recipe = about["recipe"], "" if corpus is None else about["corpus"]
         groups = alike.setdefault((_model(one), _questions(one), _method(one), _keep(one)), {})
         groups.setdefault(recipe, {})[int(one.record["seed"])] = one
-    rows: list[tuple[Group, list[Found]]] = []
+    rows: list[tuple[Group, list[SavedRecord]]] = []
     for shown, groups in alike.items():
         common = set.intersection(*(_settings(one) for seeds in groups.values() for one in seeds.values()))
         for seeds in groups.values():
@@ -235,7 +235,7 @@ def runs_of(found: Sequence[Found]) -> list[Run]:
     return [_run(group, one) for group, members in rows for one in members]
 
 
-def _run(group: Group, one: Found) -> Run:
+def _run(group: Group, one: SavedRecord) -> Run:
     record, rate = one.record, _rate(one)
     quality = record["compression"]["quality"]
     points = [quality[point] if isinstance(quality.get(point), dict) else {} for point in POINTS]
@@ -267,7 +267,7 @@ def _accuracy(one: Run, point: str) -> float:
     return value
 
 
-def _settings(one: Found) -> set[str]:
+def _settings(one: SavedRecord) -> set[str]:
     """The settings of a record's command, but for those that have a column."""
     given = [text.lstrip("+") for text in shlex.split(one.record["command"]) if "=" in text]
     return {text for text in given if text.partition("=")[0] not in NAMED and not text.startswith("hydra.")}
@@ -284,29 +284,29 @@ def _spread(each: list[float]) -> list[str]:
     return [f"{mean(each):.3f}", f"{stdev(each) if len(each) > 1 else 0:.3f}"]
 
 
-def _model(one: Found) -> str:
+def _model(one: SavedRecord) -> str:
     """The value of `model=`, or the sample model."""
     config = one.record["config"]
     return str(config["model"] or f"sample {config['task']['model']['sample']}")
 
 
-def _questions(one: Found) -> str:
+def _questions(one: SavedRecord) -> str:
     """The question set, with the folder where it is not of the sample world."""
     config = one.record["config"]
     place = "" if config["data_root"] is None else f" ({Path(config['data_root']).name})"
     return f"{config['task']['questions']}{place}"
 
 
-def _method(one: Found) -> str:
+def _method(one: SavedRecord) -> str:
     return str(one.record["compress"])
 
 
-def _keep(one: Found) -> float | None:
+def _keep(one: SavedRecord) -> float | None:
     keep = (one.record["config"].get("compress") or {}).get("keep")
     return float(keep) if isinstance(keep, int | float) else None
 
 
-def _rate(one: Found) -> dict[str, Any]:
+def _rate(one: SavedRecord) -> dict[str, Any]:
     about = one.record.get("compression")
     found: dict[str, Any] = about.get("rate") or {} if isinstance(about, dict) else {}
     return found

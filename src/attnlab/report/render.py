@@ -15,10 +15,10 @@ from attnlab.report.match import choose, composed, protocol, scored, statistics
 from attnlab.report.significance import has_predictions, standard_error, sure
 from attnlab.report.spec import Column, Plot, Row, Spec
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 
-def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
+def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[Path]:
     """Write the table as Markdown, LaTeX and CSV, and its plots and curves if it has such and any point.
 
     With the files of :func:`pictures`.
@@ -41,7 +41,7 @@ def write_table(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
     return paths + pictures(spec, records, stem)
 
 
-def pictures(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
+def pictures(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[Path]:
     """Write the figure of the rows' curves, or that of one row's ranks or fusion matrices, with its data as CSV.
 
     Only runs of a row's own recipe are drawn. Where there is none, nothing is written.
@@ -75,7 +75,7 @@ def pictures(spec: Spec, records: Sequence[Found], stem: Path) -> list[Path]:
     return figure.write(place, data, compression.fusion_plot) if data.rows else []
 
 
-def table(spec: Spec, records: Sequence[Found]) -> Grid:
+def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
     """The table of a specification, filled from the records that stand for its rows.
 
     Args:
@@ -133,17 +133,17 @@ def table(spec: Spec, records: Sequence[Found]) -> Grid:
     return grid
 
 
-def _runs(label: str, chosen: Mapping[str, Sequence[tuple[Found, list[str]]]]) -> list[Found]:
+def _runs(label: str, chosen: Mapping[str, Sequence[tuple[SavedRecord, list[str]]]]) -> list[SavedRecord]:
     """The records that stand for a row."""
     return [found for found, _ in chosen.get(label, [])]
 
 
-def _exact(label: str, chosen: Mapping[str, Sequence[tuple[Found, list[str]]]]) -> list[Found]:
+def _exact(label: str, chosen: Mapping[str, Sequence[tuple[SavedRecord, list[str]]]]) -> list[SavedRecord]:
     """The records of a row's own recipe. Only these are a baseline: a marked record's drop would show no mark."""
     return [found for found, wrong in chosen.get(label, []) if not wrong]
 
 
-def plot_points(spec: Spec, plot: Plot, records: Sequence[Found]) -> Grid:
+def plot_points(spec: Spec, plot: Plot, records: Sequence[SavedRecord]) -> Grid:
     """The data of a plot: a point for each row and seed that has both numbers.
 
     Args:
@@ -165,8 +165,8 @@ def _ours(
     column: Column,
     row: Row,
     spec: Spec,
-    mine: Sequence[Found],
-    baseline: Sequence[Found],
+    mine: Sequence[SavedRecord],
+    baseline: Sequence[SavedRecord],
     names: Mapping[Path, str],
 ) -> str:
     if column.computed:
@@ -192,7 +192,7 @@ def _ours(
     return middle if error is None else f"{middle} ± {error:.{column.digits}f}"
 
 
-def _value(column: Column, found: Found) -> float | None:
+def _value(column: Column, found: SavedRecord) -> float | None:
     """The number of one record; of a mean only where the record has all of them."""
     values = [found.number(key) for key in column.mean or [column.value]]
     known = [value for value in values if value is not None]
@@ -201,14 +201,14 @@ def _value(column: Column, found: Found) -> float | None:
     return (exp(mean(known)) if column.exp else mean(known)) * column.factor
 
 
-def _error(column: Column, mine: Sequence[Found]) -> float | None:
+def _error(column: Column, mine: Sequence[SavedRecord]) -> float | None:
     """The standard error over the items of the test set, of a share of one record."""
     errors = [standard_error(found, column.value) for found in mine if column.value and not column.exp]
     known = [error * column.factor for error in errors if error is not None]
     return known[0] if len(known) == 1 else None
 
 
-def _surely(baseline: Sequence[Found], mine: Sequence[Found], names: Mapping[Path, str]) -> list[str]:
+def _surely(baseline: Sequence[SavedRecord], mine: Sequence[SavedRecord], names: Mapping[Path, str]) -> list[str]:
     """How sure the differences of a row to the baseline are, of those seeds of which both have predictions."""
     pairs = [
         (one, two)
@@ -229,7 +229,9 @@ def _setting(key: str, row: Row, spec: Spec) -> str:
     return value.rpartition(".")[2] if isinstance(value, str) else str(value)
 
 
-def _ratio(column: Column, mine: Sequence[Found], baseline: Sequence[Found], names: Mapping[Path, str]) -> str:
+def _ratio(
+    column: Column, mine: Sequence[SavedRecord], baseline: Sequence[SavedRecord], names: Mapping[Path, str]
+) -> str:
     """Of the newest two records that were measured in the same way."""
     pairs = [
         (theirs.number(column.ratio), own.number(column.ratio), own, theirs)
@@ -243,7 +245,7 @@ def _ratio(column: Column, mine: Sequence[Found], baseline: Sequence[Found], nam
     return "protocols differ" if mine and baseline and not pairs else NOT_RUN
 
 
-def _describe(name: str, row: str, found: Found, wrong: Sequence[str]) -> str:
+def _describe(name: str, row: str, found: SavedRecord, wrong: Sequence[str]) -> str:
     record, environment = found.record, found.record["environment"]
     corpus = re.sub(r" at .*(?=: train )", "", record["corpus"])  # without where it lies
     about = f"seed {record['seed']}; {corpus}; {environment['device']}; git {environment['git']}"
@@ -251,7 +253,7 @@ def _describe(name: str, row: str, found: Found, wrong: Sequence[str]) -> str:
     return f"{name} {row}: `{found.name}`; {about}; {record['inference']['protocol']}{differs}"
 
 
-def _left_out(every: Sequence[Found], usable: Sequence[Found], spec: Spec) -> list[str]:
+def _left_out(every: Sequence[SavedRecord], usable: Sequence[SavedRecord], spec: Spec) -> list[str]:
     others = [found for found in every if found not in usable]
     sample = sum(found.record["corpus"] == "sample" for found in others)
     name = spec.corpus["name"]

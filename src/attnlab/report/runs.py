@@ -23,7 +23,7 @@ from attnlab.run import lock, removal
 from attnlab.run.console import StderrHandler
 from attnlab.run.ledger import BROKEN, OUTPUTS, RECORD, UNRECORDED, Ledger, Run
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found, collect
+from attnlab.run.store import SavedRecord, collect
 
 HELP = """\
 attnlab runs [KEY=VALUE ...] [FOLDER]                 list the runs in FOLDER (default: outputs), the oldest first
@@ -340,7 +340,7 @@ def _local(started: str) -> str:
         return started
 
 
-def _rows(runs: Sequence[Found], keys: Iterable[str], always: bool = False) -> list[list[str]]:
+def _rows(runs: Sequence[SavedRecord], keys: Iterable[str], always: bool = False) -> list[list[str]]:
     """A row for each dotted key of records: `always`, as it is, else numbers, with their ratio to the first run's
     and the standard error of an accuracy."""
     rows = []

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from attnlab.callbacks.summary import label
 from attnlab.errors import DataError
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +79,7 @@ class Difference:
         )
 
 
-def has_predictions(found: Found) -> bool:
+def has_predictions(found: SavedRecord) -> bool:
     """Whether a record has a file of predictions beside it.
 
     Args:
@@ -88,7 +88,9 @@ def has_predictions(found: Found) -> bool:
     return _file(found).is_file()
 
 
-def differences(first: Found, second: Found, resamples: int = RESAMPLES, seed: int = SEED) -> list[Difference]:
+def differences(
+    first: SavedRecord, second: SavedRecord, resamples: int = RESAMPLES, seed: int = SEED
+) -> list[Difference]:
     """How sure the differences between two records are, in each metric that their predictions give.
 
     Beside record.json the predictions are in predictions.tsv, beside NAME.json in NAME.predictions.tsv.
@@ -137,7 +139,7 @@ def differences(first: Found, second: Found, resamples: int = RESAMPLES, seed: i
     return found
 
 
-def sure(first: Found, second: Found) -> list[str]:
+def sure(first: SavedRecord, second: SavedRecord) -> list[str]:
     """A line for each metric in which two records differ, or one that says why there is none.
 
     Args:
@@ -187,7 +189,7 @@ def bootstrap(
     return one, other, p, other - one - width, other - one + width, theirs
 
 
-def standard_error(found: Found, key: str) -> float | None:
+def standard_error(found: SavedRecord, key: str) -> float | None:
     """The standard error over the items of the test set, in the unit of the number; None: it has none.
 
     lm-evaluation-harness' and the questions' own are in the record (`KEY_stderr`). The share p of n images or sentences
@@ -214,13 +216,13 @@ def _probability(p: float) -> str:
     return f"{p:.3f}" if p >= 0.01 else f"{p:.4f}"
 
 
-def _file(found: Found) -> Any:
+def _file(found: SavedRecord) -> Any:
     """The predictions of a record."""
     own = found.path.name == "record.json"
     return found.path.parent / PREDICTIONS if own else found.path.with_suffix(f".{PREDICTIONS}")
 
 
-def _metrics(found: Found) -> list[str]:
+def _metrics(found: SavedRecord) -> list[str]:
     """Those of a record's metrics that its predictions can give."""
     known = ("bleu", "wer", "rouge1", "rouge2", "rougeL", "accuracy", "top1")
     names = [name for name in known if found.number(f"quality.{name}") is not None]
@@ -228,7 +230,7 @@ def _metrics(found: Found) -> list[str]:
     return ["accuracy"] if "accuracy" in names else names
 
 
-def _rows(found: Found) -> list[Row]:
+def _rows(found: SavedRecord) -> list[Row]:
     path = _file(found)
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -248,7 +250,7 @@ def _rows(found: Found) -> list[Row]:
     return rows
 
 
-def _same_items(first: Found, second: Found, own: Sequence[Row], other: Sequence[Row]) -> None:
+def _same_items(first: SavedRecord, second: SavedRecord, own: Sequence[Row], other: Sequence[Row]) -> None:
     if len(own) != len(other):
         raise DataError(
             f"{_file(second)}: {len(other)} predictions, and {_file(first)} has {len(own)}: not of one test set"
@@ -262,12 +264,12 @@ def _same_items(first: Found, second: Found, own: Sequence[Row], other: Sequence
                 )
 
 
-def _punctuation(found: Found) -> bool:
+def _punctuation(found: SavedRecord) -> bool:
     """Whether words are what stands between spaces."""
     return "words as written" in str(found.record["quality"].get("signature"))
 
 
-def _statistics(name: str, rows: Sequence[Row], found: Found) -> "Statistics":
+def _statistics(name: str, rows: Sequence[Row], found: SavedRecord) -> "Statistics":
     """(items, statistics) of a metric: what :func:`_bleu` or :func:`_share` takes, summed over the items."""
     import numpy as np
 

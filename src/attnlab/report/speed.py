@@ -11,7 +11,7 @@ from attnlab.report.grid import Grid
 from attnlab.report.speed_matrix import grids, is_wide
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 TITLE = "How fast: every measured ratio"
 HEADERS = ["What", "Compared with", "Shape", "Times faster", "By CPU seconds", "Times less memory", "Times less cache"]
@@ -40,7 +40,7 @@ UNITS |= {"rate": "rate {}", "ranks": "ranks {}", "tensors": "tensors {}"}
 LEAST_PEAK = 1.0  # MiB: below it the ratio of two peaks is noise
 
 
-def render(records: Sequence[Found], directory: Path) -> list[Path]:
+def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Write SPEED.md.
 
     Args:
@@ -84,7 +84,7 @@ def _filled(grid: Grid) -> Grid:
     return Grid(grid.title, [grid.headers[i] for i in kept], rows, grid.notes)
 
 
-def _line(found: Found, row: dict[str, Any], pair: dict[str, Any], directory: Path) -> list[str]:
+def _line(found: SavedRecord, row: dict[str, Any], pair: dict[str, Any], directory: Path) -> list[str]:
     """The cells of one ratio; a ratio that was not measured says why."""
     record = _place(found, directory)
     other = "published" if pair["against"] == f"published_{pair['of']}" else f"`{pair['against']}`"
@@ -99,7 +99,7 @@ def _line(found: Found, row: dict[str, Any], pair: dict[str, Any], directory: Pa
     return [*start, _spread(pair["seconds"]), processor, memory, cache, *record]
 
 
-def _place(found: Found, directory: Path) -> list[str]:
+def _place(found: SavedRecord, directory: Path) -> list[str]:
     """The machine, and a link to the record."""
     environment, protocol = found.record["environment"], found.record["bench"]["protocol"]
     device, threads = environment["device"].removeprefix("cpu: "), environment["threads"]
@@ -108,7 +108,7 @@ def _place(found: Found, directory: Path) -> list[str]:
     return [place, f"[record]({Path(os.path.relpath(found.path, directory)).as_posix()})"]
 
 
-def _what(found: Found) -> str:
+def _what(found: SavedRecord) -> str:
     """The mechanism; of a compressed model the method with the settings of its command."""
     if "compression" not in found.record:
         return f"`{found.mechanism}`"
@@ -118,7 +118,7 @@ def _what(found: Found) -> str:
     return f"`{' '.join([found.record['compress'], *settings])}`"
 
 
-def _shape(found: Found, row: dict[str, Any]) -> str:
+def _shape(found: SavedRecord, row: dict[str, Any]) -> str:
     """The width of the layer and the sizes that are not zero, in words."""
     width = (found.record["config"]["task"].get("model") or {}).get("d_model")
     words = [f"d {width}"] if width else []

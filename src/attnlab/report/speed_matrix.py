@@ -4,7 +4,7 @@ from typing import Any
 
 from attnlab.report.grid import Grid
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 LEAST = 4  # references that make such a table
 MEASURES = {
@@ -20,7 +20,7 @@ NOISE = (
 )
 
 
-def is_wide(found: Found) -> bool:
+def is_wide(found: SavedRecord) -> bool:
     """Whether all rows of a record compare the same mechanism with at least `LEAST` references, by length.
 
     Args:
@@ -33,7 +33,7 @@ def is_wide(found: Found) -> bool:
     )
 
 
-def grids(found: Found, place: str) -> list[Grid]:
+def grids(found: SavedRecord, place: str) -> list[Grid]:
     """The tables of such a record: times, peak memory, caches, and shares outside of matrix products if it has these.
 
     Args:

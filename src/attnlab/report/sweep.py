@@ -24,7 +24,7 @@ from attnlab.run.files import write_text
 from attnlab.run.lock import held
 from attnlab.run.multirun import Job
 from attnlab.run.record import BUSY, NOT_RUN
-from attnlab.run.store import Found, collect
+from attnlab.run.store import SavedRecord, collect
 
 STEM = "comparison"
 UNFINISHED = "unfinished"
@@ -110,7 +110,7 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     return paths
 
 
-def records(jobs: Sequence[Job]) -> list[Found]:
+def records(jobs: Sequence[Job]) -> list[SavedRecord]:
     """The records of jobs, in the order of the jobs, each with the settings that it has in this multirun.
 
     Args:
@@ -122,11 +122,11 @@ def records(jobs: Sequence[Job]) -> list[Found]:
     for job in jobs:
         if one := read.pop(job.directory / "record.json", None):  # once, if two jobs are one run
             command = {"command": shlex.join(["python", "-m", "attnlab", *job.settings])} if job.settings else {}
-            found.append(Found(one.path, one.record | command))
+            found.append(SavedRecord(one.path, one.record | command))
     return found
 
 
-def table(found: Sequence[Found], names: Mapping[Path, str] | None = None, home: Path | None = None) -> Grid:
+def table(found: Sequence[SavedRecord], names: Mapping[Path, str] | None = None, home: Path | None = None) -> Grid:
     """A row for each finished job, then one for each mechanism with its settings that has more than one seed.
 
     Args:
@@ -173,7 +173,7 @@ def table(found: Sequence[Found], names: Mapping[Path, str] | None = None, home:
 
 
 def unfinished(
-    found: Sequence[Found],
+    found: Sequence[SavedRecord],
     without: Mapping[str, str] = MappingProxyType({}),
     names: Mapping[Path, str] | None = None,
     home: Path | None = None,
@@ -212,7 +212,7 @@ def unfinished(
     return grid
 
 
-def drawn_over(found: Sequence[Found]) -> tuple[str, bool]:
+def drawn_over(found: Sequence[SavedRecord]) -> tuple[str, bool]:
     """What the quality is drawn over, a key of OVER, and whether as lines.
 
     Ranks or compression rates where the jobs differ in them: the rank of one method; of several methods, whose ranks
@@ -237,7 +237,7 @@ def drawn_over(found: Sequence[Found]) -> tuple[str, bool]:
     return ("bytes" if sized else "cache"), False
 
 
-def over_each(found: Sequence[Found], x: str, lines: bool = False) -> Grid:
+def over_each(found: Sequence[SavedRecord], x: str, lines: bool = False) -> Grid:
     """The data of a picture: a row for each finished job with both numbers; none if jobs have several metrics.
 
     Args:
@@ -260,7 +260,7 @@ def over_each(found: Sequence[Found], x: str, lines: bool = False) -> Grid:
     return grid
 
 
-def labels(found: Sequence[Found]) -> list[tuple[str, int, Path]]:
+def labels(found: Sequence[SavedRecord]) -> list[tuple[str, int, Path]]:
     """Name, seed and run directory of each job; the name: the mechanism and the settings in which the jobs differ.
 
     Args:
@@ -293,7 +293,7 @@ def show(grid: Grid) -> None:
         console.print(note, markup=False)
 
 
-def settings(found: Sequence[Found]) -> list[str]:
+def settings(found: Sequence[SavedRecord]) -> list[str]:
     """The keys in which the jobs' command lines differ, without the seed and what the mechanism's name says.
 
     Args:
@@ -305,21 +305,21 @@ def settings(found: Sequence[Found]) -> list[str]:
     return [key for key in keys if key not in hidden and len({each.get(key) for each in given}) > 1]
 
 
-def groups(found: Sequence[Found]) -> list[list[Found]]:
+def groups(found: Sequence[SavedRecord]) -> list[list[SavedRecord]]:
     """The finished jobs that have a score, together where they differ in the seed alone.
 
     Args:
         found: the jobs' records.
     """
     varied = settings(found)
-    same: dict[tuple[str, ...], list[Found]] = {}
+    same: dict[tuple[str, ...], list[SavedRecord]] = {}
     for one in found:
         if one.record["status"] == FINISHED and _score(one) is not None:
             same.setdefault((mechanism(one), *_settings(one, varied)), []).append(one)
     return list(same.values())
 
 
-def mechanism(one: Found) -> str:
+def mechanism(one: SavedRecord) -> str:
     """The attention mechanism with its stride, and the method of compression: those that the job has.
 
     Args:
@@ -329,7 +329,7 @@ def mechanism(one: Found) -> str:
     return " ".join(name for name in names if not name.startswith("none")) or "none"
 
 
-def metric(one: Found) -> str | None:
+def metric(one: SavedRecord) -> str | None:
     """The name of the first number of a record's quality, for instance bleu; None where nothing was scored.
 
     Args:
@@ -338,7 +338,7 @@ def metric(one: Found) -> str | None:
     return next((name for name in one.record["quality"] if one.number(f"quality.{name}") is not None), None)
 
 
-def _means(same: Sequence[Found], varied: Sequence[str], present: Sequence[str]) -> list[str]:
+def _means(same: Sequence[SavedRecord], varied: Sequence[str], present: Sequence[str]) -> list[str]:
     """The row of several seeds: means with standard deviations; sizes do not depend on the seed."""
     seeds = ", ".join(str(one.record["seed"]) for one in same)
     cells = [MEAN, mechanism(same[0]), *_settings(same[0], varied), seeds]
@@ -351,7 +351,7 @@ def _means(same: Sequence[Found], varied: Sequence[str], present: Sequence[str])
     return cells
 
 
-def _named(one: Found, varied: Sequence[str], names: Mapping[Path, str] | None) -> list[str]:
+def _named(one: SavedRecord, varied: Sequence[str], names: Mapping[Path, str] | None) -> list[str]:
     """The first cells of a job's row."""
     folder = one.path.parent
     return [(names or {}).get(folder, folder.name), mechanism(one), *_settings(one, varied), str(one.record["seed"])]
@@ -363,15 +363,19 @@ def _never(number: int, cfg: DictConfig, varied: Sequence[str], placed: bool) ->
     about = {"attention": choices.attention or "none", "stride": cfg.stride, "compress": choices.compress}
     about["config"] = {"attention": {"pattern": OmegaConf.select(cfg, "attention.pattern")}}
     values = (choices[key] if key in choices else OmegaConf.select(cfg, key) for key in varied)
-    cells = [str(number), mechanism(Found(Path(), about)), *("" if value is None else str(value) for value in values)]
+    cells = [
+        str(number),
+        mechanism(SavedRecord(Path(), about)),
+        *("" if value is None else str(value) for value in values),
+    ]
     return [*cells, str(cfg.seed), *[""] * placed, "never started", ""]
 
 
-def _place(one: Found, home: Path) -> str:
+def _place(one: SavedRecord, home: Path) -> str:
     return Path(os.path.relpath(one.path.parent, home)).as_posix()
 
 
-def _protocols(found: Sequence[Found]) -> set[str]:
+def _protocols(found: Sequence[SavedRecord]) -> set[str]:
     """How the jobs were measured while they were scored."""
     return {_protocol(one) for one in found if one.number("inference.seconds") is not None}
 
@@ -380,12 +384,12 @@ def _spread(values: Sequence[float], form: str) -> str:
     return f"{mean(values):{form}} ± {stdev(values):{form}}" if len(values) > 1 else NOT_RUN
 
 
-def _score(one: Found) -> float | None:
+def _score(one: SavedRecord) -> float | None:
     name = metric(one)
     return None if name is None else one.number(f"quality.{name}")
 
 
-def _number(one: Found, column: str) -> float | None:
+def _number(one: SavedRecord, column: str) -> float | None:
     return one.number(NUMBERS[column][0])
 
 
@@ -406,7 +410,7 @@ def _unseparated(cell: str, column: str) -> str:
     return cell.replace(",", "") if column in NUMBERS else cell
 
 
-def _corpus_and_updates(found: Sequence[Found]) -> str:
+def _corpus_and_updates(found: Sequence[SavedRecord]) -> str:
     """The corpus and the updates of finished trainings; empty where there are none."""
     trained = [one for one in found if one.number("training.steps") is not None]
     corpora = sorted({str(one.record["corpus"]) for one in trained})
@@ -417,19 +421,19 @@ def _corpus_and_updates(found: Sequence[Found]) -> str:
     return f"Corpus: {corpus}. Updates: {' to '.join(str(n) for n in dict.fromkeys((steps[0], steps[-1])))}."
 
 
-def _given(one: Found) -> dict[str, str]:
+def _given(one: SavedRecord) -> dict[str, str]:
     """The settings of the job's command line."""
     words = shlex.split(one.record["command"])
     words = words[words.index("attnlab") + 1 :] if "attnlab" in words else words
     return {key: value for key, equals, value in (word.partition("=") for word in words) if equals and key[0] != "-"}
 
 
-def _settings(one: Found, varied: Sequence[str]) -> list[str]:
+def _settings(one: SavedRecord, varied: Sequence[str]) -> list[str]:
     given = _given(one)
     return [given.get(key, "") for key in varied]
 
 
-def _protocol(one: Found) -> str:
+def _protocol(one: SavedRecord) -> str:
     about = one.record["inference"]
     parts = [f"beam {about['beam']}"] if one.number("inference.beam") is not None else []
     return ", ".join([str(about["protocol"]), *parts, str(about["dtype"]), one.record["environment"]["device"]])

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnlab.report.grid import Grid
 from attnlab.run.record import NOT_RUN
-from attnlab.run.store import Found
+from attnlab.run.store import SavedRecord
 
 POINTS = {"compressed": "before fine-tuning", "finetuned": "after fine-tuning"}
 DENSE = "dense"
@@ -16,14 +16,14 @@ BASELINE = "truncatt"
 OF_ONE_LINE = ("rank", "vo_rank", "start_seed")  # settings in which the points of a line may differ
 
 
-def means_table(found: Sequence[Found]) -> Grid:
+def means_table(found: Sequence[SavedRecord]) -> Grid:
     """A row for each setting: means over the seeds, and their standard deviations.
 
     Args:
         found: finished records of compressed models, of several seeds.
     """
     names, own_ranks = variants(found), value_ranks(found)
-    groups: dict[tuple[Any, ...], list[Found]] = {}
+    groups: dict[tuple[Any, ...], list[SavedRecord]] = {}
     for one in found:
         groups.setdefault((own_ranks.get(one.path, 0), columns_of(one), names[one.path]), []).append(one)
     headers = ["Method", "Seeds", "Relative error", "Ranks unlike global_svd's", "Fusion in own heads"]
@@ -56,7 +56,7 @@ def means_table(found: Sequence[Found]) -> Grid:
     return grid
 
 
-def variants(found: Sequence[Found]) -> dict[Path, str]:
+def variants(found: Sequence[SavedRecord]) -> dict[Path, str]:
     """The name of each record's method, with the settings in which the records of this method differ.
 
     Ranks and seeds are left out: a line of the picture goes over the ranks.
@@ -73,12 +73,12 @@ def variants(found: Sequence[Found]) -> dict[Path, str]:
     return named
 
 
-def _settings(one: Found) -> dict[str, Any]:
+def _settings(one: SavedRecord) -> dict[str, Any]:
     """Those of the method, without its class; empty where a record has no configuration."""
     return {key: value for key, value in one.record.get("config", {}).get("compress", {}).items() if key[0] != "_"}
 
 
-def value_ranks(found: Sequence[Found]) -> dict[Path, int]:
+def value_ranks(found: Sequence[SavedRecord]) -> dict[Path, int]:
     """The value-output rank of each record by its path, 0 for the default; empty where they do not differ.
 
     Args:
@@ -88,26 +88,26 @@ def value_ranks(found: Sequence[Found]) -> dict[Path, int]:
     return {path: int(rank or 0) for path, rank in ranks.items()} if len(set(ranks.values())) > 1 else {}
 
 
-def _discovered(same: Sequence[Found]) -> str:
+def _discovered(same: Sequence[SavedRecord]) -> str:
     """How many heads have another rank than the singular values give them; "–" where that is not known."""
     layers = [layer for one in same for layer in layers_of(one) if "global_ranks" in layer]
     pairs = [pair for layer in layers for pair in zip(layer["ranks"], layer["global_ranks"], strict=True)]
     return f"{sum(a != b for a, b in pairs)} of {len(pairs)}" if pairs else "–"
 
 
-def _own(same: Sequence[Found]) -> str:
+def _own(same: Sequence[SavedRecord]) -> str:
     """The share of CP SlimAtt's fusion in the own heads of the columns."""
     shares = [layer["fusion_own"] for one in same for layer in layers_of(one) if "fusion_own" in layer]
     return f"{mean(shares):.3f}" if shares else "–"
 
 
-def _number(one: Found, point: str) -> float:
+def _number(one: SavedRecord, point: str) -> float:
     """Top-1 at a point; NaN where it was not measured."""
     quality = one.record["compression"]["quality"][point]
     return float(quality["top1"]) if isinstance(quality, dict) else float("nan")
 
 
-def _paired(same: Sequence[Found], baseline: Sequence[Found], point: str) -> str:
+def _paired(same: Sequence[SavedRecord], baseline: Sequence[SavedRecord], point: str) -> str:
     """The differences of top-1 to the baseline's of the same seed; "–" where a seed has none."""
     others = {one.record["seed"]: _number(one, point) for one in baseline}
     if any(one.record["seed"] not in others for one in same):
@@ -122,7 +122,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
     return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
-def layers_of(one: Found) -> list[dict[str, Any]]:
+def layers_of(one: SavedRecord) -> list[dict[str, Any]]:
     """The entries of the record for each compressed attention layer.
 
     Args:
@@ -131,7 +131,7 @@ def layers_of(one: Found) -> list[dict[str, Any]]:
     return [layer for layer in one.record.get("compression", {}).get("layers", []) if "qk_error" in layer]
 
 
-def columns_of(one: Found) -> float:
+def columns_of(one: SavedRecord) -> float:
     """Query-key columns of a layer, the mean over the layers.
 
     Args:
@@ -141,7 +141,7 @@ def columns_of(one: Found) -> float:
     return mean(sum(each) if isinstance(each, list) else each for each in ranks)
 
 
-def error_of(one: Found) -> float:
+def error_of(one: SavedRecord) -> float:
     """The relative error of the query-key tensor, the mean over the layers.
 
     Args:

@@ -22,7 +22,7 @@ RECORD = {"schema", "status", "mode", "command"}  # any other JSON file lacks on
 
 
 @dataclass(frozen=True)
-class Found:
+class SavedRecord:
     """A record and its file.
 
     Args:
@@ -70,7 +70,7 @@ class Found:
         return attention + (f" s={stride}" if stride is not None else "")
 
 
-def collect(places: Iterable[Path]) -> list[Found]:
+def collect(places: Iterable[Path]) -> list[SavedRecord]:
     """Every record in these files and folders, whatever its file's name, the oldest first.
 
     In a folder every .json file is looked at; those that are not records are passed over. Raises DataError: a place
@@ -91,7 +91,7 @@ def collect(places: Iterable[Path]) -> list[Found]:
     return sorted(read, key=lambda found: found.record["started"])
 
 
-def read(path: Path) -> Found | None:
+def read(path: Path) -> SavedRecord | None:
     """The record in a file, of the present schema; None of a JSON file that is something else.
 
     Args:
@@ -114,7 +114,7 @@ def read(path: Path) -> Found | None:
         raise DataError(f"{path}: skipped, not a record: its values are nested too deeply") from error
     if wrong:
         raise DataError(f"{path}: skipped, not a record of schema {SCHEMA}: {wrong[0]}")
-    return Found(path, record)
+    return SavedRecord(path, record)
 
 
 def printable(text: str) -> str:
@@ -135,7 +135,7 @@ def _printable(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _read(path: Path, expected: bool) -> Found | None:
+def _read(path: Path, expected: bool) -> SavedRecord | None:
     """The record in a file; None if it is damaged, or not a record. `expected`: a file that is none is named."""
     try:
         found = read(path)

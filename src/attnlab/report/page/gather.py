@@ -22,7 +22,7 @@ from attnlab.report.curves import read_curves
 from attnlab.run import lock
 from attnlab.run.ledger import BROKEN, RECORD
 from attnlab.run.record import SECTIONS
-from attnlab.run.store import Found, printable, read
+from attnlab.run.store import SavedRecord, printable, read
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ def _files(place: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(".json"))
 
 
-def _shown(found: Found, name: str, whole: bool) -> Shown:
+def _shown(found: SavedRecord, name: str, whole: bool) -> Shown:
     """`whole`: the record lies in its run directory, with curves and predictions beside it."""
     record, directory = found.record, found.path.parent
     status, error = record["status"], " ".join(str(record.get("error") or "").split())
