@@ -36,6 +36,7 @@ def test_make_help_lists_the_targets_and_their_commands() -> None:
         "demo",
         "test",
         "check",
+        "size",
         "kill-test",
         "tables",
         "table-%",
