@@ -13,7 +13,7 @@ import pytest
 from attnlab.errors import DataError
 from attnlab.report.runs import main
 from attnlab.run import removal
-from attnlab.run.lock import Lock, locked
+from attnlab.run.lock import locked
 from tests.run.test_ledger import write
 
 KEYS = "mode task choices attention hardware seed data_root cache_dir"
@@ -134,7 +134,7 @@ def test_the_lock_is_held_while_a_run_is_removed(
     take = removal.lock.locked
 
     @contextmanager
-    def first(directory: Path, wait: float = 0) -> Iterator[Lock]:
+    def first(directory: Path, wait: float = 0) -> Iterator[Path]:
         if directory == root / "a":
             write(root / "a")  # continued, and finished
         with take(directory, wait) as held:

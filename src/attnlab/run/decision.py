@@ -13,7 +13,6 @@ import json
 import logging
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from attnlab.run import fingerprint, identity
 from attnlab.run import record as records
 from attnlab.run.ledger import OUTPUTS, RECORD, Ledger, Run, key_of
 from attnlab.run.loading import ELSEWHERE, FREE
-from attnlab.run.lock import ENDING, Holder, held, locked
+from attnlab.run.lock import held, locked
 
 SAMPLE = "sample"  # the name that a record gives to an embedded corpus
 GIVING = ("predict", "generate", "export")  # modes whose result is not their record: they are always done
@@ -56,7 +55,7 @@ class Decision:
 
 
 @contextlib.contextmanager
-def claimed(cfg: DictConfig, sweep: Path) -> Iterator[Holder | None]:
+def claimed(cfg: DictConfig, sweep: Path) -> Iterator[str | None]:
     """Take a job inside the block: a run needs seconds before it has a record by which other multiruns can see it.
 
     Args:
@@ -85,7 +84,7 @@ def claimed(cfg: DictConfig, sweep: Path) -> Iterator[Holder | None]:
         yield other
 
 
-def decide(cfg: DictConfig, own: Path, sweep: Path, other: Holder | None = None) -> Decision:
+def decide(cfg: DictConfig, own: Path, sweep: Path, other: str | None = None) -> Decision:
     """Decide what a job of a multirun does.
 
     Args:
@@ -103,8 +102,6 @@ def decide(cfg: DictConfig, own: Path, sweep: Path, other: Holder | None = None)
     if cfg.get("rerun"):  # a user's own root file may lack it
         return Decision("start", fresh, f"starts, whatever is finished (rerun=true): {_near(fresh)}")
     found = earlier(cfg, places(sweep))
-    if any(run.status == "running" and not _holder(run.directory) for run in found):
-        found = earlier(cfg, places(sweep))  # it has ended in the meantime
     if done := [run for run in found if run.status == "finished"]:
         return Decision(
             "skip", done[-1].directory, f"finished before, skipped: {_near(done[-1].directory)}{_commit(done[-1])}"
@@ -220,14 +217,6 @@ def _begun(runs: Sequence[Run]) -> Run | None:
     """The run whose last checkpoint is the newest; None: none has one."""
     having = [run for run in runs if (run.directory / LAST).is_file() and (run.directory / "config.yaml").is_file()]
     return max(having, key=lambda run: (run.directory / LAST).stat().st_mtime, default=None)
-
-
-def _holder(directory: Path) -> Holder | None:
-    """Who holds a directory, after waiting for a holder that is about to end; None: nobody."""
-    deadline = time.monotonic() + ENDING
-    while (holder := held(directory)) and holder.ending and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return holder
 
 
 def _same_corpus(cfg: DictConfig, run: Run) -> bool:

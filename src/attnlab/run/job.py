@@ -27,7 +27,7 @@ from attnlab.run.directory import refuse_foreign
 from attnlab.run.files import remove_partial, write_bytes, write_text
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.lock import NAME as LOCK
-from attnlab.run.lock import VANISHING, Lock, held, locked, refuse_live
+from attnlab.run.lock import held, locked, refuse_live
 from attnlab.run.loggers import close_loggers
 from attnlab.run.parents import on_parent_end, orphaned, parent
 from attnlab.run.signals import Interrupted, interruptible
@@ -36,6 +36,7 @@ log = logging.getLogger("attnlab.run")
 
 VOCABULARIES = ("vocabulary.json", "tokenizer.model", "ctc_tokenizer.model", "classes.json")
 OF_A_REFUSED_RUN = {"config.yaml", "record.json", "run.log", LOCK, "curves", "pretraining", *VOCABULARIES}
+VANISHING = 10.0  # seconds that a process which is gone may take to let go of its files
 BACKENDS = "attnlab.attention.ops.backends"  # which notes what computed each operation of attention
 
 
@@ -79,7 +80,7 @@ def run(cfg: DictConfig, command: str, directory: Path | None, created: bool = F
             except (ConfigError, LockedError, WriteError) as error:  # nothing is written: the log is another run's
                 print(f"error: {one_line(error)}", file=sys.stderr)
                 return error.exit_code
-        code = _run(cfg, command, directory, lock)
+        code = _run(cfg, command, directory)
         refused = created and code == ConfigError.exit_code and lock is not None and not cfg.resume
         if not (directory and refused and _remove_refused(directory)):
             return code
@@ -117,7 +118,7 @@ def _refuse_done(directory: Path) -> None:
         )
 
 
-def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | None) -> int:
+def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
     first = records.first_process()
     if backends := sys.modules.get(BACKENDS):  # of an earlier run in this process
         backends.forget()
@@ -133,8 +134,6 @@ def _run(cfg: DictConfig, command: str, directory: Path | None, lock: Lock | Non
             records.write(record, directory)
 
     def save_interrupted(name: str) -> None:
-        if lock:
-            lock.end()
         if record["status"] != "finished":  # it has everything: only the loggers are being closed
             record.update(status="interrupted", error=f"interrupted by {name}{_why()}")
             save()
