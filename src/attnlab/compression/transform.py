@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from attnlab.compression.keep import with_budget
@@ -26,12 +24,11 @@ from attnlab.compression.modules.base import Replacement, build, describe
 from attnlab.compression.modules.linear import Fused
 from attnlab.errors import ConfigError
 from attnlab.pretrained import Family, Layer, Projection, family_of, replace
-from attnlab.run.cache import Damaged, stored
+from attnlab.run.cache import read_tensors, stored, write_tensors
 from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
 
-UNIT = "unit.safetensors"  # the file of a stored unit
 VERSION = 2  # to be raised when the same weights and settings give other factors
 ROUNDING = 1e-6  # relative error above which a dense form is not called exact
 
@@ -281,26 +278,21 @@ def _stored(model: nn.Module, unit: Unit, store: Path, watch: Watch) -> Change:
 
     def write(folder: Path) -> None:
         computed.append(_computed(unit, watch))
-        _write(folder / UNIT, computed[0], next(model.get_submodule(unit.reads[0]).parameters()).dtype)
+        _write(folder, computed[0], next(model.get_submodule(unit.reads[0]).parameters()).dtype)
 
     change = stored(store / _key(model, unit), _read, write)
     return change if computed else Change(change.modules, change.projections, {**change.report, "stored": True})
 
 
 def _read(folder: Path) -> Change:
-    """What `_write` has written. Damaged: it is not that."""
-    try:
-        with safe_open(folder / UNIT, "pt") as content:
-            about = json.loads(content.metadata()["about"])
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        modules = {path: _restore(layout, tensors, f"m{i}.") for i, (path, layout) in enumerate(about["modules"])}
-        projections = {
-            (layer, name): tensors[f"p{i}"] if layout is None else _restore(layout, tensors, f"p{i}.")
-            for i, (layer, name, layout) in enumerate(about["projections"])
-        }
-        return Change(modules, projections, about["report"])
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise Damaged(" ".join(str(error).split())) from error
+    """What `_write` has written."""
+    tensors, about = read_tensors(folder)
+    modules = {path: _restore(layout, tensors, f"m{i}.") for i, (path, layout) in enumerate(about["modules"])}
+    projections = {
+        (layer, name): tensors[f"p{i}"] if layout is None else _restore(layout, tensors, f"p{i}.")
+        for i, (layer, name, layout) in enumerate(about["projections"])
+    }
+    return Change(modules, projections, about["report"])
 
 
 def _restore(layout: dict[str, Any], tensors: Mapping[str, Tensor], prefix: str) -> Replacement:
@@ -313,7 +305,7 @@ def _restore(layout: dict[str, Any], tensors: Mapping[str, Tensor], prefix: str)
     return module
 
 
-def _write(file: Path, change: Change, dtype: torch.dtype) -> None:
+def _write(folder: Path, change: Change, dtype: torch.dtype) -> None:
     tensors: dict[str, Tensor] = {}
     modules, projections = [], []
     for i, (path, module) in enumerate(change.modules.items()):
@@ -324,5 +316,4 @@ def _write(file: Path, change: Change, dtype: torch.dtype) -> None:
         parts = {"": new} if isinstance(new, Tensor) else {f".{key}": value for key, value in new.state_dict().items()}
         tensors |= {f"p{i}{key}": value for key, value in parts.items()}
     about = {"modules": modules, "projections": projections, "report": dict(change.report)}
-    plain = {name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()}
-    file.write_bytes(save(plain, metadata={"about": json.dumps(about)}))
+    write_tensors(folder, {name: value.to(dtype) for name, value in tensors.items()}, about)

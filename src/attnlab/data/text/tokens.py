@@ -147,16 +147,13 @@ def build(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], 
 def _open(folder: Path, vocab_size: int) -> TokenFile:
     path = folder / "tokens.bin"
     index = read_index(folder)
-    try:
-        dtype = np.dtype(index["dtype"])
-        if path.stat().st_size != index["count"] * dtype.itemsize:
-            raise Damaged(f"expected {index['count']} ids")
-        file = TokenFile(path, np.memmap(path, dtype=dtype, mode="r"), vocab_size, index["texts"], index["words"])
-        file._checks = index["crc32"]
-        if path.stat().st_size <= EAGER and not all(file._sound(i) for i in range(len(index["crc32"]))):
-            raise Damaged("its ids are not those that were written")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(str(error)) from error
+    dtype = np.dtype(index["dtype"])
+    if path.stat().st_size != index["count"] * dtype.itemsize:
+        raise Damaged(f"expected {index['count']} ids")
+    file = TokenFile(path, np.memmap(path, dtype=dtype, mode="r"), vocab_size, index["texts"], index["words"])
+    file._checks = index["crc32"]
+    if path.stat().st_size <= EAGER and not all(file._sound(i) for i in range(len(index["crc32"]))):
+        raise Damaged("its ids are not those that were written")
     return file
 
 
