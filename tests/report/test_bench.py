@@ -46,14 +46,16 @@ def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[
     second = bench(run, "b", [training(512, 1.1)])
     out = tmp_path / "out"
     assert main(["--bench", str(first), str(second), "--out", str(out)]) == 0
-    assert len(capsys.readouterr().out.split()) == 4
+    assert len(capsys.readouterr().out.split()) == 5
     rows = list(csv.DictReader((out / "bench.csv").open()))
     assert [row["Variant"] for row in rows] == 2 * ["mtla", "mha", "published"] + ["mtla", "mtla", "mha", "published"]
     assert (rows[1]["ms"], rows[1]["Times faster"], rows[1]["Peak MiB"]) == ("20", "1.2", "not run")
     assert (rows[2]["ms"], rows[2]["Times faster"]) == ("not run", "not run")
     assert rows[6]["Cache MiB"] == "1"
-    text = (out / "bench.md").read_text()
-    assert "no room" in text and "rounds 5" in text and "long explanation" not in text
+    assert "no room" in (out / "bench.md").read_text() and f"in `{tmp_path}/runs`" in (out / "bench.md").read_text()
+    listed = list(csv.DictReader((out / "bench_records.csv").open()))
+    assert [row["File"] for row in listed] == [str(first), str(second)]
+    assert listed[0]["Protocol"] == "device cpu, rounds 5"  # without the long explanation
     curve = list(csv.DictReader((out / "training.csv").open()))
     assert [(row["record"], row["text"], row["seconds"], row["least"]) for row in curve] == [
         ("R1", "512", "1.2", "0.6"), ("R1", "1024", "2.4", "1.2"), ("R2", "512", "1.1", "0.55"),
@@ -67,6 +69,7 @@ def test_no_plot_without_training(tmp_path: Path, run: Run) -> None:
     assert sorted(file.name for file in path.parent.iterdir()) == [
         "bench.csv",
         "bench.md",
+        "bench_records.csv",
         "config.yaml",
         "record.json",
     ]

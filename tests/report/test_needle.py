@@ -68,7 +68,7 @@ def test_a_record_under_experiments_is_drawn(template: dict[str, Any], tmp_path:
         "rows: [{label: a, command: task=mustc, published: {}}]}"
     )
     files = {path.name for path in everything.figures(root) if path.parent == folder}
-    names = {"needle.md", "needle.tex", "needle.csv"}
+    names = {"needle.md", "needle.tex", "needle.csv", "needle_records.csv"}
     names |= {f"needle_{name}.{kind}" for name in ("recall", "gain") for kind in ("csv", "png")}
     assert files == names
     assert (folder / "needle_recall.png").read_bytes().startswith(b"\x89PNG")

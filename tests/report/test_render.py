@@ -65,9 +65,9 @@ def test_one_run_each(tmp_path: Path, run: Run) -> None:
     assert cell(grid, "MTLA, s = 2", "Speed-up, ours") == "2.00 (R1/R2)"
     assert cell(grid, "MTLA, s = 2", "Memory reduction, ours") == "3.00 (R1/R2)"
     assert cell(grid, "MTLA, s = 3", "BLEU, ours") == "not run"
-    (note,) = notes(grid, "R2 MTLA")
-    assert "b/record.json" in note and "train 229703" in note
-    assert "another place" not in note and "NOT" not in note
+    about = grid.records[1]
+    assert about["Record"] == "R2" and about["Row"] == "MTLA, s = 2" and about["File"].endswith("b/record.json")
+    assert "train 229703" in about["Corpus"] and "another place" not in about["Corpus"] and not notes(grid, "NOT")
     assert not notes(grid, "not run: MHA") and notes(grid, "not run: MLA")
 
 
@@ -77,7 +77,7 @@ def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
     run("other", "task=mustc scale=paper attention=mla", "seed=2", started="2026-02-01", quality={"bleu": 22.0})
     grid = rendered(tmp_path)
     assert cell(grid, "MLA", "BLEU, ours") == "21.50 (21.00–22.00, 2 seeds)"
-    assert len(notes(grid, "R1 MLA") + notes(grid, "R2 MLA")) == 2
+    assert [about["Row"] for about in grid.records] == ["MLA", "MLA"] and notes(grid, "Records: 2 files in")
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,11 @@ def test_files(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> 
     spec = tmp_path / "table1.yaml"
     spec.write_text(SPEC.read_text())
     assert main([str(spec), "--records", str(tmp_path / "runs")]) == 0
-    assert capsys.readouterr().out.split() == [str(tmp_path / f"table1.{kind}") for kind in ("md", "tex", "csv")]
+    assert capsys.readouterr().out.split() == [
+        str(tmp_path / f"table1{end}") for end in (".md", ".tex", ".csv", "_records.csv")
+    ]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "runs", "table1.csv", "table1.md", "table1.tex", "table1.yaml",
+        "runs", "table1.csv", "table1.md", "table1.tex", "table1.yaml", "table1_records.csv",
     ]  # fmt: skip
     rows = list(csv.reader((tmp_path / "table1.csv").open(encoding="utf-8")))
     assert len({len(row) for row in rows}) == 1 and rows[2][3:5] == ["23.18", "20.00"]

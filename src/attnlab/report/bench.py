@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnlab.errors import DataError
 from attnlab.report import figure
-from attnlab.report.grid import Grid
+from attnlab.report.grid import Grid, facts
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
@@ -51,11 +51,9 @@ def bench_table(benches: Sequence[SavedRecord]) -> Grid:
         benches: records of mode=bench.
     """
     grid = Grid("Benchmarks with random weights", HEADERS)
+    grid.list_records([facts(f"R{i}", found, _protocol(found)) for i, found in enumerate(benches, 1)])
     for i, found in enumerate(benches, 1):
-        record, bench = found.record, found.record["bench"]
-        words = [f"{k} {v}" for k, v in bench["protocol"].items() if not isinstance(v, str) or len(v) < 40]
-        grid.notes.append(f"R{i}: `{found.name}`; `{record['command']}`; {', '.join(words)}")
-        grid.notes.append(f"R{i}: {record['environment']['device']}, git {record['environment']['git']}")
+        bench = found.record["bench"]
         for row in bench["rows"]:
             shape = " ".join(f"{k} {v}" for k, v in row.items() if k not in ("what", "variants", "ratios"))
             pairs = {pair["against"]: pair for pair in row["ratios"]}
@@ -67,6 +65,12 @@ def bench_table(benches: Sequence[SavedRecord]) -> Grid:
                     if reason:
                         grid.notes.append(f"R{i} {row['what']} {shape}: {what} {NOT_RUN}: {reason}")
     return grid
+
+
+def _protocol(found: SavedRecord) -> str:
+    """How a record was measured, without what is explained at length."""
+    protocol = found.record["bench"]["protocol"]
+    return ", ".join(f"{k} {v}" for k, v in protocol.items() if not isinstance(v, str) or len(v) < 40)
 
 
 def _measured(values: dict[str, Any]) -> list[str]:

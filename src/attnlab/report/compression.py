@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnlab.errors import DataError
 from attnlab.report import figure
-from attnlab.report.grid import Grid
+from attnlab.report.grid import Grid, facts
 from attnlab.report.significance import standard_error
 from attnlab.report.variants import (
     DENSE,
@@ -88,7 +88,8 @@ def sweep_table(found: Sequence[SavedRecord]) -> Grid:
     def order(one: SavedRecord) -> tuple[Any, ...]:
         return names[one.path], own_ranks.get(one.path, 0), columns_of(one), one.record["seed"]
 
-    for i, one in enumerate(sorted(found, key=order), 1):
+    ordered = sorted(found, key=order)
+    for i, one in enumerate(ordered, 1):
         record, about = one.record, one.record["compression"]
         left, quality = about["remaining"], about["quality"]
         cells = [f"R{i}", names[one.path], str(record["rank"])]
@@ -98,10 +99,7 @@ def sweep_table(found: Sequence[SavedRecord]) -> Grid:
         cells += [f"{left[f'{key}_percent']:.1f}" for key in ("attention", "multiply_adds", "parameters")]
         cells += [_top1(quality[point]) for point in ("dense", *POINTS)]
         grid.rows.append(cells)
-        grid.notes.append(
-            f"R{i}: `{record['command']}`; {record['corpus']}; {record['environment']['device']}, "
-            f"git {record['environment']['git']}"
-        )
+    grid.list_records([facts(f"R{i}", one) for i, one in enumerate(ordered, 1)])
     grid.notes.insert(0, "Columns of a layer: query-key columns of all heads together, mean over the layers.")
     errors = [error for one in found if (error := standard_error(one, "quality.top1")) is not None]
     if errors:

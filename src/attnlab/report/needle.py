@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnlab.errors import DataError
 from attnlab.report import figure
-from attnlab.report.grid import Grid
+from attnlab.report.grid import Grid, facts
 from attnlab.run.record import NOT_RUN, UNREADABLE
 from attnlab.run.store import SavedRecord
 
@@ -109,14 +109,13 @@ def table(records: Sequence[SavedRecord]) -> Grid:
             cells.append(_mean([c for n in needles for c in n["cells"] if c["length"] == length], "accuracy", 1, 100))
         grid.rows.append([run, state, *cells])
     grid.notes = list(NOTES)
-    for found, run in zip(records, labels(records), strict=True):
-        record, needle = found.record, next(iter(_states(found).values()))["needle"]
-        asked = f"{needle['trials']} texts for each length and depth, {needle['asks']}"
-        grid.notes.append(
-            f"{run}: `{found.name}`; seed {record['seed']}; {asked} ({needle['answer_tokens']:g} tokens); "
-            f"{record['environment']['device']}; git {record['environment']['git']}; `{record['command']}`"
-        )
+    grid.list_records([facts(run, one, _asked(one)) for one, run in zip(records, labels(records), strict=True)])
     return grid
+
+
+def _asked(found: SavedRecord) -> str:
+    needle = next(iter(_states(found).values()))["needle"]
+    return f"{needle['trials']} texts for each length and depth, {needle['asks']} ({needle['answer_tokens']:g} tokens)"
 
 
 def labels(records: Sequence[SavedRecord]) -> list[str]:

@@ -1,6 +1,5 @@
 """A paper's table: the published numbers beside those of our records."""
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import exp
@@ -10,7 +9,7 @@ from statistics import mean
 from omegaconf import OmegaConf
 
 from attnlab.report import compression, context, curves, figure, points
-from attnlab.report.grid import Grid
+from attnlab.report.grid import Grid, facts
 from attnlab.report.match import choose, composed, protocol, scored, statistics
 from attnlab.report.significance import has_predictions, standard_error, sure
 from attnlab.report.spec import Column, Plot, Row, Spec
@@ -112,7 +111,11 @@ def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
             else:
                 cells.append(_ours(column, row, spec, mine, baseline, names) if row.command else "–")
         grid.rows.append(cells)
-    grid.notes += [_describe(names[f.path], row, f, wrong) for row, fs in chosen.items() for f, wrong in fs]
+    grid.list_records(
+        [{"Record": "", "Row": row} | facts(names[f.path], f) for row, fs in chosen.items() for f, _ in fs]
+    )
+    for row, fs in chosen.items():
+        grid.notes += [f"{names[f.path]} {row}: NOT the row's recipe: {', '.join(why)}" for f, why in fs if why]
     if any(" ± " in cell for row in grid.rows for cell in row[1:]):
         grid.notes.append("±: standard error over the items of the test set, of one seed.")
     for row in spec.rows:
@@ -243,14 +246,6 @@ def _ratio(
         if above is not None and below:
             return f"{above / below:.{column.digits}f} ({names[theirs.path]}/{names[own.path]})"
     return "protocols differ" if mine and baseline and not pairs else NOT_RUN
-
-
-def _describe(name: str, row: str, found: SavedRecord, wrong: Sequence[str]) -> str:
-    record, environment = found.record, found.record["environment"]
-    corpus = re.sub(r" at .*(?=: train )", "", record["corpus"])  # without where it lies
-    about = f"seed {record['seed']}; {corpus}; {environment['device']}; git {environment['git']}"
-    differs = f"; NOT the row's recipe: {', '.join(wrong)}" if wrong else ""
-    return f"{name} {row}: `{found.name}`; {about}; {record['inference']['protocol']}{differs}"
 
 
 def _left_out(every: Sequence[SavedRecord], usable: Sequence[SavedRecord], spec: Spec) -> list[str]:
