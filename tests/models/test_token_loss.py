@@ -15,7 +15,7 @@ from attnlab.models.language_model import LanguageModel
 from attnlab.models.sequence import SequenceModel
 from attnlab.models.token_loss import chunk_of, token_nats
 from attnlab.tasks.base import task_of
-from attnlab.training.memory import LiveTensors
+from attnlab.tasks.memory import LiveTensors
 
 V, D, B, T = 29, 16, 3, 7
 SMALL = [

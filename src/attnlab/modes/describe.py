@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from attnlab.tasks.base import task_of
-from attnlab.tasks.memory import needed
+from attnlab.tasks.memory import estimate
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
 KEEPS = False  # no run directory, unless hydra.run.dir= names one
@@ -22,5 +22,5 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     """
     task = task_of(cfg)
     task.describe(record)
-    if cfg.hardware.accelerator in ("gpu", "cuda") and (found := needed(task)):
-        record["memory"] = found.describe()
+    if cfg.hardware.accelerator in ("gpu", "cuda") and (memory := estimate(task)):
+        record["memory"] = memory.describe()

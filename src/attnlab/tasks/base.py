@@ -28,8 +28,7 @@ from attnlab.run.device import device_of, record_compiled
 from attnlab.run.directory import CONFIG
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.speedup import read_baseline, require_same_protocol, speedup
-from attnlab.tasks.largest_batch import with_largest_batch
-from attnlab.tasks.memory import check_memory
+from attnlab.tasks.memory import check_memory, with_largest_batch
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -1,145 +1,399 @@
-"""Whether a training fits the memory of its device: known from the configuration, before the corpus is read."""
+"""Memory of a training: one update of the configured model is rehearsed before the corpus is read.
+
+On a CUDA device the update is run and the allocator tells its peak. On the CPU the storages of its tensors are counted.
+Under torch's FakeTensorMode nothing is computed and neither the memory nor the device is needed: `mode=describe`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import json
 import logging
-from dataclasses import replace
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from filelock import FileLock
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from attnlab.config.batch import configured_processes
 from attnlab.errors import ConfigError
 from attnlab.models.build import without_memory
+from attnlab.run.cache import digest
 from attnlab.run.device import device_of, scoring_dtype
+from attnlab.run.files import write_text
+from attnlab.run.identity import recipe
 from attnlab.run.record import first_process
+from attnlab.training.gradient_checkpointing import checkpoint_layers
 
 if TYPE_CHECKING:
     from attnlab.tasks.base import Task
-    from attnlab.training.memory import Estimate
 
 log = logging.getLogger(__name__)
 
+GIB = 2**30
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+SAFE = 0.95  # share of the free memory that a searched batch may take: a long training leaves gaps
+SEARCH_VERSION = 2  # of the stored results of `with_largest_batch`
+EXACT = 16  # the search ends when the answer is known to one part in so many
 
-def needed(task: Task, size: int | None = None) -> Estimate | None:
-    """What one process of a run needs for training and for decoding; None: the task trains nothing, or it is not known.
 
-    Where a GPU is configured and there is none here, kernels are those of the CPU, which keep as much.
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one process.
 
     Args:
-        task: with its configuration.
-        size: of a batch, in the unit of `task.batch_key`; None: as configured.
+        weights: parameters and buffers, including averaged copies and a teacher's.
+        gradients: of trained parameters; with several processes, the buckets being sent as well.
+        activations: the rest at the peak: saved activations, logits, temporaries.
+        decoding_cache: of the largest decoding batch, which does not exist during an update.
+    """
+
+    weights: int
+    gradients: int = 0
+    optimizer_state: int = 0
+    activations: int = 0
+    decoding_cache: int = 0
+
+    @property
+    def update(self) -> int:
+        return self.weights + self.gradients + self.optimizer_state + self.activations
+
+    @property
+    def total(self) -> int:
+        """The larger of an update and decoding."""
+        return max(self.update, self.weights + self.decoding_cache)
+
+    def describe(self) -> dict[str, float]:
+        """MiB for the record."""
+        return {f"{name}_mib": round(size / 2**20, 1) for name, size in (asdict(self) | {"total": self.total}).items()}
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in asdict(self).items())
+        return f"{self.total / GIB:.2f} GiB ({parts})"
+
+
+class LiveTensors(TorchDispatchMode):
+    """Counts the bytes of all storages created inside that are still alive.
+
+    Attributes:
+        live: bytes now.
+        peak: the largest value of `live` so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def count(self, tensor: Tensor) -> None:
+        """Add the storage of a tensor, once.
+
+        Args:
+            tensor: of any shape.
+        """
+        storage = tensor.untyped_storage()
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._freed, storage.nbytes())
+
+    def _freed(self, size: int) -> None:
+        self.live -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves(out):
+            if isinstance(value, Tensor):
+                self.count(value)
+        return out
+
+
+def materialize(model: nn.Module, device: torch.device) -> nn.Module:
+    """Move a model from the meta device to `device` with zeros as values. Tied tensors stay tied.
+
+    torch's `Module.to_empty` unties them.
+    """
+    moved: dict[int, tuple[Tensor, Tensor]] = {}  # holds the old tensor as well, so that its id stays taken
+
+    def zeros(old: Tensor) -> Tensor:
+        if id(old) not in moved:
+            new = torch.zeros(old.shape, dtype=old.dtype, device=device)
+            moved[id(old)] = old, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+        return moved[id(old)][1]
+
+    for module in model.modules():
+        tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+        for by_name in tensors:
+            for name, value in by_name.items():
+                if isinstance(value, Tensor):
+                    by_name[name] = zeros(value)
+    return model
+
+
+def rehearse(task: Task, size: int, device: torch.device, *, fake: bool = False) -> Memory | None:
+    """The memory of one update with a model of zeros. The update is neither compiled nor sharded.
+
+    Args:
+        size: of the batch, in the unit of `task.batch_key`.
+        device: of the run. Kernels are chosen as on it.
+        fake: compute nothing.
+
+    Returns:
+        None: the update does not fit the CUDA device.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    scoring, model = scoring_memory(task)
+    if task.cfg.hardware.precision == "bf16-true":
+        model.to(torch.bfloat16)
+    on_cuda, live = device.type == "cuda" and not fake, LiveTensors()
+    try:
+        with (
+            torch.random.fork_rng([device] if on_cuda else []),
+            FakeTensorMode() if fake else contextlib.nullcontext(),
+            contextlib.nullcontext() if on_cuda else live,
+        ):
+            before = torch.cuda.memory_allocated(device) if on_cuda else 0
+            weights, gradients, state = _update(task, materialize(model, device), size, device, live)
+            peak = torch.cuda.max_memory_allocated(device) - before if on_cuda else live.peak
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "ALLOC_FAILED" not in str(error):  # of cuBLAS and cuDNN
+            raise
+        return None
+    finally:
+        del model
+        if on_cuda:
+            gc.collect()
+            torch.cuda.empty_cache()
+    return Memory(weights, gradients, state, peak - weights - gradients - state, scoring.decoding_cache)
+
+
+def scoring_memory(task: Task) -> tuple[Memory, nn.Module]:
+    """The memory of scoring, without activations; and the model, without storage."""
+    with without_memory():
+        model = task.build()
+    cache = task.decoding_cache(model, scoring_dtype(task.cfg.hardware.precision) or torch.float32)
+    return Memory(size_of([*model.parameters(), *model.buffers()]), decoding_cache=cache), model
+
+
+def _update(task: Task, model: nn.Module, size: int, device: torch.device, live: LiveTensors) -> tuple[int, int, int]:
+    """One update in the trainer's order, after the first one: gradients and state exist in the forward pass.
+
+    Returns:
+        Bytes of weights, gradients and the optimizer's state.
+    """
+    copies, several = task.copies(), _processes(task.cfg) > 1
+    trained = [p for p in model.train().parameters() if p.requires_grad]
+    tensors = [*model.parameters(), *model.buffers()]
+    others = [torch.empty_like(x) for x in tensors * copies + trained * several]
+    optimizer = task.optimizer_of(model)
+    for group in optimizer.param_groups:  # the fused kernel that training takes on CUDA has no temporaries
+        group.update({name: False for name in ("foreach", "fused") if name in group})
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    state = size_of(x for entry in optimizer.state.values() for x in entry.values() if isinstance(x, Tensor))
+    if task.cfg.hardware.gradient_checkpointing:
+        checkpoint_layers(model)
+    with torch.device(device):
+        loss = task.rehearsal(model, size, device)
+    live.peak = live.live
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats(device)
+    half = AUTOCAST.get(task.cfg.hardware.precision)
+    with torch.autocast(device.type, half, cache_enabled=False) if half else contextlib.nullcontext():
+        value = loss()
+    optimizer.zero_grad()
+    value.backward()
+    optimizer.step()
+    del others
+    return size_of(tensors) * (1 + copies), size_of(trained) * (1 + several), state
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of different tensors.
+
+    Args:
+        tensors: of any shape and device.
+    """
+    return sum(x.numel() * x.itemsize for x in tensors)
+
+
+def estimate(task: Task) -> Memory | None:
+    """The memory of a configured training, on any machine; None: it trains nothing, or sizes depend on the data.
+
+    Where a GPU is configured and there is none here, kernels are those of the CPU, which keep as much.
     """
     from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-    from attnlab.training.memory import estimate
-
-    cfg = task.cfg
     if not task.batch_key:
         return None
-    hardware = cfg.hardware
-    device = torch.device("cuda" if torch.cuda.is_available() and hardware.accelerator != "cpu" else "cpu")
-    batch = size or largest_batch(task)
-    models: list[nn.Module] = []
-
-    def build() -> nn.Module:
-        models.append(task.build())
-        return models[0]
-
+    on_cuda = torch.cuda.is_available() and task.cfg.hardware.accelerator != "cpu"
     try:
-        found = estimate(
-            build,
-            lambda model: task.rehearsal(model, batch, device),
-            task.optimizer_of,
-            device,
-            precision=hardware.precision,
-            checkpointing=hardware.gradient_checkpointing,
-            copies=task.copies(),
-            processes=configured_processes(cfg) or max(1, torch.cuda.device_count()),
-        )
+        return rehearse(task, configured_batch(task), torch.device("cuda" if on_cuda else "cpu"), fake=True)
     except DynamicOutputShapeException:
         log.warning("memory: not estimated: sizes in the training step of this model depend on the values in a batch")
         return None
-    return replace(found, cache=task.decoding_cache(models[0], scoring_dtype(hardware.precision) or torch.float32))
-
-
-def largest_batch(task: Task) -> int:
-    """What a batch of one process has at most, in the unit of `task.batch_key`: its limit, or a whole update.
-
-    Args:
-        task: with its configuration.
-    """
-    data, update = task.cfg.task.data, task.cfg.task.train.batch
-    limit, processes = int(data[task.batch_key]), configured_processes(task.cfg) or 1
-    if "tokens" in update:
-        return max(1, min(limit, update.tokens // data.window // processes))
-    for unit in ("images", "sequences"):
-        if unit in update:
-            return max(1, min(limit, update[unit] // processes))
-    return min(limit, int(update.bucket))
-
-
-def needed_for_test(task: Task) -> Estimate | None:
-    """What one process needs for scoring, without the activations; None: the task trains nothing, and tells no sizes.
-
-    Args:
-        task: with its configuration.
-    """
-    from attnlab.training.memory import Estimate, size_of
-
-    if not task.batch_key:
-        return None
-    with without_memory():
-        model = task.build()
-    dtype = scoring_dtype(task.cfg.hardware.precision) or torch.float32
-    return Estimate(size_of([*model.parameters(), *model.buffers()]), cache=task.decoding_cache(model, dtype))
 
 
 def check_memory(task: Task, record: dict[str, Any], training: bool = True) -> None:
-    """Say how much memory a run needs, and refuse a training that cannot fit what its CUDA device has free.
+    """Record the memory of a run on a CUDA device, and refuse a training that does not fit.
 
-    On the CPU nothing is said: memory is shared with other programs, and the estimate would cost seconds of the one
-    processor that trains; mode=describe hardware=gpu gives it on any machine. Weights, gradients and optimizer state
-    are exact. Activations are those of the uncompiled step, so that a compiled or sharded run is not refused.
+    On the CPU it is not measured: the rehearsal would cost seconds of the processor that trains, and memory is shared
+    with other programs. The first process rehearses for all of them.
 
     Args:
-        task: with its configuration.
         record: gets `memory`, in MiB.
         training: False: weights and caches of scoring alone.
 
     Raises:
-        ConfigError: it cannot fit; names what may be lowered.
+        ConfigError: an update does not fit the device; names the keys to lower.
     """
-    from attnlab.training.memory import refusal
-
-    found = needed(task) if training else needed_for_test(task)
-    if found is None:
+    if not task.batch_key or not first_process():
         return
-    record["memory"] = found.describe()
     device, hardware = device_of(task.cfg), task.cfg.hardware
     free, total = torch.cuda.mem_get_info(device)
-    if first_process():
-        log.info("memory: about %s; free: %.2f of %.2f GiB", found, free / 2**30, total / 2**30)
-    if not training:
+    memory = rehearse(task, configured_batch(task), device) if training else scoring_memory(task)[0]
+    fits = memory is not None
+    if memory is None:
+        memory = estimate(task)
+    if memory is not None:
+        record["memory"] = memory.describe()
+        log.info("memory: about %s; free: %.2f of %.2f GiB", memory, free / GIB, total / GIB)
+    if fits:
         return
-    wrong = refusal(found, free, torch.cuda.get_device_name(device), advice(task))
-    if wrong and (hardware.compile or hardware.strategy == "fsdp"):
-        log.warning("%s (hardware.compile and hardware=fsdp need less than this)", wrong)
-    elif wrong:
-        raise ConfigError(wrong)
+    if memory is not None and memory.update - memory.activations > free:
+        advice = "that is too much without any batch: take a smaller model, or hardware=fsdp on several GPUs"
+    else:
+        batch = f"task.data.{task.batch_key}"
+        keys = [f"{batch} below {task.cfg.task.data[task.batch_key]} (an update stays as it is)"]
+        keys += ["hardware.gradient_checkpointing=true (slower)"] * (not hardware.gradient_checkpointing)
+        keys += ["hardware.precision=bf16-mixed (half the activations)"] * (hardware.precision == "32-true")
+        advice = f"set {', '.join(keys)}"
+    message = (
+        f"the run needs about {memory or 'more'}, and {torch.cuda.get_device_name(device)} has {free / GIB:.2f} GiB "
+        f"free: {advice}"
+    )
+    if not (hardware.compile or hardware.strategy == "fsdp"):
+        raise ConfigError(message)
+    log.warning("%s (hardware.compile and hardware=fsdp need less than this)", message)
 
 
-def advice(task: Task) -> dict[str, str]:
-    """The keys that lower the memory of a training, as far as they are not set yet -> what they do.
+# --- the batch ------------------------------------------------------------------------------------------------------
+
+
+def configured_batch(task: Task) -> int:
+    """The largest batch of one process, in the unit of `task.batch_key`: the limit of its key, or all of an update."""
+    return max(1, min(batch_range(task)[1], int(task.cfg.task.data[task.batch_key])))
+
+
+def batch_range(task: Task) -> tuple[int, int]:
+    """The smallest batch that the data can have, and the largest useful one: the share of one process in an update."""
+    data, update, processes = task.cfg.task.data, task.cfg.task.train.batch, _processes(task.cfg)
+    if "tokens" in update:
+        return 1, max(1, update.tokens // data.window // processes)
+    if "sequences" in update:
+        return 1, max(1, update.sequences // processes)
+    if "images" in update:
+        return 2, max(2, update.images // processes)  # images are mixed in pairs
+    bucket, longest = int(update.bucket), max(data.max_input_frames, data.max_target_tokens)
+    return (min(bucket, longest + 1), bucket) if update.split else (bucket, bucket)
+
+
+def _processes(cfg: DictConfig) -> int:
+    return configured_processes(cfg) or max(1, torch.cuda.device_count())
+
+
+def with_largest_batch(task: Task, record: dict[str, Any]) -> DictConfig:
+    """`hardware.find_batch`: the configuration with the largest batch of one process that fits its device.
+
+    An update stays as it is: `task.train.batch` states it, and the accumulated batches follow. The first process of a
+    machine searches and stores the size in the cache directory. Other processes and later runs read it.
 
     Args:
-        task: with its configuration.
+        record: gets `found_batch`.
+
+    Raises:
+        ConfigError: the smallest batch does not fit, the task trains nothing, or on the CPU no memory is configured.
     """
-    hardware, key = task.cfg.hardware, task.batch_key
-    found = {f"task.data.{key}": f"below {task.cfg.task.data[key]}; an update stays as it is"}
-    if not hardware.gradient_checkpointing:
-        found["hardware.gradient_checkpointing=true"] = "slower"
-    if hardware.precision == "32-true":
-        found["hardware.precision=bf16-mixed"] = "half the activations"
-    return found
+    cfg, device = task.cfg, device_of(task.cfg)
+    gib, key = cfg.hardware.find_batch_gib, f"task.data.{task.batch_key}"
+    if not task.batch_key:
+        raise ConfigError(f"hardware.find_batch=true: task={cfg.task.name} trains nothing; leave it out")
+    if device.type != "cuda" and gib is None:
+        raise ConfigError("hardware.find_batch=true: there is no GPU here; give hardware.find_batch_gib=<GiB>")
+    name = "cpu"
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        name = f"{about.name}, {about.total_memory >> 20} MiB"
+    depends = [SEARCH_VERSION, name, _processes(cfg), recipe(cfg), OmegaConf.to_container(cfg.hardware)]
+    path = Path(cfg.cache_dir).expanduser() / "batches" / f"{digest(depends)[:24]}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        try:
+            size = int(json.loads(path.read_text(encoding="utf-8"))["batch"])
+            where = f"found before, {path}"
+        except (OSError, ValueError, LookupError, TypeError):  # none is stored, or a damaged one
+            size, where = _search(task, device), "searched now"
+            write_text(path, json.dumps({"device": name, "batch": size}) + "\n")
+    if first_process():
+        log.info("%s=%d: the largest batch that fits (%s)", key, size, where)
+    record["found_batch"] = {"key": key, "size": size}
+    changed = cfg.copy()
+    OmegaConf.set_readonly(changed, False)
+    with open_dict(changed):
+        changed.task.data[task.batch_key] = size
+    OmegaConf.set_readonly(changed, True)
+    return changed
+
+
+def _search(task: Task, device: torch.device) -> int:
+    gib = task.cfg.hardware.find_batch_gib
+    limit = int(SAFE * torch.cuda.mem_get_info(device)[0]) if gib is None else int(gib * GIB)
+    least, most = batch_range(task)
+
+    def fits(size: int) -> bool:
+        memory = rehearse(task, size, device)
+        fit = memory is not None and memory.update <= limit
+        if first_process():
+            log.info("a batch of %d %s in %.3f GiB", size, "fits" if fit else "does not fit", limit / GIB)
+        return fit
+
+    size = largest(fits, least, most)
+    if size is None:
+        raise ConfigError(
+            f"hardware.find_batch=true: not even task.data.{task.batch_key}={least} fits; take a smaller model, "
+            "hardware.gradient_checkpointing=true, or hardware.precision=bf16-mixed"
+        )
+    return size
+
+
+def largest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The largest size that fits: doubled until one does not, then bisected to about 6 %.
+
+    Args:
+        fits: whether a size fits; where one does not, no larger one does.
+        least: the first size tried.
+        most: the largest size of use.
+
+    Returns:
+        The size; None: `least` does not fit.
+    """
+    good, bad, size = least - 1, most + 1, min(least, most)
+    while bad - good > max(1, good // EXACT if good >= least else 0):
+        if fits(size):
+            good = size
+        else:
+            bad = size
+        size = min(2 * good, most) if bad > most else (good + bad) // 2
+    return good if good >= least else None
