@@ -10,15 +10,14 @@ from typing import Any
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from safetensors.torch import save
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 
 from attnlab.callbacks.progress import progress
 from attnlab.config.batch import counted
 from attnlab.data.images.folder import ImageData
-from attnlab.pretrained.weights import fill, read
-from attnlab.run.files import write_bytes
+from attnlab.pretrained.weights import fill
+from attnlab.run.cache import Damaged, opened, read_tensors, stored, write_tensors
 from attnlab.run.identity import canonical
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.training.trainer import build_trainer, process_count
@@ -44,14 +43,15 @@ def pretrain(
         module: its model is trained.
 
     Raises:
-        DataError: the stored weights cannot be read.
         KeyboardInterrupt: training was interrupted.
     """
-    path = Path(cfg.cache_dir).expanduser() / "pretrained" / f"{_key(cfg, data, module)}.safetensors"
-    if path.is_file():
-        fill(module.model, path, read(path))
+    path = Path(cfg.cache_dir).expanduser() / "pretrained" / _key(cfg, data, module)
+    try:
+        fill(module.model, path, opened(path, read_tensors)[0])
         record["pretraining"] = {"stored": str(path)}
         return
+    except Damaged:
+        pass
     settings = cfg.task.pretrain
     epochs = _epochs(cfg)
     log.info(
@@ -92,7 +92,7 @@ def pretrain(
     record["pretraining"] = {"seconds": round(time.perf_counter() - began, 1), "epochs": epochs}
     module.model.cpu()
     if trainer.is_global_zero:
-        write_bytes(path, save({name: value.contiguous() for name, value in module.model.state_dict().items()}))
+        stored(path, read_tensors, lambda folder: write_tensors(folder, module.model.state_dict()))
 
 
 def _epochs(cfg: DictConfig) -> int:
