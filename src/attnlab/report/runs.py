@@ -21,7 +21,8 @@ from attnlab.errors import ConfigError, DataError, LockedError, printable
 from attnlab.report.significance import standard_error, sure
 from attnlab.run import lock, removal
 from attnlab.run.console import StderrHandler
-from attnlab.run.ledger import BROKEN, OUTPUTS, RECORD, UNRECORDED, Ledger, Run
+from attnlab.run.directory import RECORD
+from attnlab.run.ledger import BROKEN, OUTPUTS, UNRECORDED, Ledger, LedgerEntry
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord, collect
 
@@ -39,7 +40,7 @@ VALUE: several with commas; * and ? stand for other letters; null for none. tags
        commit: a prefix of 7 digits or more does.
 Examples: attnlab runs task=mustc attention=mtla,mla status=finished    attnlab runs attention=tpa* tags=final
           attnlab runs missing experiments/mtla/table1.yaml             attnlab runs prune failed task=ptb --yes"""
-FILTERS: dict[str, Callable[[Run], Iterable[Any]]] = {
+FILTERS: dict[str, Callable[[LedgerEntry], Iterable[Any]]] = {
     "status": lambda run: [run.status],
     "mode": lambda run: [run.mode],
     "task": lambda run: [run.task],
@@ -148,7 +149,7 @@ def parsed(arguments: Sequence[str]) -> Request:
     return Request(names, filters, yes)
 
 
-def lines(found: Sequence[Run]) -> list[str]:
+def lines(found: Sequence[LedgerEntry]) -> list[str]:
     """A table of runs as text, with its headings.
 
     Args:
@@ -296,7 +297,7 @@ def _ledger(names: Sequence[str]) -> Ledger:
     return Ledger(root)
 
 
-def _chosen(ledger: Ledger, filters: Mapping[str, Sequence[str]], quiet: bool = False) -> list[Run]:
+def _chosen(ledger: Ledger, filters: Mapping[str, Sequence[str]], quiet: bool = False) -> list[LedgerEntry]:
     """The runs that pass all filters. Records that cannot be read are named, and left out unless asked for."""
     runs = ledger.runs()
     asked = quiet or BROKEN in filters.get("status", ())
@@ -324,7 +325,7 @@ def _text(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _cells(run: Run) -> tuple[str, ...]:
+def _cells(run: LedgerEntry) -> tuple[str, ...]:
     quality = f"{label(run.metric)} {run.quality:.6g}" if run.quality is not None else NOT_RUN
     cache = f"{run.cache:g}" if run.cache is not None else ""
     seed = "" if run.seed is None else str(run.seed)

@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.errors import AttnlabError, LockedError, WriteError
 from attnlab.run import fingerprint, identity
 from attnlab.run import record as records
-from attnlab.run.ledger import OUTPUTS, RECORD, Ledger, Run, key_of
+from attnlab.run.directory import RECORD
+from attnlab.run.ledger import OUTPUTS, Ledger, LedgerEntry, key_of
 from attnlab.run.loading import ELSEWHERE, FREE
 from attnlab.run.lock import held, locked
 
@@ -130,7 +131,7 @@ def decide(cfg: DictConfig, own: Path, sweep: Path, other: str | None = None) ->
     return Decision("start", fresh, f"starts: {_near(fresh)}")
 
 
-def _left(cfg: DictConfig, folders: Sequence[Path], found: Sequence[Run]) -> dict[str, Any]:
+def _left(cfg: DictConfig, folders: Sequence[Path], found: Sequence[LedgerEntry]) -> dict[str, Any]:
     """What finds the run of a taken job later: what it is, and the runs of other corpora that are there already."""
     about = {"key": _key(cfg), "mode": cfg.mode, "seed": cfg.seed, "task": cfg.task.name}
     alike = [run.directory for folder in folders for run in Ledger(folder).alike(**about)]
@@ -164,7 +165,7 @@ def places(sweep: Path) -> list[Path]:
     return [OUTPUTS] if inside else [OUTPUTS, sweep]
 
 
-def earlier(cfg: DictConfig, folders: Sequence[Path]) -> list[Run]:
+def earlier(cfg: DictConfig, folders: Sequence[Path]) -> list[LedgerEntry]:
     """The recorded runs that are this job, the oldest first.
 
     Args:
@@ -213,13 +214,13 @@ def settings(cfg: DictConfig, given: Sequence[str]) -> list[str]:
     return kept
 
 
-def _begun(runs: Sequence[Run]) -> Run | None:
+def _begun(runs: Sequence[LedgerEntry]) -> LedgerEntry | None:
     """The run whose last checkpoint is the newest; None: none has one."""
     having = [run for run in runs if (run.directory / LAST).is_file() and (run.directory / "config.yaml").is_file()]
     return max(having, key=lambda run: (run.directory / LAST).stat().st_mtime, default=None)
 
 
-def _same_corpus(cfg: DictConfig, run: Run) -> bool:
+def _same_corpus(cfg: DictConfig, run: LedgerEntry) -> bool:
     """Whether a run read what the job would read."""
     if run.content in (identity.NOTHING_READ, records.NOT_RUN):  # the run read nothing, or ended before it did
         return True
@@ -243,7 +244,7 @@ def _commit_now() -> str:
     return records.commit()
 
 
-def _commit(run: Run) -> str:
+def _commit(run: LedgerEntry) -> str:
     """What to say where the code that made a record was another."""
     now = _commit_now()
     if run.commit == now:

@@ -18,7 +18,7 @@ from attnlab.run.record import STATUSES
 
 CONFIG = "config.yaml"
 RECORD = "record.json"
-BEGUN = (".lock", "run.log", ".ledger.sqlite*")  # what a run may leave that ended before its configuration
+BEGUN = (".lock", "run.log", ".ledger.*")  # what a run may leave that ended before its configuration
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler

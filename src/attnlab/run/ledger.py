@@ -1,56 +1,53 @@
-"""The index of an outputs folder: a row for each record.json, in a SQLite file that can be deleted at any time.
+"""The index of an outputs folder: an entry for each record.json, in a JSON file that can be deleted at any time.
 
-The records are the truth. The index holds what lists and sweeps ask for, so that ten thousand records need not be read
-again: each call walks the folder and reads the records whose size or time of change differs. A folder in which nothing
-can be written is indexed in memory.
+The index has what lists and sweeps ask for, so that ten thousand records need not be read again: each call walks the
+folder, and reads the records whose size or time of change differs. An index that is damaged or was made by other code
+is made again.
 """
 
-import contextlib
-import functools
 import hashlib
 import json
 import logging
 import os
-import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, fields
-from pathlib import Path, PurePosixPath
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from attnlab.errors import AttnlabError
+from attnlab.errors import AttnlabError, WriteError
 from attnlab.run import identity, lock
 from attnlab.run import record as records
+from attnlab.run.directory import CONFIG, RECORD
+from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN
+from attnlab.run.store import folders
 
 log = logging.getLogger(__name__)
 
 OUTPUTS = Path("outputs")
-FILE = ".ledger.sqlite"
-RECORD = "record.json"
-TRACES = {"config.yaml", "run.log"}  # a folder with both, and no record, is what is left of a run
-WEIGHTS = {"checkpoints", "compressed"}  # folders of a run in which no other run lies
-PATIENCE = 1.0  # seconds to wait for another process that writes the index: writing takes much less
+FILE = ".ledger.json"
+TRACES = {CONFIG, "run.log"}  # a folder with both, and no record, is what is left of a run
 BROKEN = "broken"  # the status of a file that is not a record
 UNRECORDED = "unrecorded"  # that of a folder without one
-FORMAT = 1
-TEXTS = ("status", "mode", "task", "attention", "compress", "scale", "experiment", "started", "corpus", "error")
-NUMBERS = ("seed", "stride", "rank")
+CODE = (__file__, identity.__file__, str(Path(identity.__file__).parents[1] / "config" / "renames.py"))
+# of the code that makes entries and keys, read with it: files may change while a sweep is in progress
+VERSION = hashlib.sha256(b"".join(Path(path).read_bytes() for path in CODE)).hexdigest()
 
 
 @dataclass(frozen=True)
-class Run:
-    """What the index knows of a run.
+class LedgerEntry:
+    """What the index has of a run.
 
     Args:
-        directory: the run's.
+        directory: the run's; in the index it is relative to the index's folder.
         status: as in the record; "interrupted" where the record says "running" and the process is gone; "broken" where
             the file is not a record.
         mode, task, attention, compress, scale, experiment: names, as in the record.
         started: when, ISO 8601.
         corpus: what was read, for people.
         error: why the run failed or was interrupted, or what is wrong with the file; empty: nothing.
-        seed, stride, rank: as in the record; None: the mechanism has no such knob.
+        seed, stride, rank: as in the record; None: the mechanism has no such option.
         tags: words of the user.
         recipe, run: the identity, as recorded.
         content: the fingerprint of the corpus.
@@ -58,30 +55,32 @@ class Run:
         metric: the name of the first number of the quality; empty: nothing was scored.
         quality: that number.
         cache: cached numbers per token and layer.
+        key: of the job, see :func:`key_of`; None: nobody has asked for it.
     """
 
     directory: Path
     status: str
-    mode: str
-    task: str
-    attention: str
-    compress: str
-    scale: str
-    experiment: str
-    started: str
-    corpus: str
-    error: str
-    seed: int | None
-    stride: int | None
-    rank: int | None
-    tags: tuple[str, ...]
-    recipe: str
-    run: str
-    content: str
-    commit: str
-    metric: str
-    quality: float | None
-    cache: float | None
+    mode: str = ""
+    task: str = ""
+    attention: str = ""
+    compress: str = ""
+    scale: str = ""
+    experiment: str = ""
+    started: str = ""
+    corpus: str = ""
+    error: str = ""
+    seed: int | None = None
+    stride: int | None = None
+    rank: int | None = None
+    tags: tuple[str, ...] = ()
+    recipe: str = ""
+    run: str = ""
+    content: str = ""
+    commit: str = ""
+    metric: str = ""
+    quality: float | None = None
+    cache: float | None = None
+    key: str | None = None
 
     @property
     def mechanism(self) -> str:
@@ -91,10 +90,6 @@ class Run:
         words += [self.compress] if self.compress not in ("", "none") else []
         words += [f"r={self.rank}"] if self.rank is not None else []
         return " ".join(words) or "none"
-
-
-NAMES = tuple(field.name for field in fields(Run) if field.name != "directory")
-SELECTED = ", ".join(f'"{name}"' for name in NAMES)  # commit is a word of SQL
 
 
 class Ledger:
@@ -109,150 +104,90 @@ class Ledger:
         self.file = root / FILE
         self.unrecorded: list[Path] = []
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[LedgerEntry]:
         """Bring the index up to date, and return every run, the oldest first.
 
         `unrecorded` then has the folders that a run has begun and that have no record.
         """
-        rows = self._ask(f"SELECT path, {SELECTED} FROM runs ORDER BY started, path", ())
-        return [self._run(row) for row in rows]
+        return self._present(entry for _, _, entry in self._refreshed().values())
 
-    def alike(self, key: str, mode: str, seed: int, task: str) -> list[Run]:
+    def alike(self, key: str, mode: str, seed: int, task: str) -> list[LedgerEntry]:
         """Bring the index up to date, and return the runs of a job, whatever corpus they read; the oldest first.
 
         Args:
             key: of the job, see :func:`key_of`.
-            mode: the job's.
-            seed: the job's.
-            task: the job's.
         """
-        where = "mode = ? AND seed = ? AND task = ?"
-        statement = f"SELECT key, path, {SELECTED} FROM runs WHERE {where} ORDER BY started, path"
-        rows = self._ask(statement, (mode, seed, task))
-        return [self._run(row[1:]) for row in rows if row[0] == key]
+        rows, changed, found = self._refreshed(), False, []
+        for path, (mtime, size, entry) in rows.items():
+            if (entry.mode, entry.seed, entry.task) != (mode, seed, task):
+                continue
+            if entry.key is None:
+                entry, changed = replace(entry, key=_key(self.root / path)), True
+                rows[path] = mtime, size, entry
+            if entry.key == key:
+                found.append(entry)
+        if changed:
+            self._write(rows)
+        return self._present(found)
 
-    def _run(self, row: tuple[Any, ...]) -> Run:
-        values = dict(zip(NAMES, row[1:], strict=True))
-        directory = self.root / row[0]
-        if values["status"] == "running" and not lock.alive(values, directory):
-            values |= {"status": "interrupted", "error": "its process is gone"}
-        return Run(directory, **values | {"tags": tuple(json.loads(values["tags"]))})
+    def _present(self, entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+        """Entries in order, with their directories and what their processes do now."""
+        present = []
+        for entry in sorted(entries, key=lambda entry: (entry.started, entry.directory)):
+            entry = replace(entry, directory=self.root / entry.directory)
+            if entry.status == "running" and lock.held(entry.directory) is None:
+                entry = replace(entry, status="interrupted", error="its process is gone")
+            present.append(entry)
+        return present
 
-    def _key(self, path: str) -> str:
-        """The key of a recorded run; empty where its record does not say what it was."""
+    def _refreshed(self) -> dict[str, tuple[int, int, LedgerEntry]]:
+        """Time of change, size and entry of each record by its folder, of an index that is up to date."""
+        before, rows, left = self._read(), {}, []
+        for folder, names in folders(self.root) if self.root.is_dir() else ():
+            path = os.path.relpath(folder, self.root)
+            try:
+                state = (folder / RECORD).stat() if RECORD in names else None
+            except OSError:  # removed in the meantime, or a link to nothing
+                continue
+            if state is not None:
+                about = state.st_mtime_ns, state.st_size
+                row = before.get(path)
+                rows[path] = row if row and row[:2] == about else (*about, _entry(folder, Path(path)))
+            elif names >= TRACES:
+                left.append(folder)
+        above = {parent for path in rows for parent in (self.root / path).parents} if left else set()
+        self.unrecorded = sorted(folder for folder in left if folder not in above)
+        if rows != before:
+            self._write(rows)
+        return rows
+
+    def _read(self) -> dict[str, tuple[int, int, LedgerEntry]]:
+        """The index in the file; empty where there is none that this code has written."""
         try:
-            record = records.read(self.root / path)
-            about, where = record["identity"], record["environment"]
-            weights = about["weights"] if isinstance(about["weights"], Mapping) else {}
-            return key_of(record["config"], weights, where.get("device"), where.get("threads"))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, AttnlabError) as error:
-            log.debug("%s: no key: %s", self.root / path, error)
-            return ""
+            version, rows = json.loads(self.file.read_bytes())
+            if version != VERSION:
+                return {}
+            return {
+                path: (mtime, size, LedgerEntry(Path(path), **values | {"tags": tuple(values["tags"])}))
+                for path, (mtime, size, values) in rows.items()
+            }
+        except (OSError, *records.UNREADABLE):
+            return {}
 
-    def _ask(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """The rows of a query, of an index that is up to date: in its file, or in memory where there can be none.
-
-        Rows that have a column `key` come first with it, computed where nobody has asked for it before.
-        """
-        if not self.root.is_dir():
-            return []
-        linked = self.file.is_symlink()  # to a file that may be somebody's: nothing in it is replaced
-        why = "it is a link" if linked else "damaged again while it was made"
-        for _ in range(0 if linked else 2):
-            try:
-                with closing(_opened(str(self.file))) as index:
-                    return self._answer(index, statement, values)
-            except sqlite3.Error as error:
-                if not _is_damaged(error):  # read-only, full, in use, or a file system without locks
-                    why = str(error)
-                    break
-                self._remove()
-        _warn(f"{self.file}: cannot be used ({why}); every record is read")
-        with closing(_opened(":memory:")) as index:
-            return self._answer(index, statement, values)
-
-    def _answer(self, index: sqlite3.Connection, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        self._refresh(index)
-        asked = index.execute(statement, values)
-        keyed = asked.description[0][0] == "key"
-        rows: list[tuple[Any, ...]] = asked.fetchall()
-        if not all(_is_sound(row[keyed + 1 :]) for row in rows):
-            raise Damaged("a row is not what a record gives")
-        fresh = {row[1]: self._key(row[1]) for row in rows if keyed and row[0] is None}
-        _write(index, "UPDATE runs SET key = ? WHERE path = ?", [(key, path) for path, key in fresh.items()])
-        if index.execute("PRAGMA user_version").fetchone()[0] != _version():
-            raise sqlite3.OperationalError("another version of the code has made it again meanwhile")
-        return [(fresh.get(row[1], row[0]), *row[1:]) for row in rows] if keyed else rows
-
-    def _remove(self) -> None:
-        """Delete the index, and its journal: that of another file would be played back into the next one."""
-        for end in ("", "-journal", "-wal", "-shm"):
-            with contextlib.suppress(OSError):  # the next attempt says what is wrong
-                Path(f"{self.file}{end}").unlink()
-
-    def _refresh(self, index: sqlite3.Connection) -> None:
-        known = {path: (mtime, size) for path, mtime, size in index.execute("SELECT path, mtime, size FROM runs")}
-        left: list[str] = []
-        found: dict[str, tuple[int, int]] = {}
-        for path, state in self._walk():
-            if state is None:
-                left.append(path)
-            else:
-                found[path] = state.st_mtime_ns, state.st_size
-        above = {str(folder) for path in found for folder in PurePosixPath(path).parents} if left else set()
-        self.unrecorded = [self.root / path for path in sorted(left) if (path or ".") not in above]
-        changed = {path: state for path, state in found.items() if known.get(path) != state}
-        rows = [(path, *state, *_row(self.root / path / RECORD)) for path, state in changed.items()]
-        marks = ", ".join("?" * (3 + len(NAMES)))
-        _write(index, f"INSERT OR REPLACE INTO runs (path, mtime, size, {SELECTED}) VALUES ({marks})", rows)
-        _write(index, "DELETE FROM runs WHERE path = ?", [(path,) for path in known.keys() - found.keys()])
-
-    def _walk(self) -> Iterator[tuple[str, os.stat_result | None]]:
-        """Every folder with a record, and the state of that; None of a folder that only has traces of a run.
-
-        A folder is visited once, whatever links lead to it, and by its own name if that lies below the root. A link to
-        a folder above the root is not followed.
-        """
-        top = os.path.realpath(self.root)
-        folders, links, seen = [("", top)], list[tuple[str, str]](), set[str]()
-        while folders or links:
-            folder, real = folders.pop() if folders else links.pop(0)
-            if real in seen:
-                continue
-            seen.add(real)
-            names, state = set(), None
-            try:
-                with os.scandir(self.root / folder) as entries:
-                    for entry in entries:
-                        names.add(entry.name)
-                        with contextlib.suppress(OSError):  # a link to itself or to nothing
-                            if entry.name == RECORD:
-                                state = entry.stat()
-                            elif entry.name.startswith(".") or entry.name in WEIGHTS or not entry.is_dir():
-                                continue
-                            elif _is_text(entry.path):
-                                inner = f"{folder}/{entry.name}" if folder else entry.name
-                                if not entry.is_symlink():
-                                    folders.append((inner, f"{real}/{entry.name}"))
-                                elif not Path(top).is_relative_to(aim := os.path.realpath(entry.path)):
-                                    links.append((inner, aim))
-            except FileNotFoundError:  # removed in the meantime
-                continue
-            except OSError as error:
-                log.warning("%s: cannot be read (%s)", self.root / folder, error.strerror)
-                continue
-            if state is not None or names >= TRACES:
-                yield folder, state
+    def _write(self, rows: Mapping[str, tuple[int, int, LedgerEntry]]) -> None:
+        plain = {
+            path: (mtime, size, {name: value for name, value in vars(entry).items() if name != "directory"})
+            for path, (mtime, size, entry) in rows.items()
+        }
+        try:
+            write_text(self.file, json.dumps([VERSION, plain]))
+        except WriteError as error:
+            log.warning("%s; every record is read each time", error)
 
 
 def status_of(directory: Path) -> str:
-    """The status of a run as its record has it now; BROKEN or UNRECORDED where that says nothing.
-
-    Args:
-        directory: the run's.
-    """
-    path = directory / RECORD
-    return str(_row(path)[NAMES.index("status")]) if os.path.lexists(path) else UNRECORDED
+    """The status of a run as its record has it now; BROKEN or UNRECORDED where that has none."""
+    return _entry(directory, directory).status if os.path.lexists(directory / RECORD) else UNRECORDED
 
 
 def key_of(
@@ -272,129 +207,55 @@ def key_of(
     return identity.run(config, "", weights, device, threads)
 
 
-def _opened(file: str) -> sqlite3.Connection:
-    """The index in a file, empty if it is new or another version's."""
-    index = sqlite3.connect(file, timeout=PATIENCE)
+def _key(directory: Path) -> str:
+    """The key of a recorded run; empty where its record does not say what it was."""
     try:
-        index.execute("PRAGMA synchronous = OFF")  # it can be made again
-        version = _version()
-        if index.execute("PRAGMA user_version").fetchone()[0] != version:
-            with index:
-                index.execute("BEGIN IMMEDIATE")
-                index.execute("DROP TABLE IF EXISTS runs")
-                index.execute(f"CREATE TABLE runs (path PRIMARY KEY, mtime, size, {SELECTED}, key)")
-                index.execute("CREATE INDEX jobs ON runs (mode, seed, task)")
-                index.execute(f"PRAGMA user_version = {version}")
-    except BaseException:
-        index.close()
-        raise
-    return index
+        record = records.read(directory)
+        about, where = record["identity"], record["environment"]
+        weights = about["weights"] if isinstance(about["weights"], Mapping) else {}
+        return key_of(record["config"], weights, where.get("device"), where.get("threads"))
+    except (OSError, *records.UNREADABLE, AttnlabError) as error:
+        log.debug("%s: no key: %s", directory, error)
+        return ""
 
 
-def _sources() -> int:
-    sources = (Path(__file__), Path(identity.__file__), Path(identity.__file__).parents[1] / "config" / "renames.py")
-    text = b"".join(path.read_bytes() for path in sources)
-    return int(hashlib.sha256(text).hexdigest()[:7], 16)
-
-
-SOURCES = _sources()  # read with the code itself: files may change while a multirun is in progress
-
-
-def _version() -> int:
-    """Changes with the code that makes the rows and the keys."""
-    return FORMAT + SOURCES
-
-
-class Damaged(sqlite3.DatabaseError):
-    """A row of the index is of another form than what this code writes."""
-
-    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-
-
-def _is_sound(row: tuple[Any, ...]) -> bool:
-    """Whether the values of NAMES are of their types."""
-    values = dict(zip(NAMES, row, strict=True))
-    numbers = {name: values.pop(name) for name in (*NUMBERS, "quality", "cache")}
-    if not all(type(value) is str for value in values.values()):
-        return False
-    if not all(value is None or type(value) in (int, float) for value in numbers.values()):
-        return False
+def _entry(folder: Path, directory: Path) -> LedgerEntry:
+    """The entry of the record in a folder."""
     try:
-        tags = json.loads(values["tags"])
-    except (ValueError, RecursionError):
-        return False
-    return type(tags) is list and all(type(tag) is str for tag in tags)
-
-
-def _is_damaged(error: sqlite3.Error) -> bool:
-    """Whether the file is no index, rather than one that cannot be read or written now."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-@functools.cache
-def _warn(text: str) -> None:
-    """Once in a process: each job of a multirun asks."""
-    log.warning("%s", text)
-
-
-def _is_text(path: str) -> bool:
-    """Whether the name of a folder is UTF-8, as all that attnlab makes are."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        _warn(f"{path!r}: not UTF-8; what it holds is left out")
-        return False
-    return True
-
-
-def _write(index: sqlite3.Connection, statement: str, rows: list[tuple[Any, ...]]) -> None:
-    if rows:
-        with index:
-            index.executemany(statement, rows)
-
-
-def _row(path: Path) -> tuple[Any, ...]:
-    """The values of NAMES, of a record."""
-    blank: dict[str, Any] = dict.fromkeys(NAMES, "") | dict.fromkeys((*NUMBERS, "quality", "cache")) | {"tags": "[]"}
-    try:
-        if not path.is_file():
+        if not (folder / RECORD).is_file():
             raise ValueError("not a record: no file")
-        record = json.loads(path.read_bytes())
+        record = records.read(folder)
         if not isinstance(record, dict) or record.get("status") not in records.STATUSES:
             raise ValueError("not a record: no status")
-        values = _values(record, blank)
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        values = blank | {"status": BROKEN, "error": " ".join(str(error).split())}
-    row = (values[name] for name in NAMES)
-    return tuple(value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in row)
-
-
-def _values(record: Mapping[str, Any], blank: dict[str, Any]) -> dict[str, Any]:
-    values = blank | {name: value for name in TEXTS if isinstance(value := record.get(name), str)}
-    values |= {name: int(value) for name in NUMBERS if isinstance(value := record.get(name), int) and _fits(value)}
+        return LedgerEntry(directory, BROKEN, error=" ".join(str(error).split()))
+    texts = ("status", "mode", "task", "attention", "compress", "scale", "experiment", "started", "corpus", "error")
+    numbers = ("seed", "stride", "rank")
     tags = record.get("tags")
-    values["tags"] = json.dumps([str(tag) for tag in tags] if isinstance(tags, list) else [])
     about, where = _mapping(record, "identity"), _mapping(record, "environment")
-    values |= {name: str(about.get(name, NOT_RUN)) for name in ("recipe", "run")}
-    values |= {"content": str(about.get("corpus", NOT_RUN)), "commit": str(where.get("git", NOT_RUN))}
     scores = {name: value for name, value in _mapping(record, "quality").items() if _is_number(value)}
-    values["metric"] = next(iter(scores), "")
-    values["quality"] = scores.get(values["metric"])
+    metric = next(iter(scores), "")
     cache = _mapping(record, "kv_cache").get("elements_per_token_per_layer")
-    values["cache"] = cache if _is_number(cache) else None
-    return values
+    return LedgerEntry(
+        directory,
+        **{name: value for name in texts if isinstance(value := record.get(name), str)},
+        **{name: value for name in numbers if _is_number(value := record.get(name))},
+        tags=tuple(map(str, tags)) if isinstance(tags, list) else (),
+        recipe=str(about.get("recipe", NOT_RUN)),
+        run=str(about.get("run", NOT_RUN)),
+        content=str(about.get("corpus", NOT_RUN)),
+        commit=str(where.get("git", NOT_RUN)),
+        metric=metric,
+        quality=scores.get(metric),
+        cache=cache if _is_number(cache) else None,
+    )
 
 
 def _mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = record.get(key)
-    return found if isinstance(found, Mapping) else {}
+    value = record.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and _fits(value))
-
-
-def _fits(value: int) -> bool:
-    """Whether SQLite can hold an integer."""
-    return -(2**63) <= value < 2**63
+    """An int of JSON may be larger than every float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

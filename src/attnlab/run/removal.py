@@ -1,16 +1,15 @@
-"""Removing run directories: only what is one for sure, holds nothing else, and is in use by nobody."""
+"""Removing run directories: only what is one for sure, contains nothing else, and is not in use."""
 
-import errno
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
+from attnlab.config.build import leaves
 from attnlab.errors import DataError
 from attnlab.run import lock
 from attnlab.run import record as records
 from attnlab.run.directory import CONFIG, RECORD, foreign, is_run
-from attnlab.run.ledger import BROKEN, Run, status_of
+from attnlab.run.ledger import LedgerEntry, status_of
 
 LAST = ("run.log", CONFIG, RECORD)  # removed at the end: what is left after an error is still seen as a run
 
@@ -22,7 +21,7 @@ def refusal(directory: Path, root: Path) -> str:
         directory: below `root`.
         root: the folder that the user has named.
     """
-    if directory == root or os.path.realpath(directory) == os.path.realpath(root):
+    if os.path.realpath(directory) == os.path.realpath(root):
         return "it is the folder that was named; name the one above it"
     parts = directory.relative_to(root).parts
     if any(root.joinpath(*parts[:n]).is_symlink() for n in range(1, len(parts) + 1)):
@@ -65,50 +64,32 @@ def remove(directory: Path, root: Path, what: Collection[str]) -> None:
                     path.unlink()
         for path in last:
             path.unlink(missing_ok=True)
-    try:
+    if not os.listdir(directory):  # else another run has just taken the name
         directory.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):  # another run has just taken the name
-            raise
 
 
-def users(directories: Iterable[Path], runs: Iterable[Run], root: Path) -> dict[Path, Path]:
-    """Which of these directories other runs were made from or compared with, and one such run of each.
+def users(directories: Iterable[Path], runs: Iterable[LedgerEntry], root: Path) -> dict[Path, Path]:
+    """Which of these directories the configurations of other runs name, each with one such run.
 
     Args:
         directories: of runs.
-        runs: those whose configurations are looked at.
+        runs: those whose configurations are read.
         root: the folder of the runs; relative paths in configurations count from the working directory, and from the
             folder above it.
     """
-    wanted = {form: path for path in directories for form in (os.path.abspath(path), os.path.realpath(path))}
-    bases, names = {os.getcwd(), os.path.dirname(os.path.abspath(root))}, {os.path.basename(path) for path in wanted}
-    found: dict[Path, Path] = {}
+    wanted = {os.path.realpath(path): path for path in directories}
+    names, users = {os.path.basename(path) for path in wanted}, dict[Path, Path]()
     for run in runs if wanted else ():
-        if run.status == BROKEN:
-            continue
         try:
-            record = records.read(run.directory)
-        except (OSError, ValueError, RecursionError):
+            values = [value for _, value in leaves(records.read(run.directory)["config"])]
+        except (OSError, *records.UNREADABLE):
             continue
-        for text in _texts(record.get("config") if isinstance(record, dict) else None):
+        for text in (value for value in values if isinstance(value, str) and "\0" not in value):
             if not names.intersection(text.split("/")):
                 continue
-            for place in (Path(os.path.normpath(os.path.join(base, os.path.expanduser(text)))) for base in bases):
-                used = next((wanted[str(one)] for one in (place, *place.parents) if str(one) in wanted), None)
+            for base in (Path.cwd(), root.absolute().parent):
+                path = Path(os.path.realpath(base / os.path.expanduser(text)))
+                used = next((wanted[str(place)] for place in (path, *path.parents) if str(place) in wanted), None)
                 if used and used != run.directory:
-                    found.setdefault(used, run.directory)
-    return found
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a configuration, however deep."""
-    left = [value]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            left += value.values()
-        elif isinstance(value, list):
-            left += value
-        elif isinstance(value, str) and "\0" not in value:
-            yield value
+                    users.setdefault(used, run.directory)
+    return users

@@ -1,10 +1,11 @@
-"""Finding records. A broken one is named and skipped: it must not keep the others from being read."""
+"""Finding and reading records. A broken one is named and skipped: the others can still be read."""
 
 import json
 import logging
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any
 
 from attnlab.errors import DataError
 from attnlab.run import identity
+from attnlab.run.directory import RECORD
 from attnlab.run.record import SCHEMA, UNREADABLE, problems, upgraded
 
 log = logging.getLogger(__name__)
 
-
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's escape of what is no letter alone
-RECORD = {"schema", "status", "mode", "command"}  # any other JSON file lacks one of these
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's escape of a lone surrogate
+KEYS = {"schema", "status", "mode", "command"}  # any other JSON file lacks one of these
+WEIGHTS = {"checkpoints", "compressed"}  # folders of a run in which no other run lies
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class SavedRecord:
 
     @cached_property
     def canonical(self) -> dict[str, Any]:
-        """The recipe with the keys and classes of today; empty where an old record does not say it.
+        """The recipe with the keys and classes of today; empty where an old record does not have it.
 
         Raises DataError: a value is of another kind than in every run.
         """
@@ -70,32 +72,63 @@ class SavedRecord:
         return attention + (f" s={stride}" if stride is not None else "")
 
 
+def folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
+    """Each folder in which records may lie, `root` first, with the names of its files.
+
+    A folder is visited once, and by its own name if it lies below `root`. Links to a folder above `root`, hidden
+    folders and a run's folders of weights are passed over.
+    """
+    seen = {_number(path) for path in root.resolve().parents}
+    left, links = [root], list[Path]()
+    while left or links:
+        folder = left.pop() if left else links.pop()
+        files = set()
+        try:
+            if (number := _number(folder)) in seen:
+                continue
+            seen.add(number)
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True):
+                if not os.path.isdir(entry):  # a link to itself is none
+                    files.add(entry.name)
+                elif entry.name[0] != "." and entry.name not in WEIGHTS:
+                    (links if entry.is_symlink() else left).append(folder / entry.name)
+        except FileNotFoundError:  # removed in the meantime
+            continue
+        except OSError as error:
+            log.warning("%s: cannot be read (%s)", folder, error.strerror)
+        yield folder, files
+
+
+def _number(path: Path) -> tuple[int, int]:
+    """What the file system calls a file or folder, whichever name leads to it."""
+    state = path.stat()
+    return state.st_dev, state.st_ino
+
+
 def collect(places: Iterable[Path]) -> list[SavedRecord]:
-    """Every record in these files and folders, whatever its file's name, the oldest first.
+    """Every record in these files and folders, the oldest first.
 
-    In a folder every .json file is looked at; those that are not records are passed over. Raises DataError: a place
-    does not exist.
+    In a folder with a record.json that file counts, in any other folder every JSON file that is a record.
 
-    Args:
-        places: folders and files.
+    Raises:
+        DataError: a place does not exist.
     """
     paths: dict[Path, bool] = {}
     for place in places:
         if not place.exists():
             raise DataError(f"{place}: no such file or folder; expected a record of a run, or a folder with records")
-        paths |= {path: path.name == "record.json" for path in place.rglob("*.json")} if place.is_dir() else {}
+        for folder, names in folders(place) if place.is_dir() else ():
+            chosen = [RECORD] if RECORD in names else [name for name in names if name.endswith(".json")]
+            paths |= {folder / name: name == RECORD for name in chosen if name[0] != "."}
         paths |= {place: True} if place.is_file() else {}
-    read = [found for path, expected in sorted(paths.items()) if (found := _read(path, expected))]
-    if not read:
+    records = [record for path, expected in sorted(paths.items()) if (record := _read(path, expected))]
+    if not records:
         log.warning("no records in %s: a run leaves its record.json in its directory", ", ".join(map(str, places)))
-    return sorted(read, key=lambda found: found.record["started"])
+    return sorted(records, key=lambda saved: saved.record["started"])
 
 
 def read(path: Path) -> SavedRecord | None:
     """The record in a file, of the present schema; None of a JSON file that is something else.
-
-    Args:
-        path: the file.
 
     Raises:
         DataError: it is not JSON, or it is a record of another schema or a damaged one.
@@ -103,26 +136,19 @@ def read(path: Path) -> SavedRecord | None:
     try:
         text = path.read_text(encoding="utf-8")
         record = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: skipped, not readable as JSON: {' '.join(str(error).split())}") from error
-    if not isinstance(record, dict) or not record.keys() >= RECORD:
-        return None
-    try:
+        if not isinstance(record, dict) or not record.keys() >= KEYS:
+            return None
         record = upgraded(_printable(record) if SURROGATE.search(text) else record, path.parent)
         wrong = problems(record)
-    except RecursionError as error:
-        raise DataError(f"{path}: skipped, not a record: its values are nested too deeply") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: skipped, not readable as JSON: {' '.join(str(error).split())}") from error
     if wrong:
         raise DataError(f"{path}: skipped, not a record of schema {SCHEMA}: {wrong[0]}")
     return SavedRecord(path, record)
 
 
 def printable(text: str) -> str:
-    r"""A text that can be written as UTF-8: bytes of a file's name that are none become \udcff.
-
-    Args:
-        text: of a record, or the name of a file.
-    """
+    r"""A text that can be written as UTF-8: bytes of a file's name that are none become \udcff."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -138,10 +164,10 @@ def _printable(value: Any) -> Any:
 def _read(path: Path, expected: bool) -> SavedRecord | None:
     """The record in a file; None if it is damaged, or not a record. `expected`: a file that is none is named."""
     try:
-        found = read(path)
+        record = read(path)
     except DataError as error:
         log.warning("%s", error)
         return None
-    if found is None and expected:
-        log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(RECORD)))
-    return found
+    if record is None and expected:
+        log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(KEYS)))
+    return record

@@ -20,7 +20,8 @@ from attnlab.errors import DataError
 from attnlab.report import sweep
 from attnlab.report.curves import read_curves
 from attnlab.run import lock
-from attnlab.run.ledger import BROKEN, RECORD
+from attnlab.run.directory import RECORD
+from attnlab.run.ledger import BROKEN
 from attnlab.run.record import SECTIONS
 from attnlab.run.store import SavedRecord, printable, read
 
