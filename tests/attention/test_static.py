@@ -6,8 +6,8 @@ import torch
 from attnlab.attention import Attention, Cache
 from attnlab.attention.ops import kernels
 from attnlab.attention.ops.backends import Backend, prefer
-from attnlab.attention.ops.published.base import PublishedCache
 from attnlab.attention.tpa import FactorCache
+from attnlab.bench.baselines.base import PublishedCache
 from attnlab.decoding import Steps
 from tests.attention.mechanisms import EVERY, NAMES, Mechanism, error
 

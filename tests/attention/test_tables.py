@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attnlab.attention import MHA, MTLA, Attention
-from attnlab.attention.ops.tables import kept
+from attnlab.attention.ops.tables import memoized
 
 WIDTHS = iter(range(24, 4000, 8))  # each test takes widths whose tables nothing else has needed
 
@@ -52,7 +52,7 @@ def test_a_mode_leaves_no_tensors_behind(kind: Callable[..., Attention], mode: C
 def test_transforms_get_tables_of_their_own(transform: Callable[..., Callable[[Tensor], object]]) -> None:
     made = []
 
-    @kept(2)
+    @memoized(2)
     def table(size: int) -> Tensor:
         made.append(size)
         return torch.arange(float(size))
@@ -68,8 +68,8 @@ def test_transforms_get_tables_of_their_own(transform: Callable[..., Callable[[T
     assert table(3) is plain
 
 
-def test_the_newest_tables_are_kept() -> None:
-    table = kept(2)(lambda size: torch.zeros(size))
+def test_the_newest_tables_are_memoized() -> None:
+    table = memoized(2)(lambda size: torch.zeros(size))
     first, second = table(1), table(2)
     assert table(1) is first and table(2) is second
     table(3)

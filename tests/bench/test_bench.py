@@ -14,8 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from attnlab.attention import MHA, Attention
-from attnlab.attention.ops import published
-from attnlab.bench import compare, workloads
+from attnlab.bench import baselines, compare, workloads
 from attnlab.bench.compare import failures
 from attnlab.bench.exactness import check
 from attnlab.bench.memory import peak_mib
@@ -60,7 +59,7 @@ def measured(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     return record
 
 
-class Wrong(published.PublishedMTLA):
+class Wrong(baselines.PublishedMTLA):
     """One per cent too large."""
 
     def attend(self, x: Tensor, joint: Tensor) -> Tensor:
@@ -68,7 +67,7 @@ class Wrong(published.PublishedMTLA):
 
 
 def wrong(attention: Attention) -> Attention:
-    return published.of(attention) if isinstance(attention, MHA) else Wrong(attention)
+    return baselines.of(attention) if isinstance(attention, MHA) else Wrong(attention)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_a_mechanism_without_a_published_form_is_checked_against_its_formula(
     def none(attention: Attention) -> Attention:
         raise LookupError("no published algorithm is kept")
 
-    monkeypatch.setattr(published, "of", none)
+    monkeypatch.setattr(baselines, "of", none)
     found = measured(config("bench.what=training"), tmp_path)["bench"]
     row, check = found["rows"][0], found["checks"]["mtla"]
     assert check["reference"] == "formula" and max(check["output"], check["gradient"]) < check["tolerance"]
@@ -200,7 +199,7 @@ def test_a_measuring_process_that_fails_is_no_number() -> None:
 
 
 def test_every_workload_has_its_file() -> None:
-    assert set(KINDS) == set(workloads.NAMES)
+    assert set(KINDS) == set(workloads.WORKLOADS)
     for what in KINDS:
         kind = workloads.workload_type(what)
         assert kind.about and kind.checked

@@ -7,11 +7,10 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from attnlab.bench import compressed
 from attnlab.bench.compare import compare
-from attnlab.bench.compressed import Compared
+from attnlab.bench.workloads import compressed
+from attnlab.bench.workloads.compressed import Compared, Projections
 from attnlab.bench.workloads.decomposition import Decomposition
-from attnlab.bench.workloads.projections import Projections
 from attnlab.compression.modules.tensorllm import HeadFactors
 from attnlab.config.build import instantiate
 from attnlab.config.check import compose

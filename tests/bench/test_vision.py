@@ -8,7 +8,7 @@ import torch
 
 from attnlab.bench import Settings
 from attnlab.bench.compare import compare
-from attnlab.bench.workloads.forward import LayerVariant, PerHead, uneven
+from attnlab.bench.workloads.vision import LayerVariant, PerHead, uneven
 from attnlab.config.build import instantiate
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError

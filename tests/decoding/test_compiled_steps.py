@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import MHA, MTLA, Attention, Cache
-from attnlab.attention.ops.published.base import PublishedCache
-from attnlab.bench.stepping import Layer
+from attnlab.bench.baselines.base import PublishedCache
+from attnlab.bench.variants import LayerSteps
 from attnlab.decoding import BeamSearch, Sampling, Steps
 from attnlab.decoding.steps import BLOCK
 from attnlab.models import T6, PrefixDecoder
@@ -163,7 +163,7 @@ def test_more_models_than_torch_compiles_one_method_for(
     elif not compilation._alone():
         pytest.skip("this version of torch counts the graphs of one process together")
     for heads in (1, 2, 3):
-        one = Layer(MHA(8 * heads, heads).double().eval())
+        one = LayerSteps(MHA(8 * heads, heads).double().eval())
         caches = [one.attention.new_cache(2, 5) for _ in range(2)]
         loops = [Steps(one, [cache], 5, compiled=c) for cache, c in zip(caches, (Compiled(True), None), strict=True)]
         for _ in range(5):

@@ -13,13 +13,13 @@ from .latent_step import LatentStep
 from .mla import MLA, Biased, LatentCache, Norm
 from .ops.backends import Backend, choose
 from .ops.partial_softmax import Past, expanded_attention
-from .ops.tables import kept
+from .ops.tables import memoized
 from .positional import Angles
 
 Stride = Annotated[int, Ge(1), Le(1024)]  # the cost of a step grows with it, and no text of a paper is longer
 
 
-@kept(16)
+@memoized(16)
 def _sinusoid(length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """pe(k), (length, width): sin and cos of k * 10000^(-2m/width) in turn."""
     frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)

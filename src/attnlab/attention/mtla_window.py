@@ -11,7 +11,7 @@ from .base import Cache, blank, length_mask
 from .bounds import PositiveFloat, Rank, Rate, Rotary, Size, SizeOrZero
 from .mla import Biased, LatentCache, Norm
 from .mtla import MTLA, Stride, take
-from .ops.tables import kept
+from .ops.tables import memoized
 
 BLOCK = 256  # queries of one kernel call
 
@@ -383,7 +383,7 @@ class MTLAWindow(MTLA):
         return torch.cat((early, self._sees(base[:, None], held)[:, 0], slots <= number[:, None]), -1)
 
 
-@kept(64)
+@memoized(64)
 def _columns(position: int, first: int, recent: int, stride: int, device: torch.device) -> Tensor:
     """Which columns [first | ring] a position reads, (1, columns) bool; the same in all layers."""
     ring = recent + stride

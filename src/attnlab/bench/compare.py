@@ -1,4 +1,4 @@
-"""The measuring loop: several variants of one shape, measured in turns, and the ratios that may be reported."""
+"""The measuring loop: the variants of a shape take turns, and only checked variants get ratios."""
 
 import gc
 import time
@@ -27,11 +27,11 @@ def compare(
     """Measure every workload of the settings.
 
     Args:
-        cfg: the run's configuration.
+        cfg: the configuration of the run.
         settings: its `bench` node.
         device: where the variants run.
         begin: called once with the number of runs.
-        advance: called with what is done now, and how many runs were done since the last call.
+        advance: called with a description of the present work, and the number of runs since the last call.
 
     Returns:
         The checks by variant, and a row for each workload and shape.
@@ -76,16 +76,16 @@ def measure(
     alike. A ratio is the median over rounds of that round's pair.
 
     Args:
-        variants: what is compared, the run's own first.
+        variants: the variant of the run first.
         shape: the row.
-        settings: how often to measure.
-        device: where.
-        checks: by variant, as `Workload.check` gives them.
+        settings: rounds and warm-up.
+        device: where they run.
+        checks: results of `Workload.check` by variant.
         advance: called with the number of runs done.
     """
     kernels: dict[str, set[tuple[str, str]]] = {variant.name: set() for variant in variants}
-    works, found = _build(variants, shape, settings, device, kernels)
-    advance((settings.warmup + settings.rounds + settings.memory) * len(found))
+    works, results = _build(variants, shape, settings, device, kernels)
+    advance((settings.warmup + settings.rounds + settings.memory) * len(results))
     gc.collect()  # slow; `timed` keeps it out of the measurements
     times: dict[str, list[dict[str, float]]] = {name: [] for name in works}
     for number in range(settings.warmup + settings.rounds):
@@ -95,24 +95,24 @@ def measure(
                     once = timed(works[name], device)
                 kernels[name] |= pairs
             except torch.OutOfMemoryError as error:  # CUDA's; on a CPU `shortage` must do
-                found[name] = {NOT_RUN: str(error).splitlines()[0]}
+                results[name] = {NOT_RUN: str(error).splitlines()[0]}
                 del works[name], times[name]
                 continue
             if number >= settings.warmup:
                 times[name].append(once)
             advance(1)
     for name, work in works.items():
-        found[name] = _result(times[name], work, shape)
+        results[name] = _result(times[name], work, shape)
         if by := used(kernels[name]):
-            found[name]["kernels"] = by
+            results[name]["kernels"] = by
         if device.type == "cuda":
-            found[name] |= _used_of(device, work, settings.dtype, found[name])
+            results[name] |= _used_of(device, work, settings.dtype, results[name])
     works.clear()  # before other processes need the memory
     if device.type == "cuda":
         torch.cuda.empty_cache()
     for variant in variants:
         if settings.memory and variant.name in times:
-            found[variant.name]["peak_memory_mib"] = peak_mib(variant, shape, settings.dtype, device)
+            results[variant.name]["peak_memory_mib"] = peak_mib(variant, shape, settings.dtype, device)
             advance(1)
     kind = workload_type(shape.what)
     names = [variant.name for variant in variants]
@@ -121,8 +121,8 @@ def measure(
         "batch": shape.batch,
         **kind.describe(shape),
         **kind.facts(variants, shape, checks),
-        "variants": {name: found[name] for name in names},
-        "ratios": [_ratio(names[0], other, found, times, checks, shape) for other in names[1:]],
+        "variants": {name: results[name] for name in names},
+        "ratios": [_ratio(names[0], other, results, times, checks, shape) for other in names[1:]],
     }
 
 
@@ -130,10 +130,6 @@ def timed(work: Workload, device: torch.device) -> dict[str, float]:
     """Seconds of one run and of its preparation; on a CPU also CPU seconds of all threads together.
 
     On CUDA the run's seconds are those between two events of the device, after its cache was written over.
-
-    Args:
-        work: what runs, once.
-        device: where it runs; it is waited for.
     """
     gc.disable()
     try:
@@ -149,21 +145,19 @@ def timed(work: Workload, device: torch.device) -> dict[str, float]:
             return {"prepare_seconds": ready - began, "seconds": seconds[0]}
         work.run()
         _wait(device)
-        found = {"prepare_seconds": ready - began, "seconds": time.perf_counter() - ready}
+        times = {"prepare_seconds": ready - began, "seconds": time.perf_counter() - ready}
         if device.type == "cpu":
-            found["cpu_seconds"] = time.process_time() - cpu
-        return found
+            times["cpu_seconds"] = time.process_time() - cpu
+        return times
     finally:
         gc.enable()
 
 
 def failures(result: dict[str, Any], what: str) -> list[str]:
-    """The errors that a time of this workload rests on and that are too large or not numbers.
-
-    A result without them belongs to a variant that has nothing to be compared with.
+    """The errors that invalidate a time of this workload: above the tolerance, or not a number.
 
     Args:
-        result: what was measured of one variant.
+        result: of `Workload.check`; empty where a variant has no reference.
         what: the workload.
     """
     names = [name for name in workload_type(what).checked if name in result]
@@ -182,9 +176,9 @@ def _build(
     device: torch.device,
     kernels: dict[str, set[tuple[str, str]]],
 ) -> tuple[dict[str, Workload], dict[str, dict[str, Any]]]:
-    """What can be measured, and why the rest cannot."""
+    """The workloads that can be measured, and the results of those that cannot."""
     works: dict[str, Workload] = {}
-    found: dict[str, dict[str, Any]] = {}
+    refused: dict[str, dict[str, Any]] = {}
     for variant in variants:
         try:
             kind = workload_type(shape.what)
@@ -195,10 +189,10 @@ def _build(
         except (LookupError, torch.OutOfMemoryError) as error:
             reason = str(error).splitlines()[0]
         if reason:
-            found[variant.name] = {NOT_RUN: reason}
+            refused[variant.name] = {NOT_RUN: reason}
         else:
             works[variant.name] = work
-    return works, found
+    return works, refused
 
 
 def _refuse_compiled(variant: Variant, kind: type[Workload]) -> None:
@@ -208,67 +202,66 @@ def _refuse_compiled(variant: Variant, kind: type[Workload]) -> None:
 
 
 def _result(times: list[dict[str, float]], work: Workload, shape: Shape) -> dict[str, Any]:
-    found: dict[str, Any] = {name: summary([once[name] for once in times]) for name in times[0]}
+    result: dict[str, Any] = {name: summary([once[name] for once in times]) for name in times[0]}
     if shape.what != "decoding":
-        del found["prepare_seconds"]  # of interest only where it reads the prefix
-    found["tokens_per_second"] = rounded(shape.tokens / found["seconds"]["median"])
-    found["peak_memory_mib"] = NOT_RUN
-    found |= work.rates(found["seconds"]["median"])
+        del result["prepare_seconds"]  # of interest only where it reads the prefix
+    result["tokens_per_second"] = rounded(shape.tokens / result["seconds"]["median"])
+    result["peak_memory_mib"] = NOT_RUN
+    result |= work.rates(result["seconds"]["median"])
     if (cache := work.cache_bytes()) is not None:
-        found["cache_bytes"] = cache
-    return found
+        result["cache_bytes"] = cache
+    return result
 
 
-def _used_of(device: torch.device, work: Workload, dtype: str, found: dict[str, Any]) -> dict[str, Any]:
+def _used_of(device: torch.device, work: Workload, dtype: str, result: dict[str, Any]) -> dict[str, Any]:
     """How the host launches a run, and how much of a CUDA device it uses."""
-    operations = None if work.captured else utilisation.operations_of(work, found.get("kernels", {}))
-    name, seconds = torch.cuda.get_device_name(device), found["seconds"]["median"]
+    operations = None if work.captured else utilisation.operations_of(work, result.get("kernels", {}))
+    name, seconds = torch.cuda.get_device_name(device), result["seconds"]["median"]
     launched = "replayed CUDA graph" if work.captured else "no CUDA graph"
     return {"launched": launched, **utilisation.utilisation(name, dtype, seconds, operations, work.bytes_read())}
 
 
-def unchecked(check: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """The fused kernels that computed a run and not its check: what they compute was not found exact on this device.
+def unchecked(check: dict[str, Any], result: dict[str, Any]) -> list[str]:
+    """The fused kernels that computed a run and not its check, so that they were not compared on this device.
 
-    SDPA, which is torch's own, and plain products are no such kernels. Neither is anything where the check or the run
-    notes nothing, as published algorithms do.
+    torch's SDPA and plain products need no check. Published algorithms note no kernels.
 
     Args:
         check: of the variant, with `kernels`.
-        found: the variant's result, with `kernels`.
+        result: of the variant, with `kernels`.
     """
-    if "kernels" not in check or "kernels" not in found:
+    if "kernels" not in check or "kernels" not in result:
         return []
-    pairs = [(operation, name) for operation, names in found["kernels"].items() for name in names]
+    pairs = [(operation, name) for operation, names in result["kernels"].items() for name in names]
     stock = ("SDPA", "PLAIN")
     return [f"{name} ({operation})" for operation, name in pairs if not name.startswith(stock)
             and name not in check["kernels"].get(operation, [])]  # fmt: skip
 
 
 def _ratio(
-    ours: str,
+    chosen: str,
     other: str,
-    found: dict[str, dict[str, Any]],
+    results: dict[str, dict[str, Any]],
     times: dict[str, list[dict[str, float]]],
     checks: dict[str, dict[str, Any]],
     shape: Shape,
 ) -> dict[str, Any]:
-    """How many times the other one's time, memory and cache are ours, or why this cannot be reported."""
-    pair: dict[str, Any] = {"of": ours, "against": other}
-    for name in (ours, other):
+    """Time, memory and cache of the other variant divided by those of the chosen one, or why there is no ratio."""
+    pair: dict[str, Any] = {"of": chosen, "against": other}
+    for name in (chosen, other):
         wrong = checks[name].get(NOT_RUN) or ", ".join(failures(checks[name], shape.what))
-        reason = found[name].get(NOT_RUN) or (wrong and f"{name} was not found equal to its reference: {wrong}")
-        if not reason and (others := unchecked(checks[name], found[name])):
-            reason = f"{name} was computed by {', '.join(others)}, which its check has not gone through"
+        reason = results[name].get(NOT_RUN) or (wrong and f"{name} was not found equal to its reference: {wrong}")
+        if not reason and (kernels := unchecked(checks[name], results[name])):
+            reason = f"{name} was computed by {', '.join(kernels)}, which its check has not gone through"
         if reason:
             return pair | {NOT_RUN: reason}
     for key in ("seconds", "cpu_seconds"):
-        if key in times[ours][0]:
-            turns = zip(times[other], times[ours], strict=True)
-            pair[key] = summary([theirs[key] / mine[key] for theirs, mine in turns])
-    mine, theirs = found[ours], found[other]
-    if isinstance(mine["peak_memory_mib"], float) and isinstance(theirs["peak_memory_mib"], float):
-        pair["peak_memory"] = rounded(theirs["peak_memory_mib"] / max(mine["peak_memory_mib"], 1e-3))
-    if "cache_bytes" in mine:
-        pair["cache"] = rounded(theirs["cache_bytes"]["measured"] / mine["cache_bytes"]["measured"])
+        if key in times[chosen][0]:
+            turns = zip(times[other], times[chosen], strict=True)
+            pair[key] = summary([slow[key] / fast[key] for slow, fast in turns])
+    result, reference = results[chosen], results[other]
+    if isinstance(result["peak_memory_mib"], float) and isinstance(reference["peak_memory_mib"], float):
+        pair["peak_memory"] = rounded(reference["peak_memory_mib"] / max(result["peak_memory_mib"], 1e-3))
+    if "cache_bytes" in result:
+        pair["cache"] = rounded(reference["cache_bytes"]["measured"] / result["cache_bytes"]["measured"])
     return pair

@@ -1,4 +1,4 @@
-"""Check that a variant equals the published algorithm with the same weights.  No ratio is given without this check."""
+"""Check that a variant equals the published algorithm with the same weights: no ratio is reported without it."""
 
 import copy
 from collections.abc import Callable
@@ -12,8 +12,7 @@ from attnlab.attention.ops import naive
 from attnlab.attention.ops.backends import Backend, choose
 from attnlab.attention.sliding_window import Windowed
 from attnlab.bench.settings import rounded
-from attnlab.bench.stepping import Layer, compiler
-from attnlab.bench.variants import AttentionVariant
+from attnlab.bench.variants import AttentionVariant, LayerSteps
 from attnlab.decoding.steps import Compiler, Steps
 
 # Relative to a tensor's norm.  Wrong formulas differ by 1e-2 or more; half precision does not resolve less.
@@ -24,11 +23,7 @@ FEW = 35  # the same for a formula, whose time is quadratic
 
 
 class Formula(nn.Module):
-    """A mechanism's naive form, row by row: the reference where no published algorithm is kept.
-
-    Args:
-        attention: the mechanism, for its weights.
-    """
+    """A mechanism's naive form, row by row: the reference of mechanisms without a published algorithm."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -46,10 +41,10 @@ def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, dev
     In a hybrid stack each mechanism is checked, and the largest errors count.
 
     Args:
-        variant: what is checked.
+        variant: the variant to check.
         publish: gives the published algorithm with the weights of a mechanism.
         dtype: of the variant; the published form runs in float64.
-        device: the device.
+        device: where both run.
 
     Returns:
         The errors `output`, `gradient` and `steps` (cached steps with reordered beams), and the `tolerance`.
@@ -57,8 +52,8 @@ def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, dev
     Raises:
         LookupError: there is no published algorithm for a mechanism.
     """
-    found = [_check_layer(layer, publish, dtype, device) for layer in variant.layers()]
-    return {name: _largest([each[name] for each in found]) for name in found[0]}
+    layers = [_check_layer(layer, publish, dtype, device) for layer in variant.layers()]
+    return {name: _largest([errors[name] for errors in layers]) for name in layers[0]}
 
 
 def _wide_window(mechanism: Attention) -> int:
@@ -98,7 +93,7 @@ def _check_layer(
         errors["output"] = max(errors["output"], _error(got[:1], want[:1]))
         errors["gradient"] = max(errors["gradient"], _error(got[1:], want[1:]))
         x, order = random(2 * BEAM, STEPS), torch.stack([_moves(generator) for _ in range(STEPS)]).to(device)
-        compiled = compiler(variant.compiled, variant.cfg, device)
+        compiled = variant.compiler(device)
         errors["steps"] = max(errors["steps"], _steps(tested, reference, x, prefix, order, variant.copied, compiled))
     tolerance = TOLERANCE[dtype]
     return {name: rounded(value, 2) for name, value in errors.items()} | {"tolerance": tolerance}
@@ -140,7 +135,7 @@ def _steps(
     cache = tested.new_cache(rows, STEPS, size, prefix_batch=rows if copied else 2)
     if size:
         tested.read_prefix(copies if copied else prefix, None, cache)
-    steps = Steps(Layer(tested), [cache], STEPS, graphs=False, compiled=compiled)
+    steps = Steps(LayerSteps(tested), [cache], STEPS, graphs=False, compiled=compiled)
     history, worst = x[:, :0].double(), 0.0
     for t in range(STEPS):
         new = x[:, t : t + 1]

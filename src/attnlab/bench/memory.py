@@ -1,4 +1,4 @@
-"""Peak memory of one run of a workload, measured in a process of its own."""
+"""Peak memory of one run of a workload, measured in a new process."""
 
 import gc
 import json
@@ -31,13 +31,9 @@ PROTOCOL = {
 
 
 def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -> float | str:
-    """The peak memory of one run of a workload, in a process of its own.
+    """The peak memory of one run of a workload, in a new process.
 
-    Args:
-        variant: what is measured.
-        shape: the sizes.
-        dtype: the name of the torch dtype.
-        device: the device; on CUDA the allocator's memory is measured, on a CPU the resident set.
+    On CUDA the allocator's memory is measured, on a CPU the resident set. `dtype` is the name of a torch dtype.
 
     Returns:
         MiB above the memory in use before the run, or a text with the reason why there is no number.
@@ -65,27 +61,14 @@ def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -
 
 
 def free_bytes(device: torch.device) -> int:
-    """The memory of a device that is free.
-
-    Args:
-        device: a GPU, or the CPU for the machine's memory.
-    """
+    """Free memory of a GPU, or of the machine."""
     return int(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available)
 
 
 def shortage(work: Workload, shape: Shape, device: torch.device) -> str | None:
-    """The reason why a training step cannot run: its T x T tensors do not fit.  None: they do, or there are none.
-
-    Args:
-        work: the workload.
-        shape: the sizes.
-        device: the device that it would run on.
-    """
+    """The reason why a training step cannot run: its T x T tensors do not fit.  None: they do, or there are none."""
     needed = work.quadratic_bytes()
-    if needed is None:
-        return None
-    free = free_bytes(device)
-    if needed <= 0.9 * free:
+    if needed is None or needed <= 0.9 * (free := free_bytes(device)):
         return None
     size, room = (f"{count / 2**30:.1f} GiB" for count in (needed, free))
     return f"its {shape.text} x {shape.prefix + shape.text} tensors take {size}, and {room} are free"

@@ -21,7 +21,7 @@ class Settings:
     """The `bench` node of a configuration. Widths, heads and layers are those of the task's model.
 
     Args:
-        what: one workload or several; a file of bench/workloads each. None: the task's own choice.
+        what: one workload or several of bench/workloads. None: the default of the task.
             training: forward and backward of one attention layer, `text` positions after `prefix` ones.
             model: the same of the task's whole model, loss included.
             decoding: `steps` cached steps of one attention layer, after `prefix` positions and `context` positions of
@@ -40,16 +40,16 @@ class Settings:
         text: positions of a training step or of a prompt; several give one row of the table each.
         context: text positions that are cached before decoding begins; several give one row each.
         steps: tokens that are decoded.
-        reorder: decoding as it is (false), with the rows in a new order after each step (true), or both.
+        reorder: decoding without (false) or with (true) a new order of the rows after each step, or both.
         dtype: of weights and inputs.
         rounds: measured rounds, in which the variants take turns.
         warmup: rounds before them that are not measured.
         memory: whether peak memory is measured too, each number in a process of its own.
         references: names in conf/attention, `published`, or `published_<name>`; for decomposition `tensorly`. A name
-            may have a value of its own, as in mtla.stride=4, and stand there several times. `compiled` and
-            `compiled_<name>`: the same mechanism with compiled steps, on a CPU. Not read with `convert=`: the converted
-            model is compared with the original.
-        overrides: a reference's own values, for instance mha.num_heads=12; `compiled_mha` takes it too.
+            may carry a value, as in mtla.stride=4, and be repeated with others. `compiled` and `compiled_<name>`: the
+            same mechanism with compiled steps, on a CPU. Not read with `convert=`: the converted model is compared with
+            the original.
+        overrides: values of a reference, for instance mha.num_heads=12; `compiled_mha` takes it too.
         published: the function from a module to the published algorithm with the same weights.
 
     Raises:
@@ -70,7 +70,7 @@ class Settings:
     memory: bool = True
     references: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
-    published: str = "attnlab.attention.ops.published.of"
+    published: str = "attnlab.bench.baselines.of"
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -135,20 +135,10 @@ class Shape:
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    """Median and spread of repeated measurements.
-
-    Args:
-        values: at least one.
-    """
-    found = {"median": median(values), "min": min(values), "max": max(values)}
-    return {name: rounded(value) for name, value in found.items()}
+    """Median and spread of repeated measurements, at least one."""
+    return {"median": rounded(median(values)), "min": rounded(min(values)), "max": rounded(max(values))}
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """To so many significant digits.
-
-    Args:
-        value: any.
-        digits: how many.
-    """
+    """Round to `digits` significant digits."""
     return float(f"{value:.{digits}g}")

@@ -1,4 +1,4 @@
-"""What a device could do at most, and how much of it a run has used.
+"""Peak rates of GPUs, and the shares of them that a run reaches.
 
 Peaks are those of the makers' data sheets, without sparsity: dense products of half precision and of float32 inputs in
 operations per second, and bytes per second of the device's memory.
@@ -19,17 +19,10 @@ NOT_KNOWN = "not known"
 
 
 class Peak(NamedTuple):
-    """Of a device.
+    """Operations per second by input type, and bytes per second, of a device."""
 
-    Args:
-        half: operations per second, float16 and bfloat16.
-        tf32: the same of float32 inputs rounded to TF32.
-        single: the same of float32 inputs.
-        bandwidth: bytes per second.
-    """
-
-    half: float
-    tf32: float
+    half: float  # float16 and bfloat16
+    tf32: float  # float32 inputs rounded to TF32
     single: float
     bandwidth: float
 
@@ -47,21 +40,12 @@ PEAKS = {  # by a part of the name that torch gives the device; the first that f
 
 
 def peak_of(name: str) -> Peak | None:
-    """The peaks of a device; None: they are not known.
-
-    Args:
-        name: as `torch.cuda.get_device_name` gives it.
-    """
+    """The peaks of a device by its name in torch; None: unknown."""
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def operations_peak(name: str, dtype: str) -> float | None:
-    """Operations per second of products of this dtype; None: not known.
-
-    Args:
-        name: of the device.
-        dtype: the name of a torch dtype.
-    """
+    """Operations per second of products of a device (its name in torch) and a dtype (its name); None: unknown."""
     peak = peak_of(name)
     if peak is None or dtype == "float64":
         return None
@@ -71,12 +55,7 @@ def operations_peak(name: str, dtype: str) -> float | None:
 
 
 def share(value: float, peak: float | None) -> float | str:
-    """A value by its peak, or that the peak is not known.
-
-    Args:
-        value: operations or bytes per second.
-        peak: of the device; None: it is not known.
-    """
+    """A value divided by its peak, or that the peak is not known."""
     return NOT_KNOWN if peak is None else rounded(value / peak)
 
 
@@ -90,31 +69,29 @@ def utilisation(
         dtype: of weights and inputs.
         seconds: of one run.
         operations: multiplications and additions of one run; None: they were not counted.
-        read: bytes that a run must read; None: nothing says.
+        read: bytes that a run must read; None: unknown.
     """
-    found: dict[str, float | str] = {}
+    rates: dict[str, float | str] = {}
     if operations is not None:
         rate = operations / seconds
-        found |= {"flops": rounded(rate), "share_of_peak_flops": share(rate, operations_peak(name, dtype))}
+        rates |= {"flops": rounded(rate), "share_of_peak_flops": share(rate, operations_peak(name, dtype))}
     if read is not None:
         rate, peak = read / seconds, peak_of(name)
-        found["bytes_per_second"] = rounded(rate)
-        found["share_of_peak_bandwidth"] = share(rate, peak and peak.bandwidth)
-    return found
+        rates["bytes_per_second"] = rounded(rate)
+        rates["share_of_peak_bandwidth"] = share(rate, peak and peak.bandwidth)
+    return rates
 
 
 def operations_of(work: Workload, kernels: dict[str, list[str]]) -> int | None:
     """Multiplications and additions of one more run: matrix products, convolutions and attention as it is seen.
 
-    Causal attention counts the pairs on and below the diagonal. None: a kernel is among them whose operations torch
-    does not see.
+    Causal attention counts the pairs on and below the diagonal. None: torch does not see the operations of a kernel.
 
     Args:
-        work: what runs.
+        work: the workload.
         kernels: what computed its attention.
     """
-    names = [name for found in kernels.values() for name in found]
-    if any(name.startswith(("TRITON", "FLEX")) for name in names):
+    if any(name.startswith(("TRITON", "FLEX")) for names in kernels.values() for name in names):
         return None
     work.prepare()
     with FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
@@ -130,15 +107,15 @@ def attention_operations(query: Any, key: Any, value: Any, causal: bool, backwar
         causal: whether a query sees no later keys.
         backward: whether it is the backward kernel.
     """
-    (batch, heads, rows, width), columns, own = query, key[2], value[3]
+    (batch, heads, rows, width), columns, value_width = query, key[2], value[3]
     pairs = rows * (rows + 1) // 2 if causal and rows == columns else rows * columns
-    return 2 * batch * heads * pairs * ((3 * width + 2 * own) if backward else width + own)
+    return 2 * batch * heads * pairs * ((3 * width + 2 * value_width) if backward else width + value_width)
 
 
 @cache
 def _formulas() -> dict[Any, Any]:
-    """Of torch's fused kernels: where the schema has the queries first, or after the gradient."""
-    aten, found = torch.ops.aten, {}
+    """Operation counts of torch's fused kernels, whose arguments begin with the queries, or with the gradient."""
+    aten, formulas = torch.ops.aten, {}
 
     def formula(name: str, backward: bool) -> Any:
         order = [a.name for a in getattr(aten, name).default._schema.arguments]
@@ -154,8 +131,8 @@ def _formulas() -> dict[Any, Any]:
     for kernel in ("flash_attention", "cudnn_attention", "efficient_attention", "flash_attention_for_cpu"):
         for backward in (False, True):
             name = f"_scaled_dot_product_{kernel}" + "_backward" * backward
-            found[getattr(aten, name)] = formula(name, backward)
-    return found
+            formulas[getattr(aten, name)] = formula(name, backward)
+    return formulas
 
 
 @cache
@@ -165,25 +142,17 @@ def _other(device: torch.device) -> torch.Tensor:
 
 
 def flush(device: torch.device) -> None:
-    """Write over a CUDA device's cache, so that no run finds there what the one before has left.
-
-    Args:
-        device: CUDA.
-    """
+    """Write over a CUDA device's L2 cache, so that a run finds nothing of the one before."""
     _other(device).zero_()
 
 
 @contextmanager
 def events(device: torch.device) -> Iterator[list[float]]:
-    """Seconds of what is launched within, by events of the current stream: the list has them afterwards.
-
-    Args:
-        device: CUDA.
-    """
-    found: list[float] = []
+    """Seconds of what is launched within, by CUDA events of the current stream: the list has them afterwards."""
+    seconds: list[float] = []
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begun.record(torch.cuda.current_stream(device))
-    yield found
+    yield seconds
     ended.record(torch.cuda.current_stream(device))
     ended.synchronize()
-    found.append(begun.elapsed_time(ended) / 1000)
+    seconds.append(begun.elapsed_time(ended) / 1000)

@@ -12,9 +12,9 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
+from torch import Tensor, nn
 
-from attnlab.attention import MHA, Attention
+from attnlab.attention import MHA, Attention, Cache
 from attnlab.bench.settings import Settings
 from attnlab.config import stack
 from attnlab.config.build import CONF, instantiate, written
@@ -23,6 +23,8 @@ from attnlab.conversion import Conversion
 from attnlab.errors import ConfigError
 from attnlab.models import PrefixDecoder
 from attnlab.models.build import build_attention, without_memory
+from attnlab.run.device import missing_compiler
+from attnlab.training.compilation import Compiled
 
 Publish = Callable[[Attention], Attention]
 M = TypeVar("M", bound=nn.Module)
@@ -35,9 +37,9 @@ class AttentionVariant:
     Args:
         name: what the record calls it.
         cfg: the configuration of a run with this mechanism.
-        published: the function that makes the published algorithm; None: our own forward and steps run.
+        published: the function that makes the published algorithm; None: the mechanism itself runs.
         copied: beam search with the prefix stored once per hypothesis.
-        converted: the mechanisms that `convert=` makes of the model's own, as far as the settings alone tell.
+        converted: the mechanisms are those that `convert=` plans from the settings.
         compiled: its decoding steps are compiled.
     """
 
@@ -61,7 +63,7 @@ class AttentionVariant:
         return publish_by(self.published)(attention) if self.published else attention
 
     def mechanism(self, dtype: torch.dtype, device: torch.device) -> Attention:
-        """Ours, whichever algorithm runs."""
+        """The mechanism itself, also where its published algorithm runs."""
         torch.manual_seed(self.cfg.seed)
         return self._layer(0).to(device, dtype).eval()
 
@@ -73,8 +75,22 @@ class AttentionVariant:
             original = build_attention(self.cfg, number)
         target.refuse(original)
         assert isinstance(original, MHA)
-        found: Attention = instantiate(OmegaConf.create(target.planned(original)), path="attention")
-        return found
+        converted: Attention = instantiate(OmegaConf.create(target.planned(original)), path="attention")
+        return converted
+
+    def compiler(self, device: torch.device) -> Compiled | None:
+        """What compiles its steps; None: they are not compiled.
+
+        Raises:
+            LookupError: steps are not compiled on this device, or there is no compiler.
+        """
+        if not self.compiled:
+            return None
+        if device.type != "cpu":
+            raise LookupError("steps are compiled on a CPU; elsewhere they are captured in a CUDA graph")
+        if missing := missing_compiler(self.cfg):
+            raise LookupError(missing)
+        return Compiled(True)
 
     def layers(self) -> list["AttentionVariant"]:
         """One variant for each mechanism that its layers have: this one, unless the stack is hybrid."""
@@ -114,29 +130,38 @@ class AttentionVariant:
         return module
 
 
+class LayerSteps:
+    """An attention layer as a model of `Steps`: its inputs stand for tokens."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
+
+    def step(self, x: Tensor, caches: list[Cache]) -> Tensor:
+        """Inputs (B, n, d) -> outputs (B, n, d), through the only cache."""
+        return self.attention.extend(x, caches[0])
+
+
 def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
     """The chosen mechanism, then the references in the order of the settings, each once.
 
-    Of a model that `convert=` converts: the converted mechanisms, and the original's; references are not read.
-
-    Args:
-        cfg: the fixed configuration.
-        settings: the checked node `bench`.
+    Of a model that `convert=` converts: the converted mechanisms and the original; references are not read.
 
     ConfigError: a reference that is no mechanism.
     """
     if converts(cfg):
         return [AttentionVariant(cfg.choices.convert, cfg, converted=True), AttentionVariant("original", cfg)]
     chosen = AttentionVariant(cfg.choices.attention, cfg)
-    found = {chosen.name: chosen}
+    variants = {chosen.name: chosen}
     for name in settings.references:
         kind = next((kind for kind in ("published", "compiled") if name.partition("_")[0] == kind), "")
         base = name.removeprefix(kind).removeprefix("_") or chosen.name
         base, _, value = base.partition(".")  # mtla.stride=4 is MTLA with this value, beside others of the mechanism
         if base == chosen.name and not value:
-            if own := settings.overrides_of(base):
-                said = f"{base} is the mechanism of the run itself; give attention.{own[0]}"
-                raise ConfigError(f"bench.overrides: {base}.{own[0]}: {said}")
+            if values := settings.overrides_of(base):
+                raise ConfigError(
+                    f"bench.overrides: {base}.{values[0]}: {base} is the mechanism of the run itself; "
+                    f"give attention.{values[0]}"
+                )
             variant = chosen
         else:
             overrides = settings.overrides_of(base) + [value] * bool(value)
@@ -145,37 +170,29 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
             variant = replace(variant, name=f"published_{variant.name}", published=settings.published)
         if kind == "compiled":
             variant = replace(variant, name=f"compiled_{variant.name}", compiled=True)
-        found.setdefault(variant.name, variant)
-    return list(found.values())
+        variants.setdefault(variant.name, variant)
+    return list(variants.values())
 
 
 def converts(cfg: DictConfig) -> bool:
-    """Whether `convert=` names a conversion.
-
-    Args:
-        cfg: the fixed configuration.
-    """
+    """Whether `convert=` names a conversion."""
     return cfg.choices.get("convert") not in (None, "none")
 
 
 def copied(variant: AttentionVariant) -> AttentionVariant:
-    """The same mechanism, with the prefix stored once per hypothesis.
-
-    Args:
-        variant: the mechanism.
-    """
+    """The same mechanism, with the prefix stored once per hypothesis."""
     return replace(variant, name=f"{variant.name}_copied", copied=True)
 
 
 def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConfig:
     """The configuration with another mechanism, with the same sizes and stride, except for the overrides.
 
-    The rank is the same where both mean the same by it, as MLA and MTLA do; else the other mechanism has its own.
+    The rank is the same where both mean the same by it, as MLA and MTLA do; else it is the other mechanism's default.
 
     Args:
-        cfg: the fixed configuration.
+        cfg: the configuration of the run.
         name: of the other mechanism, a file of conf/attention.
-        overrides: its own values, for instance mha.num_heads=12.
+        overrides: KEY=VALUE of the other mechanism.
     """
     with _hydra():
         names = GlobalHydra.instance().config_loader().get_group_options("attention")
@@ -193,24 +210,24 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
         chosen = cfg.choices.attention
         if chosen in names and not _same_rank(written(compose(f"attention/{chosen}"))["attention"], node["attention"]):
             node["rank"] = None
-    own = written(OmegaConf.from_dotlist(overrides))
-    for key in own:
+    values = written(OmegaConf.from_dotlist(overrides))
+    for key in values:
         if key not in node["attention"]:
             raise ConfigError(f"bench.overrides: {name} has no {key}{nearest(key, node['attention'])}")
-    node["attention"] |= own
+    node["attention"] |= values
     full = OmegaConf.create(copy.deepcopy(written(cfg)) | node)
     OmegaConf.resolve(full)
     return full
 
 
-def _same_rank(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _same_rank(chosen: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether `rank` means the same in both: the same argument and, where that is `rank`, the same default."""
 
     def uses(node: dict[str, Any]) -> set[tuple[str, str]]:
-        found = {(key, value) for key, value in node.items() if isinstance(value, str) and "${rank}" in value}
-        return {(key, value if key == "rank" else "") for key, value in found}
+        arguments = [(key, value) for key, value in node.items() if isinstance(value, str) and "${rank}" in value]
+        return {(key, value if key == "rank" else "") for key, value in arguments}
 
-    return all(uses(part) == uses(one) for part in (other, *other.get("mechanisms", {}).values()) if uses(part))
+    return all(uses(part) == uses(chosen) for part in (other, *other.get("mechanisms", {}).values()) if uses(part))
 
 
 @contextmanager
@@ -224,18 +241,11 @@ def _hydra() -> Iterator[None]:
 
 
 def publish_by(target: str) -> Publish:
-    """The function that `bench.published` names.
-
-    Args:
-        target: its dotted name.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
+    """The function that `bench.published` names. ConfigError: it cannot be imported."""
     try:
-        found: Publish = pkgutil.resolve_name(target)
+        publish: Publish = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"bench.published={target}: cannot be imported ({error}); expected package.function"
         ) from error
-    return found
+    return publish

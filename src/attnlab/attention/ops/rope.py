@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .tables import kept
+from .tables import memoized
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Llama3Scaling:
         return torch.lerp(frequencies / self.factor, frequencies, share.clamp(0, 1))
 
 
-@kept(64)
+@memoized(64)
 def _table(
     dim: int, theta: float, length: int, dtype: torch.dtype, device: torch.device, scaling: Llama3Scaling | None
 ) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ P = ParamSpec("P")
 Tables = TypeVar("Tables", bound=Tensor | tuple[Tensor, ...])
 
 
-def kept(size: int) -> Callable[[Callable[P, Tables]], Callable[P, Tables]]:
+def memoized(size: int) -> Callable[[Callable[P, Tables]], Callable[P, Tables]]:
     """Decorator: keep the newest `size` tables that a function of hashable arguments computes.
 
     Tables are computed outside of autograd and inference mode, so that any later caller can use them. While a program

@@ -1,25 +1,29 @@
-"""What mode=bench measures: a file, with a class of its name, for each value of `bench.what`."""
+"""What mode=bench measures: the workload class behind each value of `bench.what`."""
 
-import importlib
 import pkgutil
 
 from attnlab.bench.workloads.base import Variant, Workload
 
-__all__ = ["Variant", "Workload", "workload_type"]
+__all__ = ["WORKLOADS", "Variant", "Workload", "workload_type"]
 
-NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__) if module.name not in ("base", "attention"))
+WORKLOADS = {  # imported when it is measured: some need timm or transformers
+    "training": "training:Training",
+    "model": "training:ModelTraining",
+    "decoding": "decoding:Decoding",
+    "generation": "decoding:Generation",
+    "prefill": "decoding:Prefill",
+    "beam": "decoding:Beam",
+    "projections": "compressed:Projections",
+    "whole": "compressed:CompressedModel",
+    "decomposition": "decomposition:Decomposition",
+    "forward": "vision:VisionLayer",
+    "kernels": "kernels:Kernels",
+}
 
 
 def workload_type(what: str) -> type[Workload]:
-    """The class of a workload, for instance Training of training.py.
-
-    Args:
-        what: the name of a file of this folder.
-
-    Raises:
-        ValueError: there is no such workload.
-    """
-    if what not in NAMES:
+    """The class of a workload. ValueError: there is no workload of this name."""
+    if what not in WORKLOADS:
         raise ValueError(f"no workload {what}")
-    found: type[Workload] = getattr(importlib.import_module(f"{__name__}.{what}"), what.title())
-    return found
+    workload: type[Workload] = pkgutil.resolve_name(f"{__name__}.{WORKLOADS[what]}")
+    return workload

@@ -6,12 +6,16 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
+from attnlab.attention import Attention
+from attnlab.bench import exactness
 from attnlab.bench.settings import Settings, Shape
+from attnlab.bench.variants import AttentionVariant, converts, lineup, publish_by
 
 
 class Variant(Protocol):
-    """One of the things that are measured side by side: a frozen dataclass that a new process can build again."""
+    """One of the things measured side by side: a frozen dataclass that a new process can build again."""
 
     @property
     def name(self) -> str: ...
@@ -21,7 +25,7 @@ class Variant(Protocol):
 
 
 class Workload(ABC):
-    """One measured run of one variant: `prepare`, whose time is kept apart, then `run`.
+    """One measured run of one variant: `prepare`, which is timed separately, then `run`.
 
     Everything is built by the constructor, which raises LookupError where a variant cannot do the work.
 
@@ -33,10 +37,9 @@ class Workload(ABC):
 
     Attributes:
         about: one sentence for the record's protocol.
-        checked: the errors of `check` on which a time of this workload rests.
+        checked: the errors of `check` that invalidate a time of this workload if they are too large.
         section: the section of the record that the last row fills, if any.
-        reads_prefix: whether a prefix of at least one position is needed where the model has an encoder, always, or
-            never.
+        reads_prefix: whether a prefix of at least one position is needed.
         captured: whether a run replays a CUDA graph.
         steps: whether it takes decoding steps, which can be compiled.
     """
@@ -54,7 +57,7 @@ class Workload(ABC):
     @classmethod
     @abstractmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Any]:
-        """The variants: the run's own first, then those it is compared with."""
+        """The variants: the one of the run first, then those it is compared with."""
 
     @classmethod
     @abstractmethod
@@ -64,7 +67,7 @@ class Workload(ABC):
     @classmethod
     @abstractmethod
     def describe(cls, shape: Shape) -> dict[str, Any]:
-        """The keys of a row that say what was measured, `what` and `batch` excepted."""
+        """The keys of a row that name its shape, except `what` and `batch`."""
 
     @classmethod
     @abstractmethod
@@ -72,7 +75,7 @@ class Workload(ABC):
         """Relative errors against a reference and their `tolerance`; empty where there is nothing to compare with.
 
         Raises:
-            LookupError: there should be a reference, and none is known.
+            LookupError: a reference is needed and none is known.
         """
 
     @classmethod
@@ -91,7 +94,7 @@ class Workload(ABC):
         return None
 
     def bytes_read(self) -> int | None:
-        """Bytes of memory that a run must read at least once; None: nothing says how many."""
+        """Bytes of memory that a run reads at least once; None: unknown."""
         return None
 
     def rates(self, seconds: float) -> dict[str, Any]:
@@ -101,3 +104,47 @@ class Workload(ABC):
     def quadratic_bytes(self) -> int | None:
         """Bytes of the T x T tensors that a run forms; None where fused kernels form none."""
         return None
+
+
+class AttentionWorkload(Workload):
+    """Mechanisms side by side, each checked against its published algorithm.
+
+    Mechanisms without one, and those of a converted model, are checked against their formula.
+
+    Attributes:
+        attentions: the attention layers that a run goes through.
+    """
+
+    attentions: list[Attention]
+
+    @classmethod
+    def lineup(cls, cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
+        return lineup(cfg, settings)
+
+    @classmethod
+    def check(
+        cls, variant: AttentionVariant, settings: Settings, dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Any]:
+        publish, kinds = publish_by(settings.published), set()
+
+        def reference(attention: Attention) -> Any:
+            if not converts(variant.cfg):
+                try:
+                    published = publish(attention)
+                    kinds.add("published algorithm")
+                    return published
+                except LookupError:
+                    if variant.published:
+                        raise
+            kinds.add("formula")
+            return exactness.Formula(attention)
+
+        errors = exactness.check(variant, reference, dtype, device)
+        return errors | {"reference": " and ".join(sorted(kinds))}
+
+
+def random_inputs(attention: Attention, *shape: int) -> Tensor:
+    """Inputs of an attention layer, the same for every variant: (*shape, d_model)."""
+    weight = next(attention.parameters())
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(*shape, attention.d_model, generator=generator).to(weight)

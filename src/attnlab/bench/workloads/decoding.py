@@ -1,49 +1,38 @@
-"""Cached steps of one attention layer."""
+"""Decoding with caches: steps of one layer and of a language model, reading a prompt, beam search."""
 
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
+from torch.autograd.profiler_legacy import profile  # torch.profiler writes lines to the terminal at each start and stop
 
-from attnlab.attention import Attention, Cache
-from attnlab.bench.products import product_seconds
+from attnlab.attention import Cache
 from attnlab.bench.settings import Settings, Shape, rounded
-from attnlab.bench.stepping import Layer, compiler, first_tokens
-from attnlab.bench.variants import AttentionVariant
-from attnlab.bench.workloads.attention import AttentionWorkload, random_inputs
-from attnlab.decoding.steps import Stepping, Steps
+from attnlab.bench.variants import AttentionVariant, LayerSteps, copied
+from attnlab.bench.workloads.base import AttentionWorkload, random_inputs
+from attnlab.decoding import BeamSearch
+from attnlab.decoding.steps import WARM_UP, Stepping, Steps
+from attnlab.models import LanguageModel, PrefixDecoder
 
-
-def begins_with_context(attention: Attention) -> None:
-    """LookupError: the mechanism's cache has no buffers that could be filled.
-
-    Args:
-        attention: the mechanism.
-    """
-    if not attention.new_cache(1, 1).buffers():
-        raise LookupError("its cache grows step by step: it cannot begin with a context")
-
-
-def begin(cache: Cache, context: int) -> None:
-    """Fill a cache at random: a step's time does not depend on the values, and attending would take long.
-
-    Args:
-        cache: new, with room for them.
-        context: text positions.
-    """
-    for buffer in cache.buffers():
-        buffer[...] = torch.randn(buffer.shape[1:], dtype=buffer.dtype, device=buffer.device)
-    cache.length = context
+PRODUCTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "addmv_", "dot",
+        "_scaled_dot_product_flash_attention_for_cpu", "mkldnn_linear",
+    )
+)  # fmt: skip
 
 
 class Decoding(AttentionWorkload):
-    """Cached steps of an attention layer, after the prefix, the context and a first step, which `prepare` takes.
+    """Cached steps of an attention layer, after the prefix, the context and the first steps, which `prepare` takes.
 
+    The context is random numbers in the cache: a step's time does not depend on the values.
     Arguments are those of `Workload`.
 
     Raises:
@@ -57,38 +46,37 @@ class Decoding(AttentionWorkload):
     checked = ("output", "steps")
     section = "inference"
     steps = True
+    what = "decoding"
+    model: Stepping
+    inputs: Tensor  # of all steps, (B, first + text, ...)
+    step: Callable[[Tensor], Tensor]
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        attention = variant.attention(dtype, device)
-        self.attention, self.attentions, self.shape = attention, [attention], shape
-        self.first = first_tokens(device)
-        self.x = random_inputs(attention, shape.batch, shape.text + self.first)
-        self.prefix = random_inputs(attention, shape.batch, shape.prefix)
-        self.rows = torch.arange(shape.batch, device=self.x.device)
+        self.shape, self.dtype, self.first = shape, dtype, first_steps(device)
         self.size = (shape.batch, shape.context + shape.text + self.first, shape.prefix)
-        if shape.context:
-            begins_with_context(attention)
-        self.cache: Cache | None = None
-        self.model: Stepping = Layer(attention)
-        self.compiled = compiler(variant.compiled, variant.cfg, device)
-        self.step = self._stepped([])
+        self._build(variant, device)
+        if shape.context and not self.attentions[0].new_cache(1, 1).buffers():
+            raise LookupError("its cache grows step by step: it cannot begin with a context")
+        self.compiled = variant.compiler(device)
+        self.rows = torch.arange(shape.batch, device=device)
+        self.caches: list[Cache] = []
 
-    def _stepped(self, caches: list[Cache]) -> Callable[[Tensor], Tensor]:
-        """What takes the next step of a run; steps that are compiled or captured need their loop (`Steps`)."""
-        if self.compiled is not None or self.rows.is_cuda:
-            return Steps(self.model, caches, self.shape.text + self.first, compiled=self.compiled)
-        return lambda tokens: self.model.step(tokens, caches)
+    def _build(self, variant: AttentionVariant, device: torch.device) -> None:
+        attention = variant.attention(self.dtype, device)
+        self.model, self.attentions = LayerSteps(attention), [attention]
+        self.inputs = random_inputs(attention, self.shape.batch, self.shape.text + self.first)
+        self.prefix = random_inputs(attention, self.shape.batch, self.shape.prefix)
 
-    def _begin(self, tokens: Tensor, caches: list[Cache]) -> None:
-        """The first steps, which are not measured."""
-        self.step = self._stepped(caches)
-        for t in range(self.first):
-            self.step(tokens[:, t : t + 1])
-        self.captured = isinstance(self.step, Steps) and self.step.captured
+    def _start(self) -> list[Cache]:
+        """Caches that have read the prefix."""
+        cache = self.attentions[0].new_cache(*self.size)
+        if self.shape.prefix:
+            self.attentions[0].read_prefix(self.prefix, None, cache)
+        return [cache]
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
-        common = cls.__name__.lower(), settings.batch, settings.beam, settings.prefix, settings.steps
+        common = cls.what, settings.batch, settings.beam, settings.prefix, settings.steps
         ways = itertools.product(settings.contexts, settings.reorder)
         return [Shape(*common, reorder, context) for context, reorder in ways]
 
@@ -98,47 +86,234 @@ class Decoding(AttentionWorkload):
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        self.cache = None  # released before the next one is made
-        self.cache = self.attention.new_cache(*self.size)
-        if self.shape.prefix:
-            self.attention.read_prefix(self.prefix, None, self.cache)
+        self.caches = []  # released before the next ones are made
+        self.caches = self._start()
         if self.shape.context:
-            begin(self.cache, self.shape.context)
-        self._begin(self.x, [self.cache])
+            for cache in self.caches:
+                for buffer in cache.buffers():
+                    buffer[...] = torch.randn(buffer.shape[1:], dtype=buffer.dtype, device=buffer.device)
+                cache.length = self.shape.context
+        caches = self.caches
+        self.step = lambda tokens: self.model.step(tokens, caches)
+        if self.compiled is not None or self.rows.is_cuda:
+            self.step = Steps(self.model, caches, self.shape.text + self.first, compiled=self.compiled)
+        for t in range(self.first):
+            self.step(self.inputs[:, t : t + 1])
+        self.captured = isinstance(self.step, Steps) and self.step.captured
 
     @torch.inference_mode()
     def run(self) -> None:
-        assert self.cache is not None
         for t in range(self.first, self.first + self.shape.text):
             if self.shape.reorder:
-                self.cache.reorder(self.rows)
-            self.step(self.x[:, t : t + 1])
+                for cache in self.caches:
+                    cache.reorder(self.rows)
+            self.step(self.inputs[:, t : t + 1])
 
-    def bytes_read(self) -> int:
-        """Of each step the weights and the whole cache: a lower bound but for the slots that fill up meanwhile."""
-        assert self.cache is not None
-        weights = sum(p.numel() * p.element_size() for p in self.attention.parameters())
-        return self.shape.text * (weights + self.cache.nbytes)
+    def bytes_read(self) -> int | None:
+        """Of each step the weights and all of the cache: a lower bound, slots that fill up meanwhile apart."""
+        weights = sum(p.numel() * p.element_size() for p in self.attentions[0].parameters())
+        return self.shape.text * (weights + self.caches[0].nbytes)
 
     def rates(self, seconds: float) -> dict[str, Any]:
-        """On a CPU: of three more runs with the profiler and three without, in turns, what matrix products take.
+        """On a CPU: seconds of matrix products, and the share of the time outside of them.
 
-        Seconds, and the share of the time outside of them. It is negative where other work slows the former runs down.
+        Three more runs with the profiler and three without take turns. The share is negative where other work slows
+        the runs without the profiler down.
         """
         if self.rows.device.type != "cpu":
             return {}
-        products, whole = [], []
+        products, runs = [], []
         for _ in range(3):
             self.prepare()
             began = time.perf_counter()
             self.run()
-            whole.append(time.perf_counter() - began)
+            runs.append(time.perf_counter() - began)
             self.prepare()
-            products.append(product_seconds(self.run))
-        share = 1 - median(part / run for part, run in zip(products, whole, strict=True))
+            with profile() as events:  # slows down what is between the products
+                self.run()
+            microseconds = sum(event.self_cpu_time_total for event in events.key_averages() if event.key in PRODUCTS)
+            products.append(microseconds / 1e6)
+        share = 1 - median(part / run for part, run in zip(products, runs, strict=True))
         return {"product_seconds": rounded(median(products)), "share_outside_products": rounded(share, 3)}
 
     def cache_bytes(self) -> dict[str, int]:
-        assert self.cache is not None
-        predicted = self.attention.cache_bytes(*self.size, dtype=self.x.dtype)
-        return {"measured": self.cache.nbytes, "predicted": predicted}
+        predicted = sum(a.cache_bytes(*self.size, dtype=self.dtype) for a in self.attentions)
+        return {"measured": sum(cache.nbytes for cache in self.caches), "predicted": predicted}
+
+
+class Generation(Decoding):
+    """Cached steps of the task's language model: every layer and the logits, one token a call.
+
+    Arguments are those of `Workload`.
+
+    Raises:
+        LookupError: the model is no language model or has no such positions, or its caches cannot be filled.
+    """
+
+    about = (
+        "the task's language model: one token a call through all layers to the logits, after `context` positions "
+        "(the caches filled at random) and a first token, on CUDA four, in which the step is captured; no prefix"
+    )
+    what = "generation"
+
+    def _build(self, variant: AttentionVariant, device: torch.device) -> None:
+        model = self.language = language_model(variant, self.size[1], self.dtype, device)
+        self.model, self.attentions = model, model.attentions
+        self.inputs = random_tokens(variant, self.shape.batch, self.shape.text + self.first, device)
+
+    def _start(self) -> list[Cache]:
+        return self.language.start(*self.size[:2])
+
+    @classmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        return [replace(shape, prefix=0) for shape in super().shapes(cfg, settings)]
+
+    @classmethod
+    def describe(cls, shape: Shape) -> dict[str, Any]:
+        return {"steps": shape.text, "context": shape.context, "reorder": shape.reorder}
+
+    def bytes_read(self) -> None:
+        """Unknown: a step reads few rows of the embedding."""
+
+
+class Prefill(AttentionWorkload):
+    """`text` positions read into empty caches in one call: every layer, and the logits of every position.
+
+    Arguments are those of `Workload`.
+
+    Raises:
+        LookupError: the model is no language model or has no such positions.
+    """
+
+    about = "the task's language model reads `text` positions into empty caches in one call, logits included"
+    checked = ("output", "steps")
+
+    def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.model, self.shape = language_model(variant, shape.text, dtype, device), shape
+        self.attentions = self.model.attentions
+        self.tokens = random_tokens(variant, shape.batch, shape.text, device)
+        self.caches: list[Cache] = []
+
+    @classmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        return [Shape("prefill", settings.batch, 1, 0, text) for text in settings.texts]
+
+    @classmethod
+    def describe(cls, shape: Shape) -> dict[str, Any]:
+        return {"text": shape.text}
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        self.caches = []  # released before the next ones are made
+        self.caches = self.model.start(self.shape.batch, self.shape.text)
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        self.model.step(self.tokens, self.caches)
+
+
+class Beam(AttentionWorkload):
+    """The prefix is read, then every hypothesis is continued by `steps` tokens and ended.
+
+    Arguments are those of `Workload`.
+    """
+
+    about = "the task's decoder: the prefix is read, then every hypothesis is continued by `steps` tokens and </s>"
+    checked = ("output", "steps")
+    section = "inference"
+    steps = True
+    reads_prefix = "always"
+
+    def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        decoder = variant.decoder(dtype, device)
+        self.attentions = decoder.attentions
+        self.spy = Spy(decoder, variant.copied)
+        self.search = BeamSearch(shape.beam, max_len_b=shape.text, min_len=shape.text)
+        self.prefix = random_inputs(decoder.attentions[0], shape.batch, shape.prefix)
+        self.lengths = torch.full((shape.batch,), shape.prefix, device=device)
+        rows = shape.batch * shape.beam
+        prefixes = rows if variant.copied else shape.batch
+        self.compiled = variant.compiler(device)
+        size = rows, shape.text + 1, shape.prefix, prefixes
+        self.predicted = sum(a.cache_bytes(*size, dtype=dtype) for a in decoder.attentions)
+
+    @classmethod
+    def lineup(cls, cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
+        """After the chosen mechanism, the same with the prefix stored once per hypothesis."""
+        chosen, *others = super().lineup(cfg, settings)
+        return [chosen, copied(chosen), *others]
+
+    @classmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        return [Shape("beam", settings.batch, settings.beam, settings.prefix, settings.steps)]
+
+    @classmethod
+    def describe(cls, shape: Shape) -> dict[str, Any]:
+        return {"prefix": shape.prefix, "beam": shape.beam, "steps": shape.text}
+
+    def prepare(self) -> None:
+        self.spy.caches = []
+
+    def run(self) -> None:
+        # Special pieces as everywhere: 0 <s>, 1 <pad>, 2 </s>.
+        self.search(self.spy, self.prefix, self.lengths, bos=2, eos=2, pad=1, compiled=self.compiled)
+
+    def cache_bytes(self) -> dict[str, int]:
+        return {"measured": sum(cache.nbytes for cache in self.spy.caches), "predicted": self.predicted}
+
+
+class Spy:
+    """A decoder whose caches can be looked at.
+
+    Args:
+        decoder: the decoder of the search.
+        copied: True: the prefix is stored once per hypothesis.
+    """
+
+    def __init__(self, decoder: PrefixDecoder, copied: bool) -> None:
+        self.decoder, self.copied = decoder, copied
+        self.step = decoder.step  # the method itself, which is compiled once
+        self.caches: list[Cache] = []
+
+    def start(
+        self,
+        prefix: Tensor,
+        prefix_lengths: Tensor | None,
+        beam: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> list[Cache]:
+        if self.copied:
+            prefix, beam = prefix.repeat_interleave(beam, 0), 1
+            prefix_lengths = None
+        self.caches = self.decoder.start(prefix, prefix_lengths, beam, capacity, dtype=dtype)
+        return self.caches
+
+
+def first_steps(device: torch.device) -> int:
+    """Steps before the measured ones: one, on CUDA those after which the next one is replayed (`Steps`)."""
+    return WARM_UP + 2 if device.type == "cuda" else 1
+
+
+def language_model(
+    variant: AttentionVariant, positions: int, dtype: torch.dtype, device: torch.device
+) -> LanguageModel:
+    """The task's model with random weights.
+
+    Raises:
+        LookupError: it is no language model, or it has learned fewer positions.
+    """
+    learned = variant.cfg.task.model.get("positions") or positions
+    if learned < positions:
+        raise LookupError(f"the model has learned {learned} positions, not {positions}")
+    model = variant.model(dtype, device)
+    if not isinstance(model, LanguageModel):
+        raise LookupError("the task's model is no language model: measure its decoder with bench.what=beam")
+    return model
+
+
+def random_tokens(variant: AttentionVariant, rows: int, positions: int, device: torch.device) -> Tensor:
+    """(rows, positions), the same for every variant."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(variant.cfg.task.data.vocab_size, (rows, positions), generator=generator).to(device)

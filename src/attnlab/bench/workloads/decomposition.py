@@ -1,4 +1,4 @@
-"""The partial Tucker decomposition of one layer's heads: ours beside TensorLy's, on noise of the layer's size."""
+"""Partial Tucker decomposition of one layer's heads by attnlab and by TensorLy, on noise of the layer's size."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from attnlab.bench.compressed import Compared, method_of
 from attnlab.bench.settings import Settings, Shape
 from attnlab.bench.workloads.base import Workload
+from attnlab.bench.workloads.compressed import Compared, method_of
 from attnlab.compression.decompositions import tucker
 from attnlab.compression.methods.head_tensor import Sizes
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError
 
-SAME = 1e-3  # how far above TensorLy's relative error ours may lie: HOOI ends in local minima
+SAME = 1e-3  # how far the relative error may lie above TensorLy's: HOOI ends in local minima
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Solver:
     """`hooi`: attnlab's; `tensorly`: `partial_tucker` of TensorLy, with the settings of TensorLLM's released code.
 
     Args:
-        name: which of both.
-        cfg: the fixed configuration, with compress=tensorllm.
+        name: hooi or tensorly.
+        cfg: the configuration, with compress=tensorllm.
     """
 
     name: Literal["hooi", "tensorly"]
@@ -40,8 +40,8 @@ class Solver:
         """The relative error of the decomposition of blocks (n, h, d, dv).
 
         Args:
-            blocks: what is decomposed.
-            sizes: of the blocks, from `sizes`; found once, because it takes a model's outline.
+            blocks: of heads, (n, h, d, dv) each.
+            sizes: of the blocks, from `sizes`, which builds a model's outline.
             options: sweeps and tolerance.
 
         Raises:
@@ -51,7 +51,7 @@ class Solver:
         if self.name == "hooi":
             return tucker(blocks, sizes.ranks, ranks, sweeps=options.sweeps, tolerance=options.tolerance).error
         partial_tucker, (block,) = _tensorly(sizes), blocks
-        _, found = partial_tucker(
+        _, errors = partial_tucker(
             block,
             rank=[ranks[0] or len(block), *sizes.ranks],
             modes=[0, 2, 3],
@@ -59,32 +59,19 @@ class Solver:
             tol=options.tolerance,
             init="svd",
         )
-        return float(found[-1])
+        return float(errors[-1])
 
 
 def method(cfg: DictConfig) -> TensorLLM:
-    """TensorLLM's method, as `compress` sets it.
-
-    Args:
-        cfg: the fixed configuration.
-
-    Raises:
-        ConfigError: `compress` is another method.
-    """
-    found = method_of(cfg)
-    if not isinstance(found, TensorLLM):
+    """TensorLLM's method, as `compress` sets it. ConfigError: `compress` is another method."""
+    tensorllm = method_of(cfg)
+    if not isinstance(tensorllm, TensorLLM):
         raise ConfigError("bench.what=decomposition measures partial Tucker: give compress=tensorllm")
-    return found
+    return tensorllm
 
 
 def noise(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Blocks of a layer's size, (n, h, d, dv) each, the same in every process.
-
-    Args:
-        sizes: of the layer's tensor.
-        dtype: of the blocks.
-        device: where they lie.
-    """
+    """Blocks of a layer's size, (n, h, d, dv) each, the same in every process."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(len(stack.names), stack.heads, sizes.dim, sizes.width) for stack in sizes.stacks]
     return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
@@ -120,7 +107,7 @@ class Decomposition(Workload):
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Solver]:
-        """Ours, and TensorLy's if `bench.references` has `tensorly`: it takes minutes for a large layer.
+        """`hooi`, and TensorLy's if `bench.references` has `tensorly`, which takes minutes for a large layer.
 
         ConfigError: `compress=` is another method.
         """
@@ -137,7 +124,7 @@ class Decomposition(Workload):
 
     @classmethod
     def check(cls, variant: Solver, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-        """How far the relative error of ours lies above TensorLy's, after one decomposition each; 0: not above."""
+        """How far the relative error of `hooi` lies above TensorLy's, after one decomposition each; 0: not above."""
         sizes = variant.sizes()
         if variant.name == "tensorly":
             _tensorly(sizes)
@@ -146,8 +133,9 @@ class Decomposition(Workload):
             return {}
         blocks = noise(sizes, dtype, device)
         options = method(variant.cfg)
-        theirs, ours = (one.error(blocks, sizes, options) for one in (Solver("tensorly", variant.cfg), variant))
-        return {"error": max(0.0, ours - theirs), "ours": ours, "tensorly": theirs, "tolerance": SAME}
+        tensorly = Solver("tensorly", variant.cfg).error(blocks, sizes, options)
+        hooi = variant.error(blocks, sizes, options)
+        return {"error": max(0.0, hooi - tensorly), "ours": hooi, "tensorly": tensorly, "tolerance": SAME}
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:

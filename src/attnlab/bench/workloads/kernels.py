@@ -16,8 +16,9 @@ from attnlab.attention.ops.backends import Backend, prefer
 from attnlab.attention.ops.decode import attend_cached
 from attnlab.attention.ops.kernels import usable
 from attnlab.attention.positional import PositionalCache
+from attnlab.attention.tpa import FactorCache
+from attnlab.attention.tpa.factors import Factors
 from attnlab.bench.exactness import TOLERANCE
-from attnlab.bench.factor_step import FactorStep
 from attnlab.bench.settings import Settings, Shape, rounded
 from attnlab.bench.variants import AttentionVariant, lineup
 from attnlab.bench.workloads.base import Workload
@@ -47,10 +48,10 @@ class Reading:
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> MHA | MLA | TPA:
         """The mechanism of a layer. LookupError: no kernel of a step serves it, or the layers have several."""
-        found = AttentionVariant(self.name, self.cfg, converted=self.converted).attention(dtype, device)
-        if not (isinstance(found, MHA | MLA) or isinstance(found, TPA) and found.has_kernel):
-            raise LookupError(f"no kernel reads the cache of {type(found).__name__} in a step")
-        return found
+        attention = AttentionVariant(self.name, self.cfg, converted=self.converted).attention(dtype, device)
+        if not (isinstance(attention, MHA | MLA) or isinstance(attention, TPA) and attention.has_kernel):
+            raise LookupError(f"no kernel reads the cache of {type(attention).__name__} in a step")
+        return attention
 
     def backend(self, attention: Attention, prefix: int, device: torch.device) -> Backend:
         """The kernel, or the fastest of torch. LookupError: no kernel runs on the device."""
@@ -63,14 +64,13 @@ class Reading:
         return Backend.TRITON
 
 
-class Step:
+class LayerRead:
     """A step's queries and a cache that holds random numbers.
 
     Args:
         attention: MHA, MLA, or what inherits from them.
         shape: rows, prefix and context.
-        dtype: of the cache.
-        device: of the cache.
+        dtype, device: of the cache.
     """
 
     def __init__(self, attention: MHA | MLA, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
@@ -79,8 +79,8 @@ class Step:
         generator = torch.Generator(device).manual_seed(0)
         for buffer in cache.buffers():
             buffer.normal_(generator=generator)
-        self.key, self.value = _of(cache.text)
-        self.prefix_key, self.prefix_value = _of(cache.prefix)
+        self.key, self.value = _keys_and_values(cache.text)
+        self.prefix_key, self.prefix_value = _keys_and_values(cache.prefix)
         self.value_dim = attention.latent_dim if isinstance(attention, MLA) else None
         self.scale = self.key.shape[-1] ** -0.5
         self.used = self.key.shape[2] if shape.context else 0
@@ -102,30 +102,70 @@ class Step:
                 value_dim=self.value_dim, used=self.used, counts=self.counts if backend is Backend.TRITON else None,
             )  # fmt: skip
 
-    def exact(self) -> "Step":
+    def exact(self) -> "LayerRead":
         """The same step in float64."""
-        found = copy.copy(self)
+        step = copy.copy(self)
         for name, tensor in vars(self).items():
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                setattr(found, name, tensor.double())
-        return found
+                setattr(step, name, tensor.double())
+        return step
 
 
-def step_of(attention: MHA | MLA | TPA, shape: Shape, dtype: torch.dtype, device: torch.device) -> Step | FactorStep:
-    """The step of a mechanism.
+class FactorRead:
+    """A step's query factors and a cache that holds random numbers; the newest position is the last of the context.
 
-    Args:
-        attention: what a kernel serves.
-        shape: rows, prefix and context.
-        dtype: of the cache.
-        device: of the cache.
+    Arguments are those of `LayerRead`.
     """
+
+    @torch.no_grad()
+    def __init__(self, attention: TPA, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        size = max(1, shape.context)
+        cache = attention.new_cache(shape.batch, size, shape.prefix, dtype=dtype, device=device)
+        assert isinstance(cache, FactorCache)
+        generator = torch.Generator(device).manual_seed(0)
+        for buffer in cache.buffers():
+            buffer.normal_(generator=generator)
+        cache.length, cache.prefix_size = size - 1, shape.prefix
+        x = torch.randn(shape.batch, 1, attention.d_model, generator=generator, device=device, dtype=dtype)
+        self.factors = attention._factors(cache.angles(size - 1, size), *attention._compact(x))
+        self.attention, self.cache, self.batch = attention, cache, shape.batch
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read: every factor once."""
+        return self.cache.nbytes
+
+    @torch.no_grad()
+    def read(self, backend: Backend) -> Tensor:
+        """(B, 1, h, D), by this backend."""
+        text, prefix = self.cache.text_segment(self.cache.length + 1), self.cache.prefix_segment()
+        with prefer(backend):
+            if self.attention.step_backend(1, text.like) is Backend.TRITON:
+                return self.attention._kernel_step(self.factors, self.batch, self.cache)
+            return self.attention._step(self.factors, self.batch, [prefix, text] if prefix.size else [text])
+
+    def exact(self) -> "FactorRead":
+        """The same step in float64."""
+        step = copy.copy(self)
+        step.cache = copy.copy(self.cache)
+        step.cache.text, step.cache.prefix = (
+            {name: buffer.double() for name, buffer in buffers.items()}
+            for buffers in (self.cache.text, self.cache.prefix)
+        )
+        step.factors = Factors(*(None if t is None else t.double() for t in self.factors))  # type: ignore[arg-type]
+        return step
+
+
+def step_of(
+    attention: MHA | MLA | TPA, shape: Shape, dtype: torch.dtype, device: torch.device
+) -> LayerRead | FactorRead:
+    """The step of a mechanism that a kernel serves."""
     if isinstance(attention, TPA):
-        return FactorStep(attention, shape, dtype, device)
-    return Step(attention, shape, dtype, device)
+        return FactorRead(attention, shape, dtype, device)
+    return LayerRead(attention, shape, dtype, device)
 
 
-def _of(buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+def _keys_and_values(buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     """Keys and values (B, G, K, .); None: they are the first columns of the keys."""
     return (buffers["slots"].unsqueeze(1), None) if "slots" in buffers else (buffers["key"], buffers["value"])
 
@@ -162,12 +202,13 @@ class Kernels(Workload):
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Reading]:
         """The run's mechanism by the kernel and by torch, then each reference that is not a published algorithm."""
-        found = []
-        for one in lineup(cfg, settings):
-            if one.published is None:
-                found.append(Reading(f"{one.name} triton", one.cfg, "triton", one.converted, one.compiled))
-                found.append(Reading(f"{one.name} torch", one.cfg, "torch", one.converted, one.compiled))
-        return found
+        backends: tuple[Literal["triton", "torch"], ...] = ("triton", "torch")
+        return [
+            Reading(f"{variant.name} {by}", variant.cfg, by, variant.converted, variant.compiled)
+            for variant in lineup(cfg, settings)
+            if variant.published is None
+            for by in backends
+        ]
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
@@ -220,11 +261,7 @@ def _captured(call: Callable[[], object]) -> Callable[[], object]:
 
 @cache
 def copy_speed(device: torch.device) -> float:
-    """Bytes per second, read and written, of the fastest of ten copies within a device.
-
-    Args:
-        device: CUDA.
-    """
+    """Bytes per second, read and written, of the fastest of ten copies within a CUDA device."""
     source, target = (torch.empty(COPIED, dtype=torch.uint8, device=device) for _ in range(2))
     fastest = float("inf")
     for _ in range(10):

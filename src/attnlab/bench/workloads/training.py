@@ -1,13 +1,20 @@
-"""A training step of one attention layer."""
+"""Training steps without optimizer: of one attention layer, and of the task's model."""
+
+from typing import Any
 
 import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from torch.nn import functional as F
 
-from attnlab.bench.settings import Shape
+from attnlab.attention import Attention
+from attnlab.bench.settings import Settings, Shape
 from attnlab.bench.variants import AttentionVariant
-from attnlab.bench.workloads.attention import TrainingWorkload, random_inputs
+from attnlab.bench.workloads.base import AttentionWorkload, random_inputs
+from attnlab.models import LanguageModel
 
 
-class Training(TrainingWorkload):
+class Training(AttentionWorkload):
     """Forward and backward of an attention layer: gradients of inputs and weights.
 
     Arguments are those of `Workload`.
@@ -17,6 +24,9 @@ class Training(TrainingWorkload):
         "one attention layer: forward and backward, gradients of inputs and weights; no dropout; "
         "keys of `prefix` positions before the text"
     )
+    checked = ("output", "gradient")
+    section = "training"
+    what = "training"
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         attention = variant.attention(dtype, device)
@@ -24,6 +34,14 @@ class Training(TrainingWorkload):
         self.x = random_inputs(attention, shape.batch, shape.text).requires_grad_()
         self.prefix = random_inputs(attention, shape.batch, shape.prefix).requires_grad_() if shape.prefix else None
         self.grad = torch.ones_like(self.x)
+
+    @classmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        return [Shape(cls.what, settings.batch, settings.beam, settings.prefix, text) for text in settings.texts]
+
+    @classmethod
+    def describe(cls, shape: Shape) -> dict[str, Any]:
+        return {"prefix": shape.prefix, "text": shape.text}
 
     def prepare(self) -> None:
         self.attention.zero_grad()
@@ -33,3 +51,51 @@ class Training(TrainingWorkload):
 
     def run(self) -> None:
         self.attention(self.x, self.prefix).backward(self.grad)
+
+    def quadratic_bytes(self) -> int | None:
+        estimate = getattr(self.attentions[0], "quadratic_bytes", None)
+        if estimate is None:
+            return None
+        count: int = estimate(self.shape.batch, self.shape.text, self.shape.prefix, len(self.attentions))
+        return count
+
+
+class ModelTraining(Training):
+    """Loss and backward of the task's model. Its encoder, if it has one, gives `prefix` positions.
+
+    Arguments are those of `Workload`.
+    """
+
+    about = "the task's model: inputs to loss and back; no dropout, no optimizer; an encoder gives `prefix` positions"
+    reads_prefix = "with an encoder"
+    what = "model"
+
+    def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.model, self.shape = variant.model(dtype, device), shape
+        self.attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
+        vocab, generator = variant.cfg.task.data.vocab_size, torch.Generator().manual_seed(0)
+
+        def tokens(length: int) -> Tensor:
+            return torch.randint(4, vocab, (shape.batch, length), generator=generator).to(device)
+
+        self.inputs: tuple[Tensor, ...] = ()
+        if not isinstance(self.model, LanguageModel):
+            sources = tokens(shape.prefix)
+            if mels := OmegaConf.select(variant.cfg, "task.model.encoder.num_mels"):
+                frames = shape.prefix * 2 ** len(variant.cfg.task.model.encoder.conv_kernels)
+                layers = OmegaConf.select(variant.cfg, "task.model.encoder.mix_layers")
+                size = (shape.batch, frames, *([layers] if layers else []), mels)
+                sources = torch.randn(size, generator=generator).to(device, dtype)
+            self.inputs = sources, torch.full((shape.batch,), sources.shape[1], device=device)
+        self.tokens, self.targets = tokens(shape.text), tokens(shape.text)
+
+    def prepare(self) -> None:
+        self.model.zero_grad()
+
+    def run(self) -> None:
+        if isinstance(self.model, LanguageModel):
+            loss = self.model.loss(self.tokens, self.targets).mean()
+        else:
+            logits = self.model(*self.inputs, self.tokens)[0]
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten())
+        loss.backward()

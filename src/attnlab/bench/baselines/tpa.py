@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...base import rows_per_prefix
-from .base import PublishedCache, PublishedJoint, causal, heads, softmax, turn
+from attnlab.attention.base import rows_per_prefix
+from attnlab.bench.baselines.base import PublishedCache, PublishedJoint, causal, heads, softmax, turn
 
 
 class FactorBuffers(PublishedCache):
@@ -50,17 +50,18 @@ class PublishedTPA(PublishedJoint):
     Step: the torch reference of FlashTPA's release, five einsums over the cached factors.
 
     Args:
-        ours: the `TPA` of this package whose weights are used.
+        original: the `TPA`, whose weights are used.
     """
 
-    def __init__(self, ours: Any) -> None:
-        super().__init__(ours)
-        if ours.nonlinearity != "none" or ours.third_dim is not None or not isinstance(ours.norm, torch.nn.Identity):
-            raise LookupError("no published algorithm of TPA with nonlinear or third-order factors or norm is kept")
+    def __init__(self, original: Any) -> None:
+        super().__init__(original)
+        plain = original.nonlinearity == "none" and original.third_dim is None
+        if not plain or not isinstance(original.norm, torch.nn.Identity):
+            raise LookupError("there is no published algorithm of TPA with nonlinear or third-order factors or norm")
 
     def _factor(self, x: Tensor, source: str, first: int) -> tuple[Tensor, Tensor]:
         """(B, n, R, h) and (B, n, R, D), rotated if they are to be."""
-        a = self.ours
+        a = self.original
         counts = {"q": a.q_rank, "k": a.rank, "v": a.rank}
         rows = [counts[s] * width for width in (a.num_heads, a.head_dim) for s in "qkv"]
         weights = a.factors.weight.split(rows)
@@ -72,7 +73,7 @@ class PublishedTPA(PublishedJoint):
 
     def _whole(self, x: Tensor, source: str, first: int) -> Tensor:
         """(B, h, n, D)."""
-        a = self.ours
+        a = self.original
         if source == "q" and not a.factorised_queries:
             return turn(heads(a.query(x), a.num_heads), first, a.rope_theta)
         head, token = self._factor(x, source, first)
@@ -85,7 +86,7 @@ class PublishedTPA(PublishedJoint):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=causal(steps, size, q.dtype, q.device))
-        return self.ours.out(out.transpose(1, 2).flatten(2))
+        return self.original.out(out.transpose(1, 2).flatten(2))
 
     def new_cache(
         self,
@@ -97,7 +98,7 @@ class PublishedTPA(PublishedJoint):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> FactorBuffers:
-        a, positions = self.ours, prefix_capacity + capacity
+        a, positions = self.original, prefix_capacity + capacity
         like = a.out.weight.detach().new_empty(0, dtype=dtype, device=device)
         widths = {
             "key_head": a.num_heads,
@@ -112,7 +113,7 @@ class PublishedTPA(PublishedJoint):
 
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
         assert isinstance(cache, FactorBuffers)
-        a, first = self.ours, cache.used
+        a, first = self.original, cache.used
         (kh, kt), (vh, vt) = (self._factor(new, source, first) for source in "kv")
         named = {"key_head": kh, "key_token": kt, "value_head": vh, "value_token": vt}
         kh, kt, vh, vt = (cache.grow(name, tensor.mT, 1) for name, tensor in named.items())
@@ -131,4 +132,4 @@ class PublishedTPA(PublishedJoint):
 
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
         """None without a prefix; with one, the mask."""
-        return text * (prefix + text) * self.ours.out.weight.itemsize if prefix else 0
+        return text * (prefix + text) * self.original.out.weight.itemsize if prefix else 0

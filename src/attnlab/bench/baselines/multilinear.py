@@ -4,25 +4,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ... import AbsoluteMultiLinear, RelativeMultiLinear
-from .base import Published, PublishedCache, equally_long
+from attnlab.attention import AbsoluteMultiLinear, RelativeMultiLinear
+from attnlab.bench.baselines.base import Published, PublishedCache, equally_long
 
 
 class PublishedMultiLinear(Published):
     """The whole N x N x N tensor, once per core, then averaged; no cache, so that a step computes its whole text again.
 
     Split and concatenated as published (section 3.2, eq. 8): the slice A_i.. of a query, row by row, times W_O. The
-    mask j, m <= i, which makes it causal, is ours, and so are for the absolute form the row scale N / (i + 1), because
-    row i sums (i + 1)^2 terms, and for the relative form the picking of lags out of the tensor. The position key is
-    left out: the release computes a second tensor of that size per core. A prefix, which it does not know, is read as
-    ours is.
+    causal mask j, m <= i is added. So are the row scale N / (i + 1) of the absolute form, whose row i sums (i + 1)^2
+    terms, and the choice of lags of the relative form. The position key is left out: the release computes a second
+    tensor of that size per core. A prefix, which the release lacks, is read as in `MultiLinear`.
     """
 
     def _forward(
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
         equally_long(lengths, x)
-        a, steps = self.ours, x.shape[1]
+        a, steps = self.original, x.shape[1]
         q, k, v = a.qkv(x).split(a.rank, -1)
         tensors = [torch.einsum("r,bir,bjr,bmr->bijm", g, q, k, v) for g in a.core_weights()]
         if a.num_readouts == 1:
@@ -45,18 +44,18 @@ class PublishedMultiLinear(Published):
         place = torch.arange(steps, device=tensor.device)
         seen = place <= place[:, None]
         tensor = tensor * (seen[:, :, None] & seen[:, None])
-        if isinstance(self.ours, AbsoluteMultiLinear):
+        if isinstance(self.original, AbsoluteMultiLinear):
             return tensor.flatten(2)
-        window = self.ours.window
+        window = self.original.window
         lag = place[:, None] - torch.arange(window - 1, -1, -1, device=tensor.device)  # (T, n): j of each slot
         picked = tensor[:, place[:, None, None], lag.clamp(min=0)[:, :, None], lag.clamp(min=0)[:, None]]
         return (picked * ((lag >= 0)[:, :, None] & (lag >= 0)[:, None])).flatten(2)
 
     def _weight(self, steps: int) -> Tensor:
-        weight = self.ours.out.weight
-        if isinstance(self.ours, RelativeMultiLinear) or steps == self.ours.window:
+        weight = self.original.out.weight
+        if isinstance(self.original, RelativeMultiLinear) or steps == self.original.window:
             return weight
-        return weight.unflatten(1, (-1, self.ours.window, self.ours.window))[..., :steps, :steps].flatten(1)
+        return weight.unflatten(1, (-1, self.original.window, self.original.window))[..., :steps, :steps].flatten(1)
 
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
         prefix = cache.tensors.get("prefix")
@@ -71,4 +70,4 @@ class PublishedMultiLinear(Published):
 
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
         """The tensor of each core, their mean, the masked one, and two gradients."""
-        return int((layers * (self.ours.num_cores + 2) + 2) * batch * text**3 * self.ours.out.weight.itemsize)
+        return int((layers * (self.original.num_cores + 2) + 2) * batch * text**3 * self.original.out.weight.itemsize)

@@ -1,4 +1,4 @@
-"""What the published algorithms share: a growing cache, one token per step, masks and tables computed at each call."""
+"""Shared by the published algorithms: a growing cache, one token per step, masks and tables computed at each call."""
 
 from abc import abstractmethod
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...base import Attention, Cache, rows_of, rows_per_prefix
-from ..tables import kept
+from attnlab.attention.base import Attention, Cache, rows_of, rows_per_prefix
+from attnlab.attention.ops.tables import memoized
 
 
 class PublishedCache(Cache):
@@ -46,21 +46,21 @@ class PublishedCache(Cache):
 
     def grow(self, name: str, new: Tensor, dim: int) -> Tensor:
         """Append to a tensor of the cache, by concatenation."""
-        old = self.tensors.get(name)
-        self.tensors[name] = new if old is None else torch.cat((old, new), dim)
+        before = self.tensors.get(name)
+        self.tensors[name] = new if before is None else torch.cat((before, new), dim)
         return self.tensors[name]
 
 
 class Published(Attention):
-    """What they have in common: a step takes one token, and its cache holds prefix and text together.
+    """A published algorithm: a step takes one token, and its cache holds prefix and text together.
 
     Args:
-        ours: the mechanism of this package whose weights are used.
+        original: attnlab's module, whose weights are used.
     """
 
-    def __init__(self, ours: Any) -> None:
+    def __init__(self, original: Any) -> None:
         super().__init__()
-        self.ours, self.d_model = ours, ours.d_model
+        self.original, self.d_model = original, original.d_model
 
     @abstractmethod
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
@@ -76,7 +76,7 @@ class Published(Attention):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> PublishedCache:
-        if dtype not in (None, self.ours.out.weight.dtype):
+        if dtype not in (None, self.original.out.weight.dtype):
             raise ValueError(f"the published cache has the weights' dtype, not {dtype}")
         cache = PublishedCache(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity)
         cache.made_by = self.makes
@@ -101,25 +101,25 @@ class Published(Attention):
 
     @property
     def cache_elements_per_token(self) -> float:
-        return float(self.ours.cache_elements_per_token)
+        return float(self.original.cache_elements_per_token)
 
     def cache_elements(
         self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
     ) -> int:
         """What the cache has grown to after `capacity` tokens: prefix and text together, once per row."""
-        return int(self.ours.cache_elements(batch, prefix_capacity + capacity))
+        return int(self.original.cache_elements(batch, prefix_capacity + capacity))
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        return int(self.ours.multiply_adds(context, prefix))
+        return int(self.original.multiply_adds(context, prefix))
 
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
         """About what the N x K tensors of a training step take: probabilities kept per layer, two more passing."""
-        scores = batch * self.ours.num_heads * text * (prefix + text)
-        return int((layers + 2) * scores * self.ours.out.weight.itemsize)
+        scores = batch * self.original.num_heads * text * (prefix + text)
+        return int((layers + 2) * scores * self.original.out.weight.itemsize)
 
 
 class PublishedJoint(Published):
-    """Those whose queries read keys of prefix and text in one row."""
+    """Algorithms whose queries read keys of prefix and text in one row."""
 
     def _forward(
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
@@ -140,7 +140,7 @@ def equally_long(lengths: Tensor | None, x: Tensor) -> None:
 
     Args:
         lengths: (B,) int64, or None.
-        x: what they are the lengths of, (B, T, d).
+        x: (B, T, d).
     """
     if lengths is not None and bool((lengths != x.shape[1]).any()):
         raise ValueError("the published algorithms have no padding: expected rows of equal length")
@@ -168,11 +168,7 @@ def softmax(scores: Tensor) -> Tensor:
 def frequencies(width: int, theta: float, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """theta^(-2m / width) for m = 0 ... width/2 - 1, (width/2,).
 
-    Args:
-        width: components that are rotated, even.
-        theta: base of the frequencies.
-        dtype: of the result.
-        device: of the result; None: torch's default.
+    `width` is the number of rotated components, even.
     """
     return theta ** (-torch.arange(0, width, 2, dtype=dtype, device=device) / width)
 
@@ -182,7 +178,7 @@ def turn(x: Tensor, first: int, theta: float) -> Tensor:
 
     Args:
         x: (..., n, D).
-        first: position of the first of them.
+        first: position of x[..., 0, :].
         theta: base of the frequencies.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -193,7 +189,7 @@ def turn(x: Tensor, first: int, theta: float) -> Tensor:
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1).to(x.dtype)
 
 
-@kept(1)  # the release's decoder keeps this one
+@memoized(1)  # the release's decoder keeps this one
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[zeros(S) | causal(N)], additive, (N, K).
 

@@ -3,19 +3,19 @@
 import torch
 from torch import Tensor
 
-from .base import PublishedCache, PublishedJoint, causal, frequencies, heads, softmax, turn
+from attnlab.bench.baselines.base import PublishedCache, PublishedJoint, causal, frequencies, heads, softmax, turn
 
 
 class PublishedMHA(PublishedJoint):
     """Plain matrix products; key and value heads are copied until there are as many as query heads."""
 
     def _keys(self, new: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        a = self.ours
+        a = self.original
         k = turn(heads(a.key(new), a.num_kv_heads), first, a.rope_theta)
         return k, heads(a.value(new), a.num_kv_heads)
 
     def _read(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        a, steps = self.ours, x.shape[1]
+        a, steps = self.original, x.shape[1]
         q = turn(heads(a.query(x) * a.head_dim**-0.5, a.num_heads), k.shape[2] - steps, a.rope_theta)
         group = a.num_heads // a.num_kv_heads
         if group > 1:
@@ -38,13 +38,13 @@ class PublishedMLA(PublishedJoint):
     """Absorbed in training as in decoding: queries of width r + d_r read latents of width r."""
 
     def _latents(self, new: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        a = self.ours
+        a = self.original
         latent, rotary = a.down(new).split([a.latent_dim, a.rope_dim], -1)
         return a.norm(latent), turn(rotary, first, a.rope_theta)
 
     def _read(self, x: Tensor, latent: Tensor, rotary: Tensor, first: int, mask: Tensor | None) -> Tensor:
         """latent (B, K, r), rotary (B, K, d_r); x's first position is number `first`."""
-        a = self.ours
+        a = self.original
         q = a.query(x).unflatten(-1, (a.num_heads, -1))
         content, turned = q[..., : a.head_dim], q[..., a.head_dim :]
         turned = turn(turned.transpose(1, 2), first, a.rope_theta).transpose(1, 2)
@@ -73,18 +73,18 @@ class PublishedMTLA(PublishedMLA):
 
     def _slot_gates(self, slots: int, like: Tensor, first: int = 0) -> Tensor:
         """fc_c of the sinusoid of slots first ... first+slots-1, (slots, g): made on the CPU at each call."""
-        width = self.ours.latent_dim
+        width = self.original.latent_dim
         dtype = torch.promote_types(like.dtype, torch.float32)
         angles = torch.arange(first, first + slots, dtype=dtype)[:, None] * frequencies(width, 10000.0, dtype)
         sinusoid = torch.stack((angles.sin(), angles.cos()), -1).flatten(1)
-        return self.ours.gate_slot(sinusoid.to(like.device, like.dtype))
+        return self.original.gate_slot(sinusoid.to(like.device, like.dtype))
 
     def _gates(self, slots: Tensor, latent: Tensor) -> Tensor:
         """Every slot row against every latent: (., g), (B, K, r) -> (B, ., K)."""
-        return torch.sigmoid(slots @ self.ours.gate_latent(latent).mT)
+        return torch.sigmoid(slots @ self.original.gate_latent(latent).mT)
 
     def attend(self, x: Tensor, joint: Tensor) -> Tensor:
-        s, size, steps = self.ours.stride, joint.shape[1], x.shape[1]
+        s, size, steps = self.original.stride, joint.shape[1], x.shape[1]
         latent, rotary = self._latents(joint, 0)
         slots = self._slot_gates(-(-size // s), latent).repeat_interleave(s, 0)[:size]
         merged = (self._gates(slots, latent) * _chunk_mask(size, s).to(latent)) @ latent
@@ -93,7 +93,7 @@ class PublishedMTLA(PublishedMLA):
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
         assert cache.steps is not None
         s, total, size = (
-            self.ours.stride,
+            self.original.stride,
             int(cache.steps[0]),
             new.shape[1],
         )  # row 0 speaks for all; waits for the device
@@ -117,7 +117,7 @@ class PublishedMTLA(PublishedMLA):
 
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
         """Also the gates of all pairs, before and after sigmoid and mask, and the masks."""
-        pairs = (prefix + text) ** 2 * self.ours.out.weight.itemsize
+        pairs = (prefix + text) ** 2 * self.original.out.weight.itemsize
         return (
             super().quadratic_bytes(batch, text, prefix, layers)
             + layers * (2 * batch + 1) * pairs

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AbsoluteMultiLinear, Attention, RelativeMultiLinear
-from attnlab.attention.ops import published
+from attnlab.bench import baselines
 from tests.attention.mechanisms import EVERY, Mechanism, error
 
 PUBLISHED = [
@@ -26,7 +26,7 @@ def random(*shape: int) -> Tensor:
 @pytest.mark.parametrize("mechanism", PUBLISHED, ids=str)
 def test_parallel(mechanism: Mechanism, prefix_size: int) -> None:
     ours = mechanism.build()
-    theirs = published.of(copy.deepcopy(ours))
+    theirs = baselines.of(copy.deepcopy(ours))
     x, prefix, grad = random(3, 11, 32), random(3, prefix_size, 32), random(3, 11, 32)
     results = []
     for attention in (ours, theirs):
@@ -47,7 +47,7 @@ def test_parallel(mechanism: Mechanism, prefix_size: int) -> None:
 def test_steps(mechanism: Mechanism, prefix_size: int) -> None:
     """Beams of two sentences whose rows take each other's place, then the second sentence alone."""
     ours = mechanism.build()
-    both: list[Attention] = [ours, published.of(ours)]
+    both: list[Attention] = [ours, baselines.of(ours)]
     x, prefix = random(6, 9, 32), random(2, prefix_size, 32)
     caches = [a.new_cache(6, 9, prefix_size, prefix_batch=2) for a in both]
     if prefix_size:
@@ -75,14 +75,14 @@ def test_cores_are_averaged_or_read_out_apart(form: type[RelativeMultiLinear], s
     """Also where a text outgrows the lags."""
     window = 4 if form is RelativeMultiLinear else 11
     ours = form(12, 5, window, 3, shared_readout=shared, core=core, reads_prefix=True).double()
-    theirs, x, prefix = published.of(ours), random(2, 11, 12), random(2, 3, 12)
+    theirs, x, prefix = baselines.of(ours), random(2, 11, 12), random(2, 3, 12)
     for text in (x, x[:, :6]):
         assert error(ours(text, prefix), theirs(text, prefix)) < 1e-12
 
 
 def test_stride_one_is_broken_as_published_and_right_in_ours() -> None:
     ours = Mechanism("mtla", 1).build()
-    theirs = published.of(ours)
+    theirs = baselines.of(ours)
     x = random(2, 9, 32)
     stepped = [
         torch.cat([a.extend(x[:, t : t + 1], c) for t in range(9)], 1)
@@ -95,7 +95,7 @@ def test_stride_one_is_broken_as_published_and_right_in_ours() -> None:
 
 
 def test_what_the_published_step_cannot_do() -> None:
-    theirs = published.of(Mechanism("mtla", 2).build())
+    theirs = baselines.of(Mechanism("mtla", 2).build())
     x = random(2, 9, 32)
     cache = theirs.new_cache(2, 9)
     with pytest.raises(ValueError, match="one token"):
@@ -105,4 +105,4 @@ def test_what_the_published_step_cannot_do() -> None:
     with pytest.raises(ValueError, match="rows of equal length"):
         theirs(x, lengths=torch.tensor([9, 8]))
     with pytest.raises(LookupError, match="PublishedMTLA"):
-        published.of(theirs)
+        baselines.of(theirs)

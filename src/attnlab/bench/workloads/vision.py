@@ -29,7 +29,7 @@ class LayerVariant:
 
     Args:
         name: compressed; dense: as it was; loop: compressed, and computed head after head.
-        cfg: the fixed configuration, with `compress`.
+        cfg: the configuration, with `compress`.
     """
 
     name: Literal["compressed", "dense", "loop"]
@@ -39,19 +39,20 @@ class LayerVariant:
         """`compressed` and `loop` share their weights."""
         torch.manual_seed(self.cfg.seed)
         model, layer = model_and_layer(self.cfg)
-        found: nn.Module
         if self.name == "dense":
-            found = model.get_submodule(layer.attention or "")
-        else:
-            found = outlined(layer, method_of(self.cfg))
-            with torch.no_grad():
-                for parameter in found.parameters():
-                    parameter.normal_(std=0.02)  # of the size of trained ones
-        found = found.to(device, dtype).eval()
-        return PerHead(found) if self.name == "loop" else found  # type: ignore[arg-type]
+            return model.get_submodule(layer.attention or "").to(device, dtype).eval()
+        compressed = outlined(layer, method_of(self.cfg))
+        with torch.no_grad():
+            for parameter in compressed.parameters():
+                parameter.normal_(std=0.02)  # of the size of trained ones
+        compressed = compressed.to(device, dtype).eval()
+        if self.name == "loop":
+            assert isinstance(compressed, FactoredAttention)
+            return PerHead(compressed)
+        return compressed
 
 
-class Forward(Workload):
+class VisionLayer(Workload):
     """One forward pass of `batch` images, without gradients.
 
     Arguments are those of `Workload`.
@@ -71,8 +72,8 @@ class Forward(Workload):
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[LayerVariant]:
         """ConfigError: `compress` names no method that compresses attention."""
         with without_memory():
-            ours = outlined(model_and_layer(cfg)[1], method_of(cfg))
-        loop = [LayerVariant("loop", cfg)] if isinstance(ours, FactoredAttention) else []
+            compressed = outlined(model_and_layer(cfg)[1], method_of(cfg))
+        loop = [LayerVariant("loop", cfg)] if isinstance(compressed, FactoredAttention) else []
         return [LayerVariant("compressed", cfg), LayerVariant("dense", cfg), *loop]
 
     @classmethod
@@ -94,7 +95,7 @@ class Forward(Workload):
         """The loop against the layer, in float64. Compressed and dense layer are different functions."""
         if variant.name != "loop":
             return {}
-        loop = Forward(variant, cls.shapes(variant.cfg, settings)[0], torch.float64, device)
+        loop = cls(variant, cls.shapes(variant.cfg, settings)[0], torch.float64, device)
         layer = LayerVariant("compressed", variant.cfg).module(torch.float64, device)
         want = layer(loop.x[:2])
         return {"output": float((loop.module(loop.x[:2]) - want).norm() / want.norm()), "tolerance": EXACT}
@@ -105,10 +106,10 @@ class Forward(Workload):
         cfg = variants[0].cfg
         with without_memory():
             layer = model_and_layer(cfg)[1]
-            ours = outlined(layer, method_of(cfg))
-        share = ours.multiply_adds(shape.text) / layer.attention_multiply_adds(shape.text)
+            compressed = outlined(layer, method_of(cfg))
+        share = compressed.multiply_adds(shape.text) / layer.attention_multiply_adds(shape.text)
         return {
-            "ranks": ours.ranks if isinstance(ours, FactoredAttention) else ours.rank,
+            "ranks": compressed.ranks if isinstance(compressed, FactoredAttention) else compressed.rank,
             "multiply_adds_percent": round(100 * share, 2),
             "loop_difference": checks.get("loop", {"output": 0.0})["output"],
         }
@@ -137,24 +138,15 @@ class PerHead(nn.Module):
         sides = zip(self.query, self.query_bias, self.key, strict=True)
         logits = [F.linear(x, q, b) @ F.linear(x, k).mT * self.scale for q, b, k in sides]
         if self.fusion is not None:
-            logits = [
-                sum((w * one for w, one in zip(row, logits, strict=True)), x.new_zeros(())) for row in self.fusion
-            ]
+            logits = [sum((w * a for w, a in zip(row, logits, strict=True)), x.new_zeros(())) for row in self.fusion]
         y: Tensor = self.bias
-        for one, v, o in zip(logits, self.value, self.output, strict=True):
-            y = y + F.linear(one.softmax(-1) @ F.linear(x, v), o)
+        for a, v, o in zip(logits, self.value, self.output, strict=True):
+            y = y + F.linear(a.softmax(-1) @ F.linear(x, v), o)
         return y
 
 
 def method_of(cfg: DictConfig) -> QueryKeyMethod:
-    """The method that `compress` names.
-
-    Args:
-        cfg: the fixed configuration.
-
-    Raises:
-        ConfigError: it names none that compresses attention.
-    """
+    """The method of `compress=`. ConfigError: there is none that compresses attention."""
     method = instantiate(cfg.compress, path="compress") if cfg.choices.compress != "none" else None
     if not isinstance(method, QueryKeyMethod):
         raise ConfigError(
@@ -165,41 +157,27 @@ def method_of(cfg: DictConfig) -> QueryKeyMethod:
 
 
 def model_and_layer(cfg: DictConfig) -> tuple[nn.Module, Layer]:
-    """The task's model with a head of any size, and its first layer that has attention.
-
-    Args:
-        cfg: the fixed configuration.
-    """
+    """The task's model with a head of any size, and its first layer that has attention."""
     spec = instantiate(cfg.task.model, path="task.model")
     model = spec.create(None if spec.num_classes is not None else 2)
     return model, next(layer for layer in family_of(model).layers(model) if layer.attention)
 
 
 def outlined(layer: Layer, method: QueryKeyMethod) -> CompressedAttention:
-    """The compressed layer without weights.
+    """The compressed form of a dense layer, without weights.
 
-    Heads of methods that share a total rank are given ranks that fall evenly from five thirds of their mean to a third.
-
-    Args:
-        layer: before compression.
-        method: what it is compressed by.
+    Where heads share a total rank, their ranks fall evenly from five thirds of their mean to a third.
     """
     sizes = Sizes.of(layer)
-    ours = method.outline(sizes)
-    if isinstance(ours, FactoredAttention) and not method.per_head:
-        ranks = uneven(ours.rank, sizes.heads)
-        fused = ours.fusion is not None
-        ours = FactoredAttention(sizes.dim, ranks, ours.value_ranks, sizes.scale, fused=fused, **sizes.rest)
-    return ours
+    compressed = method.outline(sizes)
+    if isinstance(compressed, FactoredAttention) and not method.per_head:
+        ranks, fused = uneven(compressed.rank, sizes.heads), compressed.fusion is not None
+        return FactoredAttention(sizes.dim, ranks, compressed.value_ranks, sizes.scale, fused=fused, **sizes.rest)
+    return compressed
 
 
 def uneven(total: int, heads: int) -> list[int]:
-    """Falling ranks of a sum, from about five thirds of their mean to a third.
-
-    Args:
-        total: the sum.
-        heads: how many ranks.
-    """
+    """Falling ranks of `heads` heads with the sum `total`, from about five thirds of their mean to a third."""
     shares = [5 - 4 * h / max(1, heads - 1) for h in range(heads)]
     ranks = [1 + int((total - heads) * share / sum(shares)) for share in shares]
     for i in range(total - sum(ranks)):
