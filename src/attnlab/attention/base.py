@@ -408,7 +408,6 @@ def rows_of(prefixes: Tensor, beam: int) -> Tensor:
 
     Args:
         prefixes: numbers of the prefixes, (N',) int64.
-        beam: rows that share one prefix.
     """
     return (prefixes[:, None] * beam + torch.arange(beam, device=prefixes.device)).flatten()
 
@@ -418,7 +417,6 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
 
     Args:
         lengths: of the rows, (B,) int64, in positions.
-        size: positions of the longest row, padding included.
     """
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
@@ -442,7 +440,6 @@ def head_width(d_model: int, num_heads: int, head_dim: int | None) -> int:
     Args:
         d_model: width d of the model.
         num_heads: heads H.
-        head_dim: width of a head as it is configured.
 
     ValueError: a size is not at least 1, or `head_dim` is None and H does not divide d.
     """

@@ -58,7 +58,6 @@ class LatentStep:
 
         Args:
             x: inputs of the step.
-            angles: of its position.
         """
         x = x[:, 0]
         content, rotary = torch.split_with_sizes(self._query(x).view(len(x), self.heads, -1), self.query_widths, -1)
@@ -83,10 +82,8 @@ class LatentStep:
         """Add gated latents (B, r) to a slot, whose rotary keys become these, (B, d_r), which are not rotated yet.
 
         Args:
-            slot: which of the text.
             latent, key: of the position.
             gate: of the rows, (B, 1).
-            angles: of the position.
             opens: whether it is the slot's first position, and what the slot held is forgotten.
         """
         held = self.latents.select(1, slot)
@@ -113,9 +110,7 @@ class LatentStep:
         """Outputs (B, 1, d) of the queries of `project`, over the first `used` slots of the text.
 
         Args:
-            cache: the cache.
             used: text slots that are read at most.
-            prefix_slots: slots of the prefixes.
             text_mask: which of the first text slots exist, (B, columns) bool.
             counts: how many exist, (B,), in place of the mask.
         """

@@ -68,7 +68,6 @@ def text_slots(prefix: int, length: int, unmerged: int, stride: int) -> int:
 
     Args:
         prefix: positions of the longest prefix; 0: there is none.
-        length: positions of the text.
         unmerged: first and newest positions that are read unmerged, F + W.
         stride: positions s of a slot.
     """

@@ -27,10 +27,6 @@ def compare(
     """Measure every workload of the settings.
 
     Args:
-        cfg: the configuration of the run.
-        settings: its `bench` node.
-        device: where the variants run.
-        begin: called once with the number of runs.
         advance: called with a description of the present work, and the number of runs since the last call.
 
     Returns:
@@ -74,14 +70,6 @@ def measure(
 
     Rounds are interleaved, every second one backwards, so that a change of the machine's speed affects all variants
     alike. A ratio is the median over rounds of that round's pair.
-
-    Args:
-        variants: the variant of the run first.
-        shape: the row.
-        settings: rounds and warm-up.
-        device: where they run.
-        checks: results of `Workload.check` by variant.
-        advance: called with the number of runs done.
     """
     kernels: dict[str, set[tuple[str, str]]] = {variant.name: set() for variant in variants}
     works, results = _build(variants, shape, settings, device, kernels)
@@ -158,7 +146,6 @@ def failures(result: dict[str, Any], what: str) -> list[str]:
 
     Args:
         result: of `Workload.check`; empty where a variant has no reference.
-        what: the workload.
     """
     names = [name for name in workload_type(what).checked if name in result]
     return [f"{name} off by {result[name]:g}" for name in names if not result[name] <= result["tolerance"]]
@@ -225,10 +212,6 @@ def unchecked(check: dict[str, Any], result: dict[str, Any]) -> list[str]:
     """The fused kernels that computed a run and not its check, so that they were not compared on this device.
 
     torch's SDPA and plain products need no check. Published algorithms note no kernels.
-
-    Args:
-        check: of the variant, with `kernels`.
-        result: of the variant, with `kernels`.
     """
     if "kernels" not in check or "kernels" not in result:
         return []

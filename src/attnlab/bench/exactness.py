@@ -41,10 +41,8 @@ def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, dev
     In a hybrid stack each mechanism is checked, and the largest errors count.
 
     Args:
-        variant: the variant to check.
         publish: gives the published algorithm with the weights of a mechanism.
         dtype: of the variant; the published form runs in float64.
-        device: where both run.
 
     Returns:
         The errors `output`, `gradient` and `steps` (cached steps with reordered beams), and the `tolerance`.

@@ -65,9 +65,6 @@ def utilisation(
     """Numbers of a result: operations and bytes per second, and their shares of the device's peaks.
 
     Args:
-        name: of the device.
-        dtype: of weights and inputs.
-        seconds: of one run.
         operations: multiplications and additions of one run; None: they were not counted.
         read: bytes that a run must read; None: unknown.
     """
@@ -86,10 +83,6 @@ def operations_of(work: Workload, kernels: dict[str, list[str]]) -> int | None:
     """Multiplications and additions of one more run: matrix products, convolutions and attention as it is seen.
 
     Causal attention counts the pairs on and below the diagonal. None: torch does not see the operations of a kernel.
-
-    Args:
-        work: the workload.
-        kernels: what computed its attention.
     """
     if any(name.startswith(("TRITON", "FLEX")) for names in kernels.values() for name in names):
         return None
@@ -104,8 +97,6 @@ def attention_operations(query: Any, key: Any, value: Any, causal: bool, backwar
 
     Args:
         query, key, value: shapes, (B, H, T, .).
-        causal: whether a query sees no later keys.
-        backward: whether it is the backward kernel.
     """
     (batch, heads, rows, width), columns, value_width = query, key[2], value[3]
     pairs = rows * (rows + 1) // 2 if causal and rows == columns else rows * columns

@@ -188,11 +188,6 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
     """The configuration with another mechanism, with the same sizes and stride, except for the overrides.
 
     The rank is the same where both mean the same by it, as MLA and MTLA do; else it is the other mechanism's default.
-
-    Args:
-        cfg: the configuration of the run.
-        name: of the other mechanism, a file of conf/attention.
-        overrides: KEY=VALUE of the other mechanism.
     """
     with _hydra():
         names = GlobalHydra.instance().config_loader().get_group_options("attention")

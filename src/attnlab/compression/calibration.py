@@ -53,7 +53,6 @@ class Grams:
         """The Gram matrix of a module's inputs per token, (width, width), float64.
 
         Args:
-            path: of the module.
             damping: times the mean of the diagonal, added to the diagonal: inputs that calibration has not seen count.
 
         Raises:
@@ -101,8 +100,6 @@ def calibrated(
     """The method with the Gram matrices that it needs; as it is if it needs none.
 
     Args:
-        method: asks with `calibration`.
-        model: dense.
         feed: runs the model over calibration data, and sets `mask` before each padded batch.
         family: of the model; None: the first known one that it belongs to.
 

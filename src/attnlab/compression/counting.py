@@ -28,7 +28,6 @@ def attention_modules(model: nn.Module, family: Family | None = None) -> dict[st
     """The attention modules of a model, dense or compressed, by path.
 
     Args:
-        model: may be on the meta device.
         family: of the dense model; None: found from the model.
     """
     layers = (family or family_of(model)).layers(model)
@@ -87,7 +86,6 @@ def parameters(model: nn.Module, family: Family | None = None) -> dict[str, int]
     """Total, in attention modules, and trained.
 
     Args:
-        model: may be on the meta device.
         family: of the dense model; None: found from the model.
     """
     return count_parameters(model, attention_modules(model, family).values())
@@ -97,8 +95,6 @@ def ratios(dense: nn.Module, compressed: nn.Module, size: tuple[int, ...]) -> di
     """What remains of a model, in percent: the three columns of table 1, and the numbers behind them.
 
     Args:
-        dense: the model before compression.
-        compressed: the same model after it.
         size: shape of the input that multiply-adds are counted for.
     """
     was, now = multiply_adds(dense, size), multiply_adds(compressed, size)

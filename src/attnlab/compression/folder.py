@@ -47,11 +47,7 @@ def save(
     """Write a model into a folder.
 
     Args:
-        model: compressed or dense, on any device.
         folder: made if missing; an earlier model in it is replaced when the new one is complete.
-        name: what the family made the dense model with.
-        options: the same.
-        notes: plain values, kept as they are.
 
     Raises:
         WriteError: the folder cannot be written; an earlier model in it then stays.
@@ -97,9 +93,6 @@ def _digest(file: Path) -> str:
 
 def load(folder: str | Path) -> nn.Module:
     """The model in a folder, its ranks and weights as they were saved, in eval mode on the CPU.
-
-    Args:
-        folder: of a compressed model.
 
     Raises:
         DataError: no such folder, a damaged one, or one of another format.
@@ -171,9 +164,6 @@ def _largest(layout: Any) -> int:
 def shape(manifest: dict[str, Any]) -> nn.Module:
     """The model of a manifest on the meta device: sizes without weights.
 
-    Args:
-        manifest: as :func:`read_manifest` gives it.
-
     Raises:
         ConfigError: an option is none of the family's, or the family refuses its value.
     """
@@ -201,9 +191,6 @@ def _family(manifest: dict[str, Any]) -> Family:
 
 def densified(folder: str | Path) -> nn.Module:
     """The model in a folder as one of the architecture that it was made from, in eval mode on the CPU.
-
-    Args:
-        folder: of a compressed model.
 
     Raises:
         DataError: as `load` raises it.
@@ -263,11 +250,7 @@ def _fill(model: nn.Module, path: Path) -> nn.Module:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder. DataError: there is none, or it is not of this format.
-
-    Args:
-        folder: of a compressed model.
-    """
+    """The manifest of a folder. DataError: there is none, or it is not of this format."""
     path = folder / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
@@ -291,11 +274,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder has a compressed model.
-
-    Args:
-        path: any path.
-    """
+    """Whether a folder has a compressed model."""
     return (path / MANIFEST).is_file()
 
 

@@ -28,11 +28,6 @@ ROUNDING = 1e-12  # differences of relative squared errors below this are none
 def with_budget(method: Method, model: nn.Module, layers: Sequence[Layer]) -> Method:
     """The method with ranks of its own for each layer if it has a budget, else as it is.
 
-    Args:
-        method: with `keep`, or without.
-        model: what is compressed.
-        layers: its layers, as its family describes them.
-
     Raises:
         ConfigError: the budget is below the smallest ranks, or the method has no ranks that could be chosen.
     """
@@ -50,7 +45,6 @@ def allocate(ladders: Sequence[Ladder], keep: float) -> dict[str, Any]:
     """The value of a step for each ladder, by path; the parameters of all are at most `keep` of the dense ones.
 
     Args:
-        ladders: the choices of each layer.
         keep: the share of the dense parameters that may remain, above 0 to 1.
 
     Raises:
@@ -100,11 +94,7 @@ def _fill(ladders: Sequence[Ladder], chosen: dict[str, Step], left: int) -> None
 
 
 def hull(steps: Sequence[Step]) -> list[Step]:
-    """The lower convex hull of (parameters, error), the fewest parameters first; errors fall along it.
-
-    Args:
-        steps: of one ladder, in any order.
-    """
+    """The lower convex hull of (parameters, error), the fewest parameters first; errors fall along it."""
     found: list[Step] = []
     for step in sorted(steps, key=lambda step: (step.parameters, step.error)):
         if found and step.error >= found[-1].error:
@@ -131,7 +121,6 @@ def value_of(chosen: Mapping[str, Any] | None, path: str) -> tuple[bool, Any]:
 
     Args:
         chosen: what :func:`allocate` gives; None: there was no budget.
-        path: of the ladder.
     """
     if chosen is None:
         return True, None

@@ -39,8 +39,6 @@ def compress(
     """Compress a model in place, in its own type.
 
     Args:
-        model: what is compressed.
-        method: how.
         store: folder for finished units (:mod:`attnlab.run.cache`); None: nothing is stored.
         family: where the model's matrices lie; None: the first known family that the model belongs to.
 
@@ -77,7 +75,6 @@ def outline(model: nn.Module, method: Method, *, family: Family | None = None) -
 
     Args:
         model: may be on the meta device; it is changed.
-        method: the way to compress it.
         family: of the model; None: found from the model.
     """
     layers = (family or family_of(model)).layers(model)
@@ -92,7 +89,6 @@ def install(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
 
     Args:
         model: it is changed.
-        modules: by path.
     """
     for path, module in modules.items():
         replace(model, path, module)
@@ -100,11 +96,7 @@ def install(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
 
 
 def replacements(model: nn.Module) -> dict[str, Replacement]:
-    """The modules that compression has put into a model, by path; those inside another one are left out.
-
-    Args:
-        model: compressed or not.
-    """
+    """The modules that compression has put into a model, by path; those inside another one are left out."""
     found: dict[str, Replacement] = {}
     for path, module in model.named_modules():
         if isinstance(module, Replacement) and not any(path.startswith(f"{outer}.") for outer in found):
@@ -116,7 +108,6 @@ def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True, family: F
     """Fill a model of the original architecture with weights that compute what the compressed one does.
 
     Args:
-        model: the compressed model.
         dense: one of the architecture that it was made from; its weights are overwritten.
         exact: refuse what cannot be written exactly; False: take the nearest, and log a warning with the error.
         family: of `dense`; None: the first known family that it belongs to.

@@ -259,7 +259,6 @@ def core_vectors(count: int, rank: int, core: Core = "free") -> nn.Parameter:
     Args:
         count: h, the number of core vectors.
         rank: R, width of each. The parameter has shape (h, R).
-        core: free or softmax.
 
     ValueError: `core` is neither.
     """
@@ -273,7 +272,6 @@ def diagonals(cores: Tensor, core: Core) -> Tensor:
 
     Args:
         cores: g, (h, R).
-        core: free or softmax.
     """
     return cores.softmax(-1) if core == "softmax" else cores
 
@@ -282,7 +280,6 @@ def core_gain(core: Core, rank: int) -> float:
     """R^1/2 for softmax cores, whose initial entries are about 1 / R where those of free ones are about R^-1/2; else 1.
 
     Args:
-        core: free or softmax.
         rank: R.
     """
     return rank**0.5 if core == "softmax" else 1.0
@@ -293,7 +290,6 @@ def readout(count: int, slots: int, d_model: int, std: float) -> nn.Linear:
 
     Args:
         count: C, read-outs that stand side by side.
-        slots: numbers that each reads.
         d_model: width d of the output. The weight has shape (d, C slots).
         std: standard deviation of the weights if there is one core.
     """

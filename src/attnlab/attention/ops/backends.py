@@ -103,9 +103,6 @@ def prefer(backend: Backend) -> Iterator[None]:
 
     For tests and benchmarks, of one thread: what is asked for holds for the whole process. `choose` raises ValueError
     where the backend cannot compute what is asked of it.
-
-    Args:
-        backend: for instance `Backend.TRITON`.
     """
     global _preferred
     before, _preferred = _preferred, backend
@@ -170,12 +167,9 @@ def choose(
     """The backend for queries `q`.
 
     Args:
-        operation: what is computed.
         q: queries, or another tensor of the same device and dtype, and, for `merged` if noted, the same last axis.
-        dropout: of attention weights.
         masked: for a step: whether one softmax kernel cannot do it (a prefix, a mask, or values narrower than keys).
         value_dim: for `merged`: width of values; None: that of `q`.
-        window: for `window`: positions that one sees.
         block: for `window`: queries of a block where SDPA computes it.
         noted: whether this is what computes it, and not only a question.
 
@@ -283,7 +277,6 @@ def dense_attention(
         key, value: (B, G, K, .); G divides H.
         mask: bool, true where a query sees a key; broadcasts to (B, H, T, K).
         causal: T = K, and query i sees the keys j <= i; then without a mask.
-        dropout: of attention weights.
         scale: None: 1 / sqrt(D).
 
     Returns:

@@ -37,12 +37,10 @@ def attend_cached(
         q: queries of the step, (B, H, 1, D).
         key: text keys, (B, G, K, D); G divides H.
         value: text values, (B, G, K, Dv); None: the first `value_dim` columns of the keys.
-        scale: factor of the logits.
         prefix_key: keys of the prefixes, (N, G, P, D); N divides B. P = 0: there is no prefix.
         prefix_value: their values, (N, G, P, Dv); None as for the text.
         prefix_mask: (N, P) bool, true where a key exists; None: everywhere.
         text_mask: (B, K) bool, the same of the text; keys beyond its columns exist.
-        value_dim: Dv, where keys are values too.
         used: the first so many text slots are read at most; None: K.
         counts: how many of these exist in each row, (B,) or one element, int64 or int32 on the device, in place of
             `text_mask`; None: all.

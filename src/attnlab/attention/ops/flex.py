@@ -89,8 +89,6 @@ def merged(
     Args:
         q: (B, T, H, D).
         packed: [value | key] of the text, (B, T, H, Dv + D).
-        value_dim: Dv.
-        scale: factor of the logits.
         stride: s.
         past: packed keys and values (B', K, H, Dv + D) that every query sees, and which exist, (B', K) or None.
 
@@ -128,8 +126,6 @@ def windowed(
     Args:
         q: the last n of K positions, (B, H, n, D).
         key, value: of the text, (B, G, K, .); G divides H.
-        window: positions that one sees, its own among them.
-        scale: factor of the logits.
         prefix: keys and values (B, G, S, .), and which exist, (B, S) or None; None: there is no prefix.
 
     Returns:
@@ -162,8 +158,6 @@ def attend(q: Tensor, part: Part, scale: float) -> tuple[Tensor, Tensor]:
 
     Args:
         q: (B, H, T, D).
-        part: the keys.
-        scale: factor of the logits.
     """
     rows, size = q.shape[2], part.key.shape[2]
     if not size:
@@ -191,7 +185,6 @@ def block_mask(part: Part, rows: int) -> "BlockMask | None":
     """The blocks of keys that each block of queries sees in part or as a whole; None: everything is seen.
 
     Args:
-        part: the keys.
         rows: queries, T.
     """
     from torch.nn.attention.flex_attention import BlockMask

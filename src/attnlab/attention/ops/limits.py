@@ -28,15 +28,7 @@ def constant(function: Function) -> Function:
 
 @constant
 def stock(device: torch.device, dtype: torch.dtype, width: int, value_dim: int, dropout: float) -> int:
-    """The number of the `SDPBackend` that SDPA takes for causal attention with a gradient.
-
-    Args:
-        device: of the tensors.
-        dtype: of the tensors.
-        width: of queries and keys.
-        value_dim: width of values.
-        dropout: of attention weights.
-    """
+    """The number of the `SDPBackend` that SDPA takes for causal attention with a gradient."""
     q, value = _example(device, dtype, width, value_dim)
     return int(torch._fused_sdp_choice(q, q, value, None, dropout, True))
 
@@ -50,12 +42,7 @@ def refusal(
     Keys are columns of one tensor, after the values, and are loaded 16 bytes at a time.
 
     Args:
-        kernel: flash, memory-efficient or cuDNN.
-        device: CUDA.
-        dtype: of the tensors.
-        width: of queries and keys.
         value_dim: width of values; those of the flash kernel are made as wide as keys.
-        dropout: of attention weights.
     """
     step = 16 // dtype.itemsize
     if width % step or value_dim % step:

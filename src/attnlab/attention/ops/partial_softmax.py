@@ -47,11 +47,7 @@ def merged_attention(
     Args:
         q: queries, (B, T, H, D).
         packed: [value | key] of the text, (B, T, H, Dv + D).
-        value_dim: Dv.
-        scale: factor of the logits.
         stride: s; every s-th key is read by all later queries, the others by their own query alone.
-        past: what every query reads besides.
-        dropout: of attention weights, 0 to 1.
     """
     past = [Past(p.packed.to(q.dtype), p.mask) for p in past or []]
     packed = packed.to(q.dtype)
@@ -84,11 +80,6 @@ def expanded_attention(
         latent: (B, T, r).
         rotary: keys that all heads share, (B, T, d_r).
         up: [U^v | U^k], (H, Dv + d_n, r), with d_n + d_r = D.
-        value_dim: Dv.
-        scale: factor of the logits.
-        stride: as in :func:`merged_attention`.
-        past: what every query reads besides, expanded already.
-        dropout: of attention weights, 0 to 1.
     """
     latent, rotary, up = (t.to(q.dtype) for t in (latent, rotary, up))
     backend = choose("merged", q, dropout=dropout, value_dim=value_dim)
@@ -116,14 +107,9 @@ def rebuilt_attention(
     (B, T, h, Dv + D) of a slice of the heads; whatever needs a gradient must be among `tensors`.
 
     Args:
-        share: the first function, called once.
         build: the second, called for some heads at a time in backward.
         tensors: the arguments of `share`.
         num_heads: H.
-        value_dim: Dv.
-        scale: factor of the logits.
-        past: what every query reads besides.
-        dropout: of attention weights, 0 to 1.
     """
     example = tensors[0]
     kept = not torch.is_grad_enabled() or torch.compiler.is_compiling()  # autograd inside backward cannot be captured
@@ -140,8 +126,6 @@ def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, pas
     Args:
         q: queries, (B, T, H, D).
         packed: [value | key] of the text, (B, T, H, Dv + D).
-        value_dim: Dv.
-        scale: factor of the logits.
         past: what every query reads besides; each is asked for once.
     """
     backend = choose("merged", q, value_dim=value_dim)

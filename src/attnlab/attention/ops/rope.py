@@ -79,11 +79,7 @@ def rotary_table(
 
     Args:
         dim: components that are rotated, even.
-        theta: base of the frequencies.
-        length: positions.
         dtype: of the text; the tables are in it, or in float32 if that is wider.
-        device: of the tables.
-        scaling: of the frequencies, or None.
     """
     if dim % 2:
         raise ValueError(f"rotary embedding turns pairs: the width must be even, not {dim}")
@@ -97,8 +93,6 @@ def table_of(frequencies: Tensor, length: int, dtype: torch.dtype) -> tuple[Tens
 
     Args:
         frequencies: of each pair in radians per position, (pairs,); the tables are on their device.
-        length: positions.
-        dtype: as in :func:`rotary_table`.
     """
     wide = torch.promote_types(dtype, torch.float32)
     positions = torch.arange(length, dtype=torch.float64, device=frequencies.device)

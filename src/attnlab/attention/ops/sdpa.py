@@ -72,7 +72,6 @@ def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
     Args:
         mask: (B', K) bool, true where a key exists; None: no mask is needed, and None is returned.
-        dtype: of the result, which is added to logits.
     """
     if mask is None:
         return None
@@ -141,7 +140,6 @@ class Kernel(NamedTuple):
             lse: of the whole softmax, with the same rows.
             dq: (B, at most group K, H, D), to be filled.
             dpacked: (B, K, H, Dv + D), to be filled.
-            randoms: what :meth:`causal` has returned.
             group: queries that see the same keys.
         """
         bounds = self._bounds(packed)
@@ -275,7 +273,6 @@ def _triangles(bounds: list[int], rows: Tensor) -> Iterator[tuple[slice, int]]:
     """Keys of the triangles on the diagonal, and how many triangles these are: all, if they are of one size.
 
     Args:
-        bounds: of the blocks.
         rows: the queries' results, (B, at most as many as keys, ...); triangles without any are left out.
     """
     size, count = bounds[-1], len(bounds) - 1

@@ -95,8 +95,6 @@ def span(held: Held, first: int, last: int) -> Held:
 
     Args:
         held: buffers by name; positions are the last axis of head factors, the third of token factors.
-        first: the first position that is kept.
-        last: the position after the last that is kept.
     """
     return {
         name: factor[..., first:last] if name.endswith("head") else factor[:, :, first:last]

@@ -257,7 +257,6 @@ class TPA(PositionalAttention):
         share, which are cached unrotated: these are computed by matrix products on every device.
 
         Args:
-            new: positions of each row.
             like: a buffer of the cache, for its dtype and device.
         """
         small = self.rank <= FACTOR_RANKS and self.head_dim <= FACTOR_WIDTH

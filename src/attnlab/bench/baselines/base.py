@@ -179,7 +179,6 @@ def turn(x: Tensor, first: int, theta: float) -> Tensor:
     Args:
         x: (..., n, D).
         first: position of x[..., 0, :].
-        theta: base of the frequencies.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     positions = torch.arange(first, first + x.shape[-2], dtype=dtype, device=x.device)
@@ -197,6 +196,5 @@ def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) ->
         queries: N, the last positions.
         keys: K = S + N.
         dtype: of the mask: 0 where a key is seen, else minus infinity.
-        device: of the mask.
     """
     return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu(keys - queries + 1)

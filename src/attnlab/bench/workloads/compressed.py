@@ -102,12 +102,7 @@ def filled(module: nn.Module, seed: int, dtype: torch.dtype, device: torch.devic
 
 
 def projections(model: nn.Module, layer: Layer) -> Iterator[tuple[nn.Module, Projection]]:
-    """The modules of a layer's attention projections, each once, with the first projection that it computes.
-
-    Args:
-        model: dense or compressed.
-        layer: as it was before compression.
-    """
+    """The modules of a layer's attention projections, each once, with the first projection that it computes."""
     seen = set()
     for name in ATTENTION:
         projection = layer.projections[name]

@@ -26,7 +26,6 @@ def fusion_ranks(fusion: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
     Args:
         fusion: (H, R).
-        most: the largest number of columns of a head.
 
     Returns:
         The owner of each column, (R,) int64, and the owner's entry with its sign, (R,).

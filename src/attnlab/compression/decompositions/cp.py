@@ -80,7 +80,6 @@ def cp_als(
         tolerance: a sweep that lowers the relative error by less than this times the error is the last one.
         starts: the first begins at `start`, the others at random with the seeds that follow; of each tensor of the
             batch the one with the lowest error is kept.
-        seed: of random starts.
         watch: called after each sweep with the number of sweeps done and of sweeps at most, over all starts.
 
     Raises:
@@ -159,7 +158,6 @@ def cp_epc(
     Args:
         tensor: what is decomposed.
         start: a decomposition of it.
-        objective: which `cost` becomes small.
         bound: relative error that is kept, a number or one for each tensor of the batch; None: `slack` times that of
             `start`.
         slack: see `bound`.
@@ -203,7 +201,6 @@ def cost(factors: Factors, sizes: tuple[int, int, int], objective: Literal["norm
     Args:
         factors: (..., I, R), (..., J, R) and (..., H, R), float64.
         sizes: I, J, H.
-        objective: which of both.
     """
     a, b, c = (factor.square().sum(-2) for factor in factors)
     if objective == "norm":

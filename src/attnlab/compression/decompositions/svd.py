@@ -76,7 +76,6 @@ def truncated_svd(tensor: Slices | Spectrum, ranks: int | Sequence[int]) -> Bloc
 
     Args:
         tensor: one tensor, no batch; a `Spectrum` where it is known already.
-        ranks: of each slice, or one for all.
 
     Raises:
         ValueError: a rank below 1 or above D.
@@ -102,7 +101,6 @@ def global_ranks(values: Tensor, total: int) -> list[int]:
 
     Args:
         values: singular values, (H, D), descending.
-        total: sum of the ranks.
 
     Raises:
         ValueError: a total below H or above H D.
@@ -120,7 +118,6 @@ def global_svd(tensor: Slices, total: int) -> BlockTerms:
     """Truncated SVDs whose ranks are `global_ranks`: the optimum for an identity fusion.
 
     Args:
-        tensor: one tensor, no batch.
         total: sum of the ranks, H to H D.
     """
     began = time.perf_counter()
@@ -160,7 +157,6 @@ def randomised_low_rank(
     Args:
         matrix: (m, n), of any type.
         rank: 1 to min(m, n).
-        iterations: power iterations.
         seed: of the random subspace; the global generator stays as it is.
 
     Returns:

@@ -84,9 +84,6 @@ def tucker(
         sweeps: at most.
         tolerance: change of the relative error at which the sweeps end, from the third one on; 0: all sweeps.
         starts: the first from singular vectors, the others from random subspaces; the best is returned.
-        seed: of what is random.
-        exact: all eigenvectors in each sweep, whatever the size.
-        watch: called after each sweep.
 
     Raises:
         ValueError: a rank out of bounds, blocks of different sizes, or values that are not finite.

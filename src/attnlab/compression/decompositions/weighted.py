@@ -36,14 +36,11 @@ def weighted_tucker(
 
     Args:
         blocks: (n, h, I, J) each.
-        start: their decomposition, which has the ranks.
         rows: Gram matrix of the inputs of all matrices whose inputs run along I, (I, I), positive definite.
         columns: for each matrix of each block the Gram matrix of its inputs along (h J), (h J, h J), positive definite;
             None: its inputs run along I.
         sweeps: at most; each solves for U1 exactly, and takes steps for the others.
-        tolerance: change of the error at which they end.
         steps: of conjugate gradients for each core, for U2 and for each U3.
-        watch: called after each sweep.
 
     Returns:
         Orthonormal factors; `history` (the start first) and `errors` (of each matrix) are errors of outputs.
@@ -77,7 +74,6 @@ def output_errors(blocks: Sequence[Tensor], found: Tucker, rows: Tensor | None, 
 
     Args:
         blocks: (n, h, I, J) each.
-        found: their decomposition.
         rows: Gram matrix of the inputs that run along I, (I, I), or None.
         columns: for each matrix the Gram matrix of its inputs along (h J), or None.
     """
@@ -89,7 +85,6 @@ def weight_errors(blocks: Sequence[Tensor], found: Tucker) -> tuple[float, list[
 
     Args:
         blocks: (n, h, I, J) each.
-        found: their decomposition.
     """
     lost, square = [], []
     for block, dense in zip(blocks, found.dense(), strict=True):

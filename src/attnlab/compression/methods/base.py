@@ -108,10 +108,6 @@ class Method(ABC):
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
         """What has to be done, in order. No weight is read here: the model may be on the meta device.
 
-        Args:
-            model: what is compressed.
-            layers: its layers, as its family describes them.
-
         Raises:
             ConfigError: what would keep the compression from finishing: nothing to compress, a rank out of bounds,
                 a layer whose weights do not determine what it computes.
@@ -143,7 +139,6 @@ def counts_what(keep: float | None, keep_of: KeepOf) -> None:
 
     Args:
         keep: the share that remains; None: the method has ranks of its own.
-        keep_of: of what.
 
     Raises:
         ConfigError: "multiply_adds" without a share.
@@ -156,12 +151,7 @@ def counts_what(keep: float | None, keep_of: KeepOf) -> None:
 
 
 def settings_of(method: Method, *without: str) -> dict[str, Any]:
-    """The class and the arguments of a method as plain values, except those named.
-
-    Args:
-        method: any.
-        without: names of arguments to leave out.
-    """
+    """The class and the arguments of a method as plain values, except those named."""
     without = (*without, "keep", "keep_of", "chosen", "calibration", "grams")  # units add what they use of these
     return {"method": type(method).__name__, **{k: v for k, v in vars(method).items() if k not in without}}
 
@@ -170,7 +160,6 @@ def chosen_layers(layers: Sequence[Layer], numbers: Sequence[int] | None) -> lis
     """The layers that `compress.layers` names, each once and in the model's order.
 
     Args:
-        layers: all layers of a model.
         numbers: from 0, or from the end if negative; None: all.
 
     Raises:

@@ -121,22 +121,12 @@ class CPSlimAtt(QueryKeyMethod):
 
 
 def seeds_of(start: str, first: int, count: int) -> list[int] | list[None]:
-    """The seeds of random starts; of another start a single None.
-
-    Args:
-        start: "random" or not.
-        first: the first seed; the others follow.
-        count: how many there are.
-    """
+    """The seeds of random starts; of another start a single None."""
     return [first + i for i in range(count)] if start == "random" else [None]
 
 
 def without_starts(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a decomposition that begins at no random start.
-
-    Args:
-        settings: of a method.
-    """
+    """The settings of a decomposition that begins at no random start."""
     return {key: value for key, value in settings.items() if key not in ("restarts", "start_seed")}
 
 
@@ -145,7 +135,6 @@ def owned(fusion: Tensor, width: int) -> dict[str, Any]:
 
     Args:
         fusion: (H, R).
-        width: the most columns that a head can own.
 
     Returns:
         `head_ranks`, the number of columns that each head owns by algorithm 1; `fusion_own`, the share of the squared
@@ -231,7 +220,5 @@ def named(watch: Watch, start: int, starts: int) -> Watch:
 
     Args:
         watch: called with the name of the part, the sweeps done, and the sweeps at most.
-        start: from 0.
-        starts: how many there are.
     """
     return lambda what, done, most: watch(f"start {start + 1} of {starts}, {what}", done, most)

@@ -68,9 +68,6 @@ def rate(
     Args:
         dim: d, the model width.
         heads: h.
-        width: dv, of a head.
-        ranks: R1, R2, R3.
-        matrices: how many are stacked.
         absorbed: with the core multiplied into U1, which takes d h R2 R3 in place of h R1 R2 R3 + d R1.
     """
     stack = Stack(ATTENTION[:matrices], heads, ranks[2])
@@ -98,7 +95,6 @@ def read_blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
     """The tensor of each stack, (n, h, d, dv), in float64. DataError: a weight is not finite.
 
     Args:
-        model: whose weights are read.
         sizes: of the layer's tensor.
     """
     for place in sizes.places.values():
@@ -113,11 +109,7 @@ def read_blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
 
 
 def modes(place: Projection) -> tuple[int, int]:
-    """Length of the mode that is not cut into heads, and width of a head.
-
-    Args:
-        place: the matrix.
-    """
+    """Length of the mode that is not cut into heads, and width of a head."""
     return place.shape[1 if place.axis == "out" else 0], place.width
 
 
@@ -125,7 +117,6 @@ def turned(place: Projection, where: str) -> Projection:
     """The same matrix with its other axis cut into as many parts as it has heads: the released code's layout.
 
     Args:
-        place: the matrix, which must be square.
         where: the layer's path, for the errors.
     """
     if place.shape[0] != place.shape[1]:

@@ -119,9 +119,6 @@ class IrrAtt(QueryKeyMethod):
         """The best block terms over all starts, their errors from the start on, and what each random start gave.
 
         Args:
-            tensor: query-key or value-output.
-            rank: of all heads together.
-            free: whether the fusion is free; else the identity.
             watch: called with the name of the part, the sweeps done, and the sweeps at most.
         """
         about = Decomposition(self.objective, self.sweeps, self.tolerance)

@@ -188,12 +188,7 @@ class LASER(Method):
 
 
 def place_of(layer: Layer, name: str) -> str:
-    """What a budget calls a matrix: its projection, for several may share a module.
-
-    Args:
-        layer: the layer.
-        name: of the projection, for instance fc_in.
-    """
+    """What a budget calls a matrix: its projection, for several may share a module."""
     return f"{layer.path}.{name}"
 
 
@@ -201,7 +196,6 @@ def named(layer: Layer, names: Sequence[str]) -> list[str]:
     """The projections of a layer that names, LASER's names and groups stand for, each once.
 
     Args:
-        layer: the layer.
         names: of projections, of LASER's aliases, or of the groups attn, mlp and all.
 
     Raises:

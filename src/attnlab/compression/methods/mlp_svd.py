@@ -98,13 +98,7 @@ def lost_squares(weight: Tensor) -> Tensor:
 
 
 def mlp_units(model: nn.Module, layers: Sequence[Layer], rank: int) -> list[Unit]:
-    """A unit for each MLP of the model. ConfigError: none, one whose matrices are unknown, or a rank out of bounds.
-
-    Args:
-        model: what is compressed.
-        layers: its layers, as its family describes them.
-        rank: of both matrices of an MLP.
-    """
+    """A unit for each MLP of the model. ConfigError: none, one whose matrices are unknown, or a rank out of bounds."""
     units = []
     for layer in layers:
         if layer.mlp is None:

@@ -248,11 +248,6 @@ class QueryKeyMethod(Method):
     def rated_ranks(self, keep: float, layer: Layer, tokens: int) -> list[int]:
         """The largest query-key rank at which a layer keeps that share of its multiply-adds, and the value-output rank.
 
-        Args:
-            keep: the share.
-            layer: what is compressed.
-            tokens: the length of its inputs.
-
         Raises:
             ConfigError: even the smallest rank takes more.
         """
@@ -351,10 +346,7 @@ def factored(terms: BlockTerms, vo: BlockTerms, bias: Tensor, sizes: Sizes, *, f
     """The layer of these terms, heads in the order of falling rank.
 
     Args:
-        terms: of the query-key tensor, with a fusion.
-        vo: of the value-output tensor.
         bias: of the output, (F').
-        sizes: of the layer.
         fused: whether the fusion is a matrix of its own; else it is the identity.
     """
     order = sorted(range(len(terms.ranks)), key=lambda h: -terms.ranks[h])
@@ -393,10 +385,5 @@ def fill(module: FactoredAttention | SlimAttention, query: Tensor, key: Tensor, 
 
 
 def even(total: int, heads: int) -> list[int]:
-    """A total shared out as evenly as can be, the larger shares first.
-
-    Args:
-        total: what is shared out.
-        heads: the number of shares.
-    """
+    """A total shared out as evenly as can be, the larger shares first."""
     return [total // heads + (h < total % heads) for h in range(heads)]

@@ -309,7 +309,6 @@ def fill(owner: HeadFactors, found: Tucker) -> None:
 
     Args:
         owner: the module of the factors; it is changed.
-        found: the decomposition.
     """
     state: dict[str, Tensor] = {"u2": found.u2}
     columns = []

@@ -50,20 +50,11 @@ class Replacement(nn.Module):
         return weight.to(next(self.parameters()))
 
     def bind(self, model: nn.Module, path: str) -> None:
-        """Called once, when all modules of a model are in place: find there what other modules share with this one.
-
-        Args:
-            model: the whole model.
-            path: where in it this module lies.
-        """
+        """Called once, when all modules of a model are in place: find there what other modules share with this one."""
 
 
 def describe(module: Replacement) -> dict[str, Any]:
-    """The kind and the layout of a module: what `build` takes.
-
-    Args:
-        module: of any kind.
-    """
+    """The kind and the layout of a module: what `build` takes."""
     return {"kind": module.kind, **module.layout()}
 
 
@@ -71,9 +62,6 @@ def build(layout: dict[str, Any]) -> Replacement:
     """The module that a layout describes, its weights at random.
 
     Only classes derived from Replacement are called, those of compression/modules and compression/methods among them.
-
-    Args:
-        layout: as :func:`describe` gives it.
 
     Raises:
         KeyError, TypeError, ValueError: not a layout.

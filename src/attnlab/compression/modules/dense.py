@@ -30,7 +30,6 @@ def dense_heads(
         values, outputs: of each head, (P_h, F) and (F', P_h).
         mixing: (H, R): the weight of each column in each head's logits.
         heads: the number of each head in the dense layer.
-        width: of a dense head.
         bias: of the output, (F').
 
     Returns:

@@ -27,7 +27,6 @@ def buckets(ranks: Sequence[int], value_ranks: Sequence[int]) -> list[Bucket]:
     of heads times its width. Heads of one rank that needs no filling up stay as they are.
 
     Args:
-        ranks: of the query-key matrix of each head, falling.
         value_ranks: of the value-output matrix of each head, in the same order.
     """
     heads = len(ranks)

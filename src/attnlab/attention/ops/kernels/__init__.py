@@ -19,11 +19,7 @@ def interpreted() -> bool:
 
 
 def usable(device: torch.device) -> bool:
-    """Whether kernels can run on tensors of a device: on CUDA, or on the CPU in the interpreter.
-
-    Args:
-        device: of the tensors.
-    """
+    """Whether kernels can run on tensors of a device: on CUDA, or on the CPU in the interpreter."""
     if device.type == "cuda":
         return _importable() and not interpreted() and _capable(device.index)
     return device.type == "cpu" and interpreted() and _importable()

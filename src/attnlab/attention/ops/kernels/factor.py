@@ -89,8 +89,6 @@ def shared_memory(blocks: Blocks, part: Part, width: int) -> int:
     """Bytes that one program takes, estimated: blocks in flight, the queries, and two tiles of logits.
 
     Args:
-        blocks: the sizes.
-        part: what is read.
         width: D.
     """
     head = 0 if part.fixed else blocks.lines
@@ -111,7 +109,6 @@ def choose_blocks(lines: int, part: Part, width: int) -> Blocks:
 
     Args:
         lines: pairs of a row and a head that read the same positions.
-        part: what is read.
         width: D.
     """
     lines, memory = min(64, _padded(lines)), device_of(part.key_token.device).shared_memory

@@ -62,7 +62,6 @@ def latent_decode(
     Args:
         q: (B, H, D), the last axis dense; float32, bfloat16 or float16, as all keys and values are.
         segments: at least one. All have the same G, which divides H, and the same D and Dv.
-        scale: factor of the logits.
         value_dim: Dv where the value is the first columns of the key.
         blocks: block sizes, of `CHOICES`; None: `choose_blocks`.
         splits: of each segment; None: `num_splits`, from shapes alone.

@@ -58,11 +58,8 @@ def fits(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: i
     """Whether the accumulator fits the registers, and the blocks in flight shared memory.
 
     Args:
-        blocks: the sizes.
         padded: columns of a key's content, of the rest of it, and of a value, as padded.
         shared: whether the value is the key's content.
-        itemsize: bytes of a number.
-        memory: bytes of shared memory of one program.
     """
     return shared_memory(blocks, padded, shared, itemsize) <= memory and blocks.lines * padded[2] <= 128 * (
         32 * blocks.warps
@@ -70,11 +67,7 @@ def fits(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: i
 
 
 def shared_memory(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int) -> int:
-    """Bytes that one program is expected to take.
-
-    Args:
-        blocks, padded, shared, itemsize: as in `fits`.
-    """
+    """Bytes that one program is expected to take."""
     content, rest, value = padded
     slot = content + rest + (0 if shared else value)
     held = blocks.stages if blocks.lines >= 64 else max(1, blocks.stages - 1)  # the former for Hopper's products
@@ -87,13 +80,6 @@ def choose_blocks(
     """Block sizes without a search: as many lines as there are and registers hold, then as many slots as fit.
 
     The bounds are where Triton 3.9 compiles for compute capability 8.0 and 9.0 without spilling registers.
-
-    Args:
-        lines: queries that read the same slots.
-        padded: as in `fits`.
-        shared: as in `fits`.
-        dtype: of the cache.
-        device: of the cache.
     """
     most = (8192 if dtype == torch.float32 else 16384) // padded[2]
     lines = min(64, max(16, min(most, triton.next_power_of_2(lines))))

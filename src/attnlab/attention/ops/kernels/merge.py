@@ -39,7 +39,6 @@ def merge_slot(
         gates: fc_c(pe(k)) of every slot k, (A, g).
         at: the position, counted from where slot 0 begins: an int, or int32 or int64 on the device, (B,) or of one
             element. Its slot is floor(at / stride); the slot begins anew where `stride` divides it.
-        stride: positions of a slot.
         first: number of slot 0, in the same form.
 
     Returns:

@@ -13,7 +13,6 @@ def latent_decode(q: Tensor, segments: Sequence[Any], scale: float = 1.0, *, val
     Args:
         q: (B, H, D).
         segments: `latent.Segment`s, with their key, value, end, start and mask.
-        scale: factor of the logits.
         value_dim: Dv where a value is the first columns of its key.
     """
     batch, heads, _ = q.shape
@@ -52,7 +51,6 @@ def merge_slot(
         hidden: fc_p(latent), (B, g).
         gates: fc_c(pe(k)) of every slot, (A, g).
         at: the position, counted from where slot 0 begins: an int, (B,) or one element.
-        stride: positions of a slot.
         first: number of slot 0, in the same form.
     """
     found = slots.double().clone()
@@ -74,7 +72,6 @@ def factor_decode(
     Args:
         query: (B, h, D), or token factors (B, R_Q, D).
         parts: `factor.Part`s.
-        scale: factor of the logits.
         query_head: head factors of the queries, (B, R_Q, h), or None.
         third_dim: d_c of factors of third order; None: they are vectors.
     """

@@ -45,11 +45,7 @@ class Device:
 
 @cache
 def device_of(device: torch.device) -> Device:
-    """The device's properties, read once.
-
-    Args:
-        device: of the tensors.
-    """
+    """The device's properties, read once."""
     return Device(device)
 
 
@@ -60,9 +56,7 @@ def num_splits(programs: int, blocks: int, processors: int) -> int:
     last wave. The fewest are taken that keep `BUSY` of what the best number does.
 
     Args:
-        programs: programs of one split.
         blocks: blocks of slots that the context has room for: no more splits than these.
-        processors: programs that run at the same time.
     """
     return _num_splits(max(1, programs), max(1, min(MOST, blocks)), processors)
 
@@ -95,9 +89,6 @@ def numbers(given: int | Tensor | None, rows: int, otherwise: int, name: str, li
 
     Args:
         given: an int; int32 or int64 on the device, (rows,) or of one element; None: `otherwise`.
-        rows: how many.
-        otherwise: the number where none is given.
-        name: what it is, for errors.
         like: a tensor on the device.
 
     ValueError: a tensor of another shape, dtype or device.
@@ -169,19 +160,11 @@ def _reduce(
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How tl.dot multiplies: exactly, unless torch may take TensorFloat-32 for float32.
-
-    Args:
-        dtype: of the operands.
-    """
+    """How tl.dot multiplies: exactly, unless torch may take TensorFloat-32 for float32."""
     relaxed = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest" and not interpreted()
     return "tf32" if relaxed else "ieee"
 
 
 def widened(dtype: torch.dtype) -> bool:
-    """Whether operands of tl.dot are made float32 first: the interpreter multiplies the bits of bfloat16 as integers.
-
-    Args:
-        dtype: of the operands.
-    """
+    """Whether operands of tl.dot are made float32 first: the interpreter multiplies the bits of bfloat16 as integers."""
     return interpreted() and dtype == torch.bfloat16

@@ -32,10 +32,8 @@ def attend(a: Attention, x: Tensor, prefix: Tensor | None = None, turn: Turn = h
     """The naive form of a mechanism, (T, d).
 
     Args:
-        a: the mechanism, for its weights and sizes.
         x: the text of one row, (T, d).
         prefix: what stands before it, (S, d), or None.
-        turn: the rotary convention; multi-linear forms have none.
 
     Raises:
         LookupError: the class of `a` has no formula of its own.

@@ -64,9 +64,5 @@ def _scaled(frequency: float, scaling: Llama3Scaling | None) -> float:
 
 
 def base(a: MHA | MLA | TPA) -> float | Tensor:
-    """What a mechanism gives to a :data:`Turn`: the base of its frequencies, or the frequencies, (D/2,).
-
-    Args:
-        a: the mechanism.
-    """
+    """What a mechanism gives to a :data:`Turn`: the base of its frequencies, or the frequencies, (D/2,)."""
     return a.frequencies if a.rope_theta is None else a.rope_theta
