@@ -23,4 +23,4 @@ def test_losses_are_as_before(name: str, tmp_path: Path) -> None:
 
 
 def test_every_file_is_of_a_run() -> None:
-    assert {path.stem for path in FOLDER.glob("*.txt")} == set(RUNS)
+    assert {path.stem for path in FOLDER.glob("*_*.txt")} == set(RUNS)
