@@ -150,17 +150,14 @@ def test_runs_of_the_wrong_kind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"last\.ckpt: a file; resume= takes the directory of a run"):
         directory_of("resume", str(tmp_path / "last.ckpt"))
     (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(ConfigError, match="checkpoints: a file; expected the directory"):
+    with pytest.raises(ConfigError, match="checkpoints: expected the directory"):
         directory_of("checkpoint", str(tmp_path))
     (tmp_path / "checkpoints").unlink()
-    (tmp_path / "record.json").write_text("[1]")
-    with pytest.raises(ConfigError, match=r"record\.json: expected the record of a run, a JSON object; found list"):
-        directory_of("resume", str(tmp_path))
     (tmp_path / "record.json").write_text("{cut sh")
     assert directory_of("resume", str(tmp_path)) == tmp_path
     (tmp_path / "record.json").unlink()
     (tmp_path / "record.json").mkdir()
-    with pytest.raises(ConfigError, match=r"record\.json: a directory"):
+    with pytest.raises(ConfigError, match=r"record\.json: expected the record"):
         directory_of("resume", str(tmp_path))
 
 

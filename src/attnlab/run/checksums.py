@@ -1,6 +1,6 @@
 """Checksums of the weights of a run: `SHA256SUMS` beside the files, as sha256sum writes it and `sha256sum -c` reads it.
 
-A file is written first, then its new checksum is noted beside the old one, then it replaces the old file: whenever a
+A file is written first, then its new checksum is added to the old one, then it replaces the old file: whenever a
 process is killed, the file that is there fits one of the lines of its name.
 """
 
@@ -19,25 +19,20 @@ SUMS = "SHA256SUMS"
 def replacing_summed(path: Path) -> Iterator[Path]:
     """:func:`attnlab.run.files.replacing` with a checksum. One process at a time may write in a folder.
 
-    Args:
-        path: the file to write.
-
     Raises:
         WriteError: as `replacing` raises it.
     """
     with replacing(path) as partial:
         yield partial
         digest = digest_of(partial)
-        others = [line for line in _read(path.parent) if line != (digest, path.name)]
-        _write(path.parent, [*others, (digest, path.name)])
-    _write(path.parent, [*(line for line in others if line[1] != path.name), (digest, path.name)])
+        _write(
+            path.parent, [*(line for line in _read(path.parent) if line != (digest, path.name)), (digest, path.name)]
+        )
+    _write(path.parent, [*_others(path), (digest, path.name)])
 
 
 def verify(path: Path) -> bool:
     """Whether a file has a checksum, which it then fits.
-
-    Args:
-        path: the file; its checksum is kept in its folder.
 
     Raises:
         DataError: it is not what was written.
@@ -52,25 +47,20 @@ def verify(path: Path) -> bool:
 
 
 def forget(path: Path) -> None:
-    """Remove the checksum of a file that was removed.
-
-    Args:
-        path: the file, which need not exist any more.
-    """
-    lines = _read(path.parent)
-    kept = [line for line in lines if line[1] != path.name]
-    if len(kept) < len(lines):
-        _write(path.parent, kept)
+    """Remove the checksum of a file that was removed."""
+    others = _others(path)
+    if others != _read(path.parent):
+        _write(path.parent, others)
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file, 64 hexadecimal digits.
-
-    Args:
-        path: the file.
-    """
+    """SHA-256 of a file, 64 hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _others(path: Path) -> list[tuple[str, str]]:
+    return [line for line in _read(path.parent) if line[1] != path.name]
 
 
 def _read(folder: Path) -> list[tuple[str, str]]:

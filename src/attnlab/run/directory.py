@@ -1,4 +1,4 @@
-"""The directory of a run: what it holds, how `checkpoint=` and `resume=` name it, and its configuration as data."""
+"""The directory of a run: what is written there, and how `checkpoint=` and `resume=` name it."""
 
 import contextlib
 import errno
@@ -6,19 +6,15 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from attnlab.errors import ConfigError
 from attnlab.run.record import STATUSES
 
 CONFIG = "config.yaml"
 RECORD = "record.json"
-BEGUN = (".lock", "run.log", ".ledger.*")  # what a run may leave that ended before its configuration
+BEGUN = (".lock", "run.log", ".ledger.*")  # may be left by a run that ended before it wrote its configuration
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
@@ -52,11 +48,7 @@ LARGEST = 2**20  # bytes of a config.yaml
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a folder has a record.json of attnlab's own form, or a config.yaml of that form and a run.log.
-
-    Args:
-        directory: of any content.
-    """
+    """Whether a folder has a record.json of attnlab's own form, or a config.yaml of that form and a run.log."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         record = json.loads(_content(directory / RECORD))
         known = isinstance(record, dict) and record.keys() >= OF_A_RECORD and type(record["schema"]) is int
@@ -70,17 +62,14 @@ def is_run(directory: Path) -> bool:
 
 
 def foreign(directory: Path) -> list[str]:
-    """What a directory holds that no run has written there, as relative paths; of a whole folder, the folder.
+    """Relative paths of what is in a directory and was written by no run; of an unknown folder, the folder alone.
 
-    In a directory that is no run, everything is foreign but the first traces of one.
-
-    Args:
-        directory: of any content. Links are not followed.
+    In a directory that is no run, everything is foreign but the first traces of one. Links are not followed.
 
     Raises:
         OSError: a folder in it cannot be read.
     """
-    patterns = WRITTEN if is_run(directory) else BEGUN
+    patterns = [pattern.split("/") for pattern in (WRITTEN if is_run(directory) else BEGUN)]
 
     def fail(error: OSError) -> None:
         raise error
@@ -90,7 +79,7 @@ def foreign(directory: Path) -> list[str]:
         for name in (*folders, *files):
             path = Path(folder, name).relative_to(directory)
             parts = [UNFINISHED.sub(r"\1", part) for part in path.parts]
-            if not any(_matches(parts, pattern.split("/"), name in folders) for pattern in patterns):
+            if not any(_matches(parts, pattern, name in folders) for pattern in patterns):
                 names.append(path.as_posix())
         folders[:] = [name for name in folders if Path(folder, name).relative_to(directory).as_posix() not in names]
     return sorted(names)
@@ -108,9 +97,6 @@ def _matches(parts: list[str], pattern: list[str], folder: bool) -> bool:
 def refuse_foreign(directory: Path) -> None:
     """Refuse to begin a run in a directory with anything that no run has written.
 
-    Args:
-        directory: the run's.
-
     Raises:
         ConfigError: names an entry.
     """
@@ -123,7 +109,7 @@ def refuse_foreign(directory: Path) -> None:
 
 
 def _content(path: Path, largest: int = -1) -> bytes:
-    """What a file holds that is no link, pipe or device."""
+    """The content of a file that is no link, pipe or device."""
     state = path.lstat()
     if not stat.S_ISREG(state.st_mode) or 0 <= largest < state.st_size:
         raise OSError(errno.EINVAL, "not a file of a run", str(path))
@@ -135,11 +121,11 @@ def directory_of(key: str, value: str) -> Path | None:
 
     Args:
         key: `checkpoint` or `resume`, for the errors.
-        value: the path that was given.
+        value: of that key.
 
     Raises:
-        ConfigError: there is no such path, or the directory has checkpoints and no configuration, or `resume=` names
-            no run.
+        ConfigError: there is no such path, the directory has checkpoints and no configuration, `resume=` names no run,
+            or a pipe or a folder is in the place of a file.
     """
     if not value.strip():
         raise ConfigError(f"{key}= is empty: name the directory of a run, or leave it out")
@@ -147,42 +133,19 @@ def directory_of(key: str, value: str) -> Path | None:
     if not path.exists():
         raise ConfigError(f"{key}={value}: no such file or directory")
     places = [path] if path.is_dir() else [path.parent, path.parent.parent]
-    found = next((place for place in places if (place / CONFIG).is_file()), None)
-    if key == "resume" and (found is None or not path.is_dir()):
+    run = next((place for place in places if (place / CONFIG).is_file()), None)
+    if key == "resume" and run != path:
         raise ConfigError(
             f"resume={value}: {'a file' if path.is_file() else f'no run: it has no {CONFIG}'}; resume= takes the "
             f"directory of a run, with {CONFIG} and checkpoints/last.ckpt"
         )
-    if found is not None:
-        _check_kinds(found)
-    if found is None and path.is_dir() and (path / "checkpoints").is_dir():
-        raise ConfigError(f"{path / CONFIG}: no such file; a run directory has it: copy the whole directory")
-    if found is None and key == "resume":
-        raise ConfigError(f"resume={value}: not the directory of a run: there is no {CONFIG}")
-    return found
-
-
-def _check_kinds(run: Path) -> None:
-    """Refuse a run whose record is no file with an object, or whose checkpoints are no directory."""
-    record, checkpoints = run / "record.json", run / "checkpoints"
-    if checkpoints.exists() and not checkpoints.is_dir():
-        raise ConfigError(f"{checkpoints}: a file; expected the directory of the run's checkpoints")
+    if run is None:
+        if (path / "checkpoints").is_dir():
+            raise ConfigError(f"{path / CONFIG}: no such file; a run directory has it: copy the whole directory")
+        return None
+    record, checkpoints = run / RECORD, run / "checkpoints"
     if record.exists() and not record.is_file():
-        what = "a directory" if record.is_dir() else "no regular file"
-        raise ConfigError(f"{record}: {what}; expected the run's record, a file")
-    try:
-        found = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-    except (OSError, ValueError, RecursionError):
-        return  # cut short: the run did not finish
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{record}: expected the record of a run, a JSON object; found {type(found).__name__}")
-
-
-class PlainLoader(yaml.SafeLoader):
-    """Without aliases: a few lines of them can stand for endless or for billions of values."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: an alias, *{event.anchor}")
-        return super().compose_node(parent, index)
+        raise ConfigError(f"{record}: expected the record of a run, a file")
+    if checkpoints.exists() and not checkpoints.is_dir():
+        raise ConfigError(f"{checkpoints}: expected the directory of a run's checkpoints")
+    return run

@@ -1,6 +1,5 @@
 """What a file, pretrained weights or a corpus contain, as a short text that changes with the content."""
 
-import hashlib
 import json
 import logging
 import os
@@ -10,45 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.errors import DataError
-from attnlab.run.files import write_bytes
+from attnlab.run.cache import digest
+from attnlab.run.checksums import digest_of
+from attnlab.run.files import write_text
 from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
 
 LARGEST = 256 * 2**20  # bytes of a corpus file whose content is read; of a larger one, only the size counts
-BINARY = frozenset(  # recordings, images, archives and arrays: name and size identify them
-    (
-        ".ark",
-        ".arrow",
-        ".bin",
-        ".bmp",
-        ".bz2",
-        ".flac",
-        ".gz",
-        ".h5",
-        ".hdf5",
-        ".jpeg",
-        ".jpg",
-        ".mp3",
-        ".npy",
-        ".npz",
-        ".ogg",
-        ".opus",
-        ".parquet",
-        ".png",
-        ".pt",
-        ".safetensors",
-        ".sph",
-        ".tar",
-        ".tgz",
-        ".wav",
-        ".webp",
-        ".xz",
-        ".zip",
-        ".zst",
-    )  # fmt: skip
-)
-WHOLE = ("manifest.json", "compressed/manifest.json", "checkpoints/averaged.safetensors")
+BINARY = frozenset((  # recordings, images, archives and arrays: name and size identify them
+    ".ark", ".arrow", ".bin", ".bmp", ".bz2", ".flac", ".gz", ".h5", ".hdf5", ".jpeg", ".jpg", ".mp3", ".npy", ".npz",
+    ".ogg", ".opus", ".parquet", ".png", ".pt", ".safetensors", ".sph", ".tar", ".tgz", ".wav", ".webp", ".xz", ".zip",
+    ".zst",
+))  # fmt: skip
+WEIGHTS = ("manifest.json", "compressed/manifest.json", "checkpoints/averaged.safetensors")
 MANIFEST_KEYS = frozenset(("format", "model", "options", "dtype", "modules", "weights", "sha256"))  # compression.folder
 
 
@@ -56,33 +30,32 @@ def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
     """SHA-256 of each file's bytes. A file is read again only when its size or its time of change differs.
 
     Args:
-        paths: the files.
         memo_path: a JSON file that stores the digests between calls.
 
     Raises:
         DataError: a file cannot be read.
     """
-    memo = _read_memo(memo_path)
+    memo, paths = _read_memo(memo_path), list(paths)
 
-    def digest(path: Path) -> tuple[Path, list[Any]]:
+    def entry_of(path: Path) -> list[Any]:
         try:
             state = path.stat()
             known = memo.get(str(path.absolute()))
             if known and known[:2] == [state.st_size, state.st_mtime_ns]:
-                return path, known
-            with path.open("rb") as file:
-                return path, [state.st_size, state.st_mtime_ns, hashlib.file_digest(file, "sha256").hexdigest()]
+                return known
+            return [state.st_size, state.st_mtime_ns, digest_of(path)]
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
-    paths = list(paths)
+    entries = []
     with ThreadPoolExecutor() as pool, progress("computing checksums of the corpus", len(paths)) as advance:
-        found = {}
-        for path, entry in pool.map(digest, paths):
-            found[path] = entry
+        for entry in pool.map(entry_of, paths):
+            entries.append(entry)
             advance(1)
-    _update_memo(memo_path, memo, {str(path.absolute()): entry for path, entry in found.items()})
-    return {path: entry[2] for path, entry in found.items()}
+    updated = memo | {str(path.absolute()): entry for path, entry in zip(paths, entries, strict=True)}
+    if updated != memo:
+        write_text(memo_path, json.dumps(updated))
+    return {path: entry[2] for path, entry in zip(paths, entries, strict=True)}
 
 
 def weights(source: str, cache_dir: Path) -> str:
@@ -104,7 +77,7 @@ def weights(source: str, cache_dir: Path) -> str:
         return f"sha256:{file_digests([path], memo)[path]}"
     if not path.is_dir():
         return source
-    files = [file for name in WHOLE if (file := path / name).is_file() and _is_weights(file)]
+    files = [file for name in WEIGHTS if (file := path / name).is_file() and _is_weights(file)]
     files = files or sorted(
         file
         for file in path.rglob("*")
@@ -113,11 +86,11 @@ def weights(source: str, cache_dir: Path) -> str:
     digests = file_digests(files, memo)
     if len(files) == 1 and files[0].suffix == ".safetensors":
         return f"sha256:{digests[files[0]]}"  # a run directory and its file are the same weights
-    return f"sha256:{_digest([[file.relative_to(path).as_posix(), digests[file]] for file in files])}"
+    return f"sha256:{digest([[file.relative_to(path).as_posix(), digests[file]] for file in files])}"
 
 
 def _is_weights(file: Path) -> bool:
-    """Whether one of WHOLE is what its name says: other programs write files named manifest.json too."""
+    """Whether one of WEIGHTS is what its name says: other programs write files named manifest.json too."""
     if file.suffix != ".json":
         return True
     try:
@@ -157,14 +130,14 @@ def corpus(root: Path, cache_dir: Path) -> str:
             binary, names, inner = _list(folder)
         except OSError as error:
             raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from error
-        listed.append([folder.relative_to(root).as_posix(), _digest(binary)])
+        listed.append([folder.relative_to(root).as_posix(), digest(binary)])
         texts += [folder / name for name in names]
         folders += [folder / name for name in inner]
     contents = [
-        [path.relative_to(root).as_posix(), digest]
-        for path, digest in file_digests(texts, cache_dir.expanduser() / "digests.json").items()
+        [path.relative_to(root).as_posix(), content]
+        for path, content in file_digests(texts, cache_dir.expanduser() / "digests.json").items()
     ]
-    return f"sha256:{_digest([sorted(listed), sorted(contents)])}"
+    return f"sha256:{digest([sorted(listed), sorted(contents)])}"
 
 
 def _list(folder: Path) -> tuple[list[tuple[str, int]], list[str], list[str]]:
@@ -185,22 +158,10 @@ def _list(folder: Path) -> tuple[list[tuple[str, int]], list[str], list[str]]:
     return sorted(binary), sorted(texts), sorted(inner)
 
 
-def _digest(plain: Any) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
-def _read_memo(path: Path) -> dict[str, Any]:
+def _read_memo(path: Path) -> dict[str, list[Any]]:
     try:
-        memo: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        log.warning("%s: unreadable (%s); everything is hashed again", path, error)
+        memo = json.loads(path.read_bytes()) if path.exists() else {}
+        return {name: entry for name, entry in memo.items() if isinstance(entry, list) and len(entry) == 3}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        log.warning("%s: not a list of digests (%s); everything is hashed again", path, error)
         return {}
-    if not isinstance(memo, dict):
-        log.warning("%s: not a list of digests; everything is hashed again", path)
-        return {}
-    return {name: entry for name, entry in memo.items() if isinstance(entry, list) and len(entry) == 3}
-
-
-def _update_memo(path: Path, memo: dict[str, Any], fresh: dict[str, Any]) -> None:
-    if any(memo.get(key) != entry for key, entry in fresh.items()):
-        write_bytes(path, json.dumps({**memo, **fresh}).encode())

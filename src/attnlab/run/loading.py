@@ -26,7 +26,7 @@ from attnlab.config.settings import SCHEMAS
 from attnlab.config.targets import PLACES as TARGETS
 from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
-from attnlab.run.directory import CONFIG, PlainLoader, directory_of
+from attnlab.run.directory import CONFIG, directory_of
 from attnlab.run.identity import current, stable_name
 from attnlab.run.reached import recorded, saved
 from attnlab.run.record import mechanism_of
@@ -87,6 +87,16 @@ MAPPINGS = (
 REQUIRED = ("hardware", "task.train", "trainer")
 BUILT = ("attention", "task.kind", "task.data", "task.model")
 PLACES = ("accelerator", "devices", "num_nodes", "strategy")  # of the hardware: this machine's, not the run's
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Without aliases: a few lines of them can stand for endless or for billions of values."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: an alias, *{event.anchor}")
+        return super().compose_node(parent, index)
 
 
 def load(composer: Composer, texts: Sequence[str]) -> Job | None:
