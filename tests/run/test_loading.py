@@ -1,7 +1,6 @@
 """`checkpoint=` and `resume=`: a run's own configuration, of which a command changes what does not make another run."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.attention import MTLA
 from attnlab.config.check import Plan, check, compose
-from attnlab.config.compose import Composer
 from attnlab.errors import ConfigError
-from attnlab.run.directory import directory_of
 from attnlab.run.identity import recipe
-from attnlab.run.loading import _Loading, configuration, load
+from attnlab.run.loading import configuration, load
 
 STARTED = ("task=wikitext2", "attention=mtla", "stride=3", "task.train.max_steps=20", "hardware=gpu", "seed=5")
 
@@ -54,23 +51,21 @@ def test_nothing_but_the_run_is_named(run: Path, started: DictConfig) -> None:
     assert (cfg.hardware.accelerator, cfg.hardware.precision) == ("auto", "bf16-mixed")  # this machine's, the run's
 
 
-@pytest.mark.parametrize(
-    ("override", "key", "value"),
-    [
-        ("task.sampling.tokens=3", "task.sampling.tokens", 3),
-        ("+task.evaluation.batch_size=4", "task.evaluation.batch_size", 4),
-        ("hardware=cpu", "hardware.precision", "32-true"),
-        ("hardware.devices=2", "hardware.devices", 2),
-        ("bench.text=7", "bench.text", 7),
-        ("seed=9", "task.sampling.seed", 9),
-        ("data_root=/", "task.data.root", "/"),
-        ("task=wikitext2", "task.name", "wikitext2"),
-        ("stride=3", "attention.stride", 3),
-        ("task.train.max_steps=20", "task.train.max_steps", 20),
-    ],
-)
-def test_what_may_be_given(run: Path, override: str, key: str, value: object) -> None:
-    assert OmegaConf.select(use(run, override), key) == value
+def test_what_may_be_given(run: Path) -> None:
+    expected = {
+        "task.sampling.tokens=3": ("task.sampling.tokens", 3),
+        "+task.evaluation.batch_size=4": ("task.evaluation.batch_size", 4),
+        "hardware=cpu": ("hardware.precision", "32-true"),
+        "hardware.devices=2": ("hardware.devices", 2),
+        "bench.text=7": ("bench.text", 7),
+        "seed=9": ("task.sampling.seed", 9),
+        "data_root=/": ("task.data.root", "/"),
+        "task=wikitext2": ("task.name", "wikitext2"),
+        "stride=3": ("attention.stride", 3),
+        "task.train.max_steps=20": ("task.train.max_steps", 20),
+    }
+    cfg = use(run, *expected)
+    assert {key: OmegaConf.select(cfg, key) for key, _ in expected.values()} == dict(expected.values())
 
 
 def test_an_experiment_that_says_how_a_run_is_scored(run: Path, tmp_path: Path) -> None:
@@ -131,27 +126,21 @@ def test_a_higher_limit_is_a_new_run(run: Path) -> None:
     assert "hydra.run.dir='outputs/wikitext2/mtla/test'" in found.arguments
 
 
-def test_a_finished_run_is_not_continued_below_what_it_has_trained(run: Path) -> None:
-    (run / "record.json").write_text(json.dumps({"status": "finished", "training": {"steps": 20, "epochs": 3}}))
-    for limit, done in (("max_steps=19", "20 steps"), ("max_epochs=3", "20 steps")):
-        with pytest.raises(ConfigError, match=f"the run of resume= has trained {done} already; give more"):
-            resume(run, f"task.train.{limit}")
-    with pytest.raises(ConfigError, match="task.train.max_epochs=3: the run of resume= has trained 3 epochs already"):
-        resume(run, "task.train.max_steps=40", "task.train.max_epochs=3")
-    assert resume(run, "task.train.max_steps=40", "task.train.max_epochs=9").jobs[0].task.train.max_epochs == 9
-
-
-def test_an_interrupted_run_is_not_continued_below_what_it_has_saved(run: Path) -> None:
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_is_not_continued_below_what_it_has_trained(run: Path, finished: bool) -> None:
+    """By its record if it has finished, else by its last checkpoint."""
+    if finished:
+        record = {"status": "finished", "training": {"steps": 20, "epochs": 3}}
+        (run / "record.json").write_text(json.dumps(record))
     torch.save({"global_step": 20, "epoch": 3, "state_dict": {}}, run / "checkpoints" / "last.ckpt")
-    for limit, done in (("max_steps=15", "20 steps"), ("max_epochs=3", "20 steps")):
-        with pytest.raises(ConfigError, match=f"the run of resume= has trained {done} already; give more"):
-            resume(run, f"task.train.{limit}")
-    with pytest.raises(ConfigError, match="task.train.max_epochs=3: the run of resume= has trained 3 epochs already"):
-        resume(run, "task.train.max_steps=40", "task.train.max_epochs=3")
-    assert resume(run, "task.train.max_steps=21").jobs[0].task.train.max_steps == 21
-    assert resume(run).jobs[0].resume == str(run)  # only what has been scored is finished
-    (run / "checkpoints" / "last.ckpt").write_bytes(b"cut")
-    assert resume(run, "task.train.max_steps=15").jobs  # the mode says what is wrong with the file
+    for limit, done in (("max_steps=19", "20 steps"), ("max_steps=40 task.train.max_epochs=3", "3 epochs")):
+        with pytest.raises(ConfigError, match=f"the run of resume= has trained {done} already"):
+            resume(run, *f"task.train.{limit}".split())
+    assert resume(run, "task.train.max_steps=40", "task.train.max_epochs=9").jobs[0].task.train.max_epochs == 9
+    if not finished:
+        assert resume(run).jobs[0].resume == str(run)  # only what has been scored is finished
+        (run / "checkpoints" / "last.ckpt").write_bytes(b"cut")
+        assert resume(run, "task.train.max_steps=15").jobs  # the mode says what is wrong with the file
 
 
 def test_a_multirun_over_runs_of_several_mechanisms(run: Path, started: DictConfig, tmp_path: Path) -> None:
@@ -221,35 +210,26 @@ def test_a_key_that_was_added_since_has_its_default(run: Path) -> None:
         ("choices", 3, "not the configuration of a run"),
         ("choices.task", "../../x", r"choices.task=../../x: expected the name of an option"),
         ("choices.logger", ["csv", "/x"], "choices.logger=.*: expected the name of an option"),
+        ("choices.attention", ["mha"], r"choices.attention=\['mha'\]: expected the name of an option"),
+        ("choices.compress", "a/..", "choices.compress=a/..: expected"),
+        ("choices.recipe", "-m", "choices.recipe=-m: expected"),
+        ("task.train", [1], "config.yaml: "),
+        ("task.train.batch", "x", "config.yaml: "),
+        ("attention", [1], "config.yaml: "),
+        ("attention", {}, "config.yaml: "),
+        ("trainer", None, "config.yaml: "),
+        ("task.modes", [1], "config.yaml: "),
+        ("task.modes", 1, "config.yaml: "),
+        ("task.data", "x", "config.yaml: "),
+        ("task", [], "config.yaml: "),
+        ("hardware", "cpu", "config.yaml: "),
+        ("task.optimizer", 3, "config.yaml: "),
     ],
 )
 def test_a_foreign_configuration_is_data(run: Path, key: str, value: object, told: str) -> None:
     change(run, key, value)
     with pytest.raises(ConfigError, match=told):
         use(run)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        ("choices.attention", ["mha"], r"choices.attention=\['mha'\]: expected the name of an option"),
-        ("choices.compress", "a/..", "choices.compress=a/..: expected"),
-        ("choices.recipe", "-m", "choices.recipe=-m: expected"),
-        ("task.train", [1], r"task.train=\[1\]: not the configuration of a run, which has keys there"),
-        ("task.train.batch", "x", "task.train.batch=x: not the configuration"),
-        ("attention", [1], r"attention=\[1\]: not the configuration"),
-        ("attention", {}, "attention._target_ is missing"),
-        ("trainer", None, "trainer=None: not the configuration"),
-        ("task.modes", [1], "not the configuration of a run"),
-    ],
-)
-def test_values_of_another_kind(started: DictConfig, tmp_path: Path, key: str, value: object, told: str) -> None:
-    plain = OmegaConf.to_container(started)
-    assert isinstance(plain, dict)
-    OmegaConf.update(wrong := OmegaConf.create(plain), key, value, merge=False, force_add=True)
-    (tmp_path / "config.yaml").write_text(json.dumps(OmegaConf.to_container(wrong)))  # JSON is YAML
-    with pytest.raises(ConfigError, match=f"^{tmp_path}/config.yaml: .*{told}|^{tmp_path}/config.yaml: {told}"):
-        _Loading(Composer(), "checkpoint", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -263,18 +243,7 @@ def test_values_of_another_kind(started: DictConfig, tmp_path: Path, key: str, v
 def test_a_configuration_without_end(text: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ConfigError, match=f"config.yaml: not the configuration of a run .*{told}"):
-        _Loading(Composer(), "checkpoint", tmp_path)
-
-
-def test_a_record_that_is_no_file(run: Path) -> None:
-    (run / "record.json").unlink()
-    os.mkfifo(run / "record.json")  # opening it would wait for a writer
-    with pytest.raises(ConfigError, match=r"record\.json: no regular file; expected the run's record"):
-        directory_of("checkpoint", str(run))
-    (run / "record.json").unlink()
-    (run / "record.json").mkdir()
-    with pytest.raises(ConfigError, match=r"record\.json: a directory; expected"):
-        directory_of("checkpoint", str(run))
+        use(tmp_path)
 
 
 def test_a_class_of_one_s_own(run: Path, tmp_path: Path) -> None:

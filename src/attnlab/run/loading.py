@@ -6,7 +6,7 @@ may name only classes of this package and what a YAML file of the configuration 
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import yaml
 from hydra import initialize_config_dir
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
 from attnlab.config.check import Job, check_fixed, check_mode
@@ -22,14 +23,12 @@ from attnlab.config.compose import Composer, assigned, check_value, walk
 from attnlab.config.hardware import settle
 from attnlab.config.nodes import check_nodes
 from attnlab.config.schema import definition, is_class
-from attnlab.config.settings import SCHEMAS
-from attnlab.config.targets import PLACES as TARGETS
 from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.run.directory import CONFIG, directory_of
 from attnlab.run.identity import current, stable_name
 from attnlab.run.reached import recorded, saved
-from attnlab.run.record import mechanism_of
+from attnlab.run.record import UNREADABLE, mechanism_of
 
 TEXTS = ("prompt", "input", "output")  # of a person: taken as they are
 OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "baseline", *TEXTS)  # never the run's
@@ -66,26 +65,13 @@ FOLLOWING = {  # keys that were references to another
     "seed": ("task.data.seed", "task.sampling.seed"),
     "task.train.max_epochs": ("task.schedule.num_epochs",),
 }
-OURS = (
-    "attention",
-    "callbacks",
-    "compression",
-    "conversion",
-    "data",
-    "decoding",
-    "models",
-    "pretrained",
-    "tasks",
+OURS = (  # packages whose classes a run may name
+    "attention", "callbacks", "compression", "conversion", "data", "decoding", "models", "pretrained", "tasks",
     "training",
-)
+)  # fmt: skip
 NAME = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")  # of an option: its file's path in the group, without the suffix
-MAPPINGS = (
-    "trainer",
-    *(key for key in SCHEMAS if key),
-    *(key for key in TARGETS if "*" not in key and key not in ("task.score", "trainer.profiler")),  # which may be names
-)
-REQUIRED = ("hardware", "task.train", "trainer")
-BUILT = ("attention", "task.kind", "task.data", "task.model")
+BUILT = ("attention", "task.kind", "task.data", "task.model", "task.optimizer")  # nodes with a _target_, or null
+DAMAGED = (*UNREADABLE, OSError, OmegaConfBaseException, yaml.YAMLError)  # how a configuration of other values fails
 PLACES = ("accelerator", "devices", "num_nodes", "strategy")  # of the hardware: this machine's, not the run's
 
 
@@ -110,22 +96,22 @@ def load(composer: Composer, texts: Sequence[str]) -> Job | None:
         ConfigError: the run has no readable configuration, or an override sets what only another run can have.
     """
     overrides = [composer.parse(text) for text in texts]
-    given = {key: o.value() for o in overrides if (key := str(o.key_or_group)) in ("checkpoint", "resume")}
-    named = [(key, str(value)) for key, value in given.items() if value is not None]
+    runs = {key: o.value() for o in overrides if (key := str(o.key_or_group)) in ("checkpoint", "resume")}
+    named = [(key, str(value)) for key, value in runs.items() if value is not None]
     if len(named) > 1:
         raise ConfigError("checkpoint= uses a run and resume= continues one: give one of them")
     if not named:
         return None
     key, value = named[0]
     run = directory_of(key, value)
-    return None if run is None else _Loading(composer, key, run).job(overrides)
+    return None if run is None else _job(composer, key, run, overrides)
 
 
 def configuration(run: str | Path, *settings: str, config_dir: str | None = None) -> DictConfig:
     """The fixed configuration of `attnlab mode=predict checkpoint=RUN <settings>`.
 
     Args:
-        run: a run directory, or a file of weights in one.
+        run: a run directory, or a file of weights in it.
         settings: as on the command line, `task.decode.beam=1`.
         config_dir: a directory of further YAML files, whose classes the run may name.
 
@@ -134,12 +120,21 @@ def configuration(run: str | Path, *settings: str, config_dir: str | None = None
     """
     with initialize_config_dir(str(config.CONF), job_name="run", version_base="1.3"):
         composer = Composer(config_dir)
-        where = directory_of("checkpoint", str(run))
-        if where is None:
+        directory = directory_of("checkpoint", str(run))
+        if directory is None:
             raise ConfigError(f"{run}: not the directory of a run: there is no {CONFIG}")
         quoted = str(Path(run).expanduser().absolute()).replace("'", "\\'")
         texts = ["mode=predict", "input=''", f"checkpoint='{quoted}'", *settings]
-        return _Loading(composer, "checkpoint", where).job([composer.parse(text) for text in texts]).cfg
+        return _job(composer, "checkpoint", directory, [composer.parse(text) for text in texts]).cfg
+
+
+def _job(composer: Composer, key: str, run: Path, overrides: Sequence[Override]) -> Job:
+    """The job of a run directory. ConfigError: its configuration has values of another kind than in every run."""
+    try:
+        return _Loading(composer, key, run).job(overrides)
+    except DAMAGED as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(f"{run / CONFIG}: not the configuration of a run ({reason})") from error
 
 
 def _settings(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -152,17 +147,11 @@ def _settings(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
 
 
 class _Loading:
-    """Makes the configuration of one job from a run's.
-
-    Args:
-        composer: of the command line.
-        key: "checkpoint" or "resume".
-        run: the run directory.
-    """
+    """Makes the configuration of one job from a run's; `key` is "checkpoint" or "resume"."""
 
     def __init__(self, composer: Composer, key: str, run: Path) -> None:
         self.composer, self.key, self.run, self.path = composer, key, run, run / CONFIG
-        self.own = self._read()
+        self.saved = self._read()
 
     def job(self, overrides: Sequence[Override]) -> Job:
         for override in overrides:
@@ -174,10 +163,10 @@ class _Loading:
         overlays: dict[str, Any] = {}
         for override in chosen:
             group, name = str(override.key_or_group), override.value()
-            if group == "experiment" and name != self.own["choices"].get(group):
+            if group == "experiment" and name != self.saved["choices"].get(group):
                 overlays |= self._overlay(str(name))
             elif override not in elsewhere:
-                self._agree(group, name, self.own["choices"].get)
+                self._agree(group, name, self.saved["choices"].get)
         cfg = self._with_today(elsewhere)
         changed = self._change(cfg, overlays, values)
         fixed = self._frozen(cfg)
@@ -196,36 +185,24 @@ class _Loading:
 
     def _read(self) -> dict[str, Any]:
         """The run's configuration in today's words, of plain values."""
-        try:
-            own = current(yaml.load(self.path.read_text(encoding="utf-8"), PlainLoader))
-            nodes = ("task", "hardware", "choices", *(key for key in ("bench", "logger", "callbacks") if key in own))
-            known = all(isinstance(own[key], Mapping) for key in nodes)
-            known = known and isinstance(own["task"]["modes"], list) and isinstance(own["choices"]["task"], str)
-            known = known and all(isinstance(mode, str) for mode in own["task"]["modes"])
-        except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError(f"{self.path}: not the configuration of a run ({reason})") from error
-        if not known:
-            raise ConfigError(f"{self.path}: not the configuration of a run")
-        for key in MAPPINGS:
-            value, _, rest = walk(own, key)
-            if not rest and not isinstance(value, Mapping) and (value is not None or key in REQUIRED):
-                raise ConfigError(f"{self.path}: {key}={value}: not the configuration of a run, which has keys there")
-            if key in BUILT and value is not None and not rest and not value.keys() & {"_target_", "pattern"}:
+        saved: dict[str, Any] = current(yaml.load(self.path.read_text(encoding="utf-8"), PlainLoader))
+        for key in BUILT:
+            value, _, rest = walk(saved, key)
+            if not rest and value is not None and not value.keys() & {"_target_", "pattern"}:
                 raise ConfigError(f"{self.path}: {key}._target_ is missing: not the configuration of a run")
-        for group, chosen in own["choices"].items():
+        for group, chosen in saved["choices"].items():
             for name in chosen if group in config.LISTS and isinstance(chosen, list) else [chosen]:
                 if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
                     raise ConfigError(f"{self.path}: choices.{group}={chosen}: expected the name of an option")
-        for key, value in config.leaves(own):
+        for key, value in config.leaves(saved):
             if isinstance(value, str) and "${" in value:
                 raise ConfigError(f"{self.path}: {key} is a reference ({value}); the configuration of a run has none")
-        self._check_targets(own)
-        return own
+        self._check_targets(saved)
+        return saved
 
-    def _check_targets(self, own: Mapping[str, Any]) -> None:
+    def _check_targets(self, saved: Mapping[str, Any]) -> None:
         """Refuse code that only the run names; `check_fixed` then asks for the base that each place expects."""
-        for path, target, _ in nodes(own):
+        for path, target, _ in nodes(saved):
             if not self._is_known(target):
                 raise ConfigError(
                     f"{self.path}: {path}._target_={target} is no class of attnlab or of its configuration, and a run "
@@ -259,33 +236,33 @@ class _Loading:
         What was added to the root since the run was made has its default.
         """
         today = self.composer.compose([str(o.input_line) for o in elsewhere])
-        given = {str(o.key_or_group) for o in elsewhere}
+        chosen = {str(o.key_or_group) for o in elsewhere}
         root = {key: config.written(today[key]) for key in today if key != "hydra"}
-        own = dict(self.own)
+        saved = dict(self.saved)
         for key in OF_THE_COMMAND:
-            own[key] = None
-        own["mode"] = "train" if self.key == "resume" else ""
-        own["model"] = own.get("model") if self.key == "resume" else None  # checkpoint= takes its place
-        hardware = dict(own["hardware"])
-        if self.key == "checkpoint" or "hardware" in given:
+            saved[key] = None
+        saved["mode"] = "train" if self.key == "resume" else ""
+        saved["model"] = saved.get("model") if self.key == "resume" else None  # checkpoint= takes its place
+        hardware = dict(saved["hardware"])
+        if self.key == "checkpoint" or "hardware" in chosen:
             hardware |= {name: root["hardware"][name] for name in PLACES}
-        if "hardware" in given and self.key == "checkpoint":
+        if "hardware" in chosen and self.key == "checkpoint":
             hardware = root["hardware"]
-        own["hardware"] = {**root["hardware"], **hardware}
-        if self.key == "checkpoint" or "logger" in given:
-            own["logger"] = root["logger"]  # what uses a run does not add to its curves
-        bench = own.get("bench") or {}
-        kept = {} if "bench" in given else {k: v for k, v in bench.items() if k in root["bench"] and k[0] != "_"}
-        own["bench"] = {**root["bench"], **kept, "published": root["bench"]["published"]}
-        for missing in map(str, root.keys() - own.keys()):
+        saved["hardware"] = {**root["hardware"], **hardware}
+        if self.key == "checkpoint" or "logger" in chosen:
+            saved["logger"] = root["logger"]  # what uses a run does not add to its curves
+        bench = saved.get("bench") or {}
+        settings = {k: v for k, v in bench.items() if k in root["bench"] and k[0] != "_" and "bench" not in chosen}
+        saved["bench"] = {**root["bench"], **settings, "published": root["bench"]["published"]}
+        for missing in map(str, root.keys() - saved.keys()):
             added = today[missing]
-            own[missing] = OmegaConf.to_container(added, resolve=True) if OmegaConf.is_config(added) else added
-        own["choices"] = {group: own["choices"].get(group) for group in config.GROUPS}
-        own["choices"] |= {group: today.hydra.runtime.choices[group] for group in given}
-        if not Path(str(own["cache_dir"])).is_dir():  # of another machine
-            own["cache_dir"] = str(Path(str(today.cache_dir)).expanduser())
-            own["task"].get("data", {})["cache_dir"] = own["cache_dir"]
-        return OmegaConf.create(own)
+            saved[missing] = OmegaConf.to_container(added, resolve=True) if OmegaConf.is_config(added) else added
+        saved["choices"] = {group: saved["choices"].get(group) for group in config.GROUPS}
+        saved["choices"] |= {group: today.hydra.runtime.choices[group] for group in chosen}
+        if not Path(str(saved["cache_dir"])).is_dir():  # of another machine
+            saved["cache_dir"] = str(Path(str(today.cache_dir)).expanduser())
+            saved["task"].get("data", {})["cache_dir"] = saved["cache_dir"]
+        return OmegaConf.create(saved)
 
     def _overlay(self, name: str) -> dict[str, Any]:
         """The keys that an experiment's file sets; the options of groups that it takes must be the run's.
@@ -295,12 +272,12 @@ class _Loading:
         overlay = yaml.safe_load(self.composer.text("experiment", name)) or {}
         defaults = overlay.pop("defaults", [])
         found = dict(_settings(overlay))
-        any_task = bool(found) and all(self._is_free(key) and not walk(self.own, key)[2] for key in found)
+        any_task = bool(found) and all(self._is_free(key) and not walk(self.saved, key)[2] for key in found)
         for entry in defaults:
             for group, option in entry.items() if isinstance(entry, Mapping) else ():
                 group = group.rpartition("/")[2]
                 if not (any_task and group == "task"):
-                    self._agree(group, option, self.own["choices"].get)
+                    self._agree(group, option, self.saved["choices"].get)
         return found
 
     def _change(self, cfg: DictConfig, overlays: Mapping[str, Any], overrides: Sequence[Override]) -> list[str]:
@@ -352,16 +329,17 @@ class _Loading:
             return False
         return any(key == free or key.startswith(f"{free}.") for free in (*FREE, *more))
 
-    def _agree(self, key: str, value: Any, own: Any) -> None:
-        if own(key) != value:
-            self._refuse(key, value, own(key))
+    def _agree(self, key: str, value: Any, of_the_run: Callable[[str], Any]) -> None:
+        if of_the_run(key) != value:
+            self._refuse(key, value, of_the_run(key))
 
-    def _refuse(self, key: str, value: Any, own: Any) -> None:
+    def _refuse(self, key: str, value: Any, of_the_run: Any) -> None:
+        value_there = "null" if of_the_run is None else of_the_run
         may = "decoding, paths, hardware, bench and logger"
         may += ", and task.train.max_steps, max_epochs or max_minutes," if self.key == "resume" else ""
         raise ConfigError(
-            f"{key}={value}: {self.key}= takes the configuration of its run, which has {key}="
-            f"{'null' if own is None else own}; leave {key}= out, or train another run ({may} may be given)"
+            f"{key}={value}: {self.key}= takes the configuration of its run, which has {key}={value_there}; "
+            f"leave {key}= out, or train another run ({may} may be given)"
         )
 
     def _frozen(self, cfg: DictConfig) -> DictConfig:
