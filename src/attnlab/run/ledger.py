@@ -37,23 +37,17 @@ VERSION = hashlib.sha256(b"".join(Path(path).read_bytes() for path in CODE)).hex
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """What the index has of a run.
+    """What the index has of a run, as its record has it.
 
     Args:
         directory: the run's; in the index it is relative to the index's folder.
-        status: as in the record; "interrupted" where the record says "running" and the process is gone; "broken" where
-            the file is not a record.
-        mode, task, attention, compress, scale, experiment: names, as in the record.
-        started: when, ISO 8601.
-        corpus: what was read, for people.
+        status: also "interrupted" where the record says "running" and the process is gone, and "broken" where the file
+            is not a record.
         error: why the run failed or was interrupted, or what is wrong with the file; empty: nothing.
-        seed, stride, rank: as in the record; None: the mechanism has no such option.
-        tags: words of the user.
-        recipe, run: the identity, as recorded.
+        recipe, run: the identity.
         content: the fingerprint of the corpus.
         commit: of the code, with "-dirty" if it was changed.
-        metric: the name of the first number of the quality; empty: nothing was scored.
-        quality: that number.
+        metric, quality: the first number of the record's quality and its name; None and empty: nothing was scored.
         cache: cached numbers per token and layer.
         key: of the job, see :func:`key_of`; None: nobody has asked for it.
     """
@@ -230,25 +224,17 @@ def _entry(folder: Path, directory: Path) -> LedgerEntry:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         return LedgerEntry(directory, BROKEN, error=" ".join(str(error).split()))
     texts = ("status", "mode", "task", "attention", "compress", "scale", "experiment", "started", "corpus", "error")
-    numbers = ("seed", "stride", "rank")
-    tags = record.get("tags")
+    values: dict[str, Any] = {name: value for name in texts if isinstance(value := record.get(name), str)}
+    values |= {name: value for name in ("seed", "stride", "rank") if _is_number(value := record.get(name))}
     about, where = _mapping(record, "identity"), _mapping(record, "environment")
+    values |= {name: str(about.get(name, NOT_RUN)) for name in ("recipe", "run")}
+    values |= {"content": str(about.get("corpus", NOT_RUN)), "commit": str(where.get("git", NOT_RUN))}
     scores = {name: value for name, value in _mapping(record, "quality").items() if _is_number(value)}
     metric = next(iter(scores), "")
     cache = _mapping(record, "kv_cache").get("elements_per_token_per_layer")
-    return LedgerEntry(
-        directory,
-        **{name: value for name in texts if isinstance(value := record.get(name), str)},
-        **{name: value for name in numbers if _is_number(value := record.get(name))},
-        tags=tuple(map(str, tags)) if isinstance(tags, list) else (),
-        recipe=str(about.get("recipe", NOT_RUN)),
-        run=str(about.get("run", NOT_RUN)),
-        content=str(about.get("corpus", NOT_RUN)),
-        commit=str(where.get("git", NOT_RUN)),
-        metric=metric,
-        quality=scores.get(metric),
-        cache=cache if _is_number(cache) else None,
-    )
+    values |= {"metric": metric, "quality": scores.get(metric), "cache": cache if _is_number(cache) else None}
+    tags = record.get("tags")
+    return LedgerEntry(directory, **values, tags=tuple(map(str, tags)) if isinstance(tags, list) else ())
 
 
 def _mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
