@@ -155,14 +155,6 @@ def test_a_multirun_over_runs_of_several_mechanisms(run: Path, started: DictConf
     assert "hydra.sweep.subdir=${hydra.job.num}_${hydra.runtime.choices.task}" in found.arguments
 
 
-@pytest.mark.parametrize("key", ["checkpoint", "resume"])
-def test_no_run_is_named(key: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{key}= is empty: name the directory of a run"):
-        plan("mode=test", f"{key}=")
-    with pytest.raises(ConfigError, match=r"resume=.*: no run: it has no config.yaml"):
-        resume(tmp_path)
-
-
 def test_a_mode_that_continues_nothing(run: Path) -> None:
     (run / "record.json").write_text(json.dumps({"status": "finished"}))
     with pytest.raises(ConfigError, match="resume= is read by mode=train, not by mode=predict"):
@@ -211,18 +203,14 @@ def test_a_key_that_was_added_since_has_its_default(run: Path) -> None:
         ("choices.task", "../../x", r"choices.task=../../x: expected the name of an option"),
         ("choices.logger", ["csv", "/x"], "choices.logger=.*: expected the name of an option"),
         ("choices.attention", ["mha"], r"choices.attention=\['mha'\]: expected the name of an option"),
-        ("choices.compress", "a/..", "choices.compress=a/..: expected"),
         ("choices.recipe", "-m", "choices.recipe=-m: expected"),
         ("task.train", [1], "config.yaml: "),
-        ("task.train.batch", "x", "config.yaml: "),
         ("attention", [1], "config.yaml: "),
         ("attention", {}, "config.yaml: "),
         ("trainer", None, "config.yaml: "),
-        ("task.modes", [1], "config.yaml: "),
         ("task.modes", 1, "config.yaml: "),
         ("task.data", "x", "config.yaml: "),
         ("task", [], "config.yaml: "),
-        ("hardware", "cpu", "config.yaml: "),
         ("task.optimizer", 3, "config.yaml: "),
     ],
 )
@@ -233,16 +221,11 @@ def test_a_foreign_configuration_is_data(run: Path, key: str, value: object, tol
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("z: &z [*z]", r"line 1: an alias, \*z"),
-        ("a: &a [x, x]\nb: [*a, *a]", "line 2: an alias"),
-        ("[" * 400, "recursion"),
-    ],
+    "text", ["[1, 2", "z: &z [*z]", "a: &a [x, x]\nb: [*a, *a]", "[" * 400], ids=["cut", "endless", "alias", "deep"]
 )
-def test_a_configuration_without_end(text: str, told: str, tmp_path: Path) -> None:
+def test_a_configuration_that_is_no_plain_yaml(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=f"config.yaml: not the configuration of a run .*{told}"):
+    with pytest.raises(ConfigError, match="config.yaml: not the configuration of a run"):
         use(tmp_path)
 
 
@@ -266,15 +249,17 @@ class Mine(MTLA): ...
 
 
 def test_directories_that_are_no_run(tmp_path: Path) -> None:
+    for key in ("checkpoint", "resume"):
+        with pytest.raises(ConfigError, match=f"{key}= is empty"):
+            plan("mode=test", f"{key}=")
     with pytest.raises(ConfigError, match="checkpoint=/nowhere: no such file or directory"):
         use(Path("/nowhere"))
+    with pytest.raises(ConfigError, match="resume=.* no config.yaml"):
+        resume(tmp_path)
     with pytest.raises(ConfigError, match="not the directory of a run"):
         configuration(tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(ConfigError, match=r"config\.yaml: no such file; a run directory has it"):
-        use(tmp_path)
-    (tmp_path / "config.yaml").write_text("[1, 2")
-    with pytest.raises(ConfigError, match=r"config\.yaml: not the configuration of a run"):
+    with pytest.raises(ConfigError, match=r"config\.yaml: no such file"):
         use(tmp_path)
     with pytest.raises(ConfigError, match="give one of them"):
         plan(f"checkpoint='{tmp_path}'", f"resume='{tmp_path}'")
