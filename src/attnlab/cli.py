@@ -38,9 +38,9 @@ from attnlab.config.present import check_present
 from attnlab.config.spelling import spelled
 from attnlab.config.sweeps import SWEEPER
 from attnlab.errors import AttnlabError, ConfigError, DataError, TrainingError, printable
-from attnlab.run import job, multirun
+from attnlab.run import job, sweep
 from attnlab.run.loading import load
-from attnlab.run.parents import end_with_parent, watch_given_parent
+from attnlab.run.processes import end_with_parent
 from attnlab.run.record import first_process
 from attnlab.tasks.language_modelling.pretrained import configured
 
@@ -78,7 +78,8 @@ def leave(code: int) -> NoReturn:
 
 def command() -> int:
     """Run the command line in `sys.argv`; the exit code."""
-    watch_given_parent()
+    if not first_process() and STAMP in os.environ:  # Lightning started this process
+        end_with_parent(signal.SIGKILL)  # it may wait for the others inside a library, where no handler runs
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without some letter must not end a run
@@ -119,14 +120,14 @@ def command() -> int:
 
         def task(cfg: DictConfig) -> float:
             if os.getpid() != launching and os.getppid() == launching:  # a launcher's worker, which outlives its pool
-                end_with_parent(launching)
+                end_with_parent()
             os.environ["HYDRA_FULL_ERROR"] = full or "0"
             assert plan is not None
             sys.argv[1:] = given  # what the other processes of this run are started with
             return run(plan, given, created)
 
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
-        alone = multirun.begun(plan.sweep_directory) if plan and plan.multirun else contextlib.nullcontext()
+        alone = sweep.begun(plan.sweep_directory) if plan and plan.multirun else contextlib.nullcontext()
         with alone:
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
         code = 0
@@ -159,11 +160,11 @@ def end_of_multirun(plan: Plan, code: int) -> int:
     Returns:
         The exit code: `code`, or 1 if it was 0 and a job has not finished or the table could not be written.
     """
-    from attnlab.report import sweep
+    from attnlab.report import sweep as comparison
 
-    code = max(code, multirun.summarize(plan.sweep_directory, None if plan.searches else len(plan.jobs)))
+    code = max(code, sweep.summarize(plan.sweep_directory, None if plan.searches else len(plan.jobs)))
     try:
-        for path in sweep.render(plan.sweep_directory, [] if plan.searches else plan.jobs, plan.swept):
+        for path in comparison.render(plan.sweep_directory, [] if plan.searches else plan.jobs, plan.swept):
             print(printable(str(path)), file=sys.stderr)
     except AttnlabError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
@@ -220,7 +221,7 @@ def run(plan: Plan, given: list[str], created: bool) -> float:
     name = [f"--config-name={context.job.config_name}"] * (context.job.config_name != "config")
     arguments = [*(f"--config-dir={path}" for path in added), *name, *stack.plain(map(str, context.overrides.task))]
     cfg = check(arguments, load, configured).jobs[0] if plan.searches else plan.jobs[context.job.num]
-    value = multirun.run_job(cfg, context.job.num, arguments, directory, plan.sweep_directory)
+    value = sweep.run_job(cfg, context.job.num, arguments, directory, plan.sweep_directory)
     if math.isnan(value) and context.runtime.choices[SWEEPER] != "basic":
         raise TrainingError(f"{directory}: the run has no value to optimize")
     return value

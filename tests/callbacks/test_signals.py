@@ -17,7 +17,7 @@ from attnlab.callbacks import signals
 from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
 from attnlab.callbacks.resume import Resume
 from attnlab.callbacks.signals import EndAfterUpdate
-from attnlab.run.signals import interruptible
+from attnlab.run.processes import interruptible
 
 BATCHES, PER_UPDATE, EPOCHS, VALIDATE = 14, 2, 2, 3  # 7 updates in an epoch, a validation after every third
 

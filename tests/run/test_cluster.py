@@ -17,15 +17,18 @@ from typing import Any
 import psutil
 import pytest
 from hydra import initialize_config_dir
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from attnlab.config import check as checking
 from attnlab.config.build import CONF
 from attnlab.config.check import check, compose
 from attnlab.config.compose import Composer
-from attnlab.errors import ConfigError, DataError
-from attnlab.run import cluster, multirun
-from attnlab.run.decision import Decision
+from attnlab.errors import ConfigError
+from attnlab.run import cluster, sweep
+from attnlab.run import record as records
 from attnlab.run.files import write_text
+from attnlab.run.sweep import Decision
+from attnlab.training.trainer import cluster_environment
 from tests.golden.runs import corpus
 from tests.run import fake_slurm
 from tests.run.test_kill import TINY
@@ -47,10 +50,7 @@ LINES = ("task=wmt16", "attention=mha")
 )
 def test_the_first_of_several_nodes(names: str, first: str) -> None:
     assert cluster.first_name(names) == first
-
-
-def test_a_list_of_nodes_that_cannot_be_read() -> None:
-    with pytest.raises(ConfigError, match=r"SLURM_JOB_NODELIST=\[3\]: not a list of nodes"):
+    with pytest.raises(ConfigError, match=r"SLURM_JOB_NODELIST=\[3\]"):
         cluster.first_name("[3]")
 
 
@@ -70,6 +70,18 @@ def test_how_the_nodes_of_a_job_find_each_other(monkeypatch: pytest.MonkeyPatch)
     before = cluster.start_number()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert cluster.start_number() != before
+
+
+def test_nothing_but_submitit_queues_a_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SUBMITIT_EXECUTOR", "SLURM_NTASKS", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID", "RANK", "GROUP_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert cluster_environment() == []
+    enter(monkeypatch, {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "mine"})
+    (found,) = cluster_environment()
+    assert isinstance(found, SLURMEnvironment) and found.auto_requeue is False
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    (found,) = cluster_environment()
+    assert isinstance(found, LightningEnvironment) and not found.creates_processes_externally
 
 
 def test_slurm_is_refused_where_it_could_not_submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -117,18 +129,18 @@ def test_another_node_takes_the_decision_of_the_first(
 ) -> None:
     """Not that of an earlier start of the job; and it neither looks runs up nor prints."""
     monkeypatch.chdir(tmp_path)
-    own, before = (tmp_path / "sweep" / name for name in ("0_wmt16_mha", "before"))
+    job_dir, before = (tmp_path / "sweep" / name for name in ("0_wmt16_mha", "before"))
     ran: list[tuple[list[str], Path]] = []
-    monkeypatch.setattr(multirun, "_run", lambda arguments, directory, note: ran.append((arguments, directory)))
-    monkeypatch.setattr(multirun, "WAIT", 0.01)
-    cfg = compose(*LINES, "hardware=cpu")
+    monkeypatch.setattr(sweep, "run_process", lambda arguments, directory: ran.append((arguments, directory)))
+    monkeypatch.setattr(sweep, "WAIT", 0.01)
+    cfg, words = compose(*LINES, "hardware=cpu"), [*LINES, "hardware=cpu"]
 
     def job() -> None:
-        own.mkdir(parents=True, exist_ok=True)
-        multirun.run_job(cfg, 0, [*LINES, "hardware=cpu"], own, tmp_path / "sweep")
+        job_dir.mkdir(parents=True, exist_ok=True)
+        sweep.run_job(cfg, 0, words, job_dir, tmp_path / "sweep")
 
     enter(monkeypatch, SECOND | {"SLURM_NODEID": "0"})
-    monkeypatch.setattr(multirun, "decide", lambda *_: Decision("start", own, "starts"))
+    monkeypatch.setattr(sweep, "decide", lambda *_: Decision("start", job_dir, "starts"))
     job()
     enter(monkeypatch, SECOND | {"SLURM_RESTART_COUNT": "1"})
     other = threading.Thread(target=job)
@@ -136,26 +148,12 @@ def test_another_node_takes_the_decision_of_the_first(
     other.join(0.1)
     assert other.is_alive() and len(ran) == 1  # the note is that of the start before
     note = json.loads((tmp_path / "sweep/jobs/0.json").read_text())
-    monkeypatch.setattr(multirun, "decide", lambda *_: pytest.fail("the first node decides"))
+    monkeypatch.setattr(sweep, "decide", lambda *_: pytest.fail("the first node decides"))
     decided = note | {"start": cluster.start_number(), "what": "continue", "directory": "before"}
-    write_text(tmp_path / "sweep/jobs/0.json", json.dumps(decided))  # whole: the thread reads it every 10 ms
+    write_text(tmp_path / "sweep/jobs/0.json", json.dumps(decided))  # atomic: the thread reads it every 10 ms
     other.join(60)
-    assert ran == [([*LINES, "hardware=cpu"], own), (["hardware=cpu", f"resume='{before}'"], before)]
+    assert ran == [(words, job_dir), (["hardware=cpu", f"resume='{before}'"], before)]
     assert capsys.readouterr().err.count("job 0:") == 1
-
-
-def test_other_nodes_do_not_wait_for_a_decision_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Decision:
-        raise DataError("no corpus")
-
-    monkeypatch.chdir(tmp_path)
-    enter(monkeypatch, SECOND | {"SLURM_NODEID": "0"})
-    monkeypatch.setattr(multirun, "decide", fail)
-    cfg, own = compose(*LINES, "hardware=cpu"), tmp_path / "sweep" / "0_wmt16_mha"
-    with pytest.raises(DataError):
-        multirun.run_job(cfg, 0, LINES, own, tmp_path / "sweep")
-    enter(monkeypatch, SECOND)
-    assert str(multirun.run_job(cfg, 0, LINES, own, tmp_path / "sweep")) == "nan"
 
 
 @pytest.mark.parametrize(("code", "ends"), [(140, True), (1, True), (0, False)])
@@ -169,7 +167,7 @@ def test_a_job_that_got_the_signal_is_queued_again_unless_it_has_finished(
         def send_signal(self, number: int) -> None:
             self.got.append(number)
 
-        def wait(self, timeout: float | None) -> int:
+        def wait(self) -> int:
             signal.raise_signal(signal.SIGUSR2)
             assert self.got == [signal.SIGUSR2]
             return code
@@ -181,38 +179,19 @@ def test_a_job_that_got_the_signal_is_queued_again_unless_it_has_finished(
     try:
         if ends:
             with pytest.raises(SystemExit):
-                multirun._run(LINES, tmp_path)
+                sweep.run_process(LINES, tmp_path)
         else:
-            multirun._run(LINES, tmp_path)
+            sweep.run_process(LINES, tmp_path)
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert queued == [signal.SIGUSR2] * ends
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_what_another_node_does_when_a_run_has_failed(
-    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It kills its process, which may wait for the first node for ever; its own failure ends the whole job."""
-    code = "import time; time.sleep(60)" if ended else "raise SystemExit(1)"
-    started: list[subprocess.Popen[bytes]] = []
-    real = subprocess.Popen
-
-    def child(*_: Any, **__: Any) -> subprocess.Popen[bytes]:
-        started.append(real([sys.executable, "-c", code]))
-        return started[0]
-
+def test_a_failed_run_of_another_node_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, SECOND)
-    monkeypatch.setattr(subprocess, "Popen", child)
-    monkeypatch.setattr(multirun, "LATER", 0.01 if ended else 60)
-    note = tmp_path / "sweep" / "jobs" / "0.json"
-    multirun._note(note, tmp_path, Decision("ended", tmp_path, ""), [])
-    if ended:
-        multirun._run(LINES, tmp_path, note)
-        assert started[0].returncode == -signal.SIGKILL
-    else:
-        with pytest.raises(SystemExit, match="1"):
-            multirun._run(LINES, tmp_path, note)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SystemExit, match="1"):
+        sweep.run_process(LINES, tmp_path)
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: Path) -> Any:
@@ -228,15 +207,11 @@ def start(folder: Path, environment: dict[str, str], *words: str) -> tuple[subpr
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra launch is not installed")
     root, log = corpus("wmt16", folder / "corpus"), folder / "log.txt"
     given = [*TINY.split(), f"data_root='{root}'", f"cache_dir='{folder}/cache'", "task.train.max_epochs=25", *words]
-    kept = {name: value for name, value in os.environ.items() if name not in ("ATTNLAB_STAMP", "DATA_ROOT")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("ATTNLAB_STAMP", "DATA_ROOT")}
     with log.open("wb") as file:
         command = [sys.executable, "-m", "attnlab", "-m", *given]
-        environment = kept | environment | {"OMP_NUM_THREADS": "1"}
+        environment = inherited | environment | {"OMP_NUM_THREADS": "1"}
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file), log
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("outputs/**/record.json"))]
 
 
 def training(folder: Path) -> Path | None:
@@ -252,7 +227,6 @@ CASES = {  # nodes, seeds, the strategy, and whether SLURM signals all processes
     "one process": (1, "1,2", "devices=1", True),
     "two processes on one node": (1, "1", "strategy=ddp hardware.devices=2", False),
     "two nodes": (2, "1,2", "strategy=ddp", False),
-    "two nodes, sharded": (2, "1", "strategy=fsdp", False),
 }
 
 
@@ -280,7 +254,7 @@ def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_pa
     number = len(seeds.split(","))
     assert number == 1 or f"--array=0-{number - 1}%{number}" in script  # submitit makes no array of one
     assert f"--nodes={nodes}" in script and "--signal=USR2@300" in script and "--partition=tiny" in script
-    found = records(tmp_path)
+    found = [records.read(path.parent) for path in sorted(tmp_path.glob("outputs/**/record.json"))]
     assert [record["status"] for record in found] == ["finished"] * number  # one directory each
     assert [record["training"]["resumed"] for record in found].count(True) == 1
     assert (tmp_path / "slurm" / "requeued").read_text().split() == [
@@ -301,5 +275,6 @@ def test_submitits_local_executor_queues_again_too(tmp_path: Path) -> None:
         assert process.wait(1200) == 0, log.read_text()[-3000:]
     finally:
         process.kill()
-    (record,) = records(tmp_path)
+    (path,) = tmp_path.glob("outputs/**/record.json")
+    record = records.read(path.parent)
     assert record["status"] == "finished" and record["training"]["resumed"] and len(saved(run)) == 1

@@ -1,4 +1,4 @@
-"""The command itself, as a user types it, at a tiny size."""
+"""Runs of several processes, as a user types them, at a tiny size: what they give, and how they end."""
 
 import json
 import os
@@ -10,15 +10,39 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
+from attnlab.run.ledger import Ledger
+from attnlab.run.lock import held
 from tests.data.conftest import write_corpus
 from tests.tasks.conftest import TINY
 from tests.tasks.image_classification.test_task import TINY as TINY_IMAGES
 from tests.tasks.language_modelling.test_converting import SIZES, written
 from tests.tasks.language_modelling.test_converting import TINY as TINY_CONVERTED
 from tests.tasks.language_modelling.test_task import TINY as TINY_TEXT
+
+CHILD = """
+import os, signal, sys, time
+from attnlab.run.processes import end_with_parent
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(os.write(1, b"last words")))
+end_with_parent()
+os.write(1, f"{os.getpid()} ".encode())
+time.sleep(60)
+"""
+PARENT = "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(60)"
+
+
+def test_a_child_ends_with_its_killed_parent() -> None:
+    command = [sys.executable, "-c", PARENT, "-c", CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        first = os.read(parent.stdout.fileno(), 100)
+        child = psutil.Process(int(first))
+        parent.kill()
+        assert parent.stdout.read() == b"last words"  # until the child has ended, too
+    assert not psutil.wait_procs([child], timeout=5)[1]
 
 
 @pytest.fixture(scope="module")
@@ -42,23 +66,37 @@ def record(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_two_processes_train_and_give_one_record(root: Path, tmp_path: Path) -> None:
-    done = run(root, tmp_path / "run", "hardware=ddp", "hardware.accelerator=cpu", "task.train.max_epochs=2")
+def test_two_processes_train_and_give_one_record_that_one_process_scores_alike(root: Path, tmp_path: Path) -> None:
+    words = ("hardware.accelerator=cpu", "task.train.max_epochs=2")
+    done = run(root, tmp_path / "run", "hardware=ddp", *words)
     assert done.returncode == 0, done.stderr[-3000:]
     found = record(tmp_path / "run")
-    assert found["status"] == "finished"
-    assert found["quality"]["sentences"] == 5
-    assert found["training"]["epochs"] == 2
-    assert len(list(tmp_path.rglob("record.json"))) == 1
-    assert len(list(tmp_path.rglob("predictions.tsv"))) == 1
+    assert (found["status"], found["quality"]["sentences"], found["training"]["epochs"]) == ("finished", 5, 2)
+    assert len(list(tmp_path.rglob("record.json"))) == len(list(tmp_path.rglob("predictions.tsv"))) == 1
     assert "shared by 2 processes" in found["inference"]["protocol"]
+    assert_scored_alike(tmp_path / "run", command(root, tmp_path / "alone", "hardware=cpu", *words), tmp_path / "alone")
 
 
 @pytest.mark.slow
-def test_one_process_scores_what_two_trained_as_they_did(root: Path, tmp_path: Path) -> None:
-    words = ("hardware.accelerator=cpu", "task.train.max_epochs=2")
-    assert run(root, tmp_path / "run", "hardware=ddp", *words).returncode == 0
-    assert_scored_alike(tmp_path / "run", command(root, tmp_path / "alone", "hardware=cpu", *words), tmp_path / "alone")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_leaves_no_other_and_a_true_record(victim: int, root: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    words = ("hardware=ddp", "hardware.accelerator=cpu", "task.train.max_epochs=100000")
+    process = subprocess.Popen(command(root, directory, *words), env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        deadline = time.monotonic() + 900
+        while not (directory / "checkpoints" / "last.ckpt").is_file() and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        (rank,) = psutil.Process(process.pid).children()
+        os.kill((process.pid, rank.pid)[victim], signal.SIGKILL)
+        assert process.wait(timeout=60) != 0
+        assert not psutil.wait_procs([rank], timeout=30)[1]
+    finally:
+        process.kill()
+    assert held(directory) is None
+    (entry,) = Ledger(tmp_path).runs()  # a record that says "running" without a process counts as interrupted
+    assert entry.status in (("interrupted",) if victim == 0 else ("failed", "interrupted"))
 
 
 def assert_scored_alike(run: Path, arguments: list[str], again: Path) -> None:
@@ -162,18 +200,6 @@ def test_a_stopped_run_is_recorded_as_such_and_continues(root: Path, tmp_path: P
     found = record(tmp_path / "shorter")
     assert found["status"] == "finished" and found["parent"]["path"] == str(directory)
     assert found["training"]["epochs"] >= 1
-
-
-@pytest.mark.slow  # tests/run/test_loading.py has the refusals
-def test_a_refused_resume_leaves_the_run_as_it_was(root: Path, tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    done = run(root, directory, "task.train.max_epochs=1")
-    assert done.returncode == 0, done.stderr[-3000:]
-    before = {name: (directory / name).read_bytes() for name in ("record.json", "config.yaml", "predictions.tsv")}
-    done = run(root, directory, "task.train.max_epochs=2", f"resume='{directory}'", "attention=mla")
-    assert done.returncode == 2
-    assert "attention=mla: resume= takes the configuration of its run, which has attention=mtla" in done.stderr
-    assert {name: (directory / name).read_bytes() for name in before} == before
 
 
 @pytest.mark.slow

@@ -18,13 +18,12 @@ from attnlab.callbacks import summary
 from attnlab.report import curves, figure, points
 from attnlab.report.grid import Grid
 from attnlab.report.spec import Plot
-from attnlab.run import multirun
 from attnlab.run.console import Screen
 from attnlab.run.files import write_text
 from attnlab.run.lock import held
-from attnlab.run.multirun import Job
 from attnlab.run.record import BUSY, NOT_RUN
 from attnlab.run.store import SavedRecord, collect
+from attnlab.run.sweep import SweepJob, listed
 
 STEM = "comparison"
 UNFINISHED = "unfinished"
@@ -74,7 +73,7 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     Raises:
         WriteError: a file cannot be written.
     """
-    jobs = multirun.listed(directory)
+    jobs = listed(directory)
     if not jobs:
         return []
     found = records(jobs)
@@ -110,7 +109,7 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     return paths
 
 
-def records(jobs: Sequence[Job]) -> list[SavedRecord]:
+def records(jobs: Sequence[SweepJob]) -> list[SavedRecord]:
     """The records of jobs, in the order of the jobs, each with the settings that it has in this multirun.
 
     Args:
@@ -185,7 +184,7 @@ def unfinished(
     Args:
         found: the jobs' records; finished ones are left out.
         without: names of jobs that have no record that can be read, and what each did, see
-            :class:`attnlab.run.decision.Decision`.
+            :class:`attnlab.run.sweep.Decision`.
         names: as for :func:`table`.
         home: the same.
         never: the configurations of jobs that were never started, by their numbers.

@@ -1,9 +1,8 @@
 """Jobs on a cluster, through submitit: how the processes of a job find each other, and how it is queued again.
 
-On each node submitit runs one task, which is a part of the multirun and starts the run as a new process; that one
-starts the other processes of its node. The task of the first node decides what the job does. Some minutes before the
-time limit every task gets SIGUSR2, passes it on and waits for the end of the run; then the first one queues the job
-again.
+Submitit runs one task on each node. The task is a part of the sweep and starts the run as a new process, which starts
+the other processes of its node. The task of the first node decides what the job does. Some minutes before the time
+limit every task gets SIGUSR2, passes it on and waits for the end of the run. Then the first one queues the job again.
 """
 
 import os
@@ -37,11 +36,7 @@ def start_number() -> str:
 
 
 def rendezvous() -> dict[str, str]:
-    """The environment variables by which the processes of a job on several nodes find each other; else empty.
-
-    Raises:
-        ConfigError: the nodes' names cannot be read.
-    """
+    """The environment variables by which the processes of a job on several nodes find each other. Else empty."""
     if nodes() == 1:
         return {}
     port = FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % PORTS
@@ -53,18 +48,15 @@ def rendezvous() -> dict[str, str]:
 
 
 def first_name(names: str) -> str:
-    """The first name of SLURM's short form of several, `gpu[07-09,12],cpu1`: gpu07.
-
-    Args:
-        names: as SLURM_JOB_NODELIST has them.
+    """The first name of SLURM's short form of several: gpu07 of `gpu[07-09,12],cpu1`.
 
     Raises:
         ConfigError: it is no such list.
     """
-    found = re.match(r"([^,\[\]]+)(?:\[(\w+)[^\]]*\]([^,\[\]]*))?(?:,|$)", names)
-    if found is None:
+    match = re.match(r"([^,\[\]]+)(?:\[(\w+)[^\]]*\]([^,\[\]]*))?(?:,|$)", names)
+    if match is None:
         raise ConfigError(f"SLURM_JOB_NODELIST={names}: not a list of nodes")
-    return "".join(part for part in found.groups() if part)
+    return "".join(part for part in match.groups() if part)
 
 
 def queue_again() -> None:

@@ -236,6 +236,15 @@ def read(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "record.json").read_text(encoding="utf-8"))
 
 
+def recorded(directory: Path) -> dict[str, Any]:
+    """The record of a run directory. Empty: there is none that can be read."""
+    try:
+        record = read(directory)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 def upgraded(record: dict[str, Any], directory: Path) -> dict[str, Any]:
     """A record of schema 1 as one of schema 2, and the speed of an older training on images by its name; else as it is.
 

@@ -12,11 +12,12 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from torch import distributed, nn
@@ -35,13 +36,13 @@ from attnlab.config.compose import one_line
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.weights import fill
+from attnlab.run import cluster
 from attnlab.run.device import scoring_dtype
 from attnlab.run.loggers import open_loggers
 from attnlab.run.record import NOT_RUN, first_process
 from attnlab.training.batch_norm import batch_norms, share_batches
 from attnlab.training.checkpoints import average, write_weights
 from attnlab.training.gradient_checkpointing import checkpoint_layers
-from attnlab.training.launcher import Replicated, Sharded, cluster_environment
 from attnlab.training.module import Module
 
 log = logging.getLogger(__name__)
@@ -273,11 +274,24 @@ def process_count(cfg: DictConfig) -> int:
 
 def _strategy(name: str, processes: int) -> Strategy | str:
     if name == "fsdp":
-        return Sharded(save_distributed_checkpoint=False)
+        return ModelParallelStrategy(save_distributed_checkpoint=False)
     if processes == 1 or name not in ("auto", "ddp", "ddp_find_unused_parameters_true"):
         return name
     # BatchNorm's running statistics are shared at the end of an update instead
-    return Replicated(broadcast_buffers=False, find_unused_parameters=name == "ddp_find_unused_parameters_true")
+    return DDPStrategy(broadcast_buffers=False, find_unused_parameters=name == "ddp_find_unused_parameters_true")
+
+
+def cluster_environment() -> list[Any]:
+    """The ClusterEnvironment of a run on a cluster, as a plugin of the Trainer; empty: Lightning chooses it.
+
+    In a task of submitit this process starts the others of its node. Where SLURM itself started all processes, nothing
+    queues the job again: Lightning's way of doing so knows neither the record nor the checkpoints of the run.
+    """
+    if cluster.inside():
+        return [LightningEnvironment()]
+    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
+        return [SLURMEnvironment(auto_requeue=False)]
+    return []
 
 
 def build_trainer(

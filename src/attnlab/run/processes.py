@@ -1,8 +1,10 @@
-"""What SIGINT, SIGTERM, SIGHUP and SIGUSR2 do while a run or a multirun is in progress."""
+"""The processes of runs and sweeps: what a signal does, and which process ends with the one that started it."""
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -10,6 +12,7 @@ from typing import Any
 
 # SIGUSR2: a cluster's, some minutes before the time limit
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -18,12 +21,18 @@ class Interrupted(KeyboardInterrupt):
     """A signal ended the run. It is a KeyboardInterrupt because Lightning then ends the processes it has started."""
 
 
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Ask Linux to send this process a signal when the one that started it has ended. Other systems cannot do this."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
 @contextlib.contextmanager
 def handling(handler: Handler) -> Iterator[None]:
     """Give :data:`SIGNALS` to `handler` inside the block.
 
-    A signal that is ignored when the block begins stays ignored, as with nohup and SIGHUP. In a thread other than
-    the main one nothing is changed, because Python allows signal handlers in the main thread only.
+    A signal that is ignored when the block begins stays ignored, as SIGHUP under nohup. In a thread other than the main
+    one nothing is changed, because Python allows signal handlers in the main thread only.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -33,29 +42,15 @@ def handling(handler: Handler) -> Iterator[None]:
     try:
         yield
     finally:
-        for caught, previous in before.items():
-            signal.signal(caught, previous)
-
-
-@contextlib.contextmanager
-def starting() -> Iterator[None]:
-    """Inside the block, a process of this package can be started: SIGINT waits until that process is ready for it.
-
-    Python prints a traceback if SIGINT arrives while it starts. What is blocked here is inherited, and unblocked by
-    :func:`attnlab.run.parents.watch_given_parent`.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextlib.contextmanager
 def interruptible(save: Callable[[str], None]) -> Iterator[list[int]]:
-    """Raise Interrupted at the first signal inside the block; a second signal ends the process at once.
+    """Raise Interrupted at the first signal inside the block. A second signal ends the process at once.
 
-    Not a second SIGUSR2: a cluster may send it to every process of a job, which then also gets it from its parent.
+    A second SIGUSR2 does nothing: a cluster may send it to every process of a job, which also gets it from its parent.
 
     Args:
         save: called with the first signal's name, in the signal handler and before the exception is raised: the
@@ -65,11 +60,11 @@ def interruptible(save: Callable[[str], None]) -> Iterator[list[int]]:
         A list that receives the number of the first signal. Libraries may catch the exception, so look here too.
     """
     received: list[int] = []
-    saved, here = False, os.getpid()
+    saved, process = False, os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal saved
-        if number == signal.SIGUSR2 and os.getpid() != here:  # a forked process, which reads data
+        if number == signal.SIGUSR2 and os.getpid() != process:  # a forked process, which reads data
             return
         if received:
             if saved and number != signal.SIGUSR2:

@@ -1,0 +1,386 @@
+"""A sweep (`-m`): each job is a process of its own. Finished jobs are skipped, interrupted and failed ones continued.
+
+A job is looked up by its configuration before data is read: a run below outputs/ or in the sweep's directory with the
+job's recipe, seed and mode whose corpus has the same content. An embedded sample corpus follows from the configuration.
+A sweep's directory has a note for each job: `jobs/3.json` names the run directory of job 3, which lies elsewhere if an
+earlier run was skipped or continued.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.errors import AttnlabError, DataError, WriteError, printable
+from attnlab.run import cluster, fingerprint, identity
+from attnlab.run import record as records
+from attnlab.run.files import write_text
+from attnlab.run.directory import RECORD
+from attnlab.run.ledger import OUTPUTS, Ledger, LedgerEntry, key_of
+from attnlab.run.loading import ELSEWHERE, FREE
+from attnlab.run.lock import held, locked
+from attnlab.run.processes import end_with_parent, handling
+
+JOBS = "jobs"  # the folder of the notes
+LAST = Path("checkpoints") / "last.ckpt"
+SAMPLE = "sample"  # the name that a record gives to an embedded corpus
+NEVER_DONE = ("predict", "generate", "export")  # modes whose result is not their record
+NOT_RESUMED = ("mode", "resume", "retry", "rerun")  # settings of a job that `resume=` gives by itself
+SHORT = 10  # characters of a commit
+WAIT = 1.0  # seconds between two looks for the note of the first node
+
+corpus_content = functools.cache(fingerprint.corpus)  # the jobs of a sweep mostly read the same corpus
+current_commit = functools.cache(records.commit)
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A job of a sweep.
+
+    Args:
+        number: its place in the sweep, from 0.
+        name: of the directory that Hydra gives it, `3_mustc_mtla`.
+        directory: its run directory.
+        what: what it did, see :class:`Decision`; empty: there is no note.
+        settings: its part of the command line.
+    """
+
+    number: int
+    name: str
+    directory: Path
+    what: str = ""
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a job does.
+
+    Args:
+        what: "start", "continue", "skip" (finished, or left failed) or "leave" (in progress elsewhere).
+        directory: the run's.
+        message: the same for people, in one line.
+    """
+
+    what: str
+    directory: Path
+    message: str
+
+
+@contextlib.contextmanager
+def begun(sweep: Path) -> Iterator[None]:
+    """Lock a sweep's directory inside the block, without the notes of an earlier sweep. Its runs stay.
+
+    SLURM, where there is one, is asked to end all nodes of a job when the task of one has failed.
+
+    Raises:
+        LockedError: another sweep is in progress there.
+        WriteError: nothing can be written there.
+    """
+    try:
+        sweep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(sweep)) from error
+    os.environ.setdefault("SLURM_KILL_BAD_EXIT", "1")  # jobs inherit it
+    with locked(sweep):
+        for path in (sweep / JOBS).glob("*.json"):
+            path.unlink(missing_ok=True)
+        yield
+
+
+def listed(sweep: Path) -> list[SweepJob]:
+    """The jobs of a sweep by number. Without notes they are the folders in its directory.
+
+    Raises:
+        DataError: a note cannot be read.
+    """
+    jobs = []
+    for path in (sweep / JOBS).glob("*.json"):
+        try:
+            note = json.loads(path.read_bytes())
+            directory = Path(os.path.normpath(sweep / note["directory"]))
+            jobs.append(SweepJob(int(path.stem), note["name"], directory, note["what"], tuple(note["settings"])))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"{path}: not the note of a job ({reason}); the same command writes it again") from error
+    if not jobs:
+        folders = [path for path in sweep.glob("*") if path.is_dir() and path.name != JOBS]
+        jobs = [SweepJob(_number(path.name), path.name, path) for path in folders]
+    return sorted(jobs, key=lambda job: (job.number, job.name))
+
+
+def _number(name: str) -> int:
+    """The number with which the name of a job's directory begins. Without one the job comes last."""
+    number = re.match(r"\d+", name)
+    return int(number[0]) if number else sys.maxsize
+
+
+# --- what a job does ----------------------------------------------------------------------------------------------
+
+
+def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
+    """Decide what a job of a sweep does.
+
+    Args:
+        cfg: the job's fixed configuration; `retry` and `rerun` count.
+        job_dir: the directory that Hydra gives the job, which may hold an earlier run.
+        sweep: the sweep's directory.
+
+    Raises:
+        ConfigError, DataError: the job has no identity (see :mod:`attnlab.run.identity`).
+    """
+    free = free_directory(job_dir)
+    if cfg.mode in NEVER_DONE or cfg.get("rerun"):
+        return Decision("start", free, f"starts: {_near(free)}")
+    runs = earlier_runs(cfg, folders(sweep))
+    if done := [run for run in runs if run.status == "finished"]:
+        return Decision("skip", done[-1].directory, f"finished before, skipped: {_near_with_commit(done[-1])}")
+    for run in runs:
+        if run.status == "running" and (holder := held(run.directory)):
+            message = f"in progress elsewhere ({holder}), left to it: {_near(run.directory)}"
+            return Decision("leave", run.directory, message)
+    failed = [run for run in runs if run.status == "failed"]
+    if failed and not cfg.get("retry", True):
+        message = f"{_ending(failed[-1])}, left (retry=false): {_near_with_commit(failed[-1])}"
+        return Decision("skip", failed[-1].directory, message)
+    resumable = [run for run in runs if all((run.directory / name).is_file() for name in (LAST, "config.yaml"))]
+    if resumable and cfg.mode == "train":
+        run = max(resumable, key=lambda run: (run.directory / LAST).stat().st_mtime)
+        message = f"{_ending(run)}, continues from its checkpoint: {_near_with_commit(run)}"
+        return Decision("continue", run.directory, message)
+    return Decision(
+        "start", free, f"{_ending(runs[-1])}, starts again: {_near(free)}" if runs else f"starts: {_near(free)}"
+    )
+
+
+def folders(sweep: Path) -> list[Path]:
+    """The folders in which runs are looked for: outputs/, and the sweep's directory if it lies elsewhere."""
+    inside = sweep.resolve().is_relative_to(OUTPUTS.resolve())
+    return [OUTPUTS] if inside else [OUTPUTS, sweep]
+
+
+def earlier_runs(cfg: DictConfig, folders: Sequence[Path]) -> list[LedgerEntry]:
+    """The recorded runs in `folders` that are this job, the oldest first."""
+    device, threads = machine(cfg.hardware.accelerator) if cfg.mode == "bench" else (None, None)
+    key = key_of(cfg, None, device, threads)
+    runs = [run for folder in folders for run in Ledger(folder).alike(key, cfg.mode, cfg.seed, cfg.task.name)]
+    return sorted((run for run in runs if _same_corpus(cfg, run)), key=lambda run: run.started)
+
+
+def free_directory(job_dir: Path) -> Path:
+    """A directory without a run: `job_dir`, or its name with the first free number."""
+    tries = (job_dir if n == 1 else job_dir.with_name(f"{job_dir.name}_{n}") for n in range(1, sys.maxsize))
+    return next(path for path in tries if not any((path / name).exists() for name in (RECORD, "config.yaml", LAST)))
+
+
+def resume_settings(cfg: DictConfig, arguments: Sequence[str]) -> list[str]:
+    """The arguments of a job that `resume=` accepts: flags, and settings that say where and how it runs."""
+    accepted = []
+    for text in arguments:
+        key, equals, value = text.partition("=")
+        name = key.lstrip("+")
+        if text.startswith("-") or key.startswith("hydra"):
+            accepted.append(text)
+        elif not equals or name in NOT_RESUMED or not any(f"{name}.".startswith(f"{free}.") for free in FREE):
+            continue
+        elif "${" not in value:
+            accepted.append(text)
+        elif name not in ELSEWHERE and isinstance(resolved := OmegaConf.select(cfg, name), str | int | float):
+            accepted.append(f"{key}={json.dumps(resolved, ensure_ascii=False)}")  # resume= takes no references
+    return accepted
+
+
+def _same_corpus(cfg: DictConfig, run: LedgerEntry) -> bool:
+    """Whether a run read what the job would read."""
+    if run.content in (identity.NOTHING_READ, records.NOT_RUN):  # the run read nothing, or ended before it did
+        return True
+    root = OmegaConf.select(cfg, "task.data.root") or cfg.data_root
+    if root is None or run.corpus == SAMPLE:
+        return root is None and run.corpus == SAMPLE
+    try:
+        return corpus_content(Path(str(root)).expanduser(), Path(cfg.cache_dir)) == run.content
+    except AttnlabError:  # the job will say what is wrong with its corpus
+        return False
+
+
+@functools.cache
+def machine(accelerator: str) -> tuple[str, int]:
+    """Device and threads of this machine as a record of mode=bench has them, from a process that may load CUDA."""
+    code = "import json, sys; from attnlab.run.record import environment; print(json.dumps(environment(sys.argv[1])))"
+    command = [sys.executable, "-c", code, accelerator]
+    environment = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return environment["device"], environment["threads"]
+
+
+def _near(path: Path) -> Path:
+    """A path relative to the working directory if it lies below that."""
+    path = path.absolute()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _near_with_commit(run: LedgerEntry) -> str:
+    """A run's directory, and its commit if another one made the record."""
+    if run.commit == (now := current_commit()):
+        return str(_near(run.directory))
+    made = f"made by commit {_short_commit(run.commit)}, this is {_short_commit(now)}; rerun=true repeats it"
+    return f"{_near(run.directory)} ({made})"
+
+
+def _short_commit(commit: str) -> str:
+    digits, dash, dirty = commit.partition("-")
+    return digits[:SHORT] + dash + dirty if digits.isalnum() else commit
+
+
+def _ending(run: LedgerEntry) -> str:
+    """How a run that has not finished ended."""
+    if run.status != "failed":
+        return "interrupted before"
+    error = " ".join(run.error.split())
+    return f"failed before ({error if len(error) <= 80 else f'{error[:79]}…'})"
+
+
+# --- its process --------------------------------------------------------------------------------------------------
+
+
+def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], job_dir: Path, sweep: Path) -> float:
+    """Skip a job, or run it in a new process, so that its memory is released and its end takes no other job with it.
+
+    What is done and why is printed to stderr in one line. Of a job on several nodes the first one decides, and the
+    others take part in its run.
+
+    Args:
+        cfg: the job's fixed configuration.
+        number: the job's place in the sweep.
+        arguments: the job's command line.
+        job_dir: the directory that Hydra gives the job.
+        sweep: the sweep's directory.
+
+    Returns:
+        The best value of the validation metric that the task monitors. NaN: the job did not finish or has none.
+
+    Raises:
+        SystemExit: a signal arrived. The job has received it too, and the jobs after it are not started. On another
+            node than the first also: the processes of this node have failed.
+    """
+    path = sweep / JOBS / f"{number}.json"
+    if cluster.first_node():
+        decision = decide(cfg, job_dir, sweep)
+        print(printable(f"job {number}: {decision.message}"), file=sys.stderr, flush=True)
+        note = {
+            "name": job_dir.name,
+            "directory": os.path.relpath(decision.directory, sweep),
+            "what": decision.what,
+            "settings": [text for text in arguments if "=" in text and text[0] != "-"],
+            "start": cluster.start_number(),
+        }
+        write_text(path, json.dumps(note, ensure_ascii=False) + "\n")
+    else:
+        decision = _noted(path)
+    directory = decision.directory
+    if directory != job_dir:
+        with contextlib.suppress(OSError):  # there may be something in it
+            job_dir.rmdir()
+    if decision.what == "continue":
+        arguments = [*resume_settings(cfg, arguments), f"resume={quoted(directory)}"]
+    if decision.what in ("start", "continue"):
+        run_process(arguments, directory)
+    record = records.recorded(directory)
+    if record and decision.what == "skip" and cfg.mode == "describe":
+        print(records.dumps(record))  # as the mode itself does
+    return best(record)
+
+
+def _noted(path: Path) -> Decision:
+    """The decision of the job's first node, as soon as its note is there."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            note = json.loads(path.read_bytes())
+            if note["start"] == cluster.start_number():
+                return Decision(note["what"], Path(os.path.normpath(path.parents[1] / note["directory"])), "")
+        time.sleep(WAIT)
+
+
+def run_process(arguments: Sequence[str], directory: Path) -> None:
+    """Run a command in a new process, and wait for its end."""
+    command = [sys.executable, "-m", "attnlab", *arguments, f"hydra.run.dir={quoted(directory)}"]
+    received: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        process.send_signal(number)
+
+    process = subprocess.Popen(
+        command,
+        env=os.environ | cluster.rendezvous(),
+        start_new_session=True,  # Ctrl-C arrives once, through `forward`
+        preexec_fn=end_with_parent,
+    )
+    with handling(forward):
+        code = process.wait()
+    if code < 0:
+        _record_killed(directory, signal.Signals(-code).name)
+    if signal.SIGUSR2 in received and code:
+        cluster.queue_again()
+    elif received and received[0] != signal.SIGUSR2:
+        raise SystemExit(128 + received[0])
+    elif code and not cluster.first_node():
+        raise SystemExit(1)
+
+
+def quoted(path: Path) -> str:
+    """A path in the quotes that Hydra needs."""
+    return "'{}'".format(str(path).replace("'", "\\'"))
+
+
+def _record_killed(directory: Path, name: str) -> None:
+    """Write "failed" into the record of a job that could not do so itself. An end that is recorded stays."""
+    record = records.recorded(directory)
+    if record.get("status") in ("running", None):
+        message = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        print(printable(f"error: {directory}: {message}"), file=sys.stderr)
+        if record:
+            records.write(record | {"status": "failed", "error": message}, directory)
+
+
+# --- how it ended -------------------------------------------------------------------------------------------------
+
+
+def best(record: Mapping[str, Any]) -> float:
+    """The best value of the metric by which a finished run chose its checkpoints. NaN: there is none."""
+    training = record.get("training") if record.get("status") == "finished" else None
+    pairs = training.items() if isinstance(training, Mapping) else ()
+    values = [value for name, value in pairs if name.startswith("best_") and isinstance(value, int | float)]
+    return float(values[0]) if values else math.nan
+
+
+def summarize(sweep: Path, jobs: int | None) -> int:
+    """Print to stderr how many jobs have finished, as their records have it.
+
+    Args:
+        sweep: the sweep's directory.
+        jobs: how many jobs there were; None: as many as have a record.
+
+    Returns:
+        The exit code: 0 if all have finished, else 1.
+    """
+    with_record = [job for job in listed(sweep) if (job.directory / RECORD).is_file()]
+    statuses = [(job.what, records.recorded(job.directory).get("status")) for job in with_record]
+    jobs = len(statuses) if jobs is None else jobs
+    finished = [what for what, status in statuses if status == "finished"]
+    left = [what for what, status in statuses if what == "leave" and status == "running"]
+    more = f" ({len(left)} left to another process)" if left else ""
+    print(printable(f"{len(finished)} of {jobs} jobs finished{more}: {sweep}"), file=sys.stderr)
+    return int(len(finished) < jobs)

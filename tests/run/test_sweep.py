@@ -1,0 +1,298 @@
+"""Sweeps: what a job does by the records that are there, and how its process ends."""
+
+import csv
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.config.build import CONF
+from attnlab.config.check import compose
+from attnlab.errors import DataError, LockedError, WriteError
+from attnlab.run import fingerprint, sweep
+from attnlab.run import record as records
+from attnlab.run.directory import is_run
+from attnlab.run.identity import NOTHING_READ
+from attnlab.run.lock import locked
+from attnlab.run.sweep import begun, best, decide, free_directory, listed, resume_settings, run_job, summarize
+
+SWEEP = Path("outputs/multirun/new")
+JOB = SWEEP / "3_job"
+WORDS = ["task=wikitext2", "attention=mtla", "hardware=cpu"]
+
+
+@pytest.fixture(scope="module")
+def cfg() -> DictConfig:
+    return compose(*WORDS)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "current_commit", lambda: "new" * 10)
+    sweep.corpus_content.cache_clear()
+    return tmp_path
+
+
+def changed(cfg: DictConfig, **values: Any) -> DictConfig:
+    plain = OmegaConf.to_container(cfg)
+    assert isinstance(plain, dict)
+    for key, value in values.items():
+        section, _, last = key.rpartition("__")
+        (plain[section] if section else plain)[last] = value
+    return OmegaConf.create(plain)
+
+
+def ran(
+    cfg: DictConfig, directory: Path | str, status: str = "finished", checkpoint: bool = False, **more: Any
+) -> Path:
+    """A run directory in outputs/."""
+    record = records.new(cfg, "command")
+    record["environment"] |= {"device": "cpu", "threads": 1, "git": "new" * 10}
+    records.identify(record, more.pop("content", "sha256:sample"))
+    record |= {"status": status, "corpus": "sample"}
+    record |= {"error": "no\nluck"} if status in ("failed", "interrupted") else {}
+    path = Path("outputs") / directory
+    path.mkdir(parents=True, exist_ok=True)
+    records.write(record | more, path)
+    OmegaConf.save(cfg, path / "config.yaml")
+    if checkpoint:
+        (path / "checkpoints").mkdir()
+        (path / "checkpoints" / "last.ckpt").touch()
+    return path
+
+
+# --- what a job does ----------------------------------------------------------------------------------------------
+
+
+def test_a_new_job_starts(cfg: DictConfig) -> None:
+    ran(changed(cfg, seed=2), "other_seed")
+    ran(changed(cfg, mode="describe"), "other_mode")
+    ran(changed(cfg, attention__stride=3), "other_recipe")
+    decision = decide(cfg, JOB, SWEEP)
+    assert (decision.what, decision.directory) == ("start", JOB)
+
+
+@pytest.mark.parametrize(
+    ("runs", "changes", "what", "words"),
+    [
+        (["finished"], {}, "skip", "finished before"),
+        (["finished"], {"rerun": True}, "start", "starts: "),
+        (["finished", "failed"], {"retry": False}, "skip", "finished before"),
+        (["interrupted"], {}, "start", "interrupted before, starts again"),
+        (["running"], {}, "start", "interrupted before, starts again"),  # killed: its lock is free
+        (["interrupted", "interrupted+"], {}, "continue", "interrupted before, continues"),
+        (["running+"], {}, "continue", "interrupted before, continues"),
+        (["failed"], {}, "start", "failed before (no luck), starts again"),
+        (["failed+"], {}, "continue", "failed before (no luck), continues"),
+        (["failed"], {"retry": False}, "skip", "failed before (no luck), left (retry=false)"),
+    ],
+)
+def test_a_job_by_its_earlier_runs(
+    cfg: DictConfig, runs: list[str], changes: dict[str, Any], what: str, words: str
+) -> None:
+    paths = [ran(cfg, f"{i}", status.rstrip("+"), status.endswith("+")) for i, status in enumerate(runs)]
+    decision = decide(changed(cfg, hardware__devices=1, tags=["c"], **changes), JOB, SWEEP)
+    assert decision.what == what and words in decision.message
+    last = paths[0] if "finished" in runs else paths[-1]
+    assert decision.directory == (JOB if what == "start" else last) and str(decision.directory) in decision.message
+
+
+def test_a_skipped_job_names_another_commit(cfg: DictConfig) -> None:
+    ran(cfg, "done", environment={"device": "cpu", "threads": 1, "git": "0123456789abcdef-dirty"})
+    assert "made by commit 0123456789-dirty, this is newnewnewn" in decide(cfg, JOB, SWEEP).message
+
+
+def test_a_run_in_progress_is_left_alone(cfg: DictConfig) -> None:
+    path = ran(cfg, "running", status="running", checkpoint=True)
+    with locked(path):
+        decision = decide(cfg, JOB, SWEEP)
+    assert (decision.what, decision.directory) == ("leave", path) and "in progress elsewhere" in decision.message
+
+
+def test_a_corpus_that_changed_at_its_place_is_another(cfg: DictConfig, here: Path) -> None:
+    corpus = here / "corpus"
+    corpus.mkdir()
+    (corpus / "train.txt").write_text("one two three")
+    real = changed(cfg, data_root=str(corpus), cache_dir=str(here / "cache"))
+    content = fingerprint.corpus(corpus, here / "cache")
+    done = ran(real, "done", content=content, corpus=f"WikiText-2 at {corpus}: ...")
+    assert decide(real, JOB, SWEEP).directory == done
+    assert decide(cfg, JOB, SWEEP).what == "start"  # of the sample corpus
+    moved = corpus.rename(here / "moved")
+    assert decide(changed(real, data_root=str(moved)), JOB, SWEEP).directory == done
+    (moved / "train.txt").write_text("one two four!")
+    sweep.corpus_content.cache_clear()
+    assert decide(changed(real, data_root=str(moved)), JOB, SWEEP).what == "start"
+    assert decide(changed(real, data_root=str(here / "nowhere")), JOB, SWEEP).what == "start"  # the run will refuse it
+
+
+def test_modes(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for mode in ("describe", "bench", "generate"):
+        about = changed(cfg, mode=mode, checkpoint=None, prompt="a")
+        done = ran(about, mode, content=NOTHING_READ, corpus="none")
+        monkeypatch.setattr(sweep, "machine", lambda accelerator: ("cpu", 1))
+        assert decide(about, JOB, SWEEP).directory == (JOB if mode == "generate" else done)
+    monkeypatch.setattr(sweep, "machine", lambda accelerator: ("cpu", 2))
+    assert decide(changed(cfg, mode="bench"), JOB, SWEEP).what == "start"  # a measurement of another machine
+
+
+def test_runs_of_a_sweep_outside_outputs_are_found(cfg: DictConfig, here: Path) -> None:
+    folder = here / "mine"
+    done = ran(cfg, "../mine/0_job")
+    assert is_run(done)
+    assert decide(cfg, folder / "0_job", folder).directory.resolve() == done.resolve()
+    again = decide(changed(cfg, rerun=True), folder / "0_job", folder)
+    assert again.directory == folder / "0_job_2"  # the first run stays
+    assert free_directory(folder / "1_job") == folder / "1_job"
+
+
+def test_the_settings_that_go_with_resume(cfg: DictConfig) -> None:
+    given = ["--config-dir=/mine", "task=wikitext2", "stride=2", "mode=train", "hardware=cpu", "~logger", "retry=true"]
+    given += ["task.data.num_workers=${seed}", "trainer.limit_val_batches=3", "task.train.max_steps=5", "tags=[a]"]
+    accepted = ["--config-dir=/mine", "hardware=cpu", "task.data.num_workers=0", "trainer.limit_val_batches=3"]
+    data = OmegaConf.create({"num_workers": 0})
+    assert resume_settings(changed(cfg, task__data=data), given) == [*accepted, "tags=[a]"]
+
+
+# --- its note and its process -------------------------------------------------------------------------------------
+
+
+def test_a_job_is_noted_run_continued_and_skipped(
+    cfg: DictConfig, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = []
+
+    def process(arguments: list[str], directory: Path) -> None:
+        """Interrupted at first, then finished."""
+        commands.append((arguments, directory))
+        status = "interrupted" if len(commands) == 1 else "finished"
+        path = os.path.relpath(directory, "outputs")
+        ran(cfg, path, status, len(commands) == 1, training={"steps": 1, "best_val_loss": 1.5})
+
+    monkeypatch.setattr(sweep, "run_process", process)
+    given = ["--config-dir=/mine", *WORDS]
+    first = Path("outputs/multirun/first/0_wikitext2_mtla")
+    values = []
+    for name in ("first", "second", "third"):
+        folder = Path("outputs/multirun") / name
+        job_dir = (folder / first.name).absolute()
+        job_dir.mkdir(parents=True)  # Hydra makes it
+        values.append(run_job(cfg, 0, given, job_dir, folder))
+        (job,) = listed(folder)
+        assert (job.number, job.name, job.directory, list(job.settings)) == (0, first.name, first, WORDS)
+        assert job_dir.exists() == (name == "first")
+        assert summarize(folder, 1) == (name == "first")
+    assert [str(value) for value in values] == ["nan", "1.5", "1.5"]
+    resume = ["--config-dir=/mine", "hardware=cpu", f"resume='{first.absolute()}'"]
+    assert commands[0] == (given, first.absolute()) and len(commands) == 2
+    assert [text.replace("='outputs", f"='{here}/outputs") for text in commands[1][0]] == resume
+    printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("job 0: ")]
+    assert [word in line for word, line in zip(("starts", "continues", "skipped"), printed, strict=True)] == [True] * 3
+
+
+def test_the_notes_of_a_sweep(here: Path) -> None:
+    for name in ("10_b", "2_a", "other"):
+        (here / name).mkdir()
+    assert [job.name for job in listed(here)] == ["2_a", "10_b", "other"]
+    (here / "jobs").mkdir()
+    (here / "jobs" / "0.json").write_text("{")
+    with pytest.raises(DataError, match=r"jobs/0.json"):
+        listed(here)
+    with begun(here):
+        assert [job.name for job in listed(here)] == ["2_a", "10_b", "other"]
+        with pytest.raises(LockedError, match=str(here)), begun(here):
+            pass
+    (here / "file").touch()
+    with pytest.raises(WriteError), begun(here / "file"):
+        pass
+
+
+def test_the_value_of_a_job() -> None:
+    for training in (None, [], {}, {"best_x": None}, {"best_x": "nan"}):
+        assert math.isnan(best({"status": "finished", "training": training}))
+    assert math.isnan(best({"status": "failed", "training": {"best_x": 2}}))
+    assert best({"status": "finished", "training": {"steps": 1, "best_x": 2}}) == 2.0
+
+
+def test_the_exit_code_of_a_sweep(here: Path) -> None:
+    for name in ("0_a", "1_b"):
+        (here / name).mkdir()
+        records.write({"status": "finished"}, here / name)
+    assert (summarize(here, 2), summarize(here, None)) == (0, 0)
+    assert summarize(here, 3) == 1  # a job without a record has not finished
+    for content in ("{", "[]", "{}"):
+        (here / "1_b" / "record.json").write_text(content)
+        assert summarize(here, 2) == 1
+
+
+def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "attnlab", "-m", "mode=describe", "hydra.sweep.dir=sweep", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "DATA_ROOT"} | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
+    deadline = time.monotonic() + 120
+    while not (found := condition()):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def status(directory: Path) -> Any:
+    return records.recorded(directory).get("status")
+
+
+@pytest.mark.slow
+def test_a_failed_job_and_a_killed_one_take_no_other_with_them(here: Path) -> None:
+    """The mechanism is one of the user's own, from a directory that the jobs must be told of."""
+    (here / "mine" / "attention").mkdir(parents=True)
+    text = (CONF / "attention" / "mha.yaml").read_text()
+    (here / "mine" / "attention" / "own.yaml").write_text(text)
+    process = start(here, "attention=own", "--config-dir=mine", "attention.head_dim=36,35,38")
+    finished, failed, killed = (here / "sweep" / f"{number}_mustc_own" for number in range(3))
+    wait_for(lambda: status(killed) == "running", process)
+    (job,) = psutil.Process(process.pid).children()
+    job.kill()
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert [status(path) for path in (finished, failed, killed)] == ["finished", "failed", "failed"]
+    command = f"python -m attnlab --config-dir={here}/mine mode=describe attention=own attention.head_dim=36"
+    assert records.read(finished)["command"] == command
+    assert "\n1 of 3 jobs finished: sweep\n" in errors
+    files = [f"comparison{name}" for name in (".md", ".csv", "_unfinished.csv")]
+    assert errors.splitlines()[-3:] == [f"sweep/{name}" for name in files]
+    tables = [list(csv.DictReader((here / "sweep" / name).read_text().splitlines())) for name in files[1:]]
+    assert [(row["Job"], row["attention.head_dim"]) for row in tables[0]] == [("0_mustc_own", "36")]
+    assert [(row["Job"], row["attention.head_dim"], row["Status"]) for row in tables[1]] == [
+        ("1_mustc_own", "35", "failed"),
+        ("2_mustc_own", "38", "failed"),
+    ]
+    assert ["head_dim" in tables[1][0]["Error"], "SIGKILL" in tables[1][1]["Error"]] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_signal_ends_the_job_and_those_after_it(number: int, code: int, here: Path) -> None:
+    process = start(here, "attention=mha,mla")
+    first = here / "sweep" / "0_mustc_mha"
+    wait_for(lambda: status(first) == "running", process)
+    children = psutil.Process(process.pid).children()
+    process.send_signal(number)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == code
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert status(first) == "interrupted"
+    assert [path.name for path in (here / "sweep").glob("[0-9]*_*")] == ["0_mustc_mha"]
+    assert code < 0 or "0 of 2 jobs finished: sweep" in errors
