@@ -98,7 +98,7 @@ def _record_of(folders: Sequence[Path], otherwise: dict[str, Any]) -> Mapping[st
     try:
         found: Any = None if run is None else records.read(run)
         if isinstance(found, dict):
-            return otherwise | records.upgraded(found, run or folders[0])
+            return otherwise | records.upgraded(found)
         reason = "there is no record.json" if run is None else "record.json is no record"
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())

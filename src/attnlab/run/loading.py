@@ -27,8 +27,7 @@ from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.run.directory import CONFIG, directory_of
 from attnlab.run.identity import current, stable_name
-from attnlab.run.reached import recorded, saved
-from attnlab.run.record import UNREADABLE, mechanism_of
+from attnlab.run.record import UNREADABLE, mechanism_of, reached, recorded
 
 TEXTS = ("prompt", "input", "output")  # of a person: taken as they are
 OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "baseline", *TEXTS)  # never the run's
@@ -307,15 +306,15 @@ class _Loading:
 
     def _check_continues(self, cfg: DictConfig, changed: Sequence[str]) -> None:
         """Refuse to continue a finished run as it is, and any run to a limit that it has reached."""
-        training = recorded(self.run)
-        if training is None and not changed:
+        finished = recorded(self.run).get("status") == "finished"
+        if not finished and not changed:
             return
         if not changed:
             raise ConfigError(
                 f"resume={self.run}: the run is finished; raise task.train.max_steps or max_epochs to train further, "
                 f"or score it with mode=test checkpoint={self.run}"
             )
-        trained = saved(self.run) if training is None else training
+        trained = reached(self.run)
         for limit, name in (("max_steps", "steps"), ("max_epochs", "epochs")):
             done, most = trained.get(name), cfg.task.train[limit]
             if isinstance(done, int | float) and isinstance(most, int) and 0 < most <= done:

@@ -7,7 +7,6 @@ that was not measured is NOT_RUN, never 0.
 import errno
 import hashlib
 import json
-import logging
 import math
 import os
 import platform
@@ -19,25 +18,22 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from attnlab.errors import AttnlabError, DataError
 from attnlab.run import identity
 from attnlab.run.files import write_bytes
-
-log = logging.getLogger(__name__)
 
 SCHEMA = 2
 NOT_RUN = "not run"
 BUSY = 0.25  # cores that other programs keep busy, above which times are not comparable
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of values of another kind
-DEEPEST = 50  # levels of a configuration
 MAPPINGS = (  # nodes of every configuration that has them, a parent before what it holds
     "task", "task.data", "task.data.reader", "task.train", "task.model", "task.model.encoder", "attention", "compress",
     "bench", "hardware", "choices",
 )  # fmt: skip
+KINDS = {"schema": int, "seed": int} | dict.fromkeys(
+    ("status", "mode", "command", "task", "corpus", "attention", "compress", "scale", "started"), str
+)
 STATUSES = ("running", "finished", "failed", "interrupted")
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -74,7 +70,7 @@ def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None)
     Args:
         cfg: the resolved configuration.
         command: the command that repeats the run.
-        weights: the content of the pretrained weights, see :func:`attnlab.run.identity.contents`; None: computed.
+        weights: the content of the pretrained weights, see :func:`attnlab.run.identity.contents`. None: computed.
 
     Raises:
         ConfigError, DataError: the run has no identity (see :mod:`attnlab.run.identity`).
@@ -106,13 +102,10 @@ def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None)
 
 
 def mechanism_of(choices: Mapping[str, Any]) -> str:
-    """The name of the attention that a run ends with: of a converted model that which its own became.
+    """The name of the conversion, else of the attention. "none": the model brings its own.
 
     Args:
         choices: the option taken from each group.
-
-    Returns:
-        The name of the conversion, else of the attention; "none": the model brings its own.
     """
     convert = choices.get("convert")
     return str(choices["attention"] or "none") if convert in (None, "none") else str(convert)
@@ -125,10 +118,10 @@ def identify(record: dict[str, Any], corpus: str) -> None:
         record: the record, with its environment.
         corpus: the corpus' fingerprint, or identity.NOTHING_READ.
     """
-    about, environment = record["identity"], record["environment"]
+    identities, environment = record["identity"], record["environment"]
     device, threads = environment["device"], environment["threads"]
-    about["corpus"] = corpus
-    about["run"] = identity.run(record["config"], corpus, about["weights"], device, threads)
+    identities["corpus"] = corpus
+    identities["run"] = identity.run(record["config"], corpus, identities["weights"], device, threads)
 
 
 def environment(accelerator: str) -> dict[str, Any]:
@@ -181,11 +174,7 @@ def first_process() -> bool:
 
 
 def dumps(record: Mapping[str, Any]) -> str:
-    """The record as JSON. A number that is not finite becomes its name ("nan"), for JSON has none.
-
-    Args:
-        record: scalars of numpy and torch and paths are allowed as values.
-    """
+    """The record as JSON. Paths and scalars of numpy and torch are converted, NaN and infinity become texts."""
     return json.dumps(_plain(record), indent=2, ensure_ascii=False, allow_nan=False)
 
 
@@ -206,17 +195,11 @@ def write(record: Mapping[str, Any], directory: Path) -> None:
 
     A full disk has no room for a second file: the new record is then written over the old one.
 
-    Args:
-        record: the whole record.
-        directory: the run's.
-
     Raises:
         WriteError: it cannot be written.
     """
     path = directory / "record.json"
-    data = (dumps(record) + "\n").encode(
-        "utf-8", "backslashreplace"
-    )  # a file's name may be no text: \\udcff, as in JSON
+    data = (dumps(record) + "\n").encode("utf-8", "backslashreplace")  # the name of a file may be invalid Unicode
     try:
         write_bytes(path, data)
     except OSError as error:
@@ -228,11 +211,7 @@ def write(record: Mapping[str, Any], directory: Path) -> None:
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """The record of a run directory.
-
-    Args:
-        directory: the run's.
-    """
+    """The record of a run directory."""
     return json.loads((directory / "record.json").read_text(encoding="utf-8"))
 
 
@@ -245,38 +224,29 @@ def recorded(directory: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def upgraded(record: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """A record of schema 1 as one of schema 2, and the speed of an older training on images by its name; else as it is.
+def reached(directory: Path) -> Mapping[str, Any]:
+    """`steps` and `epochs` that a run has trained: of its finished record, else of its last checkpoint, else empty.
 
-    The configuration is read from `directory`/config.yaml. Where there is none, nothing says what the recipe was:
-    `config` is empty and the identity is NOT_RUN.
-
-    Args:
-        record: of any schema.
-        directory: the folder of its file.
+    A checkpoint needs torch; its tensors stay on the disk.
     """
-    if record.get("schema") != 1:
-        return _images_per_second(record)
-    record = {key: value for key, value in record.items() if key != "config_hash"} | {"schema": SCHEMA}
-    about: dict[str, Any] = {"recipe": NOT_RUN, "run": NOT_RUN, "corpus": NOT_RUN, "weights": {}}
-    config: Any = {}
+    record = recorded(directory)
+    if record.get("status") == "finished":
+        training = record.get("training")
+        return training if isinstance(training, Mapping) else {}
+    checkpoint = directory / "checkpoints" / "last.ckpt"
+    if not checkpoint.is_file():
+        return {}
+    import torch
+
     try:
-        loaded: Any = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"), resolve=True)
-        if wrong := _misshapen(loaded):
-            raise DataError(f"config.yaml: {wrong}")
-        about["weights"] = identity.contents(loaded)
-        about["recipe"] = identity.recipe(loaded, about["weights"])
-        config = loaded
-    except (*UNREADABLE, OSError, yaml.YAMLError, OmegaConfBaseException, AttnlabError) as error:
-        log.warning("%s: the recipe of this old record is unknown: %s", directory, " ".join(str(error).split()))
-    for row in _rows(record) or ():
-        if "prompt" in row:
-            row["prefix"] = row.pop("prompt")
-    return record | {"config": config, "identity": about}
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return {"steps": state["global_step"], "epochs": state["epoch"]}
+    except Exception:  # also pickle's own error classes; the mode reads the file again and says what is wrong
+        return {}
 
 
-def _images_per_second(record: dict[str, Any]) -> dict[str, Any]:
-    """A record whose training counted images, in a field that is named for tokens, with the field's right name."""
+def upgraded(record: dict[str, Any]) -> dict[str, Any]:
+    """A record in today's words: the speed of an older training on images has its right name."""
     training, node = record.get("training"), record.get("config")
     for key in ("task", "train", "batch"):
         node = node.get(key) if isinstance(node, Mapping) else None
@@ -288,87 +258,50 @@ def _images_per_second(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def problems(record: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a record of schema 2, one text each; empty for a good one.
-
-    Args:
-        record: of any content.
-    """
-    found = []
-    expected = {"schema": int, "seed": int} | dict.fromkeys(
-        ("status", "mode", "command", "task", "corpus", "attention", "compress", "scale", "started"), str
-    )
-    for key, kind in expected.items():
-        if type(record.get(key)) is not kind:
-            found.append(f"{key}: expected {kind.__name__}, got {record.get(key)!r}")
-    if record.get("schema") != SCHEMA or record.get("status") not in STATUSES:
-        found.append(f"schema {record.get('schema')!r}, status {record.get('status')!r}")
-    if (record.get("status") in ("failed", "interrupted")) != bool(record.get("error")):
-        found.append("an error belongs to a failed or interrupted run, and only there")
-    if "bench" in record and _rows(record) is None:
-        found.append("bench: expected a mapping with rows, each of them a mapping")
-    found += [f"{knob}: missing" for knob in ("stride", "rank") if knob not in record]
-    for section, keys in SECTIONS.items():
-        values = record.get(section)
-        if not isinstance(values, Mapping):
-            found.append(f"{section}: expected a mapping, got {values!r}")
-            continue
-        found += [f"{section}.{key}: missing" for key in keys.split() if key not in values]
-        found += [
-            f"{section}.{key}: expected a number or {NOT_RUN!r}, got {value!r}"
-            for key, value in values.items()
-            if key in keys.split()
-            and key not in TEXTS
-            and not _is_number(value)
-            and value != NOT_RUN
-            and section != "identity"
-        ]
-    if isinstance(config := record.get("config"), Mapping) and (wrong := _misshapen(config)):
-        found.append(f"config.{wrong}")
-    about = record.get("identity")
-    if isinstance(about, Mapping):
-        found += [
-            f"identity.{key}: expected str, got {about[key]!r}"
-            for key in ("recipe", "run", "corpus")
-            if key in about and not isinstance(about[key], str)
-        ]
-        if not isinstance(about.get("weights", {}), Mapping):
-            found.append(f"identity.weights: expected a mapping, got {about['weights']!r}")
-    return found
-
-
-def _misshapen(config: Any) -> str:
-    """The first part of a configuration, read from a file, that is not what it is in every run; empty: there is none.
-
-    Reading the recipe of any other ends with a TypeError or an AttributeError somewhere.
-    """
-    if not isinstance(config, Mapping):
-        return f"expected a mapping, got {str(config)[:40]!r}"
-    for key in MAPPINGS:
-        node: Any = config
-        for part in key.split("."):
-            node = (node or {}).get(part)
-        if node is not None and not isinstance(node, Mapping):
-            return f"{key}: expected a mapping, got {str(node)[:40]!r}"
-    nodes: list[tuple[Any, str, int]] = [(config, "", 0)]
-    while nodes:
-        node, key, depth = nodes.pop()
-        if depth > DEEPEST:
-            return f"{key[:40]}: more than {DEEPEST} levels"
-        if isinstance(node, Mapping):
-            if not isinstance(target := node.get("_target_", ""), str):
-                return f"{key}_target_: expected a text, got {str(target)[:40]!r}"
-            nodes += [(value, f"{key}{name}.", depth + 1) for name, value in node.items()]
-        elif isinstance(node, list):
-            nodes += [(value, f"{key}{i}.", depth + 1) for i, value in enumerate(node)]
-    return ""
-
-
-def _rows(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The rows of a benchmark, empty where it has none; None: they are something else."""
+    """What is wrong with a record, one text each. Empty for a good one."""
+    wrong = [
+        f"{key}: expected {kind.__name__}, got {record.get(key)!r}"
+        for key, kind in KINDS.items()
+        if type(record.get(key)) is not kind
+    ]
+    status = record.get("status")
+    if record.get("schema") != SCHEMA or status not in STATUSES:
+        wrong.append(f"schema {record.get('schema')!r}, status {status!r}")
+    if (status in ("failed", "interrupted")) != bool(record.get("error")):
+        wrong.append("an error belongs to a failed or interrupted run, and only there")
     bench = record.get("bench", {})
     rows = bench.get("rows", []) if isinstance(bench, dict) else None
-    return rows if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        wrong.append("bench: expected a mapping with rows, each of them a mapping")
+    wrong += [f"{key}: missing" for key in ("stride", "rank") if key not in record]
+    for section, names in SECTIONS.items():
+        values, keys = record.get(section), names.split()
+        if not isinstance(values, Mapping):
+            wrong.append(f"{section}: expected a mapping, got {values!r}")
+            continue
+        wrong += [f"{section}.{key}: missing" for key in keys if key not in values]
+        wrong += [
+            f"{section}.{key}: expected {expected}, got {value!r}"
+            for key, value in values.items()
+            if key in keys and (expected := _unexpected(section, key, value))
+        ]
+    if isinstance(config := record.get("config"), Mapping):
+        wrong += [f"config.{key}: expected a mapping" for key in MAPPINGS if not _is_mapping_or_absent(config, key)]
+    return wrong
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) or value in ("nan", "inf", "-inf")
+def _unexpected(section: str, key: str, value: Any) -> str:
+    """What is expected of a value of a section. Empty: the value is as expected."""
+    if section == "identity":
+        mapping = key == "weights"
+        return "" if isinstance(value, Mapping if mapping else str) else "a mapping" if mapping else "str"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "" if number or key in TEXTS or value in (NOT_RUN, "nan", "inf", "-inf") else f"a number or {NOT_RUN!r}"
+
+
+def _is_mapping_or_absent(config: Mapping[str, Any], key: str) -> bool:
+    """Whether a dotted key of a configuration, whose parents are mappings, is a mapping, null or not there."""
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node is None or isinstance(node, Mapping)

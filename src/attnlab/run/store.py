@@ -138,7 +138,7 @@ def read(path: Path) -> SavedRecord | None:
         record = json.loads(text)
         if not isinstance(record, dict) or not record.keys() >= KEYS:
             return None
-        record = upgraded(_printable(record) if SURROGATE.search(text) else record, path.parent)
+        record = upgraded(_printable(record) if SURROGATE.search(text) else record)
         wrong = problems(record)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: skipped, not readable as JSON: {' '.join(str(error).split())}") from error
