@@ -14,17 +14,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.config.renames import RENAMES, Renames
+from attnlab.config.renames import RENAMES
 from attnlab.config.schema import definition, definitions
 from attnlab.config.stack import PATTERN
 from attnlab.errors import ConfigError
 from attnlab.run import fingerprint
 
-FIRST_TREE = (  # the package was called `src` in the first records and checkpoints; these were its folders and files
-    "annotation", "attention", "bench", "callbacks", "check", "composition", "compression", "config", "data",
-    "decoding", "errors", "job", "models", "modes", "nearest", "record", "run", "signature", "tasks",
-    "torchvision_schemas",
-)  # fmt: skip
 OURS = re.compile(r"attnlab(\.[A-Za-z_]\w*)+")  # a function given by its dotted path
 
 # All keys are exact paths from the root: a key of the same name elsewhere counts, and so does every key not listed.
@@ -90,12 +85,7 @@ Config = DictConfig | Mapping[str, Any]
 
 
 def recipe(cfg: Config, weights: Mapping[str, str] | None = None) -> str:
-    """The SHA-256 of :func:`canonical`, 64 hexadecimal digits. Two runs of one recipe differ in seed or corpus.
-
-    Args:
-        cfg: the resolved configuration.
-        weights: the content of the pretrained weights, see :func:`contents`; None: computed.
-    """
+    """The SHA-256 of :func:`canonical`, 64 hexadecimal digits. Two runs of one recipe differ in seed or corpus."""
     return _digest(canonical(cfg, weights))
 
 
@@ -112,8 +102,8 @@ def run(
         cfg: a resolved configuration, or the `config` of a record.
         corpus: the corpus' fingerprint (:func:`attnlab.run.fingerprint.corpus`), or NOTHING_READ.
         weights: see :func:`canonical`.
-        device: what mode=bench measured on; other modes ignore it.
-        threads: the threads of mode=bench; other modes ignore them.
+        device: what mode=bench measured on. Other modes ignore it.
+        threads: the threads of mode=bench. Other modes ignore them.
     """
     plain = renamed(_plain(cfg))
     weights = contents(plain) if weights is None else weights
@@ -127,24 +117,23 @@ def run(
     return _digest(about)
 
 
-def canonical(cfg: Config, weights: Mapping[str, str] | None = None, renames: Renames = RENAMES) -> dict[str, Any]:
+def canonical(cfg: Config, weights: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The part of a configuration that changes numbers, in one form: what two runs must share to be one recipe.
 
-    Keys and classes have today's names (see :mod:`attnlab.config.renames`), `_target_` is the name of a class without
-    its module, a number is an int where it can be one, the pattern of a hybrid stack is written once, and pretrained
-    weights stand as their content.
+    Keys and classes have today's names (see :mod:`attnlab.config.renames`). A `_target_` is the name of a class without
+    its module, a number is an int where it can be one, the pattern of a hybrid stack is its shortest period, and
+    pretrained weights are replaced by their content.
 
     Args:
         cfg: a resolved configuration, or the `config` of a record.
         weights: content by key, as :func:`contents` returns and a record stores. None: computed from the files.
-        renames: the tables of old names.
 
     Raises:
         ConfigError: two classes of this package have the name that a `_target_` needs.
     """
-    plain = renamed(_plain(cfg), renames)
+    plain = renamed(_plain(cfg))
     weights = contents(plain) if weights is None else weights
-    _without_copied_seeds(plain)
+    _remove_copied_seeds(plain)
     for key in (*LEFT_OUT, *OF_THE_RUN):
         _pop(plain, key)
     for key in OPTIONAL:
@@ -153,163 +142,126 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None, renames: Re
     for key, content in weights.items():
         if _get(plain, key) is not None:
             _set(plain, key, content)
-    return {key: _normal(value) for key, value in plain.items()}
+    return _normal(plain)
 
 
 def contents(cfg: Config) -> dict[str, str]:
-    """The content of each file of weights that a configuration names, by key; hub names as they are written.
-
-    Args:
-        cfg: the resolved configuration.
+    """The content of each file of weights that a configuration names, by key. Hub names stay as they are written.
 
     Raises:
         DataError: a file is there and cannot be read.
     """
     plain = renamed(_plain(cfg))
     named = {key: value for key in WEIGHTS if isinstance(value := _get(plain, key), str)}
-    if not named:
-        return {}
-    cache_dir = Path(plain["cache_dir"])
-    return {key: fingerprint.weights(value, cache_dir) for key, value in named.items()}
+    return {key: fingerprint.weights(value, Path(plain["cache_dir"])) for key, value in named.items()}
 
 
 def architecture(cfg: Config) -> dict[str, Any]:
-    """What weights need of a model: mechanism and model as canonical nodes, without dropout rates.
+    """What weights need of a model: mechanism, model and compression as canonical nodes, without dropout rates.
 
     Weights that were trained with one dropout rate may be trained further with another.
-
-    Args:
-        cfg: the resolved configuration.
     """
     plain = renamed(_plain(cfg))
     for key in WEIGHTS:
         _pop(plain, key)
-    _without_copied_seeds(plain)
-    found = {name: _normal(_get(plain, key)) for name, key in ARCHITECTURE.items()}
-    return {name: _without_dropout(node) for name, node in found.items()}
+    _remove_copied_seeds(plain)
+    return {name: _without_dropout(_normal(_get(plain, key))) for name, key in ARCHITECTURE.items()}
 
 
-def of_checkpoint(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity stored in a checkpoint, which may be old, with today's names.
-
-    Args:
-        found: what the checkpoint holds.
-    """
-    nodes = {name: node for name in ARCHITECTURE if isinstance(node := found.get(name), Mapping)}
+def of_checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity stored in a checkpoint, which may be old, with today's names."""
+    nodes = {name: node for name in ARCHITECTURE if isinstance(node := stored.get(name), Mapping)}
     config: dict[str, Any] = {}
     for name, node in nodes.items():
         _set(config, ARCHITECTURE[name], copy.deepcopy(dict(node)))
     today = renamed(config)
-    return dict(found) | {name: _without_dropout(_normal(_get(today, ARCHITECTURE[name]))) for name in nodes}
+    return dict(stored) | {name: _without_dropout(_normal(_get(today, ARCHITECTURE[name]))) for name in nodes}
 
 
-def renamed(plain: dict[str, Any], renames: Renames = RENAMES) -> dict[str, Any]:
-    """A configuration with the keys and classes of today; values equal to what an absent key meant are dropped.
+def renamed(plain: dict[str, Any]) -> dict[str, Any]:
+    """A configuration of plain mappings with the keys and classes of today.
 
-    The pattern of a hybrid stack is reduced to its shortest period.
-
-    Args:
-        plain: a resolved configuration, as plain mappings.
-        renames: old names and what they are called today.
+    Values equal to what an absent key meant are dropped. The pattern of a hybrid stack becomes its shortest period.
     """
-    for rewrite in renames.rewrite:
+    for rewrite in RENAMES.rewrite:
         rewrite(plain)
-    plain = _stable(plain, renames)
-    for old, new in renames.keys.items():
+    plain = _stable(plain)
+    for old, new in RENAMES.keys.items():
         for node in _owners(plain, old):
             if _has(node, _inner(old)):
                 _set(node, _inner(new), _pop(node, _inner(old)))
-    for key in renames.removed:
+    for key in RENAMES.removed:
         for node in _owners(plain, key):
             _pop(node, _inner(key))
-    for key, meant in renames.absent.items():
+    for key, meant in RENAMES.absent.items():
         for node in _owners(plain, key):
             if _has(node, _inner(key)) and _get(node, _inner(key)) == meant:
                 _pop(node, _inner(key))
     if isinstance(pattern := _get(plain, PATTERN), list):
-        _set(plain, PATTERN, _period(pattern))
+        lengths = (n for n in range(1, len(pattern)) if pattern[:n] * (len(pattern) // n) == pattern)
+        _set(plain, PATTERN, pattern[: next(lengths, len(pattern))])
     return plain
 
 
-def current(plain: dict[str, Any], renames: Renames = RENAMES) -> dict[str, Any]:
-    """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names.
-
-    Args:
-        plain: plain values.
-        renames: the tables of old names.
-    """
-    plain = renamed(plain, renames)
-    for key, meant in renames.absent.items():
+def current(plain: dict[str, Any]) -> dict[str, Any]:
+    """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names."""
+    plain = renamed(plain)
+    for key, meant in RENAMES.absent.items():
         for node in _owners(plain, key):
             parent, last = _parent(node, _inner(key))
             if isinstance(parent, dict):
                 parent.setdefault(last, copy.deepcopy(meant))  # the names of classes in it are changed below
     for node in _nodes(plain):
-        if isinstance(target := node.get("_target_"), str) and (places := definitions(target.partition(".")[0])):
-            node["_target_"] = f"{places[0]}.{target}"
+        if isinstance(target := node.get("_target_"), str) and (modules := definitions(target.partition(".")[0])):
+            node["_target_"] = f"{modules[0]}.{target}"
     return plain
 
 
-def _without_copied_seeds(plain: dict[str, Any]) -> None:
+def _remove_copied_seeds(plain: dict[str, Any]) -> None:
     for key in SEEDS:
         if _get(plain, key) == plain.get("seed"):
             _pop(plain, key)
 
 
-def _period(pattern: list[Any]) -> list[Any]:
-    """The shortest pattern that gives the same layers when it is repeated: [mtla, mha] for [mtla, mha, mtla, mha]."""
-    lengths = (n for n in range(1, len(pattern)) if pattern[:n] * (len(pattern) // n) == pattern)
-    return pattern[: next(lengths, len(pattern))]
-
-
-def stable_name(target: str, renames: Renames = RENAMES) -> str:
+def stable_name(target: str) -> str:
     """The name of a class or function that survives its move to another module: `MTLA` for attnlab.attention.MTLA.
 
-    What is defined outside this package keeps its dotted path, also in a package of a user that is called `src`.
+    What is defined outside this package keeps its dotted path.
 
     Args:
         target: the dotted path of a `_target_`.
-        renames: old names and what they are called today.
 
     Raises:
         ConfigError: another module of this package defines the same name, so that it would not tell them apart.
     """
-    if target in renames.classes:
-        return renames.classes[target]
     package, *words = target.split(".")
-    if package not in ("attnlab", "src") or not words:
-        return target
-    found = definition(target)
-    if found is None:  # of an older tree
+    if target in RENAMES.classes or package != "attnlab" or not words:
+        return RENAMES.classes.get(target, target)
+    defined = definition(target)
+    if defined is None:  # of an older tree
         first = next((i for i, word in enumerate(words) if word[:1].isupper()), len(words) - 1)
         name = ".".join(words[first:])
-        known = name in renames.classes or definitions(words[first])
-        if package == "src" and not (first and words[0] in FIRST_TREE and known):
-            return target
-    elif found[0].partition(".")[0] != "attnlab":
-        return target if package == "src" else ".".join(found)
+    elif defined[0].partition(".")[0] != "attnlab":
+        return ".".join(defined)
     else:
-        name = found[1]
-        places = definitions(name.partition(".")[0])
-        if len(places) > 1:
+        name = defined[1]
+        modules = definitions(name.partition(".")[0])
+        if len(modules) > 1:
             raise ConfigError(
-                f"{target}: {' and '.join(places)} define the same name {name}; rename one, "
+                f"{target}: {' and '.join(modules)} define the same name {name}; rename one, "
                 "or runs of the two could not be told apart"
             )
-    return renames.classes.get(name, name)
+    return RENAMES.classes.get(name, name)
 
 
-def _stable(node: Any, renames: Renames) -> Any:
+def _stable(node: Any) -> Any:
     """Class paths, as `_target_` and as plain values, by their stable names."""
     if isinstance(node, dict):
-        return {
-            str(key): stable_name(value, renames) if key == "_target_" else _stable(value, renames)
-            for key, value in node.items()
-        }
+        return {str(key): stable_name(value) if key == "_target_" else _stable(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [_stable(value, renames) for value in node]
-    if isinstance(node, str) and (node in renames.classes or OURS.fullmatch(node)):
-        return stable_name(node, renames)
+        return [_stable(value) for value in node]
+    if isinstance(node, str) and (node in RENAMES.classes or OURS.fullmatch(node)):
+        return stable_name(node)
     return node
 
 
