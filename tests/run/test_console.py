@@ -1,6 +1,8 @@
 """Text of files and their names on a terminal: no control character, and no line of its own, gets there."""
 
+import json
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from attnlab.config.check import compose
 from attnlab.config.compose import one_line
 from attnlab.report import __main__ as tables
 from attnlab.report import runs
+from attnlab.run import job
 from attnlab.run import record as records
 from attnlab.run.console import StderrHandler
 from tests.report.conftest import finished
@@ -60,3 +63,18 @@ def test_control_characters_of_files_do_not_reach_the_terminal(
     assert printed
     assert not set(printed) & {*map(chr, range(32)), "\x7f", "\x9b", "\u202e"} - {"\n"}
     assert not [line for line in printed.splitlines() if line.startswith("error: forged")]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_describe_gives_a_terminal_a_table_and_a_pipe_the_record(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    assert job.run(compose("mode=describe"), "command", None) == 0
+    out = capsys.readouterr().out
+    if not terminal:
+        assert json.loads(out)["parameters"]["total"] == 2374716
+        return
+    for words in ("mustc · mtla · sample", "2,374,716", "per token and layer", "4,900,608 bytes"):
+        assert words in out
+    assert "not run" not in out and "elements" not in out

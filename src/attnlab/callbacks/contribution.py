@@ -117,8 +117,6 @@ def over_processes(trainer: Trainer, value: float, reduce: str) -> float:
     """`value` reduced over the trainer's processes.  Every process must call this.
 
     Args:
-        trainer: whose processes.
-        value: of this process.
         reduce: "sum", "max" or "mean".
     """
     tensor = torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)

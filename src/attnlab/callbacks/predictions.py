@@ -20,7 +20,6 @@ class PredictionsFile(ScoringCallback):
 
     Args:
         size: number of items in the corpus.
-        path: the file, written by rank zero.
     """
 
     def __init__(self, size: int, path: Path) -> None:
@@ -45,7 +44,6 @@ def write_predictions(path: Path, rows: Sequence[Row]) -> None:
     """Writes id, source, reference and hypothesis, one item a line, atomically.
 
     Args:
-        path: the file.
         rows: the items; tabs and line ends inside a text become spaces.
     """
     lines = ("\t".join(" ".join(text.split()) for text in row) + "\n" for row in (HEADER, *rows))

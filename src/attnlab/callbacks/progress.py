@@ -146,7 +146,6 @@ def scoring(trainer: Trainer, loader: int) -> str:
 
     Args:
         trainer: its callback `Quality` names the dataloaders.
-        loader: the number of the dataloader.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # of a mixin
     names = next(([*one.metrics] for one in callbacks if isinstance(one, Quality)), [])

@@ -16,9 +16,6 @@ class Resume(Callback):
     A checkpoint counts batches of a process.  With another number of processes, the same updates have more or fewer
     batches: the counts are converted.
 
-    Args:
-        data: the data that the trainer reads.
-
     Attributes:
         begun: the updates of the checkpoint; 0: none was loaded.
     """

@@ -89,12 +89,7 @@ class ScoringSpeed(Contributor, ScoringCallback):
 
 
 def timed(measure: Callable[[], Result], device: torch.device) -> tuple[Result, list[float]]:
-    """The result of a function that gives the same each time, and the seconds of each call: a short one is repeated.
-
-    Args:
-        measure: what is timed.
-        device: where it computes.
-    """
+    """The result of a function that gives the same each time, and the seconds of each call: a short one is repeated."""
     seconds: list[float] = []
     while len(seconds) < PASSES and sum(seconds) < LONG_ENOUGH:
         began = now(device)

@@ -33,7 +33,6 @@ def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
 
     Args:
         record: of any task; values that were not measured have no line.
-        directory: the run's; its predictions.tsv is read if there is one.
         samples: number of predictions, evenly spread over the file.
     """
     console = Screen(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
@@ -142,11 +141,7 @@ def _cache(elements: float, record: dict[str, Any]) -> str:
 
 
 def label(metric: str) -> str:
-    """A metric's name for people.
-
-    Args:
-        metric: as in the record.
-    """
+    """A metric's name for people."""
     return LABELS.get(metric, metric.replace("_", " "))
 
 
@@ -183,12 +178,7 @@ def _speeds(name: str, section: dict[str, Any], one_pass: bool = False) -> Itera
 
 
 def spread(path: Path, count: int) -> list[dict[str, str]]:
-    """Some rows of predictions.tsv, evenly spread.
-
-    Args:
-        path: the file; none is read if there is no such file.
-        count: how many rows.
-    """
+    """Some rows of predictions.tsv, evenly spread."""
     if not path.is_file():
         return []
     with open(path, encoding="utf-8", newline="") as file:

@@ -23,9 +23,6 @@ COMPILING = ("train", "test", "convert", "generate", "predict", "evaluate")  # t
 def device_of(cfg: DictConfig) -> torch.device:
     """The device that `hardware.accelerator` names, for work outside Lightning's trainer.
 
-    Args:
-        cfg: the fixed configuration.
-
     Raises:
         ConfigError: a GPU is asked for, and torch finds none.
     """
@@ -38,55 +35,33 @@ def device_of(cfg: DictConfig) -> torch.device:
 
 
 def check_devices(cfg: DictConfig) -> None:
-    """Refuse an accelerator or a number of devices that this machine does not have.
-
-    Args:
-        cfg: the fixed configuration.
+    """Refuse an accelerator, a number of devices or a precision that this machine does not have.
 
     Raises:
         ConfigError: names the key, and what there is.
     """
-    wanted, devices = cfg.hardware.accelerator, cfg.hardware.devices
+    wanted, devices, precision = cfg.hardware.accelerator, cfg.hardware.devices, cfg.hardware.precision
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and torch.backends.mps.is_available()):
         raise ConfigError(f"hardware.accelerator={wanted}: {NO_GPU}")
     if wanted == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"hardware.accelerator=mps: {NO_APPLE_GPU}")
-    if wanted not in ("gpu", "cuda") and not (wanted == "auto" and cuda):
-        _check_precision(cfg, [])
-        return
+    on_cuda = wanted in ("gpu", "cuda") or (wanted == "auto" and cuda)
     most = max(devices) + 1 if OmegaConf.is_list(devices) else devices if isinstance(devices, int) else 0
-    if cuda and most > cuda:
+    if on_cuda and 0 < cuda < most:
         raise ConfigError(f"hardware.devices={devices}: this machine has {cuda} GPU{'s' * (cuda > 1)}")
-    _check_precision(cfg, capabilities(devices))
-
-
-def _check_precision(cfg: DictConfig, found: list[tuple[int, int]]) -> None:
-    """Refuse a precision that the devices of a run lack.
-
-    Args:
-        cfg: the fixed configuration.
-        found: the compute capability of each CUDA device; none: the run is on the CPU or on an Apple device.
-
-    Raises:
-        ConfigError: names the precision and what to take instead.
-    """
-    precision = cfg.hardware.precision
-    if precision == "16-mixed" and not found:
+    compute = min(capabilities(devices), default=None) if on_cuda else None
+    if precision == "16-mixed" and compute is None:
         raise ConfigError(NO_FLOAT16)
-    if precision.startswith("bf16") and found and min(found) < BFLOAT16:
-        major, minor = min(found)
+    if precision.startswith("bf16") and compute is not None and compute < BFLOAT16:
         raise ConfigError(
-            f"hardware.precision={precision}: a GPU of compute capability {major}.{minor} has no bfloat16 (8.0 or "
-            "later has); take hardware.precision=32-true or 16-mixed"
+            f"hardware.precision={precision}: a GPU of compute capability {compute[0]}.{compute[1]} has no bfloat16 "
+            "(8.0 or later has); take hardware.precision=32-true or 16-mixed"
         )
 
 
 def missing_compiler(cfg: DictConfig) -> str | None:
     """Why torch.compile cannot be used on this machine: it needs a compiler, for the CPU of C++, for CUDA of C.
-
-    Args:
-        cfg: the fixed configuration.
 
     Returns:
         A sentence; None: the compiler is there.
@@ -110,9 +85,6 @@ def missing_compiler(cfg: DictConfig) -> str | None:
 def compiles(cfg: DictConfig) -> bool:
     """Whether this run uses torch.compile: `hardware.compile`, where there is a compiler.
 
-    Args:
-        cfg: the fixed configuration.
-
     Raises:
         ConfigError: as :func:`missing_compiler`.
     """
@@ -120,10 +92,7 @@ def compiles(cfg: DictConfig) -> bool:
 
 
 def check_compiler(cfg: DictConfig) -> None:
-    """Say at once that hardware.compile=true has no effect where torch.compile would find no compiler.
-
-    Args:
-        cfg: the fixed configuration.
+    """Warn at once that hardware.compile=true has no effect where torch.compile would find no compiler.
 
     Raises:
         ConfigError: as :func:`missing_compiler`.
@@ -142,10 +111,9 @@ def check_compiler(cfg: DictConfig) -> None:
 
 
 def record_compiled(cfg: DictConfig, part: str, environment: dict[str, Any]) -> None:
-    """Say, in the log and in the record, what of a run is compiled.
+    """Log and record what of a run is compiled.
 
     Args:
-        cfg: the fixed configuration.
         part: what `hardware.compile` compiles in the task; empty: nothing in this mode.
         environment: of the record; gets `compiled`: the part, or "no" with the reason where it was asked for.
     """
@@ -159,10 +127,9 @@ def record_compiled(cfg: DictConfig, part: str, environment: dict[str, Any]) -> 
 
 
 def prepare_device(cfg: DictConfig, environment: dict[str, Any]) -> None:
-    """Set how a CUDA device multiplies float32 matrices, and say what the run computes in. Nothing on other devices.
+    """Set how a CUDA device multiplies float32 matrices, and log what the run computes in. Nothing on other devices.
 
     Args:
-        cfg: the fixed configuration.
         environment: of the record; gets `float32_products`, "TF32" or "float32".
     """
     if device_of(cfg).type != "cuda":
@@ -173,8 +140,10 @@ def prepare_device(cfg: DictConfig, environment: dict[str, Any]) -> None:
     environment["float32_products"] = "TF32" if tf32 else "float32"
     if not first_process():
         return
-    said = "round their factors to TF32, 10 bits (hardware.tf32=false: exact)" if tf32 else "are exact"
-    log.info("%s, precision %s; products of float32 matrices %s", environment["device"], cfg.hardware.precision, said)
+    rounding = "round their factors to TF32, 10 bits (hardware.tf32=false: exact)" if tf32 else "are exact"
+    log.info(
+        "%s, precision %s; products of float32 matrices %s", environment["device"], cfg.hardware.precision, rounding
+    )
     if cfg.hardware.precision == "32-true" and min(capabilities(cfg.hardware.devices)) < BFLOAT16:
         log.info(
             "this GPU has no bfloat16: float32 is used; hardware.precision=16-mixed takes float16, which is faster"

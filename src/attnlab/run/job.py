@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError, printable
 from attnlab.run import record as records
-from attnlab.run.description import show
+from attnlab.run.console import show_description
 from attnlab.run.directory import refuse_foreign
 from attnlab.run.files import remove_partial, write_text
 from attnlab.run.identity import NOTHING_READ
@@ -152,7 +152,7 @@ def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
                 print(f"error: the record could not be written: {one_line(cannot)}", file=sys.stderr)
             return code
     if cfg.mode == "describe" and records.first_process():
-        show(record) if sys.stdout.isatty() else print(records.dumps(record))
+        show_description(record) if sys.stdout.isatty() else print(records.dumps(record))
     return 0
 
 

@@ -33,26 +33,22 @@ _opened: dict[Path, list[Logger]] = {}  # by run directory, so that scores go wh
 def open_loggers(cfg: DictConfig, directory: Path) -> list[Logger]:
     """The loggers of the node `logger`; each run directory's are made once, and get the configuration then.
 
-    Args:
-        cfg: the run's configuration.
-        directory: the run's; what a logger writes to disk lies there.
-
     Raises:
         ConfigError: a logger cannot start: a service that is not reached, or that wants a login.
     """
     if directory not in _opened:
-        found = []
+        loggers = []
         for name, node in cfg.logger.items():
             try:
-                found.append(instantiate(node, path=f"logger.{name}", save_dir=_place(name, node, directory)))
+                loggers.append(instantiate(node, path=f"logger.{name}", save_dir=_place(name, node, directory)))
                 if first_process():
-                    found[-1].log_hyperparams(dict(leaves(written(cfg))))
+                    loggers[-1].log_hyperparams(dict(leaves(written(cfg))))
             except ConfigError:
                 raise
             except Exception as error:  # of services: login, network, their own checks
                 hint = "; logger.wandb.offline=true needs no login" if name == "wandb" else ""
                 raise ConfigError(f"logger={name}: {type(error).__name__}: {one_line(error)}{hint}") from error
-        _opened[directory] = found
+        _opened[directory] = loggers
     return _opened[directory]
 
 
@@ -69,11 +65,6 @@ def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -
     """Log the final numbers of a finished run and its first predictions, and end its loggers.
 
     A service that fails now fails no run: it is said in the log, and the record has every number.
-
-    Args:
-        cfg: the run's configuration.
-        record: the finished record.
-        directory: the run's.
     """
     numbers = {f"final/{name}": value for name, value in final_numbers(record)}
     steps = record["training"]["steps"]
@@ -92,11 +83,7 @@ def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -
 
 
 def final_numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Name and value of each number of the record's sections; what was not run is left out.
-
-    Args:
-        record: of a finished run.
-    """
+    """Name and value of each number of the record's sections; what was not run is left out."""
     for section in SECTIONS:
         for path, value in leaves(record[section], section):
             if isinstance(value, int | float) and not isinstance(value, bool):

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from threading import Thread
 from typing import TypeVar
 
@@ -22,76 +22,66 @@ Value = TypeVar("Value")
 
 
 class Pass:
-    """One pass: called with the number of rows that are done since the last call.
+    """One pass. Call it with the number of rows that are done since the last call.
 
     Args:
-        bar: shows it; None: there is no terminal, and lines of the log do.
+        bar: shows the pass. None: there is no terminal, and the log has a line from time to time.
         what: is being done.
         total: rows; None: not known.
     """
 
     def __init__(self, bar: Progress | None, what: str, total: int | None) -> None:
         self._bar, self._what, self._total = bar, what, total
-        self._done, self._said = 0, time.monotonic()
-        self._line: TaskID | None = None if bar is None else bar.add_task(what, total=total)
+        self._done, self._logged = 0, time.monotonic()
+        self._task: TaskID | None = None if bar is None else bar.add_task(what, total=total)
 
     def __call__(self, rows: int, *, what: str | None = None, total: int | None = None) -> None:
-        """Advance by `rows`. `what` and `total` replace what was given at the beginning."""
+        """Advance by `rows`. `what` and `total` replace the earlier ones."""
         self._done += rows
         self._what, self._total = what or self._what, self._total if total is None else total
-        if self._bar is not None and self._line is not None:
-            self._bar.update(self._line, completed=self._done, total=self._total, description=self._what)
-        elif time.monotonic() - self._said >= SECONDS:
-            self._said = time.monotonic()
-            if self._total is None:
-                log.info("%s%s", self._what, f": {self._done}" if self._done else " ...")
-            else:
-                log.info("%s: %d of %d", self._what, self._done, self._total)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done, total=self._total, description=self._what)
+        elif time.monotonic() - self._logged >= SECONDS:
+            self._logged = time.monotonic()
+            done = f": {self._done}" if self._done else " ..."
+            log.info("%s%s", self._what, done if self._total is None else f": {self._done} of {self._total}")
 
     def close(self) -> None:
-        if self._bar is not None and self._line is not None:
-            self._bar.remove_task(self._line)
+        if self._bar is not None and self._task is not None:
+            self._bar.remove_task(self._task)
 
 
-_bars: list[Progress] = []  # the one that is shown: two on one terminal would overwrite each other
+_shown: list[Progress] = []  # at most one bar: two on one terminal would overwrite each other
 
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Pass]:
-    """Yield what is to be called with the number of rows that are done since the last call.
-
-    Inside another pass, a line is added to the bar that is shown.
+    """Yield a :class:`Pass`. Inside another pass, a line is added to the bar that is shown.
 
     Args:
         what: is being done.
         total: rows; None: not known.
     """
-    if not sys.stderr.isatty() and not _bars:
-        yield Pass(None, what, total)
-        return
-    new = None if _bars else _bar()
-    with new or nullcontext():
-        if new is not None:
-            _bars.append(new)
-        one = Pass(_bars[0], what, total)
+    if _shown or not sys.stderr.isatty():
+        nested = Pass(_shown[0] if _shown else None, what, total)
         try:
-            yield one
+            yield nested
         finally:
-            one.close()
-            if new is not None:
-                _bars.clear()
-
-
-def _bar() -> Progress:
+            nested.close()
+        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, Remaining(), console=Console(stderr=True), transient=True)
+    with Progress(*columns, Remaining(), console=Console(stderr=True), transient=True) as bar:
+        _shown.append(bar)
+        try:
+            yield Pass(bar, what, total)
+        finally:
+            _shown.clear()
 
 
 def each(what: str, rows: Iterable[Value]) -> Iterator[Value]:
     """Iterate over rows, and show how far that is.
 
     Args:
-        what: is being done.
         rows: their number is shown where it is known.
     """
     with progress(what, len(rows) if isinstance(rows, Sized) else None) as advance:
@@ -103,25 +93,24 @@ def each(what: str, rows: Iterable[Value]) -> Iterator[Value]:
 def waited(what: str, function: Callable[[], Value]) -> Value:
     """The result of a function that stays outside Python for long, where Ctrl-C would have to wait for it.
 
-    It runs in a thread of its own. A signal ends the waiting at once; the thread ends with the process.
+    It runs in another thread. A signal ends the waiting at once; the thread ends with the process.
 
     Args:
-        what: is being done.
         function: must release Python's lock, as libraries in C++ and Rust do.
 
     Raises:
         Exception: that of the function.
     """
-    found: Future[Value] = Future()
+    future: Future[Value] = Future()
 
     def run() -> None:
         try:
-            found.set_result(function())
+            future.set_result(function())
         except BaseException as error:
-            found.set_exception(error)
+            future.set_exception(error)
 
     Thread(target=run, name=what, daemon=True).start()
     with progress(what, None) as advance:
-        while not wait([found], timeout=0.5).done:
+        while not wait([future], timeout=0.5).done:
             advance(0)
-    return found.result()
+    return future.result()

@@ -32,13 +32,7 @@ NAMES = ("command", "started", "task", "attention", "stride", "rank", "compress"
 
 
 def read_baseline(place: str | None) -> dict[str, Any] | None:
-    """The record to compare with.
-
-    Args:
-        place: a run directory or a record file; None: there is nothing to compare with.
-
-    Returns:
-        The record; None without `place`.
+    """The record in a run directory or a file; None without `place`.
 
     Raises:
         DataError: it is missing, not readable, or of a run that measured no decoding.
@@ -51,9 +45,8 @@ def read_baseline(place: str | None) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         seconds = record["inference"]["seconds"]
     except OSError as error:
-        raise DataError(
-            f"baseline={place}: {path.name} cannot be read ({error.strerror}); give a run directory"
-        ) from error
+        reason = f"cannot be read ({error.strerror})"
+        raise DataError(f"baseline={place}: {path.name} {reason}; give a run directory") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"baseline={place}: {path.name} is not the record of a run; give a run directory") from error
     if record.get("status") != "finished" or seconds == NOT_RUN:
@@ -70,18 +63,17 @@ def require_same_protocol(record: Mapping[str, Any], baseline: Mapping[str, Any]
     Args:
         record: of this run.
         baseline: of the other run.
-        measured: True: everything must be known and equal.  False: before scoring; what this run does not know yet is
-            left for later.
+        measured: True: everything must be known and equal. False: before scoring, what is not known yet is passed over.
 
     Raises:
         DataError: names the first difference.
     """
     for key, option in PROTOCOL.items():
-        ours, theirs = _corpora(record, baseline) if key == "corpus" else (_value(record, key), _value(baseline, key))
-        if ours != theirs and (measured or ours != NOT_RUN):
+        pair = _corpora(record, baseline) if key == "corpus" else (_value(record, key), _value(baseline, key))
+        if pair[0] != pair[1] and (measured or pair[0] != NOT_RUN):
             raise DataError(
-                f"baseline: {key} differs, so the two runs cannot be compared: this run has {ours}, the baseline "
-                f"{theirs}; change {option}, or measure the baseline again"
+                f"baseline: {key} differs, so the two runs cannot be compared: this run has {pair[0]}, the baseline "
+                f"{pair[1]}; change {option}, or measure the baseline again"
             )
 
 
@@ -103,18 +95,16 @@ def speedup(record: Mapping[str, Any], baseline: Mapping[str, Any], place: str) 
     for name, (key, more) in RATIOS.items():
         if name == "peak_memory" and record.get("mode") != baseline.get("mode"):
             continue  # a process that has trained before it scores holds more
-        ours, theirs = _value(record, key), _value(baseline, key)
-        if _positive(ours) and _positive(theirs):
-            ratios[name] = round(ours / theirs if more else theirs / ours, 4)
+        value, other = _value(record, key), _value(baseline, key)
+        if _positive(value) and _positive(other):
+            ratios[name] = round(value / other if more else other / value, 4)
     return {"baseline": {"path": place, "run": identity, **about}, **ratios}
 
 
 def _corpora(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> tuple[Any, Any]:
     """By fingerprint where both have one; else as text."""
-    found = [_value(one, "identity.corpus") for one in (record, baseline)]
-    if NOT_RUN in found:
-        found = [_value(one, "corpus") for one in (record, baseline)]
-    return found[0], found[1]
+    corpora = _value(record, "identity.corpus"), _value(baseline, "identity.corpus")
+    return corpora if NOT_RUN not in corpora else (_value(record, "corpus"), _value(baseline, "corpus"))
 
 
 def _value(record: Mapping[str, Any], key: str) -> Any:
