@@ -20,8 +20,8 @@ def imports(text: str) -> set[tuple[int, str]]:
 
 @pytest.mark.parametrize("cls", [MTLA, AbsoluteMultiLinear])
 def test_a_mechanism_and_all_that_it_needs(cls: type) -> None:
-    files = flatten([cls.__module__, "attnlab.models.t6"])
-    assert f"{flat_name(cls.__module__)}.py" in files and "models_t6.py" in files
+    files = flatten([cls.__module__, "attnlab.models.decoder"])
+    assert f"{flat_name(cls.__module__)}.py" in files and "models_decoder.py" in files
     for name, text in files.items():
         for level, module in imports(text):
             assert module.partition(".")[0] != "attnlab", name

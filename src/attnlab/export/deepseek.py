@@ -38,7 +38,7 @@ def refusal(model: LanguageModel) -> str | None:
     Args:
         model: a decoder, converted to MLA.
     """
-    if not isinstance(model, Decoder):
+    if type(model) is not Decoder:
         return f"{type(model).__name__} is no converted decoder"
     block, attentions = model.blocks[0], model.attentions
     if any(isinstance(attention, MLAWindow) for attention in attentions):

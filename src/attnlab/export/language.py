@@ -75,7 +75,7 @@ def export(
     if format == "deepseek":
         converted, form, reason = deepseek.convert(model), "deepseek", None
         notes.insert(0, deepseek.SERVING.format(folder=folder.name))
-    elif isinstance(model, Decoder) and _grouped(model):
+    elif type(model) is Decoder and _grouped(model):
         converted, form, reason = _original(model, cfg), "original", None
     words = tokenizer_of(vocabulary, model.longest)
     code: dict[str, str] = {}

@@ -3,16 +3,13 @@
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.conformer import ConformerEncoder
 from attnlab.models.cross_decoder import CrossDecoder
-from attnlab.models.decoder import Decoder, DecoderBlock
-from attnlab.models.encoder import ConvSubsampler, SpeechEncoder
+from attnlab.models.decoder import T6, Decoder, DecoderBlock
+from attnlab.models.encoder import ConvSubsampler, LayerMix, SpeechEncoder
 from attnlab.models.language_model import LanguageModel
-from attnlab.models.layer_mix import LayerMix
 from attnlab.models.prefix_decoder import PrefixDecoder, PrefixDecoderLayer
-from attnlab.models.speech_to_text import SpeechToText
-from attnlab.models.t6 import T6, T6Block
+from attnlab.models.sequence import EncoderDecoder, SpeechToText, TextToText
 from attnlab.models.tensorized_transformer import PostNormBlock, TensorizedTransformer
 from attnlab.models.text_encoder import TextEncoder
-from attnlab.models.text_to_text import EncoderDecoder, TextToText
 
 __all__ = [
     "AdaptiveSoftmax",
@@ -30,7 +27,6 @@ __all__ = [
     "SpeechEncoder",
     "SpeechToText",
     "T6",
-    "T6Block",
     "TensorizedTransformer",
     "TextEncoder",
     "TextToText",

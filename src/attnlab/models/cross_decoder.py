@@ -1,7 +1,8 @@
 """The Transformer's decoder with cross-attention; it decodes through caches as the prefix decoder does."""
 
-import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from attnlab.attention.base import blank, length_mask
 from attnlab.attention.ops.backends import dense_attention
 from attnlab.attention.ops.decode import attend_cached
 from attnlab.config.bounds import Layers, Rate, Size
-from attnlab.models.encoder import sinusoidal_positions
-from attnlab.models.prefix_decoder import projector
+from attnlab.models.encoder import padded_embedding, sinusoidal_positions
+from attnlab.models.language_model import linear_weights
+from attnlab.models.prefix_decoder import TextDecoder, projector
 
 
 class CrossCache(Cache):
@@ -144,7 +146,7 @@ class CrossDecoderLayer(nn.Module):
         return self.down(self.activation_dropout(F.relu(self.up(x))))
 
 
-class CrossDecoder(nn.Module):
+class CrossDecoder(TextDecoder):
     """Text tokens beside an encoder's output -> logits (Vaswani et al. 2017).
 
     With `pre_norm` and without `tie_embeddings` it is the decoder of fairseq's `s2t_transformer`, with which the MTLA
@@ -186,12 +188,8 @@ class CrossDecoder(nn.Module):
         attention_dropout: Rate = 0.0,
         activation_dropout: Rate | None = None,
     ) -> None:
-        super().__init__()
-        self.scale = math.sqrt(d_model)
-        self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=pad)
-        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
-        with torch.no_grad():
-            self.embedding.weight[pad].zero_()
+        super().__init__(d_model)
+        self.embedding = padded_embedding(vocab_size, d_model, pad)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
             CrossDecoderLayer(
@@ -205,42 +203,20 @@ class CrossDecoder(nn.Module):
         if self.unembedding is not None:
             nn.init.normal_(self.unembedding.weight, std=d_model**-0.5)
 
-    @property
-    def blocks(self) -> list[CrossDecoderLayer]:
-        return [layer for layer in self.layers if isinstance(layer, CrossDecoderLayer)]
-
-    @property
-    def attentions(self) -> list[Attention]:
-        """The self-attentions; what cross-attention caches is counted in `cache_bytes`."""
-        return [layer.attention for layer in self.blocks]
-
     def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, *, dtype: torch.dtype) -> int:
-        """Of all caches of this dtype, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
-        own = sum(a.cache_bytes(rows, capacity, dtype=dtype) for a in self.attentions)
-        return own + dtype.itemsize * len(self.blocks) * 2 * self.embedding.embedding_dim * sentences * prefix
+        text = sum(a.cache_bytes(rows, capacity, dtype=dtype) for a in self.attentions)
+        return text + dtype.itemsize * len(self.blocks) * 2 * self.embedding.embedding_dim * sentences * prefix
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """Of one cached step of one row at `context` positions, `prefix` of which only cross-attention reads.
-
-        The keys and values of the prefix exist already.
-        """
         total = self.embedding.weight.numel()
         for layer in self.blocks:
-            matrices = (layer.cross.query, layer.cross.out, layer.up, layer.down)
-            total += layer.attention.multiply_adds(context - prefix) + sum(m.weight.numel() for m in matrices)
+            total += layer.attention.multiply_adds(context - prefix) + linear_weights(layer)
+            total += layer.cross.query.weight.numel() + layer.cross.out.weight.numel()
             total += 2 * prefix * self.embedding.embedding_dim
         return total
 
-    def forward(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
-        """tokens (B, T), prefix (B, S, d), lengths (B,) -> logits (B, T, V)."""
-        return self.logits(self.hidden(tokens, prefix, prefix_lengths))
-
-    def hidden(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
-        """As :meth:`forward`, the states before the last norm, (B, T, d)."""
-        prefix, x = self.projector(prefix), self.dropout(self._embed(tokens, 0))
-        for layer in self.blocks:
-            x = layer(x, layer.attention, lambda q, c=layer.cross: c(q, prefix, prefix_lengths))
-        return x
+    def attend(self, layer: Any, prefix: Tensor, prefix_lengths: Tensor | None) -> list[Callable[[Tensor], Tensor]]:
+        return [layer.attention, partial(layer.cross, prefix=prefix, prefix_lengths=prefix_lengths)]
 
     @torch.no_grad()
     def start(
@@ -254,33 +230,26 @@ class CrossDecoder(nn.Module):
     ) -> list[Cache]:
         """Two caches a layer: of the text of each row, and of the prefix (N, S, d) of each sentence."""
         prefix = self.projector(prefix)
-        rows, device = prefix.shape[0] * beam, prefix.device
+        sentences, device = prefix.shape[0], prefix.device
         caches: list[Cache] = []
         for layer in self.blocks:
             caches.append(
-                layer.attention.new_cache(rows, capacity, prefix_batch=prefix.shape[0], dtype=dtype, device=device)
+                layer.attention.new_cache(
+                    sentences * beam, capacity, prefix_batch=sentences, dtype=dtype, device=device
+                )
             )
             caches.append(layer.cross.start(prefix, prefix_lengths, beam, dtype))
         return caches
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        """The next tokens (B, n) -> logits (B, n, V), through the caches."""
-        x = self._embed(tokens, caches[0].start)
-        for layer, own, cross in zip(self.blocks, caches[::2], caches[1::2], strict=True):
-            assert isinstance(cross, CrossCache)
-            x = layer(
-                x, lambda q, a=layer.attention, c=own: a.extend(q, c), lambda q, a=layer.cross, c=cross: a.extend(q, c)
-            )
+        x = self.embed(tokens, caches[0].start)
+        for layer, text, cross in zip(self.blocks, caches[::2], caches[1::2], strict=True):
+            x = layer(x, partial(layer.attention.extend, cache=text), partial(layer.cross.extend, cache=cross))
         return self.logits(x)
 
-    def _embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
-        x = self.scale * self.embedding(tokens)
-        if isinstance(start, Tensor):  # of a static cache, (1,)
+    def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
+        x = super().embed(tokens, start)
+        if isinstance(start, Tensor):
             return x + sinusoidal_positions(start, x.shape[2], x)
         return x + sinusoidal_positions(start + x.shape[1], x.shape[2], x)[start:]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., d) -> (..., V)."""
-        matrix = self.embedding if self.unembedding is None else self.unembedding
-        return F.linear(self.norm(hidden), matrix.weight)

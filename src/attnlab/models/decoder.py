@@ -1,16 +1,14 @@
-"""Decoders that others have trained, over any attention mechanism: Llama and its like, and GPT-2."""
+"""Pre-norm decoders over any attention mechanism: Llama and its like, GPT-2, T6."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.attention import Attention, Cache
+from attnlab.attention import Attention
 from attnlab.attention.bounds import Layers, PositiveFloat, Rate, Size, SizeOrZero
 from attnlab.models.language_model import LanguageModel
-from attnlab.models.token_loss import target_and_mean_nats, token_nats
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -19,6 +17,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Norm = Literal["rms", "layer", "unit"]
 
 
 class DecoderBlock(nn.Module):
@@ -28,10 +27,8 @@ class DecoderBlock(nn.Module):
     of Zoology, whose "state mixer" is then the identity.
 
     Args:
-        attention: the mechanism.
         ffn_dim: width inside the MLP; 0: there is none.
-        norm: RMSNorm or LayerNorm, with weights.
-        norm_eps: epsilon of the norms.
+        norm: RMSNorm, LayerNorm, or RMSNorm without weights.
         activation: act.
         gated: whether the MLP has a gate W1.
         mlp_bias: whether its matrices have biases.
@@ -42,7 +39,7 @@ class DecoderBlock(nn.Module):
         self,
         attention: Attention,
         ffn_dim: int,
-        norm: Literal["rms", "layer"],
+        norm: Norm,
         norm_eps: float,
         activation: Activation,
         gated: bool,
@@ -58,11 +55,6 @@ class DecoderBlock(nn.Module):
         if self.has_mlp:
             self.up = nn.Linear(width, ffn_dim, bias=mlp_bias)
             self.down = nn.Linear(ffn_dim, width, bias=mlp_bias)
-
-    def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        matrices = 3 if self.gate is not None else 2
-        mlp = matrices * self.down.weight.numel() if self.has_mlp else 0
-        return self.attention.multiply_adds(context, prefix) + mlp
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
@@ -96,8 +88,7 @@ class Decoder(LanguageModel):
         num_layers: blocks.
         ffn_dim: width inside the MLP; 0: blocks without one.
         max_length: positions of a window.
-        norm: RMSNorm or LayerNorm.
-        norm_eps: epsilon of the norms.
+        norm: RMSNorm, LayerNorm, or RMSNorm without weights whose epsilon is the machine's.
         activation: of the MLP; gelu_tanh is GPT-2's approximation.
         gated: whether the MLP is gated (SwiGLU with silu).
         mlp_bias: whether the MLP's matrices have biases.
@@ -116,7 +107,7 @@ class Decoder(LanguageModel):
         num_layers: Layers = 12,
         ffn_dim: SizeOrZero = 2048,
         max_length: Size = 1024,
-        norm: Literal["rms", "layer"] = "rms",
+        norm: Norm = "rms",
         norm_eps: PositiveFloat = 1e-6,
         activation: Activation = "silu",
         gated: bool = True,
@@ -131,7 +122,7 @@ class Decoder(LanguageModel):
         self.max_length = max_length
         self.dropout = dropout if embedding_dropout is None else embedding_dropout
         self.embedding = nn.Embedding(vocab_size, d_model)
-        nn.init.normal_(self.embedding.weight, std=embedding_std)
+        self.begin(self.embedding, embedding_std)
         self.positions = nn.Embedding(positions, d_model) if positions else None
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=embedding_std)
@@ -142,36 +133,19 @@ class Decoder(LanguageModel):
         self.norm = _norm(norm, d_model, norm_eps)
         self.output = None if tied else nn.Linear(d_model, vocab_size, bias=False)
 
-    @property
-    def blocks(self) -> list[DecoderBlock]:
-        return [layer for layer in self.layers if isinstance(layer, DecoderBlock)]
-
-    @property
-    def attentions(self) -> list[Attention]:
-        return [block.attention for block in self.blocks]
+    @staticmethod
+    def begin(embedding: nn.Embedding, std: float) -> None:
+        """Give the embedding its first values."""
+        nn.init.normal_(embedding.weight, std=std)
 
     @property
     def vocabulary_matrix(self) -> Tensor:
         """The matrix that gives logits, (V, d)."""
         return self.embedding.weight if self.output is None else self.output.weight
 
-    def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """Of one cached decoding step of one row at `context` positions: attention, MLP, vocabulary."""
-        return sum(block.multiply_adds(context, prefix) for block in self.blocks) + self.embedding.weight.numel()
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, V). ValueError: T is more than `max_length`."""
-        return self.logits(self.hidden(tokens))
-
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, d), past the last norm. ValueError: T is more than `max_length`."""
-        if tokens.shape[1] > self.max_length:
-            raise ValueError(f"{tokens.shape[1]} positions; the model has {self.max_length}")
-        x = self.embed(tokens, 0)
-        for block in self.blocks:
-            x = block(x, block.attention)
-        normed: Tensor = self.norm(x)
-        return normed
+    @property
+    def vocabulary_multiply_adds(self) -> int:
+        return self.embedding.weight.numel()
 
     def attended(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The output of each layer's attention on an input of its own, each (B, T, d) -> (B, T, d).
@@ -203,25 +177,59 @@ class Decoder(LanguageModel):
             x = x + self.positions.weight[start if one else slice(start, start + tokens.shape[1])]
         return F.dropout(x, self.dropout, self.training)
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-probability of each target, (B, T) and (B, T) -> (B, T) float32, in nats."""
-        return token_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
-
-    def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return target_and_mean_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        """The next tokens (B, n) -> logits (B, n, V), through the caches."""
-        x = self.embed(tokens, caches[0].start)
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, lambda h, block=block, cache=cache: block.attention.extend(h, cache))
-        return self.logits(self.norm(x))
+    def final(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm(x)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(B, T, d) -> (B, T, V)."""
         return F.linear(hidden, self.vocabulary_matrix)
 
 
-def _norm(kind: Literal["rms", "layer"], width: int, eps: float) -> nn.Module:
+class T6(Decoder):
+    """The decoder of the TPA paper, section 3.4, and of its released code: norms without weights, SwiGLU, no biases.
+
+    Args:
+        vocab_size: V.
+        d_model: width d.
+        attention: called with the number of a layer, returns its mechanism.
+        num_layers: blocks.
+        ffn_dim: width of the SwiGLU; None: floor(8 d / 3).
+        max_length: positions of a window.
+        output_init: "zeros" starts with blocks that add nothing, as the released code does: the attention's `out` and
+            the last matrix of the SwiGLU are zero. "default" leaves them as they are created.
+
+    ValueError: `output_init` is "zeros" and a mechanism has no `out`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: Size,
+        d_model: Size,
+        attention: Callable[[int], Attention],
+        num_layers: Layers = 12,
+        ffn_dim: Size | None = None,
+        max_length: Size = 1024,
+        output_init: Literal["zeros", "default"] = "zeros",
+    ) -> None:
+        width = 8 * d_model // 3 if ffn_dim is None else ffn_dim
+        super().__init__(vocab_size, d_model, attention, num_layers, width, max_length, norm="unit")
+        for block in self.blocks if output_init == "zeros" else ():
+            nn.init.zeros_(block.down.weight)
+            out = getattr(block.attention, "out", None)
+            if not isinstance(out, nn.Linear):
+                name = type(block.attention).__name__
+                raise ValueError(f"output_init=zeros: {name} has no output projection `out`; use default")
+            for parameter in out.parameters():
+                nn.init.zeros_(parameter)
+
+    @staticmethod
+    def begin(embedding: nn.Embedding, std: float) -> None:
+        """As a linear layer's weight, like the released code."""
+        bound = embedding.embedding_dim**-0.5
+        nn.init.uniform_(embedding.weight, -bound, bound)
+
+
+def _norm(kind: Norm, width: int, eps: float) -> nn.Module:
+    if kind == "unit":
+        return nn.RMSNorm(width, elementwise_affine=False)
     return nn.RMSNorm(width, eps=eps) if kind == "rms" else nn.LayerNorm(width, eps=eps)

@@ -1,24 +1,53 @@
 """The interface of a language model: logits, its own loss, and the same through caches."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnlab.attention import Attention, Cache
-from attnlab.models.token_loss import target_and_mean_nats
+from attnlab.models.token_loss import target_and_mean_nats, token_nats
+
+
+def linear_weights(module: nn.Module) -> int:
+    """The weights of the linear layers that are direct children: multiply-adds of one position."""
+    return sum(child.weight.numel() for child in module.children() if isinstance(child, nn.Linear))
 
 
 class LanguageModel(nn.Module, ABC):
-    """Tokens -> logits of the next ones; with an adaptive softmax, `loss` costs less than `forward`."""
+    """Tokens -> logits of the next ones: `embed`, the blocks of `layers`, `final`, `logits`."""
 
     max_length: int  # positions of a window
     loss_chunk: int | None = None  # tokens whose logits exist at once in `loss`; None: all
+    layers: nn.ModuleList
+
+    def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
+        """(B, T) -> (B, T, d), at positions from `start` on: an int, or (1,) of a static cache."""
+        raise NotImplementedError
+
+    def final(self, x: Tensor) -> Tensor:
+        """What follows the last block, (B, T, d) -> (B, T, d)."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., d) -> (..., V); log-probabilities are logits too."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
+    def vocabulary_multiply_adds(self) -> int:
+        """Of the logits of one position."""
+        raise NotImplementedError
+
+    @property
+    def blocks(self) -> list[Any]:
+        return list(self.layers)
+
+    @property
     def attentions(self) -> list[Attention]:
         """The mechanisms, one per layer."""
+        return [block.attention for block in self.blocks]
 
     @property
     def longest(self) -> int:
@@ -26,26 +55,39 @@ class LanguageModel(nn.Module, ABC):
         limits = [a.max_positions for a in self.attentions if a.max_positions is not None]
         return min([self.max_length, *limits])
 
-    @abstractmethod
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> logits (B, T, V)."""
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """(B, T) -> (B, T, d), after `final`. ValueError: T is more than `max_length`."""
+        if tokens.shape[1] > self.max_length:
+            raise ValueError(f"{tokens.shape[1]} positions; the model has {self.max_length}")
+        x = self.embed(tokens, 0)
+        for block in self.blocks:
+            x = block(x, block.attention)
+        return self.final(x)
 
-    @abstractmethod
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) -> logits (B, T, V). ValueError: T is more than `max_length`."""
+        return self.logits(self.hidden(tokens))
+
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-probability of each target in nats, (B, T) and (B, T) -> (B, T) float32."""
+        """Negative log-probability of each target in nats, (B, T) and (B, T) -> (B, T) float32 or wider."""
+        return token_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
 
     def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """`loss`, and the mean of -log p over all words, which label smoothing adds: (B, T) float32 or wider, both."""
-        logits = self(tokens)
-        return target_and_mean_nats(logits, targets, lambda x: x)
+        return target_and_mean_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
 
-    @abstractmethod
+    @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
         """The next tokens (B, n) -> logits (B, n, V), through the caches."""
+        x = self.embed(tokens, caches[0].start)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, partial(block.attention.extend, cache=cache))
+        return self.logits(self.final(x))
 
-    @abstractmethod
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """Of one cached step of one row at `context` positions, `prefix` of them a prefix's; vocabulary included."""
+        layers = sum(b.attention.multiply_adds(context, prefix) + linear_weights(b) for b in self.blocks)
+        return layers + self.vocabulary_multiply_adds
 
     def start(
         self,

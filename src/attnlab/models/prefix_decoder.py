@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
 from attnlab.config.bounds import Layers, Rate, Size
+from attnlab.models.language_model import linear_weights
 
 
 class PrefixDecoderLayer(nn.Module):
@@ -18,8 +20,7 @@ class PrefixDecoderLayer(nn.Module):
     LN1 is used twice, as in the released system.
 
     Args:
-        attention: the mechanism; it reads the prefix as extra keys and values.
-        ffn_dim: width inside the feed-forward layer.
+        attention: reads the prefix as extra keys and values.
         dropout: of both parts' outputs, in training.
         activation_dropout: after the ReLU, in training.
     """
@@ -31,9 +32,6 @@ class PrefixDecoderLayer(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
         self.dropout, self.activation_dropout = nn.Dropout(dropout), nn.Dropout(activation_dropout)
-
-    def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        return self.attention.multiply_adds(context, prefix) + self.up.weight.numel() + self.down.weight.numel()
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
@@ -52,7 +50,92 @@ def projector(d_model: int, inner: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(d_model, inner), nn.ReLU(), nn.Linear(inner, d_model))
 
 
-class PrefixDecoder(nn.Module):
+class TextDecoder(nn.Module):
+    """Text tokens and an encoder's output, the prefix -> logits; in parallel, or through caches.
+
+    Args:
+        d_model: width d.
+    """
+
+    embedding: nn.Embedding
+    unembedding: nn.Linear | None  # None: the embedding is the output matrix
+    layers: nn.ModuleList
+    projector: nn.Module  # of the prefix
+    norm: nn.Module
+    dropout: nn.Module
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.scale = math.sqrt(d_model)
+
+    @property
+    def blocks(self) -> list[Any]:
+        return list(self.layers)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The mechanisms of the text, one per layer."""
+        return [layer.attention for layer in self.blocks]
+
+    def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, *, dtype: torch.dtype) -> int:
+        """Of all caches of this dtype, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
+        raise NotImplementedError
+
+    def multiply_adds(self, context: int, prefix: int = 0) -> int:
+        """Of one cached step of one row at `context` positions, `prefix` of them the prefix's; vocabulary included.
+
+        What the prefix costs once per sentence does not count.
+        """
+        raise NotImplementedError
+
+    def attend(self, layer: Any, prefix: Tensor, prefix_lengths: Tensor | None) -> list[Callable[[Tensor], Tensor]]:
+        """The attentions of a layer in their parallel form.
+
+        Args:
+            layer: of this model.
+            prefix: projected, (B, S, d).
+            prefix_lengths: (B,); None: no padding.
+        """
+        raise NotImplementedError
+
+    def start(
+        self,
+        prefix: Tensor,
+        prefix_lengths: Tensor | None,
+        beam: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> list[Cache]:
+        """Caches for `beam` rows of `capacity` tokens on each sentence, whose prefix (N, S, d) is stored once."""
+        raise NotImplementedError
+
+    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
+        """The next tokens (B, n) -> logits (B, n, V), through the caches."""
+        raise NotImplementedError
+
+    def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
+        """(B, T) -> (B, T, d), at positions from `start` on: an int, or (1,) of a static cache."""
+        return self.scale * self.embedding(tokens)
+
+    def forward(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
+        """tokens (B, T), prefix (B, S, d), lengths (B,) -> logits (B, T, V)."""
+        return self.logits(self.hidden(tokens, prefix, prefix_lengths))
+
+    def hidden(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
+        """As :meth:`forward`, the states before the last norm, (B, T, d)."""
+        prefix, x = self.projector(prefix), self.dropout(self.embed(tokens, 0))
+        for layer in self.blocks:
+            x = layer(x, *self.attend(layer, prefix, prefix_lengths))
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., d) -> (..., V)."""
+        matrix = self.embedding if self.unembedding is None else self.unembedding
+        return F.linear(self.norm(hidden), matrix.weight)
+
+
+class PrefixDecoder(TextDecoder):
     """Text tokens after a prefix -> logits (MTLA paper, section 5, as its released system is built).
 
     Args:
@@ -70,6 +153,9 @@ class PrefixDecoder(nn.Module):
         pad: the id of padding, whose embedding is zero.
     """
 
+    projector: nn.Sequential
+    unembedding: nn.Linear
+
     def __init__(
         self,
         vocab_size: Size,
@@ -85,8 +171,7 @@ class PrefixDecoder(nn.Module):
         embedding_dropout: Rate | None = None,
         pad: int = 1,
     ) -> None:
-        super().__init__()
-        self.scale = math.sqrt(d_model)
+        super().__init__(d_model)
         self.projector = projector(d_model, projector_dim)
         self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=pad)
         self.dropout = nn.Dropout(dropout if embedding_dropout is None else embedding_dropout)
@@ -102,39 +187,15 @@ class PrefixDecoder(nn.Module):
         if tie_embeddings:
             self.unembedding.weight = self.embedding.weight
 
-    @property
-    def blocks(self) -> list[PrefixDecoderLayer]:
-        return [layer for layer in self.layers if isinstance(layer, PrefixDecoderLayer)]
-
-    @property
-    def attentions(self) -> list[Attention]:
-        return [layer.attention for layer in self.blocks]
-
     def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, *, dtype: torch.dtype) -> int:
-        """Of all caches of this dtype, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
         return sum(a.cache_bytes(rows, capacity, prefix, sentences, dtype=dtype) for a in self.attentions)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """Of one cached step of one row at `context` positions, `prefix` of them the prefix's; vocabulary included."""
-        layers = sum(layer.multiply_adds(context, prefix) for layer in self.blocks)
-        return layers + self.unembedding.weight.numel()
+        layers = sum(layer.attention.multiply_adds(context, prefix) + linear_weights(layer) for layer in self.blocks)
+        return layers + self.embedding.weight.numel()
 
-    def forward(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
-        """tokens (B, T), prefix (B, S, d), lengths (B,) -> logits (B, T, V)."""
-        return self.logits(self.hidden(tokens, prefix, prefix_lengths))
-
-    def hidden(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
-        """As :meth:`forward`, the states before the last norm, (B, T, d)."""
-        prefix = self.projector(prefix)
-        x = self.dropout(self.scale * self.embedding(tokens))
-        for layer in self.blocks:
-            x = layer(x, partial(layer.attention, prefix=prefix, prefix_lengths=prefix_lengths))
-        return x
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., d) -> (..., V)."""
-        found: Tensor = self.unembedding(self.norm(hidden))
-        return found
+    def attend(self, layer: Any, prefix: Tensor, prefix_lengths: Tensor | None) -> list[Callable[[Tensor], Tensor]]:
+        return [partial(layer.attention, prefix=prefix, prefix_lengths=prefix_lengths)]
 
     @torch.no_grad()
     def start(
@@ -146,7 +207,6 @@ class PrefixDecoder(nn.Module):
         *,
         dtype: torch.dtype | None = None,
     ) -> list[Cache]:
-        """Caches, one per layer, with the prefix (N, S, d) read once for the `beam` rows of each sentence."""
         prefix = self.projector(prefix)
         sentences, size = prefix.shape[:2]
         caches = []
@@ -160,8 +220,7 @@ class PrefixDecoder(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        """The next tokens (B, n) -> logits (B, n, V), through the caches."""
-        x = self.scale * self.embedding(tokens)
+        x = self.embed(tokens, 0)
         for layer, cache in zip(self.blocks, caches, strict=True):
             x = layer(x, partial(layer.attention.extend, cache=cache))
         return self.logits(x)

@@ -1,13 +1,17 @@
-"""What the sequence-to-text models share: an encoder, a decoder that reads its output, and the loss of each token."""
+"""Sequence-to-text models: an encoder, a decoder that reads its output, and the loss of each token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
+from attnlab.attention import Attention
+from attnlab.config.bounds import Size
+from attnlab.models.cross_decoder import CrossDecoder
+from attnlab.models.prefix_decoder import PrefixDecoder
 from attnlab.models.token_loss import in_chunks, nats
 
 
@@ -105,3 +109,98 @@ class SequenceModel(nn.Module):
         found = in_chunks(losses, (hidden.flatten(0, 1), targets.flatten()), self.loss_chunk)
         smoothed, plain, right = (value.view_as(targets) for value in found)
         return TokenLosses(smoothed, plain, right, encoded, lengths)
+
+
+class SpeechToText(SequenceModel):
+    """Encoder and decoder of one width: the MTLA paper's prefix decoder, or one with cross-attention.
+
+    Args:
+        d_model: width of encoder and decoder.
+        encoder: called with `d_model`.
+        decoder: called with `vocab_size`, `d_model` and `attention`.
+        attention: called with the number of a layer, returns its mechanism.
+        vocab_size: pieces V of the text.
+        ctc_vocab_size: classes of a linear CTC head on the encoder's output; None: no head.
+    """
+
+    def __init__(
+        self,
+        d_model: Size,
+        encoder: Callable[..., nn.Module],
+        decoder: Callable[..., PrefixDecoder | CrossDecoder],
+        *,
+        attention: Callable[[int], Attention],
+        vocab_size: Size,
+        ctc_vocab_size: Size | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder(d_model=d_model)
+        self.decoder = decoder(vocab_size=vocab_size, d_model=d_model, attention=attention)
+        self.ctc = None if ctc_vocab_size is None else nn.Linear(d_model, ctc_vocab_size)
+
+
+class TextToText(SequenceModel):
+    """Text encoder and prefix decoder: the MTLA paper's summariser. One vocabulary, two embeddings.
+
+    Args:
+        d_model: width of encoder and decoder.
+        encoder: called with `vocab_size` and `d_model`.
+        decoder: called with `vocab_size`, `d_model` and `attention`.
+        attention: called with the number of a layer, returns its mechanism.
+        vocab_size: pieces V.
+    """
+
+    ctc = None
+
+    def __init__(
+        self,
+        d_model: Size,
+        encoder: Callable[..., nn.Module],
+        decoder: Callable[..., PrefixDecoder],
+        *,
+        attention: Callable[[int], Attention],
+        vocab_size: Size,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder(vocab_size=vocab_size, d_model=d_model)
+        self.decoder = decoder(vocab_size=vocab_size, d_model=d_model, attention=attention)
+
+
+class EncoderDecoder(SequenceModel):
+    """The Transformer of Vaswani et al. (2017) with one embedding for source, target and output.
+
+    Args:
+        d_model: width of encoder and decoder.
+        encoder, decoder: called with `vocab_size`, `d_model` and `attention`.
+        ordinary: returns the attention of the place that does not get the chosen mechanism.
+        attention_in: where the chosen mechanism is used: "encoder" (Tensorized Transformer, section 5.3), "decoder" (in
+            its self-attention, which is cached), or "both".
+        attention: called with the number of a layer, returns its mechanism.
+        vocab_size: pieces V.
+
+    ValueError: `attention_in` is something else.
+    """
+
+    ctc = None
+
+    def __init__(
+        self,
+        d_model: Size,
+        encoder: Callable[..., nn.Module],
+        decoder: Callable[..., CrossDecoder],
+        ordinary: Callable[[], Attention],
+        attention_in: Literal["encoder", "decoder", "both"] = "encoder",
+        *,
+        attention: Callable[[int], Attention],
+        vocab_size: Size,
+    ) -> None:
+        super().__init__()
+        if attention_in not in get_args(Literal["encoder", "decoder", "both"]):
+            raise ValueError(f"attention_in={attention_in}: expected encoder, decoder or both")
+        inside, outside = (
+            attention if attention_in in (place, "both") else lambda layer: ordinary()
+            for place in ("encoder", "decoder")
+        )
+        self.encoder = encoder(vocab_size=vocab_size, d_model=d_model, attention=inside)
+        self.decoder = decoder(vocab_size=vocab_size, d_model=d_model, attention=outside)
+        self.encoder.embedding = self.decoder.embedding

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.attention import Attention, Cache
+from attnlab.attention import Attention
 from attnlab.attention.bounds import Layers, Rate, Size
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.language_model import LanguageModel
@@ -40,9 +39,6 @@ class PostNormBlock(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
         self.dropout = (SharedDropout if variational else nn.Dropout)(dropout)
-
-    def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        return self.attention.multiply_adds(context, prefix) + self.up.weight.numel() + self.down.weight.numel()
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
@@ -106,47 +102,29 @@ class TensorizedTransformer(LanguageModel):
                 )
 
     @property
-    def blocks(self) -> list[PostNormBlock]:
-        return [layer for layer in self.layers if isinstance(layer, PostNormBlock)]
+    def vocabulary_multiply_adds(self) -> int:
+        """Of one position: its embedding and its distribution."""
+        return self.softmax.multiply_adds
 
-    @property
-    def attentions(self) -> list[Attention]:
-        return [block.attention for block in self.blocks]
+    def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
+        return self.dropout(self.scale * self.softmax.embed(tokens))
 
-    def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """Of one cached decoding step of one row at `context` positions: layers, embedding and whole distribution."""
-        return sum(block.multiply_adds(context, prefix) for block in self.blocks) + self.softmax.multiply_adds
-
-    def _hidden(self, tokens: Tensor) -> Tensor:
-        if tokens.shape[1] > self.max_length:
-            raise ValueError(f"{tokens.shape[1]} positions; the model has {self.max_length}")
-        x = self.dropout(self.scale * self.softmax.embed(tokens))
-        for block in self.blocks:
-            x = block(x, block.attention)
+    def final(self, x: Tensor) -> Tensor:
         return self.dropout(x)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> log-probabilities (B, T, V). ValueError: T is more than `max_length`."""
-        return self.softmax.log_prob(self._hidden(tokens))
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(B, T, d) -> log-probabilities (B, T, V)."""
+        return self.softmax.log_prob(hidden)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target, (B, T) and (B, T) -> (B, T) float32 or wider, in nats.
 
         With cutoffs cheaper than `forward`: only the clusters that targets lie in are computed.
         """
-        parts = self._hidden(tokens).flatten(0, 1), targets.flatten()
+        parts = self.hidden(tokens).flatten(0, 1), targets.flatten()
         (nll,) = in_chunks(lambda h, t: (self.softmax.nll(h[None], t[None])[0],), parts, self.loss_chunk)
         return nll.to(torch.promote_types(nll.dtype, torch.float32)).view_as(targets)
 
     def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """As for every model. With cutoffs all clusters are computed, for which `loss` needs those of targets alone."""
-        log_prob = self.softmax.log_prob
-        return target_and_mean_nats(self._hidden(tokens), targets, lambda h: log_prob(h[None])[0], self.loss_chunk)
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        """The next tokens (B, n) -> log-probabilities (B, n, V), through the caches."""
-        x = self.scale * self.softmax.embed(tokens)
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, partial(block.attention.extend, cache=cache))
-        return self.softmax.log_prob(x)
+        return target_and_mean_nats(self.hidden(tokens), targets, lambda h: self.logits(h[None])[0], self.loss_chunk)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from attnlab.attention import Attention
 from attnlab.attention.base import length_mask
 from attnlab.config.bounds import Layers, Rate, Size
-from attnlab.models.encoder import sinusoidal_positions
+from attnlab.models.encoder import padded_embedding, sinusoidal_positions
 
 
 class TextEncoderLayer(nn.Module):
@@ -74,10 +74,7 @@ class TextEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.scale, self.mechanism = math.sqrt(d_model), attention is not None
-        self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=pad)
-        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
-        with torch.no_grad():
-            self.embedding.weight[pad].zero_()
+        self.embedding = padded_embedding(vocab_size, d_model, pad)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList()
         for i in range(num_layers):
