@@ -31,16 +31,8 @@ def card(
     """The card, in markdown with YAML front matter. What the record does not hold is `not run`.
 
     Args:
-        record: of the run that trained the model.
-        title: of the card.
-        usage: how to load the model, in markdown.
         library: the library that loads it, by the hub's name for it.
-        pipeline: the hub's name for what it does.
         attentions: the mechanisms whose cache is stated; None: the model has no cache.
-        longest: positions that the model takes.
-        dtype: of the cache.
-        notes: sentences on what a user should know.
-        code: whether the folder has Python files.
     """
     tags = ["attnlab", *(str(record[key]) for key in ("task", "attention", "compress") if _said(record.get(key)))]
     front = {"library_name": library, "pipeline_tag": pipeline, "license": "unknown", "tags": tags}

@@ -33,11 +33,7 @@ NAMES = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu
 
 
 def refusal(model: LanguageModel) -> str | None:
-    """Why DeepseekV3 cannot hold this model; None: it can.
-
-    Args:
-        model: a decoder, converted to MLA.
-    """
+    """Why DeepseekV3 cannot hold this model; None: it can."""
     if type(model) is not Decoder:
         return f"{type(model).__name__} is no converted decoder"
     block, attentions = model.blocks[0], model.attentions

@@ -42,11 +42,7 @@ def export(
     A compressed model is written as one of the architecture that it was made from, its factors multiplied out.
 
     Args:
-        model: with its weights.
-        spec: what it was made of.
         classes: their names, in the order of the outputs.
-        cfg: the configuration of its run, resolved.
-        record: of its run.
         folder: replaced as a whole when the new one is complete.
 
     Raises:

@@ -52,10 +52,7 @@ def export(
     to MLA can become a `DeepseekV3ForCausalLM` instead.
 
     Args:
-        model: with its weights, on the CPU.
-        cfg: the configuration of its run, resolved.
         vocabulary: of its tokens.
-        record: of its run, for the model card.
         folder: replaced as a whole when the new one is complete.
         layers: what builds the attention of each layer, of a converted model; None: as `cfg` says.
         format: "deepseek": DeepseekV3, which needs no code of the folder.

@@ -14,11 +14,7 @@ NEAR = 1e-5  # largest difference of float32 logits
 
 
 def refusal(model: LanguageModel) -> str | None:
-    """Why a Llama cannot hold this model; None: it can.
-
-    Args:
-        model: a trained language model.
-    """
+    """Why a Llama cannot hold this model; None: it can."""
     kinds = {type(attention) for attention in model.attentions}
     if kinds != {MHA}:
         return f"a Llama has no {', '.join(sorted(kind.__name__ for kind in kinds - {MHA}))}"

@@ -33,10 +33,7 @@ def export(
     """Write `model.safetensors`, `config.json`, copies of `files`, and the model card.
 
     Args:
-        model: with its weights.
         attentions: those of its mechanisms that keep a cache in decoding.
-        cfg: the configuration of its run, resolved.
-        record: of its run.
         files: tokenizers, vocabularies, class names and the like, which the run directory holds.
         folder: replaced as a whole when the new one is complete.
 

@@ -27,7 +27,6 @@ def config_of(
 
     Args:
         model: the model that `cfg` describes.
-        cfg: the run's whole configuration, resolved.
         layers: what builds the attention of each layer, of a converted model; None: `cfg.attention`.
 
     Raises:
@@ -77,12 +76,7 @@ def code_of(modules: dict[str, str]) -> dict[str, str]:
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """Write the Python files. OSError: as the file system raises it.
-
-    Args:
-        folder: it exists.
-        files: content by name.
-    """
+    """Write the Python files. OSError: as the file system raises it."""
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
 

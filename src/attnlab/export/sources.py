@@ -58,7 +58,6 @@ def defined_in(module: str, name: str) -> str:
 
     Args:
         module: dotted name of the package or module that has the name.
-        name: of a class or function.
 
     Raises:
         ConfigError: the module has no source.

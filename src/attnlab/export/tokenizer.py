@@ -17,10 +17,6 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
     It puts the mark between texts before a text, as mode=generate does, unless called with `add_special_tokens=False`.
     That mark is its padding too, on the left, where attention masks hide it.
 
-    Args:
-        vocabulary: of the model.
-        longest: positions that the model takes.
-
     Raises:
         ConfigError: transformers is not installed.
     """

@@ -36,29 +36,18 @@ def save(folder: Path, weights: Mapping[str, Tensor], prefix: str = "") -> None:
     Args:
         folder: gets `model.safetensors`.
         weights: by name.
-        prefix: put before every name.
     """
     own = {f"{prefix}{name}": value.detach().cpu().contiguous().clone() for name, value in weights.items()}
     save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write plain values, readable.
-
-    Args:
-        path: the file.
-        values: plain values.
-    """
+    """Write plain values, readable."""
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def copy(files: Iterable[Path], folder: Path) -> list[str]:
-    """Copy files into a folder; their names.
-
-    Args:
-        files: those to copy.
-        folder: it exists.
-    """
+    """Copy files into a folder; their names."""
     found = sorted(files)
     for file in found:
         (folder / file.name).write_bytes(file.read_bytes())

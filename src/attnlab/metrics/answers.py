@@ -17,7 +17,6 @@ class Answers(IndexedMetric):
     The loss is the mean over questions of each answer's mean over its tokens, in nats, as the papers give it.
 
     Args:
-        size: number of questions.
         settings: arguments of `torchmetrics.Metric`.
     """
 

@@ -85,7 +85,6 @@ class TextMetric(IndexedMetric):
     in bytes and the number of texts of each row.
 
     Args:
-        size: number of items in the corpus.
         settings: arguments of `torchmetrics.Metric`.
 
     Attributes:

@@ -19,7 +19,6 @@ class Perplexity(IndexedMetric):
     logits, which an adaptive softmax does not have, and sums in float32.
 
     Args:
-        size: number of windows.
         words_per_token: words of the text by its tokens, for the perplexity per word; None: not computed.
         settings: arguments of `torchmetrics.Metric`.
     """

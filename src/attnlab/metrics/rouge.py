@@ -33,8 +33,6 @@ class ROUGE(TextMetric):
 
         Args:
             index: (B,) corpus indices.
-            hypotheses: B outputs.
-            references: B references.
             others: further references of each text; None: there are none.
         """
         further = others or [()] * len(references)
@@ -49,11 +47,7 @@ class ROUGE(TextMetric):
 
 
 def text_scores(rows: Sequence[Sequence[str]]) -> list[dict[str, float]]:
-    """F of ROUGE-1, 2 and L of each text, between 0 and 1.
-
-    Args:
-        rows: a hypothesis and its references each.
-    """
+    """F of ROUGE-1, 2 and L of each text, between 0 and 1."""
     from rouge_score.rouge_scorer import RougeScorer
     from rouge_score.tokenizers import DefaultTokenizer
 

@@ -18,7 +18,6 @@ class TopAccuracy(IndexedMetric):
     torchmetrics' MulticlassAccuracy counts in float32 sums; here the counts are ints.
 
     Args:
-        size: number of images.
         classes: number of classes; with fewer than five, "top five" is all of them.
         settings: arguments of `torchmetrics.Metric`.
     """

@@ -18,7 +18,6 @@ class WER(TextMetric):
     A reference may hold NIST's alternations, `{ a / b }` (@: nothing): the reading with the fewest errors counts.
 
     Args:
-        size: number of items in the corpus.
         punctuation: True: words are what stands between spaces.  False: all signs but apostrophes separate words.
         settings: arguments of `torchmetrics.Metric`.
     """
@@ -36,8 +35,6 @@ class WER(TextMetric):
 
         Args:
             index: (B,) corpus indices.
-            hypotheses: B outputs.
-            references: B references.
         """
         self.append_texts(index, list(zip(hypotheses, references, strict=True)))
 
@@ -62,7 +59,6 @@ def word_errors(hypotheses: Sequence[str], references: Sequence[str], punctuatio
 
     Args:
         hypotheses: what was recognised, a text for each sentence.
-        references: what was said, in the same order.
         punctuation: True: words are what stands between spaces. False: all signs but apostrophes separate words.
     """
     import jiwer
@@ -84,12 +80,7 @@ def word_errors(hypotheses: Sequence[str], references: Sequence[str], punctuatio
 
 
 def normalise(text: str, punctuation: bool = False) -> str:
-    """Lower case, single spaces; without `punctuation`, signs other than apostrophes become spaces.
-
-    Args:
-        text: a hypothesis or a reference.
-        punctuation: whether these signs stay.
-    """
+    """Lower case, single spaces; without `punctuation`, signs other than apostrophes become spaces."""
     return " ".join((text if punctuation else re.sub(r"[^\w\s']", " ", text)).lower().split())
 
 

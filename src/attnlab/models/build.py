@@ -37,7 +37,6 @@ def build_model(cfg: DictConfig, **sizes: Any) -> Any:
     """The model that `task.model` names, with the mechanism of `attention` in its layers.
 
     Args:
-        cfg: a run's configuration, resolved.
         sizes: arguments that depend on the data, such as the size of the vocabulary.
     """
     return instantiate(cfg.task.model, path="task.model", attention=partial(build_attention, cfg), **sizes)
@@ -47,7 +46,6 @@ def build_attention(cfg: DictConfig, layer: int) -> Attention:
     """The mechanism of layer number `layer`; in a hybrid stack the pattern repeats over the layers.
 
     Args:
-        cfg: a run's configuration, resolved.
         layer: number of the layer, from 0.
     """
     pattern = cfg.attention.get("pattern")
@@ -61,11 +59,8 @@ class CacheShape:
     """One decoding batch of the `bench` node's shape.
 
     Args:
-        batch: sentences.
         beam: hypotheses of each sentence; the cache has batch * beam rows.
         prefix: positions of each prefix.
-        text: positions of each row's text.
-        dtype: of the cache.
     """
 
     batch: int
@@ -92,7 +87,6 @@ def count_parameters(model: nn.Module, attentions: Iterable[nn.Module] | None = 
     """Total, those inside attention, and those that are trained; shared ones once.
 
     Args:
-        model: any module.
         attentions: what counts as attention; None: every Attention.
     """
     if attentions is None:
@@ -111,7 +105,6 @@ def identity(cfg: DictConfig, **vocabularies: str | None) -> dict[str, Any]:
     Dropout rates are not part of it: weights trained with one rate may be trained further with another.
 
     Args:
-        cfg: the run's configuration.
         vocabularies: the fingerprint of each vocabulary, by its name with underscores.
     """
     needed = architecture(cfg)

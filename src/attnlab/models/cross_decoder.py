@@ -108,7 +108,6 @@ class CrossDecoderLayer(nn.Module):
     """Self-attention, cross-attention, ReLU feed-forward; LayerNorm after each, or before with `pre_norm`.
 
     Args:
-        attention: the self-attention.
         num_heads: heads of the cross-attention.
         ffn_dim: width inside the feed-forward layer.
         dropout: of each part's output, in training.
@@ -157,7 +156,6 @@ class CrossDecoder(TextDecoder):
         vocab_size: pieces V of the text.
         d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
-        num_layers: layers.
         num_heads: heads of cross-attention.
         ffn_dim: width of the feed-forward parts.
         dropout: of embeddings, and after each part of a layer.

@@ -29,9 +29,7 @@ class DecoderBlock(nn.Module):
     Args:
         ffn_dim: width inside the MLP; 0: there is none.
         norm: RMSNorm, LayerNorm, or RMSNorm without weights.
-        activation: act.
         gated: whether the MLP has a gate W1.
-        mlp_bias: whether its matrices have biases.
         dropout: of what attention and MLP add, in training.
     """
 
@@ -85,13 +83,10 @@ class Decoder(LanguageModel):
         vocab_size: V.
         d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
-        num_layers: blocks.
         ffn_dim: width inside the MLP; 0: blocks without one.
-        max_length: positions of a window.
         norm: RMSNorm, LayerNorm, or RMSNorm without weights whose epsilon is the machine's.
         activation: of the MLP; gelu_tanh is GPT-2's approximation.
         gated: whether the MLP is gated (SwiGLU with silu).
-        mlp_bias: whether the MLP's matrices have biases.
         tied: whether the embedding is the output matrix too.
         positions: number of learned positions that are added to the embedding; 0: none, the mechanism has positions.
         dropout: of the embedding and of what blocks add, in training.
@@ -192,9 +187,7 @@ class T6(Decoder):
         vocab_size: V.
         d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
-        num_layers: blocks.
         ffn_dim: width of the SwiGLU; None: floor(8 d / 3).
-        max_length: positions of a window.
         output_init: "zeros" starts with blocks that add nothing, as the released code does: the attention's `out` and
             the last matrix of the SwiGLU are zero. "default" leaves them as they are created.
 

@@ -92,7 +92,6 @@ class TextDecoder(nn.Module):
         """The attentions of a layer in their parallel form.
 
         Args:
-            layer: of this model.
             prefix: projected, (B, S, d).
             prefix_lengths: (B,); None: no padding.
         """
@@ -142,7 +141,6 @@ class PrefixDecoder(TextDecoder):
         vocab_size: pieces V of the text.
         d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
-        num_layers: layers.
         ffn_dim: width of the feed-forward parts.
         projector_dim: inner width of the two linear maps through which the prefix goes.
         dropout: after each part of a layer.

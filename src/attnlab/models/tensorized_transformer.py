@@ -26,7 +26,6 @@ class PostNormBlock(nn.Module):
     """u = LN1(x + drop(attention(x)));  z = LN2(u + drop(W2 drop(relu(W1 u)))).
 
     Args:
-        attention: the mechanism.
         ffn_dim: width inside the feed-forward layer.
         dropout: of both parts' outputs and after the ReLU, in training.
         variational: whether all positions of a text have one mask.
@@ -58,9 +57,7 @@ class TensorizedTransformer(LanguageModel):
         vocab_size: V.
         d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
-        num_layers: blocks.
         ffn_dim: width of the feed-forward parts.
-        max_length: positions of a window.
         dropout: of embeddings and outputs, and in each block.
         variational_dropout: whether all positions of a text share one mask, drawn anew for each place in the model and
             each batch. The paper says that it was used for PTB (section 5.2), without details.

@@ -17,7 +17,6 @@ class TextEncoderLayer(nn.Module):
     """Self-attention and ReLU feed-forward, each with a residual; LayerNorm after each, or before with `pre_norm`.
 
     Args:
-        attention: the mechanism, used without a causal mask.
         ffn_dim: width inside the feed-forward layer.
         dropout: of both parts' outputs and after the ReLU, in training.
         pre_norm: where the LayerNorms stand.
@@ -47,7 +46,6 @@ class TextEncoder(nn.Module):
     Args:
         vocab_size: pieces of the source.
         d_model: width d.
-        num_layers: layers.
         num_heads: heads, if `attention` is None.
         ffn_dim: width of the feed-forward parts.
         dropout: of embeddings and in each layer.

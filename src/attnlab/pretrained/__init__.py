@@ -28,11 +28,7 @@ def families() -> dict[str, Family]:
 
 
 def family_of(model: nn.Module) -> Family:
-    """The family of a model. ConfigError: it is of none, with the names of those that are known.
-
-    Args:
-        model: any module.
-    """
+    """The family of a model. ConfigError: it is of none, with the names of those that are known."""
     known = families()
     for family in known.values():
         if family.matches(model):

@@ -31,7 +31,6 @@ class Projection:
         rows: which outputs of the module belong to this projection, in the order of W's rows; None: all. Fused
             projections share a module: timm's `qkv` (consecutive ranges), GPT-NeoX's `query_key_value` (interleaved).
         transposed: the module stores (in, out), as GPT-2's Conv1D does.
-        bias: whether the module has a bias.
     """
 
     path: str
@@ -200,7 +199,6 @@ def replace(model: nn.Module, path: str, module: nn.Module) -> None:
     Args:
         model: it is changed.
         path: dotted, as in named_modules.
-        module: what is put there.
     """
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)

@@ -45,7 +45,6 @@ def nodes_of(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], l
 
     Args:
         options: its config as plain values, as :func:`attnlab.pretrained.huggingface.config_of` gives it.
-        source: what the user named, for errors.
 
     Raises:
         ConfigError: the model has something that cannot be carried over; the reason.
@@ -197,7 +196,6 @@ def fill(decoder: Decoder, theirs: nn.Module) -> None:
 
     Args:
         decoder: of the sizes that :func:`nodes_of` gives.
-        theirs: the model.
     """
     for own, value in pairs(decoder, theirs):
         own.copy_(value)
@@ -212,12 +210,7 @@ def fill(decoder: Decoder, theirs: nn.Module) -> None:
 
 
 def pairs(decoder: Decoder, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each parameter of a decoder with the values that a model of transformers has for it.
-
-    Args:
-        decoder: of the same sizes.
-        theirs: the model.
-    """
+    """Each parameter of a decoder with the values that a model of transformers has for it."""
     from attnlab.pretrained import family_of
 
     config: Any = theirs.config
@@ -267,11 +260,6 @@ def _table(theirs: nn.Module) -> Any:
 def unread(decoder: Decoder, options: Mapping[str, Any], source: str) -> nn.Module:
     """The way back: a model of transformers with the weights of a decoder that was read from one.
 
-    Args:
-        decoder: with multi-head or grouped-query attention.
-        options: the config that it was read by.
-        source: what the user named, for errors.
-
     Raises:
         ConfigError: a mechanism that a model of transformers does not have.
     """
@@ -290,11 +278,7 @@ def unread(decoder: Decoder, options: Mapping[str, Any], source: str) -> nn.Modu
 
 
 def scaled(attention: Attention) -> list[Tensor]:
-    """The parameters that hold the scaling of a rotary table: those of the last map before queries and keys turn.
-
-    Args:
-        attention: as it was read.
-    """
+    """The parameters that hold the scaling of a rotary table: those of the last map before queries and keys turn."""
     assert isinstance(attention, MHA)
     normed = not isinstance(attention.query_norm, nn.Identity)
     maps = (attention.query_norm, attention.key_norm) if normed else (attention.query, attention.key)

@@ -78,8 +78,6 @@ def file(name: str, source: str, names: Sequence[str]) -> Path:
     """One file of a model of the hub, from its cache or downloaded.
 
     Args:
-        name: of the model on the hub.
-        source: what the user gave, for messages.
         names: of the file; the first one that there is.
 
     Raises:
@@ -181,10 +179,6 @@ def _complete(path: Path, source: str, weights: bool) -> None:
 def weight_files(path: Path, source: str) -> list[Path]:
     """The files of weights that transformers reads from a folder, in its order of preference; others may lie there.
 
-    Args:
-        path: the folder.
-        source: what the user gave, for messages.
-
     Raises:
         DataError: there are none, the index of the parts is damaged, or a part is missing.
     """
@@ -217,12 +211,7 @@ def _readable(path: Path, source: str) -> None:
 
 
 def read_config(path: Path, source: str) -> dict[str, Any]:
-    """config.json as it is. DataError: not an object, or the weights are quantised.
-
-    Args:
-        path: the file.
-        source: what the user named, for the errors.
-    """
+    """config.json as it is. DataError: not an object, or the weights are quantised."""
     file = path / CONFIG
     try:
         found = json.loads(file.read_bytes())
@@ -243,10 +232,7 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
     """A model with the weights of a folder, in eval mode on the CPU.
 
     Args:
-        kind: the class in transformers.
         config: of that class; not read again from the folder, where it may name code.
-        path: the folder.
-        source: what the user gave, for messages.
         dtype: of the parameters; None: as they are stored.
 
     Raises:

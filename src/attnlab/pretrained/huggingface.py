@@ -30,7 +30,6 @@ def family_for(kind: Any, source: str) -> LanguageModel:
 
     Args:
         kind: `model_type` of a config.json.
-        source: what the user named, for the errors.
     """
     known = language_families()
     if kind == "attnlab":
@@ -112,11 +111,7 @@ def load(source: str, *, dtype: torch.dtype | None = None, device: torch.device 
 
 
 def options_of(model: nn.Module) -> dict[str, Any]:
-    """The config of a model as plain values: what `create` and a compressed model's folder take.
-
-    Args:
-        model: of transformers.
-    """
+    """The config of a model as plain values: what `create` and a compressed model's folder take."""
     family = family_of(model)
     if not isinstance(family, LanguageModel):
         raise ConfigError(f"{type(model).__name__} is no language model")
@@ -168,8 +163,6 @@ def save_tokenizer(words: Any, folder: Path, final: Path) -> None:
 
     Args:
         words: the tokenizer, of transformers.
-        folder: where it is written.
-        final: the folder that error messages name.
 
     Raises:
         WriteError: it cannot be written.
@@ -184,7 +177,6 @@ def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
     """Write a plain Hugging Face checkpoint: what transformers loads without attnlab.
 
     Args:
-        model: a dense model of transformers.
         folder: replaced as a whole when the new one is complete.
         source: a model's folder or hub name, whose tokenizer is copied; None: no tokenizer.
 

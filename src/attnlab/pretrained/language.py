@@ -42,8 +42,6 @@ class LanguageModel(Family):
         """One layer by the sizes in a config; which projections have biases is read from the model.
 
         Args:
-            config: the model's, of transformers.
-            path: of the layer.
             index: of the layer, from 0.
         """
 
@@ -132,7 +130,6 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
     Args:
         model: it is changed.
-        dtype: of the parameters.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -38,11 +38,7 @@ def find(source: str) -> Path | None:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Weights by name. DataError: the file is damaged, or has more than tensors and plain values.
-
-    Args:
-        path: a file of safetensors or of PyTorch.
-    """
+    """Weights by name. DataError: the file is damaged, or has more than tensors and plain values."""
     verify(path)  # of a run; the files of others have no checksums
     try:
         if path.suffix == ".safetensors":
@@ -81,7 +77,6 @@ def check(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
     """Refuse weights that a model cannot have.
 
     Args:
-        model: it may be without storage.
         path: where the weights come from, for the errors.
         weights: by the model's own names.
 
@@ -107,10 +102,7 @@ def check_values(path: Path, name: str, value: Tensor, dtype: torch.dtype) -> No
     """Refuse a tensor whose values a model would silently cast, or cannot compute with.
 
     Args:
-        path: the file, for the error.
-        name: of the tensor.
         value: what the file has.
-        dtype: the model's.
 
     Raises:
         DataError: integers, booleans or quantised values for floating point or the reverse, NaN, or infinite values.
@@ -147,20 +139,11 @@ def check_stored(path: Path, model: nn.Module) -> None:
 
 
 def cannot_write(path: Path, error: Exception) -> WriteError:
-    """The error of a file or folder for which safetensors, which wraps the file system's errors, has no space.
-
-    Args:
-        path: what was to be written.
-        error: what was raised.
-    """
+    """The error of a file or folder for which safetensors, which wraps the file system's errors, has no space."""
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
     return WriteError(number, first_line(error), str(path))
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, shortened, or the name of its class.
-
-    Args:
-        error: what was raised.
-    """
+    """The first line of an error's text, shortened, or the name of its class."""
     return shorten((str(error).splitlines() or [""])[0] or type(error).__name__, 160)

@@ -146,7 +146,6 @@ def rehearse(task: Task, size: int, device: torch.device, *, fake: bool = False)
     Args:
         size: of the batch, in the unit of `task.batch_key`.
         device: of the run. Kernels are chosen as on it.
-        fake: compute nothing.
 
     Returns:
         None: the update does not fit the CUDA device.
@@ -383,7 +382,6 @@ def largest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
 
     Args:
         fits: whether a size fits; where one does not, no larger one does.
-        least: the first size tried.
         most: the largest size of use.
 
     Returns:

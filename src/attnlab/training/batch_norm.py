@@ -12,11 +12,7 @@ from attnlab.models.conformer import MaskedBatchNorm
 
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The BatchNorm layers of a model that keep running statistics, by name.
-
-    Args:
-        model: any module.
-    """
+    """The BatchNorm layers of a model that keep running statistics, by name."""
     found = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
     return {name: m for name, m in found.items() if m.track_running_stats and m.momentum is not None}
 
@@ -42,11 +38,7 @@ def share_batches(model: nn.Module) -> None:
 
 @contextmanager
 def statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Inside, a forward pass leaves the running statistics as they are; shared ones follow the other processes' parts.
-
-    Args:
-        model: any module.
-    """
+    """Inside, a forward pass changes no running statistics; shared ones follow the other processes' parts."""
     shared, norms = _by_sharing(model)
     for one in shared:
         one.idle = True

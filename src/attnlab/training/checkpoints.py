@@ -26,9 +26,6 @@ PREFIX = "model."  # of the model's weights in a training checkpoint
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and identity of a training checkpoint (.ckpt) or of exported weights (.safetensors).
 
-    Args:
-        path: the file.
-
     Raises:
         DataError: it does not exist, is damaged, or holds more than tensors and plain values.
     """
@@ -69,7 +66,6 @@ def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, An
     The format has no two names for one tensor, so tied weights are written once for each name.
 
     Args:
-        path: the file.
         weights: by name.
         identity: what a model must share to load them; plain values.
 
@@ -109,10 +105,7 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any], ad
     """Refuse a checkpoint of another model.
 
     Args:
-        path: the checkpoint, for the message.
         found: the identity stored in it, whose keys and classes may have old names.
-        wanted: the identity of this run's module.
-        advice: what to do where they differ.
 
     Raises:
         DataError: names the first difference.

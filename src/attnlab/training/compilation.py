@@ -50,11 +50,7 @@ class Compiled:
         return self.on
 
     def __call__(self, method: Function) -> Function:
-        """The compiled form of a bound method.
-
-        Args:
-            method: of a module.
-        """
+        """The compiled form of a bound method."""
         if not self.on:
             return method
         owner: Any = method.__self__  # type: ignore[attr-defined]

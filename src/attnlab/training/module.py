@@ -52,10 +52,8 @@ class Module(LightningModule):
     checkpoint is saved.  A NaN is found then and named, and no checkpoint has it.
 
     Args:
-        optimizer: makes the optimizer of the parameters.
         schedule: makes the schedule of an optimizer; `total_steps` is the number of updates, None if unknown.
         identity: stored in checkpoints; must match when one is loaded: mechanism, vocabulary.
-        seed: of dropout.
         clip: the largest norm of the gradient; 0: not clipped.
 
     Attributes:

@@ -55,10 +55,6 @@ PROFILERS: dict[Any, Any] = {"simple": SimpleProfiler, "advanced": AdvancedProfi
 def last_checkpoint(cfg: DictConfig, directory: Path) -> Path | None:
     """The checkpoint that `resume=` continues; None for a new run.
 
-    Args:
-        cfg: the fixed configuration.
-        directory: the run's.
-
     DataError: there is nothing to resume, or the directory holds an earlier run.
     """
     last, own = (place / "checkpoints" / "last.ckpt" for place in (Path(cfg.resume or directory), directory))
@@ -84,9 +80,7 @@ def fit(
     """Train `module`, and give its model the average of the best checkpoints.
 
     Args:
-        cfg: the run's configuration.
         directory: the run directory; gets checkpoints/ and curves/.
-        data: the task's data.
         module: the module to train; afterwards its model holds the averaged weights (under hardware=fsdp on rank zero
             alone).
         monitor: the validation metric by which checkpoints are chosen.
@@ -215,10 +209,7 @@ def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback])
     precision is one of bfloat16's.
 
     Args:
-        cfg: the run's configuration.
-        data: the task's data.
         module: has the weights to score, and a `test_step` that returns what the callbacks read.
-        callbacks: what measures and scores.
 
     Returns:
         Whether this process took part.
@@ -260,11 +251,7 @@ def _broadcast(model: nn.Module, trainer: L.Trainer) -> None:
 
 
 def process_count(cfg: DictConfig) -> int:
-    """The number of processes that Lightning starts; with hardware.devices=auto one for each GPU, or one on the CPU.
-
-    Args:
-        cfg: the fixed configuration.
-    """
+    """The number of processes that Lightning starts; with hardware.devices=auto one for each GPU, or one on the CPU."""
     configured = configured_processes(cfg)
     if configured is not None:
         return configured
@@ -307,13 +294,8 @@ def build_trainer(
     """Lightning's Trainer for `cfg.task.train` and `cfg.hardware`.
 
     Args:
-        cfg: the run's configuration.
         directory: the run directory; gets curves/.
-        callbacks: the trainer's callbacks.
-        processes: the number of processes.
-        accumulate: batches of each process in an update.
         enable_checkpointing: False: no checkpoint is saved.
-        loggers: besides the CSV files.
 
     Raises:
         ConfigError: Lightning refuses the values of `trainer`.
@@ -360,7 +342,6 @@ def configured_callbacks(cfg: DictConfig, monitor: str, better: Literal["min", "
     """The callbacks of the node `callbacks`; those that watch a metric get the task's unless they have their own.
 
     Args:
-        cfg: the run's configuration.
         monitor: the validation metric by which checkpoints are chosen.
         better: which values of `monitor` are better.
     """
