@@ -205,12 +205,12 @@ class History:
 
     def texts(self, sizes: Tensor, rows: Tensor) -> Tensor:
         """The first `sizes` tokens, (N, k), of the texts in `rows`, (N, k): (N, k, steps); others are arbitrary."""
-        found = [torch.empty_like(rows) for _ in range(self.steps)]
+        steps_of = [torch.empty_like(rows) for _ in range(self.steps)]
         for step in reversed(range(self.steps)):
             inside = step < sizes
-            found[step] = self.tokens[step].gather(1, rows)
+            steps_of[step] = self.tokens[step].gather(1, rows)
             rows = torch.where(inside, self.parents[step].gather(1, rows), rows)
-        return torch.stack(found, -1)
+        return torch.stack(steps_of, -1)
 
 
 def best_continuations(logp: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -224,22 +224,22 @@ def best_continuations(logp: Tensor, scores: Tensor, count: int) -> tuple[Tensor
         count: how many; fewer where there are no more continuations. The best come first.
     """
     size = logp.shape[-1]
-    whole = size - size % BLOCK
-    blocks = logp[..., :whole].unflatten(-1, (-1, BLOCK))
-    values = torch.cat((blocks.amax(-1), logp[..., whole:]), -1) + scores.unsqueeze(-1)
+    full = size - size % BLOCK
+    blocks = logp[..., :full].unflatten(-1, (-1, BLOCK))
+    values = torch.cat((blocks.amax(-1), logp[..., full:]), -1) + scores.unsqueeze(-1)
     per_row = values.shape[-1]
     best, place = values.flatten(1).topk(min(count, values[0].numel()))
     row, at = place // per_row, place % per_row
-    tail = at - whole // BLOCK  # of a token that is a block of its own
-    start = torch.where(tail < 0, at * BLOCK, whole + tail)
+    tail = at - full // BLOCK  # of a token that is a block of its own
+    start = torch.where(tail < 0, at * BLOCK, full + tail)
     tokens = start.unsqueeze(-1) + torch.arange(BLOCK, device=logp.device)
     width = torch.where(tail < 0, BLOCK, 1).unsqueeze(-1)
     inside = tokens < start.unsqueeze(-1) + width
     tokens = tokens.clamp(max=size - 1)
     sentence = torch.arange(len(logp), device=logp.device)[:, None, None]
-    found = logp[sentence, row.unsqueeze(-1), tokens] + scores.gather(1, row).unsqueeze(-1)
-    found = found.masked_fill(~inside, float("-inf")).flatten(1)
-    best, place = found.topk(min(count, scores.shape[1] * size, found.shape[1]))
+    values_of = logp[sentence, row.unsqueeze(-1), tokens] + scores.gather(1, row).unsqueeze(-1)
+    values_of = values_of.masked_fill(~inside, float("-inf")).flatten(1)
+    best, place = values_of.topk(min(count, scores.shape[1] * size, values_of.shape[1]))
     return best, row.gather(1, place // BLOCK), tokens.flatten(1).gather(1, place)
 
 

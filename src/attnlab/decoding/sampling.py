@@ -84,23 +84,23 @@ class Sampling:
         steps = Steps(model, caches, self.tokens - 1, compiled=compiled)
         barred = torch.tensor(never, dtype=torch.long, device=prompt.device)
         every = WAIT.get(prompt.device.type, 1)
-        found: list[Tensor] = []
+        drawn: list[Tensor] = []
         ended = torch.zeros(rows, dtype=torch.bool, device=prompt.device)
         for count in range(1, self.tokens + 1):
-            logits = steps(found[-1][:, None]) if found else model.step(prompt, caches)
+            logits = steps(drawn[-1][:, None]) if drawn else model.step(prompt, caches)
             logits = logits[:, -1, :num_ids].float().index_fill(1, barred, float("-inf"))
             token = self.choose(logits, generator)
             if end is not None:
                 token = torch.where(ended, end, token)
                 ended |= token == end
-            found.append(token)
+            drawn.append(token)
             if end is not None and count % every == 0 and ended.all():
                 break
-            if stop is not None and stop(torch.stack(found, 1)):
+            if stop is not None and stop(torch.stack(drawn, 1)):
                 break
-        tokens = torch.stack(found, 1)
-        if end is not None and (whole := (tokens == end).all(0)).any():  # the first token after which all have ended
-            tokens = tokens[:, : int(whole.int().argmax()) + 1]
+        tokens = torch.stack(drawn, 1)
+        if end is not None and (all_ended := (tokens == end).all(0)).any():  # of the first such token
+            tokens = tokens[:, : int(all_ended.int().argmax()) + 1]
         return tokens
 
     def choose(self, logits: Tensor, generator: torch.Generator) -> Tensor:

@@ -72,11 +72,11 @@ def card(
 def _cache(attentions: list[Attention], longest: int | None, dtype: torch.dtype) -> dict[str, Any]:
     """Bytes of the cache: for each further token, and of one row of the longest text."""
     per_token = sum(a.cache_elements_per_token for a in attentions) * dtype.itemsize
-    found: dict[str, Any] = {"cache, bytes per token": per_token}
+    sizes: dict[str, Any] = {"cache, bytes per token": per_token}
     if longest is not None:
-        whole = sum(a.cache_bytes(1, longest, dtype=dtype) for a in attentions)
-        found[f"cache, bytes of a text of {longest} tokens"] = whole
-    return found
+        of_text = sum(a.cache_bytes(1, longest, dtype=dtype) for a in attentions)
+        sizes[f"cache, bytes of a text of {longest} tokens"] = of_text
+    return sizes
 
 
 def _quality(record: Mapping[str, Any]) -> str:
@@ -86,8 +86,8 @@ def _quality(record: Mapping[str, Any]) -> str:
     if not rows:
         return NOT_RUN
     unit, signature = values.get("unit"), values.get("signature")
-    said = [f"per {unit}" if unit and str(unit) not in str(signature) else "", str(signature or "")]
-    text = "; ".join(part for part in said if part)
+    texts = [f"per {unit}" if unit and str(unit) not in str(signature) else "", str(signature or "")]
+    text = "; ".join(part for part in texts if part)
     where = f"On the test set{f' ({text})' if text else ''}:"
     return "\n".join([where, "", "| | |", "|---|---|", *rows])
 

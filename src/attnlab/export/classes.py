@@ -6,8 +6,8 @@ An exported folder has a file of this name too, with the classes of its own mode
 from attnlab import attention, models
 
 CLASSES: dict[str, type] = {
-    name: found
+    name: cls
     for package in (attention, models)
     for name in package.__all__
-    if isinstance(found := getattr(package, name), type)
+    if isinstance(cls := getattr(package, name), type)
 }

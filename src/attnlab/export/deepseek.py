@@ -82,7 +82,7 @@ def convert(model: LanguageModel) -> Any:
     mla = [attention for attention in model.attentions if isinstance(attention, MLA)]
     config, rank = _config(library, model, mla), max(a.latent_dim for a in mla)
     dtype = model.embedding.weight.dtype
-    theirs = library.DeepseekV3ForCausalLM(config).to(dtype).eval()
+    converted = library.DeepseekV3ForCausalLM(config).to(dtype).eval()
     wide = config.q_lora_rank is not None
     state: dict[str, Tensor] = {"model.embed_tokens.weight": model.embedding.weight}
     assert isinstance(model.norm, nn.RMSNorm)
@@ -95,14 +95,14 @@ def convert(model: LanguageModel) -> Any:
             state[f"{layer}.{name}.weight"] = norm.weight
         for name in ("gate", "up", "down"):
             state[f"{layer}.mlp.{name}_proj.weight"] = getattr(block, name).weight
-        found = _attention(a, rank, wide)
-        state |= {f"{layer}.self_attn.{name}": value for name, value in found.items()}
-    missing, unknown = theirs.load_state_dict({name: value.clone() for name, value in state.items()}, strict=False)
+        weights = _attention(a, rank, wide)
+        state |= {f"{layer}.self_attn.{name}": value for name, value in weights.items()}
+    missing, unknown = converted.load_state_dict({name: value.clone() for name, value in state.items()}, strict=False)
     if missing or unknown:
         raise DataError(f"DeepseekV3 of this transformers has other weights: {(*missing, *unknown)[0]}")
-    theirs.tie_weights()
-    _check(model, theirs)
-    return theirs
+    converted.tie_weights()
+    _check(model, converted)
+    return converted
 
 
 def _config(library: Any, model: Decoder, mla: list[MLA]) -> Any:
@@ -155,8 +155,8 @@ def _attention(a: MLA, rank: int, wide: bool) -> dict[str, Tensor]:
     assert isinstance(a.query, nn.Linear) and isinstance(a.down, nn.Linear)
     width, r, rope = a.d_model, a.latent_dim, a.rope_dim
     down, bias = a.down.weight, a.down.bias
-    kept = down.new_zeros(rank + 1 + rope, width)
-    kept[:r], kept[rank + 1 :] = down[:r], down[r:]
+    matrix = down.new_zeros(rank + 1 + rope, width)
+    matrix[:r], matrix[rank + 1 :] = down[:r], down[r:]
     added = down.new_zeros(rank + 1 + rope)
     if bias is not None:
         added[:r], added[rank + 1 :] = bias[:r], bias[r:]
@@ -164,8 +164,8 @@ def _attention(a: MLA, rank: int, wide: bool) -> dict[str, Tensor]:
     key, value = a.up_matrices()
     up = down.new_zeros(a.num_heads, 2 * a.head_dim, rank + 1)
     up[:, : a.head_dim, :r], up[:, a.head_dim :, :r] = key, value
-    found = {
-        "kv_a_proj_with_mqa.weight": kept,
+    weights = {
+        "kv_a_proj_with_mqa.weight": matrix,
         "kv_a_proj_with_mqa.bias": added,
         "kv_a_layernorm.weight": down.new_full((rank + 1,), CONSTANT * (rank + 1) ** -0.5),
         "kv_b_proj.weight": up.flatten(0, 1),
@@ -173,14 +173,14 @@ def _attention(a: MLA, rank: int, wide: bool) -> dict[str, Tensor]:
         "o_proj.bias": down.new_zeros(width) if a.out.bias is None else a.out.bias,
     }
     if not wide:
-        return found | {"q_proj.weight": a.query.weight}
+        return weights | {"q_proj.weight": a.query.weight}
     inner = down.new_zeros(width + 1, width)
     inner[:width] = torch.eye(width, dtype=down.dtype)
     constant = down.new_zeros(width + 1)
     constant[width] = CONSTANT
     zero = torch.zeros_like(a.query.weight[:, 0])
     of_bias = (zero if a.query.bias is None else a.query.bias) / CONSTANT
-    return found | {
+    return weights | {
         "q_a_proj.weight": inner,
         "q_a_proj.bias": constant,
         "q_a_layernorm.weight": down.new_full((width + 1,), CONSTANT * (width + 1) ** -0.5),
@@ -189,12 +189,12 @@ def _attention(a: MLA, rank: int, wide: bool) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _check(model: Decoder, theirs: Any) -> None:
+def _check(model: Decoder, converted: Any) -> None:
     """Compare the logits of a text of random tokens."""
     size = model.embedding.num_embeddings
     ids = torch.randint(size, (1, min(model.longest, 64)), generator=torch.Generator().manual_seed(0))
     expected = model(ids)
-    apart = float((theirs(ids).logits - expected).abs().max() / expected.abs().max())
+    apart = float((converted(ids).logits - expected).abs().max() / expected.abs().max())
     near = NEAR.get(expected.dtype, 0.05)
     if not apart <= near:
         raise DataError(

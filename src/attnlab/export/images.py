@@ -62,8 +62,10 @@ def export(
         "crop_pct": data.crop_pct,
     }
     sizes = {name: value for name, value in options.items() if name in SIZES}
-    given = ", ".join(f"{name}={value}" for name, value in sizes.items())
-    usage = USAGE.format(folder=folder.name, name=spec.name, weights=f"{folder.name}/{WEIGHTS}", sizes=given, side=side)
+    arguments = ", ".join(f"{name}={value}" for name, value in sizes.items())
+    usage = USAGE.format(
+        folder=folder.name, name=spec.name, weights=f"{folder.name}/{WEIGHTS}", sizes=arguments, side=side
+    )
     notes = [
         "Compressed in training; here the factors are multiplied out, so that the model is as large as a dense one."
     ]

@@ -94,19 +94,19 @@ def _projections(attention: nn.Module) -> list[nn.Linear]:
 def _weights(model: T6, biased: bool) -> dict[str, Tensor]:
     """The weights by their names in a LlamaForCausalLM."""
     one = torch.ones_like(model.embedding.weight[0])
-    found = {"model.embed_tokens.weight": model.embedding.weight.detach(), "model.norm.weight": one}
+    state = {"model.embed_tokens.weight": model.embedding.weight.detach(), "model.norm.weight": one}
     for i, block in enumerate(model.blocks):
         layer = f"model.layers.{i}"
         for name, linear in zip("qkvo", _projections(block.attention), strict=True):
-            found[f"{layer}.self_attn.{name}_proj.weight"] = linear.weight.detach()
+            state[f"{layer}.self_attn.{name}_proj.weight"] = linear.weight.detach()
             if biased:
                 bias = linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
-                found[f"{layer}.self_attn.{name}_proj.bias"] = bias.detach()
+                state[f"{layer}.self_attn.{name}_proj.bias"] = bias.detach()
         for name in ("gate", "up", "down"):
-            found[f"{layer}.mlp.{name}_proj.weight"] = getattr(block, name).weight.detach()
+            state[f"{layer}.mlp.{name}_proj.weight"] = getattr(block, name).weight.detach()
         for name in ("input_layernorm", "post_attention_layernorm"):
-            found[f"{layer}.{name}.weight"] = one
-    return found
+            state[f"{layer}.{name}.weight"] = one
+    return state
 
 
 @torch.no_grad()

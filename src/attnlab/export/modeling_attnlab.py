@@ -124,10 +124,10 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_input_embeddings(self) -> nn.Module:
         """The table of embeddings, of a model that has one apart from its output layer."""
-        found = getattr(self.model, "embedding", None)
-        if not isinstance(found, nn.Module):
+        embedding = getattr(self.model, "embedding", None)
+        if not isinstance(embedding, nn.Module):
             raise NotImplementedError(f"the embeddings of {type(self.model).__name__} are its output layer")
-        return found
+        return embedding
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -177,9 +177,9 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
             kind = type(past_key_values).__name__
             raise ValueError(f"past_key_values is a {kind}; expected an AttnlabCache, or None")
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        found = CausalLMOutputWithPast(loss=loss, logits=logits[:, kept], past_key_values=past_key_values)
-        return found if return_dict is not False else found.to_tuple()
+        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        output = CausalLMOutputWithPast(loss=loss, logits=logits[:, positions], past_key_values=past_key_values)
+        return output if return_dict is not False else output.to_tuple()
 
     def _parallel(self, tokens: Tensor, groups: list[tuple[Tensor, int]]) -> Tensor:
         if len(groups) == 1 and not groups[0][1]:
@@ -190,8 +190,8 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
         batch, new = tokens.shape
         if not cache.rows:
             cache.open(_groups(mask, batch, new, tokens.device))
-        elif batch != (held := sum(len(rows.places) for rows in cache.rows)):
-            raise ValueError(f"{batch} rows; the cache was begun with {held}")
+        elif batch != (rows_of_cache := sum(len(rows.places) for rows in cache.rows)):
+            raise ValueError(f"{batch} rows; the cache was begun with {rows_of_cache}")
         elif mask is not None and not bool(mask[:, -new:].all()):
             raise ValueError("padding cannot follow a text that a cache holds (padding_side='left')")
         parts = []
@@ -233,9 +233,9 @@ def _groups(
 def _joined(parts: list[tuple[Tensor, Tensor]], tokens: Tensor) -> Tensor:
     """Logits of groups of rows in one tensor, (B, T, V), zero at the padding on the left."""
     first = parts[0][1]
-    whole = first.new_zeros(*tokens.shape, first.shape[-1])
+    joined = first.new_zeros(*tokens.shape, first.shape[-1])
     size = tokens.shape[1]
     for rows, logits in parts:
         columns = torch.arange(size - logits.shape[1], size, device=tokens.device)
-        whole = whole.index_put((rows[:, None], columns), logits)
-    return whole
+        joined = joined.index_put((rows[:, None], columns), logits)
+    return joined

@@ -86,11 +86,11 @@ def _described(node: Any, path: str, modules: dict[str, str]) -> Any:
     if not isinstance(node, dict) or "_target_" not in node:
         return node
     target = str(node["_target_"])
-    found = pkgutil.resolve_name(target)
-    if not isinstance(found, type) or node.get("_partial_"):
+    cls = pkgutil.resolve_name(target)
+    if not isinstance(cls, type) or node.get("_partial_"):
         raise ConfigError(f"{path}._target_={target}: only classes can be exported with their code")
-    name = found.__name__
-    if modules.setdefault(name, found.__module__) != found.__module__:
-        raise ConfigError(f"{path}: {modules[name]} and {found.__module__} both have a class {name}; rename one")
+    name = cls.__name__
+    if modules.setdefault(name, cls.__module__) != cls.__module__:
+        raise ConfigError(f"{path}: {modules[name]} and {cls.__module__} both have a class {name}; rename one")
     values = {key: _described(value, f"{path}.{key}", modules) for key, value in node.items() if key[0] != "_"}
     return {"class": name, **values}

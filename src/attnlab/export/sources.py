@@ -42,15 +42,15 @@ def flatten(modules: Iterable[str], replaced: Iterable[str] = ()) -> dict[str, s
         ConfigError: a module has no source, or imports a module as a whole, which the flat form has no name for.
     """
     todo, left_out = list(modules), set(replaced)
-    own = {PACKAGE, *(module.partition(".")[0] for module in todo)}
-    found: dict[str, str] = {}
+    packages = {PACKAGE, *(module.partition(".")[0] for module in todo)}
+    files: dict[str, str] = {}
     while todo:
         module = todo.pop()
         name = f"{flat_name(module)}.py"
-        if module not in left_out and name not in found:
-            found[name], needed = _rewritten(module, own)
+        if module not in left_out and name not in files:
+            files[name], needed = _rewritten(module, packages)
             todo += needed
-    return found
+    return files
 
 
 def defined_in(module: str, name: str) -> str:
@@ -73,7 +73,7 @@ def defined_in(module: str, name: str) -> str:
     return module
 
 
-def _rewritten(module: str, own: set[str]) -> tuple[str, list[str]]:
+def _rewritten(module: str, packages: set[str]) -> tuple[str, list[str]]:
     """The source of a module with flat imports, below a line that says where it is from; the modules that it needs."""
     path, tree = _parsed(module)
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -86,11 +86,11 @@ def _rewritten(module: str, own: set[str]) -> tuple[str, list[str]]:
             skipped.update(ast.walk(node))
         elif isinstance(node, ast.Import) and node not in skipped:
             for alias in node.names:
-                if alias.name.partition(".")[0] in own:
+                if alias.name.partition(".")[0] in packages:
                     raise ConfigError(_whole(module, alias.name))
         elif isinstance(node, ast.ImportFrom) and node not in skipped:
             source = _absolute(node, module, path)
-            if source.partition(".")[0] not in own:
+            if source.partition(".")[0] not in packages:
                 continue
             by_module: dict[str, list[str]] = {}
             for alias in node.names:

@@ -31,7 +31,7 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{mark} $A", pair=f"{mark} $A {mark} $B", special_tokens=marks
     )
-    found = hub.transformers().PreTrainedTokenizerFast(
+    fast = hub.transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=mark,
         pad_token=mark,
@@ -39,10 +39,10 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
         model_max_length=longest,
         clean_up_tokenization_spaces=False,
     )
-    if wrong := _difference(found, vocabulary):
+    if wrong := _difference(fast, vocabulary):
         log.warning("%r has other ids in a tokenizer of transformers than in this vocabulary; none is written", wrong)
         return None
-    return found
+    return fast
 
 
 def _piece(vocabulary: BytePairVocabulary) -> str:
@@ -69,5 +69,5 @@ def _difference(tokenizer: Any, vocabulary: Vocabulary) -> str | None:
     else:
         ids = [i for i in range(vocabulary.num_ids) if i != vocabulary.end]
         texts = [vocabulary.text(ids[i : i + 50]) for i in range(0, len(ids), 50)]
-    found = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-    return next((text for text, ids in zip(texts, found, strict=True) if ids != vocabulary.ids(text)), None)
+    ids_by_text = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
+    return next((text for text, ids in zip(texts, ids_by_text, strict=True) if ids != vocabulary.ids(text)), None)

@@ -37,8 +37,8 @@ def save(folder: Path, weights: Mapping[str, Tensor], prefix: str = "") -> None:
         folder: gets `model.safetensors`.
         weights: by name.
     """
-    own = {f"{prefix}{name}": value.detach().cpu().contiguous().clone() for name, value in weights.items()}
-    save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
+    tensors = {f"{prefix}{name}": value.detach().cpu().contiguous().clone() for name, value in weights.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def copy(files: Iterable[Path], folder: Path) -> list[str]:
     """Copy files into a folder; their names."""
-    found = sorted(files)
-    for file in found:
+    sources = sorted(files)
+    for file in sources:
         (folder / file.name).write_bytes(file.read_bytes())
-    return [file.name for file in found]
+    return [file.name for file in sources]

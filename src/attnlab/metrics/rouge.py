@@ -41,8 +41,8 @@ class ROUGE(TextMetric):
 
     def compute(self) -> dict[str, Any]:
         """`rouge1`, `rouge2` and `rougeL` in percent, rounded to two digits, and a `signature`."""
-        found = text_scores(self.texts())
-        means = {name: round(100 * sum(one[name] for one in found) / max(1, len(found)), 2) for name in NAMES}
+        scores = text_scores(self.texts())
+        means = {name: round(100 * sum(one[name] for one in scores) / max(1, len(scores)), 2) for name in NAMES}
         return means | {"signature": f"rouge-score {version('rouge-score')}, Porter stems, mean F, best reference"}
 
 
@@ -52,5 +52,5 @@ def text_scores(rows: Sequence[Sequence[str]]) -> list[dict[str, float]]:
     from rouge_score.tokenizers import DefaultTokenizer
 
     scorer = RougeScorer(NAMES, tokenizer=DefaultTokenizer(use_stemmer=True))  # without one it logs a line
-    found = [scorer.score_multi(references, hypothesis) for hypothesis, *references in rows]
-    return [{name: one[name].fmeasure for name in NAMES} for one in found]
+    scores = [scorer.score_multi(references, hypothesis) for hypothesis, *references in rows]
+    return [{name: one[name].fmeasure for name in NAMES} for one in scores]

@@ -103,11 +103,11 @@ class SequenceModel(nn.Module):
         hidden = self.decoder.hidden(text, encoded, lengths)
 
         def losses(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            found: tuple[Tensor, Tensor, Tensor] = of_states(h, t, pad, smoothing)
-            return found
+            losses_of_rows: tuple[Tensor, Tensor, Tensor] = of_states(h, t, pad, smoothing)
+            return losses_of_rows
 
-        found = in_chunks(losses, (hidden.flatten(0, 1), targets.flatten()), self.loss_chunk)
-        smoothed, plain, right = (value.view_as(targets) for value in found)
+        results = in_chunks(losses, (hidden.flatten(0, 1), targets.flatten()), self.loss_chunk)
+        smoothed, plain, right = (value.view_as(targets) for value in results)
         return TokenLosses(smoothed, plain, right, encoded, lengths)
 
 

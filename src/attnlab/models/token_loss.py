@@ -21,16 +21,16 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def chunk_of(given: int | str | None, vocab_size: int) -> int | None:
+def chunk_of(configured: int | str | None, vocab_size: int) -> int | None:
     """The tokens of a chunk; None: all.
 
     Args:
         given: the number; "auto": as many as 1 GiB of float32 logits holds; None.
         vocab_size: V.
     """
-    if given == "auto":
+    if configured == "auto":
         return max(1, LOGITS // vocab_size)
-    return None if given is None else int(given)
+    return None if configured is None else int(configured)
 
 
 def in_chunks(
@@ -48,10 +48,10 @@ def in_chunks(
         return function(*tensors)
     parts = []
     for start in range(0, rows, size):
-        own = [x[start : start + size] for x in tensors]
+        chunk = [x[start : start + size] for x in tensors]
         again = torch.is_grad_enabled()
         parts.append(
-            checkpoint(function, *own, use_reentrant=False, preserve_rng_state=False) if again else function(*own)
+            checkpoint(function, *chunk, use_reentrant=False, preserve_rng_state=False) if again else function(*chunk)
         )
     return tuple(torch.cat(values) for values in zip(*parts, strict=True))
 
@@ -96,5 +96,5 @@ def token_nats(hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tenso
         logits: (n, d) -> (n, V).
         chunk: tokens whose logits exist at once; None: all.
     """
-    (found,) = in_chunks(lambda h, t: (nats(logits(h), t),), (hidden.flatten(0, 1), targets.flatten()), chunk)
-    return found.view_as(targets)
+    (losses,) = in_chunks(lambda h, t: (nats(logits(h), t),), (hidden.flatten(0, 1), targets.flatten()), chunk)
+    return losses.view_as(targets)

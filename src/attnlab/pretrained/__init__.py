@@ -17,14 +17,14 @@ def families() -> dict[str, Family]:
     """Every known family by name: the concrete subclasses of `Family`, those of this folder's files among them."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    found: dict[str, Family] = {}
+    by_name: dict[str, Family] = {}
     classes: list[type[Any]] = [Family]
     while classes:
         kind = classes.pop()
         classes += kind.__subclasses__()
         if not inspect.isabstract(kind):
-            found[kind.name] = kind()
-    return dict(sorted(found.items()))
+            by_name[kind.name] = kind()
+    return dict(sorted(by_name.items()))
 
 
 def family_of(model: nn.Module) -> Family:

@@ -141,22 +141,22 @@ def _activation(name: str, source: str) -> str:
 
 def _rotary(options: Mapping[str, Any], source: str) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling`; a theta of None: the frequencies are read from the model."""
-    found = options.get("rope_parameters") or {}
-    kind = found.get("rope_type", "default")
+    rotary = options.get("rope_parameters") or {}
+    kind = rotary.get("rope_type", "default")
     if kind not in STATIC:
         raise ConfigError(
             f"model={source}: rope_type {kind} changes its frequencies with the length of the text, which a cache of "
             f"rotated keys cannot follow; expected one of {', '.join(STATIC)}"
         )
-    if found.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"model={source}: partial_rotary_factor={found['partial_rotary_factor']} is not carried over")
-    theta = float(found.get("rope_theta", 10000.0))
+    if rotary.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"model={source}: partial_rotary_factor is not carried over")
+    theta = float(rotary.get("rope_theta", 10000.0))
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
     if kind != "llama3":
         return {"rope_theta": None, "rope_scaling": None}
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    scaling = {"_target_": "attnlab.attention.Llama3Scaling"} | {name: found[name] for name in names}
+    scaling = {"_target_": "attnlab.attention.Llama3Scaling"} | {name: rotary[name] for name in names}
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 
@@ -184,22 +184,22 @@ def load(source: str, build: Any, *, dtype: torch.dtype | None = None) -> Decode
         DataError: as :func:`attnlab.pretrained.huggingface.load`.
         ConfigError: as :func:`nodes_of`.
     """
-    theirs = huggingface.load(source, dtype=dtype)
+    original = huggingface.load(source, dtype=dtype)
     decoder: Decoder = build()
-    fill(decoder, theirs)
-    return decoder.to(next(theirs.parameters()).dtype).eval()
+    fill(decoder, original)
+    return decoder.to(next(original.parameters()).dtype).eval()
 
 
 @torch.no_grad()
-def fill(decoder: Decoder, theirs: nn.Module) -> None:
+def fill(decoder: Decoder, original: nn.Module) -> None:
     """Copy the weights of a model of transformers.
 
     Args:
         decoder: of the sizes that :func:`nodes_of` gives.
     """
-    for own, value in pairs(decoder, theirs):
-        own.copy_(value)
-    table = _table(theirs)
+    for target, value in pairs(decoder, original):
+        target.copy_(value)
+    table = _table(original)
     for attention in decoder.attentions:
         assert isinstance(attention, MHA)
         if attention.rope_theta is None and table is not None:
@@ -209,15 +209,15 @@ def fill(decoder: Decoder, theirs: nn.Module) -> None:
                 parameter.mul_(scale)
 
 
-def pairs(decoder: Decoder, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+def pairs(decoder: Decoder, original: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Each parameter of a decoder with the values that a model of transformers has for it."""
     from attnlab.pretrained import family_of
 
-    config: Any = theirs.config
-    family = family_of(theirs)
+    config: Any = original.config
+    family = family_of(original)
     assert family is not None
     gpt2 = config.model_type == "gpt2"
-    at = theirs.get_parameter
+    at = original.get_parameter
     yield decoder.embedding.weight, at("transformer.wte.weight" if gpt2 else "model.embed_tokens.weight")
     if decoder.positions is not None:
         yield decoder.positions.weight, at("transformer.wpe.weight")
@@ -225,35 +225,35 @@ def pairs(decoder: Decoder, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]
         yield decoder.output.weight, at("lm_head.weight")
     last = "transformer.ln_f" if gpt2 else "model.norm"
     norms = ("ln_1", "ln_2") if gpt2 else ("input_layernorm", "post_attention_layernorm")
-    yield from _same(decoder.norm, theirs.get_submodule(last))
-    for block, layer in zip(decoder.blocks, family.layers(theirs), strict=True):
+    yield from _same(decoder.norm, original.get_submodule(last))
+    for block, layer in zip(decoder.blocks, family.layers(original), strict=True):
         attention = block.attention
         assert isinstance(attention, MHA)
-        for own, name in zip((block.attention_norm, block.mlp_norm), norms, strict=True):
-            yield from _same(own, theirs.get_submodule(f"{layer.path}.{name}"))
-        for own, name in ((attention.query_norm, "q_norm"), (attention.key_norm, "k_norm")):
-            if not isinstance(own, nn.Identity):
-                yield from _same(own, theirs.get_submodule(f"{layer.attention}.{name}"))
-        linears: dict[str, Any] = {name: getattr(attention, own) for name, own in OWN.items()}
+        for module, name in zip((block.attention_norm, block.mlp_norm), norms, strict=True):
+            yield from _same(module, original.get_submodule(f"{layer.path}.{name}"))
+        for module, name in ((attention.query_norm, "q_norm"), (attention.key_norm, "k_norm")):
+            if not isinstance(module, nn.Identity):
+                yield from _same(module, original.get_submodule(f"{layer.attention}.{name}"))
+        linears: dict[str, Any] = {name: getattr(attention, module) for name, module in OWN.items()}
         mlp = dict(zip(layer.matrices, ("up", "down") if gpt2 else ("gate", "up", "down"), strict=True))
-        linears |= {name: getattr(block, own) for name, own in mlp.items()}
+        linears |= {name: getattr(block, module) for name, module in mlp.items()}
         for name, linear in linears.items():
             projection = layer.projections[name]
-            yield linear.weight, projection.read(theirs)
+            yield linear.weight, projection.read(original)
             if linear.bias is not None:
-                bias = projection.read_bias(theirs)
+                bias = projection.read_bias(original)
                 assert bias is not None
                 yield linear.bias, bias
 
 
-def _same(own: nn.Module, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    named = dict(theirs.named_parameters())
-    yield from ((parameter, named[name]) for name, parameter in own.named_parameters())
+def _same(module: nn.Module, original: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    named = dict(original.named_parameters())
+    yield from ((parameter, named[name]) for name, parameter in module.named_parameters())
 
 
-def _table(theirs: nn.Module) -> Any:
+def _table(original: nn.Module) -> Any:
     """The module with a model's rotary table; None: it has none."""
-    return next((module for module in theirs.modules() if hasattr(module, "inv_freq")), None)
+    return next((module for module in original.modules() if hasattr(module, "inv_freq")), None)
 
 
 @torch.no_grad()
@@ -266,15 +266,15 @@ def unread(decoder: Decoder, options: Mapping[str, Any], source: str) -> nn.Modu
     other = next((one for one in decoder.attentions if not isinstance(one, MHA)), None)
     if other is not None:
         raise ConfigError(f"{type(other).__name__}: {options['model_type']} of transformers has no such attention")
-    theirs = huggingface.create(source, dict(options)).to(decoder.embedding.weight.dtype)
-    for own, place in pairs(decoder, theirs):
-        place.copy_(own)  # `place` is a view of their weight
-    table = _table(theirs)
+    original = huggingface.create(source, dict(options)).to(decoder.embedding.weight.dtype)
+    for target, place in pairs(decoder, original):
+        place.copy_(target)  # `place` is a view of their weight
+    table = _table(original)
     scale = 1.0 if table is None else float(table.attention_scaling)
     if scale != 1.0:
         for parameter in (one for attention in decoder.attentions for one in scaled(attention)):
-            next(place for own, place in pairs(decoder, theirs) if own is parameter).div_(scale)
-    return theirs
+            next(place for target, place in pairs(decoder, original) if target is parameter).div_(scale)
+    return original
 
 
 def scaled(attention: Attention) -> list[Tensor]:

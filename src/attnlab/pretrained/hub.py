@@ -86,8 +86,8 @@ def file(name: str, source: str, names: Sequence[str]) -> Path:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     for each in names:
-        if isinstance(found := try_to_load_from_cache(name, each), str):
-            return Path(found)
+        if isinstance(path_of := try_to_load_from_cache(name, each), str):
+            return Path(path_of)
     there = _asked(name, source, "download it on a machine with a network, and give the file")
     if not (wanted := [each for each in names if each in there]):
         raise DataError(f"model={source}: {name} on the hub has none of {', '.join(names)}")
@@ -168,7 +168,7 @@ def _complete(path: Path, source: str, weights: bool) -> None:
             "adapter_config.json": "an adapter: merge it into its model first",
             "config.yaml": "a run of attnlab: checkpoint= uses it",
         }
-        other = next((said for name, said in others.items() if (path / name).is_file()), "no model")
+        other = next((reason for name, reason in others.items() if (path / name).is_file()), "no model")
         raise DataError(f"model={source}: {path / CONFIG} is missing ({other}); expected {CONFIG} and *.safetensors")
     if not weights:
         return
@@ -183,9 +183,9 @@ def weight_files(path: Path, source: str) -> list[Path]:
         DataError: there are none, the index of the parts is damaged, or a part is missing.
     """
     for kind in WEIGHTS:
-        whole, index = path / kind, path / f"{kind}.index.json"
-        if whole.is_file():
-            return [whole]
+        single, index = path / kind, path / f"{kind}.index.json"
+        if single.is_file():
+            return [single]
         if index.is_file():
             try:
                 parts = [path / part for part in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
@@ -214,18 +214,18 @@ def read_config(path: Path, source: str) -> dict[str, Any]:
     """config.json as it is. DataError: not an object, or the weights are quantised."""
     file = path / CONFIG
     try:
-        found = json.loads(file.read_bytes())
+        config = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: cannot be read as JSON ({first_line(error)})") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{file}: expected an object, got {type(found).__name__}")
-    if quantised := found.get("quantization_config") or found.get("compression_config"):
+    if not isinstance(config, dict):
+        raise DataError(f"{file}: expected an object, got {type(config).__name__}")
+    if quantised := config.get("quantization_config") or config.get("compression_config"):
         kind = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise DataError(
             f"model={source}: its weights are quantised ({kind}); weights are read in float32, float16 or "
             "bfloat16: give the model that was quantised"
         )
-    return found
+    return config
 
 
 def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: torch.dtype | None) -> nn.Module:
@@ -251,9 +251,9 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
         raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
     finally:
         messages.set_verbosity(verbosity)
-    for name, found, wanted in about["mismatched_keys"]:
+    for name, shape, wanted in about["mismatched_keys"]:
         raise DataError(
-            f"model={source}: {name} has shape {tuple(found)} in the weights, and {tuple(wanted)} by {path / CONFIG}"
+            f"model={source}: {name} has shape {tuple(shape)} in the weights, and {tuple(wanted)} by {path / CONFIG}"
         )
     if missing := sorted(about["missing_keys"]):
         raise DataError(f"model={source}: the weights in {path} lack {missing[0]}; they are of another architecture")

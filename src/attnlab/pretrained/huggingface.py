@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 def language_families() -> dict[str, LanguageModel]:
     """The families of language models by `model_type`."""
-    found = [family for family in families().values() if isinstance(family, LanguageModel)]
-    return {kind: family for family in found for kind in family.classes}
+    known = [family for family in families().values() if isinstance(family, LanguageModel)]
+    return {kind: family for family in known for kind in family.classes}
 
 
 def family_for(kind: Any, source: str) -> LanguageModel:
@@ -134,28 +134,28 @@ def tokenizer(source: str) -> Any:
     path = Path(source).expanduser()
     path = path if path.is_dir() else hub.folder(source, weights=False)  # a compressed model's folder has no config
     try:
-        found = hub.transformers().AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        words = hub.transformers().AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # tokenizers, sentencepiece and transformers each have classes of their own
         raise DataError(
             f"model={source}: no tokenizer can be read from {path} (expected tokenizer.json and "
             f"tokenizer_config.json, or the files of its own kind): {first_line(error).rstrip(':')}"
         ) from error
     try:
-        found("zqxj \u2042")  # a word and a sign that no vocabulary of words has
+        words("zqxj \u2042")  # a word and a sign that no vocabulary of words has
     except Exception as error:  # tokenizers raises Exception itself
         raise DataError(
             f"model={source}: the tokenizer in {path} cannot encode an unknown word ({first_line(error)}); its "
             "vocabulary has to hold its unknown token"
         ) from error
-    if found.pad_token is None:
-        if found.eos_token is None:
+    if words.pad_token is None:
+        if words.eos_token is None:
             raise DataError(
                 f"model={source}: the tokenizer in {path} has neither a padding token nor an end token; add "
                 "pad_token to its tokenizer_config.json"
             )
-        found.pad_token = found.eos_token
-        log.info("model=%s: the tokenizer has no padding token; padding with its end token %s", source, found.eos_token)
-    return found
+        words.pad_token = words.eos_token
+        log.info("model=%s: the tokenizer has no padding token; padding with its end token %s", source, words.eos_token)
+    return words
 
 
 def save_tokenizer(words: Any, folder: Path, final: Path) -> None:

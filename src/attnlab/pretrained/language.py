@@ -53,7 +53,7 @@ class LanguageModel(Family):
         config: Any = model.config
         shared = _shared(model)
         count = len(list(model.get_submodule(self.blocks).children()))
-        found = []
+        described = []
         for i in range(count):
             layer = self.layer(config, f"{self.blocks}.{i}", i)
             projections = {
@@ -68,13 +68,13 @@ class LanguageModel(Family):
             for subject, names in (("attention", ATTENTION), ("mlp", layer.matrices)):
                 reasons = [reason for name in names if (reason := _refusal(model, layer, name, shared))]
                 refusals |= {subject: reasons[0]} if reasons else {}
-            found.append(replace(layer, projections=projections, refusals=refusals))
-        return found
+            described.append(replace(layer, projections=projections, refusals=refusals))
+        return described
 
     def options_of(self, config: Any) -> dict[str, Any]:
         """What `create` takes to build the architecture of a config: its plain values, by the names of `options`."""
-        found = {key: getattr(config, key) for key in sorted(self.options) if hasattr(config, key)}
-        return found | {"model_type": config.model_type}
+        values = {key: getattr(config, key) for key in sorted(self.options) if hasattr(config, key)}
+        return values | {"model_type": config.model_type}
 
     def config(self, name: str, options: dict[str, Any]) -> Any:
         """A config of transformers.
@@ -118,9 +118,9 @@ class LanguageModel(Family):
         return model
 
     def load(self, model: nn.Module, source: str) -> None:
-        theirs = hub.read_model(type(model), model.config, hub.folder(source), source, dtype=None)
+        loaded = hub.read_model(type(model), model.config, hub.folder(source), source, dtype=None)
         try:
-            model.load_state_dict(theirs.state_dict())
+            model.load_state_dict(loaded.state_dict())
         except RuntimeError as error:
             raise DataError(f"{source}: weights of another architecture: {first_line(error)}") from error
 
@@ -158,10 +158,10 @@ def _parameters_in_default_type() -> Iterator[None]:
 
 def _shared(model: nn.Module) -> dict[int, list[str]]:
     """Names of every parameter that has several, by its id."""
-    found: dict[int, list[str]] = {}
+    names_by_id: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        found.setdefault(id(parameter), []).append(name)
-    return {key: names for key, names in found.items() if len(names) > 1}
+        names_by_id.setdefault(id(parameter), []).append(name)
+    return {key: names for key, names in names_by_id.items() if len(names) > 1}
 
 
 def _refusal(model: nn.Module, layer: Layer, name: str, shared: dict[int, list[str]]) -> str | None:

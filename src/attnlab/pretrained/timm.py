@@ -38,7 +38,7 @@ class Timm(Family):
         return type(model).__module__.startswith("timm.")
 
     def layers(self, model: nn.Module) -> list[Layer]:
-        found: dict[str, dict[str, Any]] = {}
+        by_path: dict[str, dict[str, Any]] = {}
         for path, module in model.named_modules():
             parent, _, name = path.rpartition(".")
             if name == "attn" or hasattr(module, "qkv"):
@@ -47,11 +47,11 @@ class Timm(Family):
                 part = _mlp(path, module)
             else:
                 continue
-            layer = found.setdefault(parent, {"projections": {}, "refusals": {}})
+            layer = by_path.setdefault(parent, {"projections": {}, "refusals": {}})
             for key in ("projections", "refusals"):
                 layer[key] |= part.pop(key, {})
             layer |= part
-        return [Layer(path, **layer) for path, layer in found.items()]
+        return [Layer(path, **layer) for path, layer in by_path.items()]
 
     def tokens(self, model: nn.Module) -> int | None:
         """Patches of an image and what stands before them, the class token."""
@@ -85,10 +85,10 @@ class Timm(Family):
         names = [published.hf_hub_filename] if published.hf_hub_filename else hub.WEIGHTS
         path = hub.file(published.hf_hub_id, source, names)
         try:
-            theirs = timm.create_model(source, pretrained=True, pretrained_cfg_overlay={"file": str(path)})
+            loaded = timm.create_model(source, pretrained=True, pretrained_cfg_overlay={"file": str(path)})
         except Exception as error:  # timm, torch and safetensors each have classes of their own
             raise DataError(f"model={source}: timm cannot load {path}: {files.first_line(error)}") from error
-        files.fill(model, Path(source), dict(theirs.state_dict()))
+        files.fill(model, Path(source), dict(loaded.state_dict()))
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class VisionTransformer:
 
     def options(self, num_classes: int | None = None) -> dict[str, Any]:
         """The keyword arguments of timm.create_model; `num_classes`: what the data has."""
-        found = {name: value for name in SIZES if (value := getattr(self, name)) is not None}
-        if num_classes is not None and found.setdefault("num_classes", num_classes) != num_classes:
+        sizes = {name: value for name in SIZES if (value := getattr(self, name)) is not None}
+        if num_classes is not None and sizes.setdefault("num_classes", num_classes) != num_classes:
             raise ConfigError(f"task.model.num_classes={self.num_classes}: the data has {num_classes} classes")
-        return found | {"drop_path_rate": self.drop_path_rate}
+        return sizes | {"drop_path_rate": self.drop_path_rate}
 
     def create(self, num_classes: int | None = None) -> nn.Module:
         """With random weights. ConfigError: timm has no such model, or refuses the sizes."""

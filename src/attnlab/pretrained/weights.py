@@ -83,9 +83,9 @@ def check(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
     Raises:
         DataError: names the first tensor that is missing, of another shape or dtype, not finite, or unknown.
     """
-    own = model.state_dict()
+    state = model.state_dict()
     kind = type(model).__name__
-    for name, value in own.items():
+    for name, value in state.items():
         if name not in weights:
             raise DataError(f"{path}: the checkpoint lacks {name}; it is of another model than this {kind}")
         if weights[name].shape != value.shape:
@@ -94,7 +94,7 @@ def check(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
                 "checkpoint is of another model"
             )
         check_values(path, name, weights[name], value.dtype)
-    if extra := sorted(set(weights) - set(own)):
+    if extra := sorted(set(weights) - set(state)):
         raise DataError(f"{path}: the checkpoint has {extra[0]}, which this {kind} lacks; it is of another model")
 
 

@@ -13,8 +13,8 @@ from attnlab.models.conformer import MaskedBatchNorm
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """The BatchNorm layers of a model that keep running statistics, by name."""
-    found = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
-    return {name: m for name, m in found.items() if m.track_running_stats and m.momentum is not None}
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    return {name: m for name, m in norms.items() if m.track_running_stats and m.momentum is not None}
 
 
 def share_batches(model: nn.Module) -> None:
@@ -95,16 +95,16 @@ class RunningStatistics:
         distributed.all_reduce(counts)
         total, later = int(counts.sum()), int(counts[rank + 1 :].sum())
         values = [value for norm in self._norms for value in _running(norm)]
-        kept = [1.0 - float(norm.momentum or 0.0) for norm in self._norms for _ in range(2)]
-        own = torch.cat(
+        factors = [1.0 - float(norm.momentum or 0.0) for norm in self._norms for _ in range(2)]
+        sums = torch.cat(
             [
                 (value - keep**self._count * before) * keep**later
-                for value, before, keep in zip(values, self._before, kept, strict=True)
+                for value, before, keep in zip(values, self._before, factors, strict=True)
             ]
         )
-        distributed.all_reduce(own)
-        pieces = own.split([len(value) for value in values])
-        for value, before, keep, piece in zip(values, self._before, kept, pieces, strict=True):
+        distributed.all_reduce(sums)
+        pieces = sums.split([len(value) for value in values])
+        for value, before, keep, piece in zip(values, self._before, factors, pieces, strict=True):
             value.copy_(keep**total * before + piece)
         for norm in self._norms:
             if norm.num_batches_tracked is not None:

@@ -73,14 +73,14 @@ def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, An
         OSError: the disk is full, or another error of the file system.
     """
     seen: set[int] = set()
-    own = {}
+    tensors = {}
     for name, value in weights.items():
         tied = value.untyped_storage().data_ptr() in seen
         seen.add(value.untyped_storage().data_ptr())
-        own[name] = value.clone() if tied else value.contiguous()
+        tensors[name] = value.clone() if tied else value.contiguous()
     with replacing_summed(path) as part:
         try:
-            save_file(own, part, metadata={"identity": json.dumps(identity)})
+            save_file(tensors, part, metadata={"identity": json.dumps(identity)})
         except SafetensorError as error:  # a full disk is no OSError here
             full = "os error 28" in str(error)
             raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
@@ -101,7 +101,7 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
     return {name: (value / len(paths)).to(kinds[name]) for name, value in total.items()}
 
 
-def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any], advice: str = OVERRIDES) -> None:
+def check_identity(path: Path, stored: dict[str, Any], wanted: dict[str, Any], advice: str = OVERRIDES) -> None:
     """Refuse a checkpoint of another model.
 
     Args:
@@ -110,10 +110,10 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any], ad
     Raises:
         DataError: names the first difference.
     """
-    found = of_checkpoint(found)
+    stored = of_checkpoint(stored)
     for key, value in wanted.items():
-        if found.get(key) != value:
-            was, now = _difference(found.get(key), value)
+        if stored.get(key) != value:
+            was, now = _difference(stored.get(key), value)
             raise DataError(f"{path}: the checkpoint is of another {key}: it has {was}, this run has {now}; {advice}")
 
 

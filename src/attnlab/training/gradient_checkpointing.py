@@ -36,8 +36,8 @@ def checkpoint_layers(model: nn.Module) -> int:
     if callable(switch := getattr(model, "set_grad_checkpointing", None)):
         switch(True)
         return 0
-    lists = [found for module in model.modules() if isinstance(found := getattr(module, "layers", None), nn.ModuleList)]
-    layers = list(dict.fromkeys(layer for found in lists for layer in found))
+    stacks = [getattr(module, "layers", None) for module in model.modules()]
+    layers = list(dict.fromkeys(layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack))
     if not layers:
         name = type(model).__name__
         raise ConfigError(f"hardware.gradient_checkpointing=true: {name} has no layers to compute again")

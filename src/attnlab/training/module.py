@@ -127,11 +127,11 @@ class Module(LightningModule):
         Args:
             make: makes the optimizer: a partial with the configured arguments.
         """
-        given = getattr(make, "keywords", {})
-        open_ = ("fused" in given or given.get("opt") in TIMM_FUSED) and given.get("fused") is None
+        keywords = getattr(make, "keywords", {})
+        open_ = ("fused" in keywords or keywords.get("opt") in TIMM_FUSED) and keywords.get("fused") is None
         on_cuda = self.trainer.strategy.root_device.type == "cuda"
         if self._scales:
-            return {"fused": False} if "fused" in given else {}
+            return {"fused": False} if "fused" in keywords else {}
         return {"fused": True} if open_ and on_cuda else {}
 
     # --- training -----------------------------------------------------------------------------------------------
@@ -235,18 +235,18 @@ class Module(LightningModule):
         return getattr(self.trainer.precision_plugin, "scaler", None) is not None
 
     def _check(self, pending: Pending, losses: list[float], norms: list[float]) -> None:
-        found: list[tuple[int, int, str, Callable[[], str] | None]] = []
+        problems: list[tuple[int, int, str, Callable[[], str] | None]] = []
         for (update, epoch, batch, first), loss in zip(pending.batches, losses, strict=True):
             if not math.isfinite(loss):
                 what = f"the loss became {loss} at update {update}, epoch {epoch + 1}, batch {batch + 1}"
-                found.append((update, 0, what, first))
+                problems.append((update, 0, what, first))
         for (update, epoch), norm in zip(pending.updates, norms, strict=bool(norms)):
             if not math.isfinite(norm):
-                found.append(
+                problems.append(
                     (update, 1, f"the gradient's norm became {norm} at update {update}, epoch {epoch + 1}", None)
                 )
-        if found:
-            _, _, what, name = min(found, key=lambda one: one[:2])
+        if problems:
+            _, _, what, name = min(problems, key=lambda one: one[:2])
             raise TrainingError(
                 f"{what}{f' (first: {name()})' if name else ''}; the checkpoints of the last validation are kept. "
                 "Try a smaller task.optimizer.lr"
@@ -269,8 +269,8 @@ class Module(LightningModule):
         self._tallies[False] = {}
         self._repeats = 0
         if isinstance(self.model, FSDPModule):
-            own = sum(self.trainer.num_val_batches)
-            self._repeats = int(over_processes(self.trainer, own, "max") - own)
+            count = sum(self.trainer.num_val_batches)
+            self._repeats = int(over_processes(self.trainer, count, "max") - count)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._last_batch = batch

@@ -20,8 +20,8 @@ class _OwnSettings(LambdaLR):
     """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        own = ("warmup_steps", "total_steps", "floor", "base_lrs")
-        super().load_state_dict({key: value for key, value in state_dict.items() if key not in own})
+        settings = ("warmup_steps", "total_steps", "floor", "base_lrs")
+        super().load_state_dict({key: value for key, value in state_dict.items() if key not in settings})
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):  # restored before this
             group["lr"], group["initial_lr"] = base * self.lr_lambdas[0](self.last_epoch), base
 

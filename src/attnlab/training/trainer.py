@@ -57,12 +57,12 @@ def last_checkpoint(cfg: DictConfig, directory: Path) -> Path | None:
 
     DataError: there is nothing to resume, or the directory holds an earlier run.
     """
-    last, own = (place / "checkpoints" / "last.ckpt" for place in (Path(cfg.resume or directory), directory))
+    last, existing = (place / "checkpoints" / "last.ckpt" for place in (Path(cfg.resume or directory), directory))
     if cfg.resume and not last.is_file():
         raise DataError(f"{last}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
-    if own.is_file() and (not cfg.resume or not own.samefile(last)) and first_process():
+    if existing.is_file() and (not cfg.resume or not existing.samefile(last)) and first_process():
         raise DataError(
-            f"{own}: an earlier run's; resume={directory} continues it, another hydra.run.dir starts a new run"
+            f"{existing}: an earlier run's; resume={directory} continues it, another hydra.run.dir starts a new run"
         )
     return last if cfg.resume else None
 
@@ -99,7 +99,7 @@ def fit(
         save_top_k=cfg.task.train.keep_best,
         enable_version_counter=False,
     )
-    whole = copy.deepcopy(module.model) if cfg.hardware.strategy == "fsdp" else module.model
+    model = copy.deepcopy(module.model) if cfg.hardware.strategy == "fsdp" else module.model
     processes = process_count(cfg)
     accumulate = data.batches_per_update(processes)
     if (norms := batch_norms(module.model)) and not data.same_batches(processes):
@@ -110,11 +110,11 @@ def fit(
         )
     if data.divides_batches(processes):
         share_batches(module.model)
-    own = configured_callbacks(cfg, monitor, better)
+    configured = configured_callbacks(cfg, monitor, better)
     resumed = Resume(data)
     unit = "images" if "images" in cfg.task.train.batch else "tokens"
-    callbacks = [best, resumed, Memory(), TrainingSpeed(unit), *own, *progress(), EndAfterUpdate(best)]
-    if not any(isinstance(one, LearningRateMonitor) for one in own):
+    callbacks = [best, resumed, Memory(), TrainingSpeed(unit), *configured, *progress(), EndAfterUpdate(best)]
+    if not any(isinstance(one, LearningRateMonitor) for one in configured):
         callbacks.append(LearningRateMonitor())
     trainer = build_trainer(cfg, directory, callbacks, processes, accumulate, loggers=open_loggers(cfg, directory))
     if cfg.hardware.gradient_checkpointing:
@@ -125,11 +125,11 @@ def fit(
     if decay is not None:
         log.info("EMA weights (decay %g) are validated and scored", decay)
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-    if whole is not module.model:  # no process could decode alone with the part that it has
+    if model is not module.model:  # no process could decode alone with the part that it has
         weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if trainer.is_global_zero:  # the other ranks may lack the memory
-            whole.load_state_dict(weights)
-            module.model = whole.to(module.device)
+            model.load_state_dict(weights)
+            module.model = model.to(module.device)
     idle = resume is not None and trainer.global_step == resumed.begun  # the run had ended while it was scored
     epochs, stopped = _epochs(trainer, idle), _stopped_by(trainer, cfg)
     if stopped:
@@ -148,8 +148,8 @@ def fit(
         if paths:
             fill(module.model, averaged, average(paths))
             several = len(paths) > 1
-            said = f"averaged {counted(len(paths), 'checkpoint')}" if several else "kept the best checkpoint"
-            log.info("%s: %s", said, averaged)
+            action = f"averaged {counted(len(paths), 'checkpoint')}" if several else "kept the best checkpoint"
+            log.info("%s: %s", action, averaged)
         else:
             log.warning("training ended before the first validation: the last weights are used as they are")
         write_weights(averaged, module.model.state_dict(), module.identity)
@@ -334,8 +334,8 @@ def build_trainer(
     except (MisconfigurationException, TypeError, ValueError) as error:
         if not cfg.trainer:
             raise
-        given = ", ".join(f"trainer.{name}={value}" for name, value in cfg.trainer.items())
-        raise ConfigError(f"{given}: Lightning's Trainer refuses it ({one_line(error)})") from error
+        overrides = ", ".join(f"trainer.{name}={value}" for name, value in cfg.trainer.items())
+        raise ConfigError(f"{overrides}: Lightning's Trainer refuses it ({one_line(error)})") from error
 
 
 def configured_callbacks(cfg: DictConfig, monitor: str, better: Literal["min", "max"]) -> list[Callback]:
@@ -345,14 +345,14 @@ def configured_callbacks(cfg: DictConfig, monitor: str, better: Literal["min", "
         monitor: the validation metric by which checkpoints are chosen.
         better: which values of `monitor` are better.
     """
-    found = []
+    callbacks = []
     for name, node in cfg.callbacks.items():
         made = instantiate(node, path=f"callbacks.{name}")
         if not isinstance(made, Callback):  # a partial, which lacks what the task knows
             known = {"monitor": monitor, "mode": better}
             made = made(**{key: value for key, value in known.items() if key not in node})
-        found.append(made)
-    return found
+        callbacks.append(made)
+    return callbacks
 
 
 def _next_curves(directory: Path) -> str:
