@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import MLA, MLAWindow
 from attnlab.errors import ConfigError, DataError
+from attnlab.export.weights import check_logits
 from attnlab.models.decoder import ACTIVATIONS, Decoder
 from attnlab.models.language_model import LanguageModel
 from attnlab.pretrained import hub
@@ -101,7 +102,7 @@ def convert(model: LanguageModel) -> Any:
     if missing or unknown:
         raise DataError(f"DeepseekV3 of this transformers has other weights: {(*missing, *unknown)[0]}")
     converted.tie_weights()
-    _check(model, converted)
+    check_logits(model, converted, NEAR.get(dtype, 0.05))
     return converted
 
 
@@ -186,17 +187,3 @@ def _attention(a: MLA, rank: int, wide: bool) -> dict[str, Tensor]:
         "q_a_layernorm.weight": down.new_full((width + 1,), CONSTANT * (width + 1) ** -0.5),
         "q_b_proj.weight": torch.cat((a.query.weight, of_bias[:, None]), 1),
     }
-
-
-@torch.no_grad()
-def _check(model: Decoder, converted: Any) -> None:
-    """Compare the logits of a text of random tokens."""
-    size = model.embedding.num_embeddings
-    ids = torch.randint(size, (1, min(model.longest, 64)), generator=torch.Generator().manual_seed(0))
-    expected = model(ids)
-    apart = float((converted(ids).logits - expected).abs().max() / expected.abs().max())
-    near = NEAR.get(expected.dtype, 0.05)
-    if not apart <= near:
-        raise DataError(
-            f"the logits of DeepseekV3 differ from the model's by {apart:.1e} of the largest, above {near:.0e}"
-        )

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import MHA
-from attnlab.errors import DataError
+from attnlab.export.weights import check_logits
 from attnlab.models import T6, LanguageModel
 from attnlab.pretrained import hub
 
-NEAR = 1e-5  # largest difference of float32 logits
+NEAR = 1e-5  # of float32 logits, relative to the largest
 
 
 def refusal(model: LanguageModel) -> str | None:
@@ -76,7 +76,7 @@ def convert(model: T6) -> Any:
     missing, unknown = llama.load_state_dict(weights, strict=False)
     assert missing == ["lm_head.weight"] and not unknown, (missing, unknown)
     llama.tie_weights()
-    _check(model, llama)
+    check_logits(model, llama, NEAR if dtype == torch.float32 else 0.05)
     return llama
 
 
@@ -107,15 +107,3 @@ def _weights(model: T6, biased: bool) -> dict[str, Tensor]:
         for name in ("input_layernorm", "post_attention_layernorm"):
             state[f"{layer}.{name}.weight"] = one
     return state
-
-
-@torch.no_grad()
-def _check(model: T6, llama: Any) -> None:
-    """Compare the logits of a text of random tokens."""
-    size = model.embedding.num_embeddings
-    ids = torch.randint(size, (1, min(model.longest, 64)), generator=torch.Generator().manual_seed(0))
-    expected = model(ids)
-    apart = float((llama(ids).logits - expected).abs().max())
-    near = (NEAR if expected.dtype == torch.float32 else 0.05) * max(1.0, float(expected.abs().max()))
-    if not apart <= near:
-        raise DataError(f"the logits of the Llama differ from the model's by {apart:.1e}, more than {near:.1e}")

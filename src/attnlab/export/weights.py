@@ -6,10 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from attnlab.errors import DataError
+from attnlab.models.language_model import LanguageModel
 from attnlab.pretrained.weights import cannot_write
 from attnlab.run.files import replacing_folder
 
@@ -52,3 +55,23 @@ def copy(files: Iterable[Path], folder: Path) -> list[str]:
     for file in sources:
         (folder / file.name).write_bytes(file.read_bytes())
     return [file.name for file in sources]
+
+
+@torch.no_grad()
+def check_logits(model: LanguageModel, exported: Any, near: float) -> None:
+    """Compare the logits of a text of random tokens.
+
+    Args:
+        exported: of transformers.
+        near: the largest difference, relative to the largest logit or to 1.
+
+    Raises:
+        DataError: they differ by more.
+    """
+    size = exported.config.vocab_size
+    ids = torch.randint(size, (1, min(model.longest, 64)), generator=torch.Generator().manual_seed(0))
+    expected = model(ids)
+    apart = float((exported(ids).logits - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+    if not apart <= near:
+        kind = type(exported).__name__
+        raise DataError(f"the logits of {kind} differ from the model's by {apart:.1e} of the largest, above {near:.0e}")

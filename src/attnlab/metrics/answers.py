@@ -4,29 +4,22 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnlab.errors import DataError
-from attnlab.metrics.base import IndexedMetric
+from attnlab.metrics.base import DOUBLE, INTEGER, IndexedMetric
 
 
 class Answers(IndexedMetric):
     """How often an answer is right, and the negative log-probability of a token of the right answer.
 
     The loss is the mean over questions of each answer's mean over its tokens, in nats, as the papers give it.
-
-    Args:
-        settings: arguments of `torchmetrics.Metric`.
     """
 
     higher_is_better = True
 
     def __init__(self, size: int, **settings: Any) -> None:
-        number = torch.empty(0, dtype=torch.int64)
-        super().__init__(
-            size, {"right": number, "nats": torch.empty(0, dtype=torch.float64), "tokens": number}, **settings
-        )
+        super().__init__(size, {"right": INTEGER, "nats": DOUBLE, "tokens": INTEGER}, **settings)
 
     def update(self, index: Tensor | Sequence[int], right: Tensor, nats: Tensor, tokens: Tensor) -> None:
         """Adds questions.

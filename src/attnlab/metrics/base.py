@@ -1,5 +1,6 @@
 """What all metrics share: rows of tensors under corpus indices, and texts as UTF-8 tensors."""
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+INTEGER, DOUBLE = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
+
 
 class IndexedMetric(Metric):
     """Rows of tensors, each stored under its item's index in the corpus.
@@ -21,7 +24,6 @@ class IndexedMetric(Metric):
     Args:
         size: number of items in the corpus; `compute()` needs every index from 0 to size - 1.
         columns: an empty tensor of shape (0, ...) for each column besides the index: its dtype and the shape of a row.
-        settings: arguments of `torchmetrics.Metric`, for instance `sync_on_compute`.
     """
 
     full_state_update = False
@@ -29,7 +31,7 @@ class IndexedMetric(Metric):
     def __init__(self, size: int, columns: dict[str, Tensor], **settings: Any) -> None:
         super().__init__(**settings)
         self.size = size
-        self._empty = {"index": torch.empty(0, dtype=torch.int64)} | columns
+        self._empty = {"index": INTEGER} | columns
         for name in self._empty:
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
@@ -84,9 +86,6 @@ class TextMetric(IndexedMetric):
     Strings cannot be gathered as they are, so they are held as one uint8 buffer of UTF-8 with the length of each text
     in bytes and the number of texts of each row.
 
-    Args:
-        settings: arguments of `torchmetrics.Metric`.
-
     Attributes:
         name: the value of `task.score` that chooses the metric; see `text_metrics`.
         logged: the values that a validation logs, and whether higher ones are better.
@@ -96,9 +95,8 @@ class TextMetric(IndexedMetric):
     logged: ClassVar[dict[str, bool]]
 
     def __init__(self, size: int, **settings: Any) -> None:
-        number = torch.empty(0, dtype=torch.int64)
-        columns = {"counts": number, "lengths": number, "buffer": torch.empty(0, dtype=torch.uint8)}
-        super().__init__(size, columns, **settings)
+        buffer = torch.empty(0, dtype=torch.uint8)
+        super().__init__(size, {"counts": INTEGER, "lengths": INTEGER, "buffer": buffer}, **settings)
 
     def append_texts(self, index: Tensor | Sequence[int], rows: Sequence[Sequence[str]]) -> None:
         """Adds rows of texts.
@@ -106,16 +104,11 @@ class TextMetric(IndexedMetric):
         Args:
             index: (B,) corpus indices.
             rows: B rows of any number of texts each.
-
-        Raises:
-            ValueError: numbers of indices and rows differ.
         """
-        if len(index) != len(rows):
-            raise ValueError(f"{type(self).__name__}: {len(index)} indices, but {len(rows)} rows of texts")
         encoded = [text.encode("utf-8", "surrogatepass") for row in rows for text in row]
         self.append(
             index,
-            counts=torch.tensor([len(row) for row in rows], dtype=torch.int64),
+            counts=torch.tensor([len(row) for _, row in zip(index, rows, strict=True)], dtype=torch.int64),
             lengths=torch.tensor([len(text) for text in encoded], dtype=torch.int64),
             buffer=torch.from_numpy(np.frombuffer(b"".join(encoded), dtype=np.uint8).copy()),
         )
@@ -123,17 +116,24 @@ class TextMetric(IndexedMetric):
     def texts(self) -> list[tuple[str, ...]]:
         """The texts of every item in corpus order."""
         order = self.order().tolist()
-        counts, lengths = self.column("counts"), self.column("lengths")
         buffer = self.column("buffer").numpy().tobytes()
-        first = (counts.cumsum(0) - counts).tolist()
-        ends = lengths.cumsum(0).tolist()
-        number = counts.tolist()
-
-        def text(i: int) -> str:
-            return buffer[ends[i - 1] if i else 0 : ends[i]].decode("utf-8", "surrogatepass")
-
-        return [tuple(text(i) for i in range(first[row], first[row] + number[row])) for row in order]
+        ends = [0, *self.column("lengths").cumsum(0).tolist()]
+        texts = [buffer[a:b].decode("utf-8", "surrogatepass") for a, b in itertools.pairwise(ends)]
+        first = [0, *self.column("counts").cumsum(0).tolist()]
+        return [tuple(texts[first[row] : first[row + 1]]) for row in order]
 
     @abstractmethod
     def compute(self) -> Any:
         """The metric's values."""
+
+
+class PairMetric(TextMetric):
+    """Scores a hypothesis against a reference."""
+
+    def update(self, index: Tensor | Sequence[int], hypotheses: Sequence[str], references: Sequence[str]) -> None:
+        """Adds a hypothesis and a reference for each item.
+
+        Args:
+            index: (B,) corpus indices.
+        """
+        self.append_texts(index, list(zip(hypotheses, references, strict=True)))

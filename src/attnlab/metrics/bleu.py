@@ -1,14 +1,11 @@
 """BLEU by sacrebleu."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
-from attnlab.metrics.base import TextMetric
+from attnlab.metrics.base import PairMetric
 
 
-class BLEU(TextMetric):
+class BLEU(PairMetric):
     """Case-sensitive detokenised corpus BLEU with one reference, by sacrebleu (tokenizer 13a, exponential smoothing).
 
     torchmetrics' own BLEU smooths differently and has no signature.  Args: those of `TextMetric`.
@@ -17,16 +14,6 @@ class BLEU(TextMetric):
     name = "bleu"
     logged = {"bleu": True}
     higher_is_better = True
-
-    def update(self, index: Tensor | Sequence[int], hypotheses: Sequence[str], references: Sequence[str]) -> None:
-        """Adds sentences.
-
-        Args:
-            index: (B,) corpus indices.
-            hypotheses: B detokenised outputs.
-            references: B detokenised references.
-        """
-        self.append_texts(index, list(zip(hypotheses, references, strict=True)))
 
     def compute(self) -> dict[str, Any]:
         """`bleu` in percent, rounded to two digits, and sacrebleu's `signature`."""

@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnlab.errors import DataError
-from attnlab.metrics.base import IndexedMetric
+from attnlab.metrics.base import DOUBLE, INTEGER, IndexedMetric
 
 
 class Perplexity(IndexedMetric):
@@ -20,14 +19,12 @@ class Perplexity(IndexedMetric):
 
     Args:
         words_per_token: words of the text by its tokens, for the perplexity per word; None: not computed.
-        settings: arguments of `torchmetrics.Metric`.
     """
 
     higher_is_better = False
 
     def __init__(self, size: int, words_per_token: float | None = None, **settings: Any) -> None:
-        columns = {"nats": torch.empty(0, dtype=torch.float64), "counts": torch.empty(0, dtype=torch.int64)}
-        super().__init__(size, columns, **settings)
+        super().__init__(size, {"nats": DOUBLE, "counts": INTEGER}, **settings)
         self.words_per_token = words_per_token
 
     def update(self, index: Tensor | Sequence[int], nats: Tensor, counts: Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.errors import DataError
-from attnlab.metrics.base import IndexedMetric
+from attnlab.metrics.base import DOUBLE, INTEGER, IndexedMetric
 
 
 class RecallAccuracy(IndexedMetric):
@@ -18,14 +18,12 @@ class RecallAccuracy(IndexedMetric):
 
     Args:
         cells: name and number of sequences of each cell; the corpus has them one after another.
-        settings: arguments of `torchmetrics.Metric`.
     """
 
     higher_is_better = True
 
     def __init__(self, cells: Sequence[tuple[str, int]], **settings: Any) -> None:
-        number = torch.empty(0, dtype=torch.int64)
-        columns = {"nats": torch.empty(0, dtype=torch.float64), "right": number, "counts": number}
+        columns = {"nats": DOUBLE, "right": INTEGER, "counts": INTEGER}
         super().__init__(sum(count for _, count in cells), columns, **settings)
         self.cells = list(cells)
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnlab.errors import DataError
-from attnlab.metrics.base import IndexedMetric
+from attnlab.metrics.base import INTEGER, IndexedMetric
 
 NOT_FINITE = -1  # the guesses of an image whose logits are NaN or infinite
 
@@ -19,18 +18,13 @@ class TopAccuracy(IndexedMetric):
 
     Args:
         classes: number of classes; with fewer than five, "top five" is all of them.
-        settings: arguments of `torchmetrics.Metric`.
     """
 
     higher_is_better = True
 
     def __init__(self, size: int, classes: int, **settings: Any) -> None:
         self.many = min(5, classes)
-        columns = {
-            "labels": torch.empty(0, dtype=torch.int64),
-            "guesses": torch.empty(0, self.many, dtype=torch.int64),
-        }
-        super().__init__(size, columns, **settings)
+        super().__init__(size, {"labels": INTEGER, "guesses": INTEGER.new_empty(0, self.many)}, **settings)
 
     def update(self, index: Tensor | Sequence[int], logits: Tensor, labels: Tensor) -> None:
         """Adds images.

@@ -5,21 +5,18 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
-from attnlab.metrics.base import TextMetric
+from attnlab.metrics.base import PairMetric
 
 ALTERNATION = re.compile(r"\{([^{}]*)\}")
 
 
-class WER(TextMetric):
+class WER(PairMetric):
     """Word error rate by jiwer, on lower-cased text.
 
     A reference may hold NIST's alternations, `{ a / b }` (@: nothing): the reading with the fewest errors counts.
 
     Args:
         punctuation: True: words are what stands between spaces.  False: all signs but apostrophes separate words.
-        settings: arguments of `torchmetrics.Metric`.
     """
 
     name = "wer"
@@ -29,14 +26,6 @@ class WER(TextMetric):
     def __init__(self, size: int, punctuation: bool = False, **settings: Any) -> None:
         super().__init__(size, **settings)
         self.punctuation = punctuation
-
-    def update(self, index: Tensor | Sequence[int], hypotheses: Sequence[str], references: Sequence[str]) -> None:
-        """Adds utterances.
-
-        Args:
-            index: (B,) corpus indices.
-        """
-        self.append_texts(index, list(zip(hypotheses, references, strict=True)))
 
     def compute(self) -> dict[str, Any]:
         """`wer` in percent (not bounded by 100), rounded to two digits; the error counts, `words` of the references,

@@ -45,10 +45,7 @@ def read(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # foreign bytes raise many classes in pickle and safetensors
-        if type(error).__name__ == "UnpicklingError":
-            raise DataError(f"{path}: damaged, or it holds more than tensors and plain values") from error
-        reason = f"damaged, cut short or foreign ({first_line(error)})"
-        raise DataError(f"{path}: not a readable checkpoint: {reason}") from error
+        raise DataError(f"{path}: not a readable checkpoint: {damage(error)}") from error
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -142,6 +139,13 @@ def cannot_write(path: Path, error: Exception) -> WriteError:
     """The error of a file or folder for which safetensors, which wraps the file system's errors, has no space."""
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
     return WriteError(number, first_line(error), str(path))
+
+
+def damage(error: Exception) -> str:
+    """What reading a file of weights has failed for."""
+    if type(error).__name__ == "UnpicklingError":
+        return "damaged, or it holds more than tensors and plain values"
+    return f"damaged, cut short or foreign ({first_line(error)})"
 
 
 def first_line(error: BaseException) -> str:
