@@ -14,7 +14,11 @@ CASES = list(itertools.product((1, 2, 3), (0, 1, 3), (0, 2)))
 
 def small(stride: int, recent: int, first: int) -> MTLAWindow:
     torch.manual_seed(0)
-    attention = MTLAWindow(16, 2, 8, 4, 12, 4, stride, recent, first).double().eval()
+    attention = (
+        MTLAWindow(16, 2, head_dim=8, rope_dim=4, latent_dim=12, gate_dim=4, stride=stride, recent=recent, first=first)
+        .double()
+        .eval()
+    )
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return attention

@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from attnlab.attention import MTLAWindow
-from attnlab.attention.latent_step import LatentStep
+from attnlab.attention.latent_step_cpu import LatentStep
 from attnlab.bench import exactness
 from attnlab.bench.compare import compare
 from attnlab.bench.variants import lineup

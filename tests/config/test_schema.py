@@ -2,7 +2,7 @@
 
 import inspect
 import pkgutil
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -30,8 +30,13 @@ def test_equal_to_inspect(target: str) -> None:
     expected = inspect.signature(pkgutil.resolve_name(target)).parameters.values()
     variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     assert found is not None
-    assert list(found.parameters) == [parameter.name for parameter in expected if parameter.kind not in variable]
-    assert found.open == any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in expected)
+    names = [parameter.name for parameter in expected if parameter.kind not in variable]
+    options = [parameter for parameter in expected if parameter.kind == inspect.Parameter.VAR_KEYWORD]
+    unpacked = [option.annotation for option in options if get_origin(option.annotation) is Unpack]
+    for keywords in unpacked:
+        names += get_type_hints(get_args(keywords)[0])
+    assert list(found.parameters) == names
+    assert found.open == (len(options) > len(unpacked))
 
 
 SOURCE = """

@@ -1,14 +1,14 @@
 """Multi-head latent attention: one latent and one rotary key per position, shared by all heads."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
 
 from .base import Cache, head_width, length_mask
 from .bounds import PositiveFloat, Rank, Rate, Rotary, Size
-from .latent_step import LatentStep
+from .latent_step_cpu import LatentStep
 from .ops.backends import Backend, choose, dense_attention
 from .ops.decode import attend_cached
 from .ops.partial_softmax import Past, expand, expanded_attention
@@ -17,6 +17,20 @@ from .positional import Angles, Layout, PositionalAttention, PositionalCache
 
 Norm = Literal["layer", "rms", "none"]
 Biased = Literal["query", "down", "out"]
+
+
+class LatentOptions(TypedDict, total=False):
+    """Keyword arguments of all mechanisms with a latent; `MLA` has their meaning and defaults."""
+
+    head_dim: Size | None
+    rope_dim: Rotary | None
+    latent_dim: Rank | None
+    norm: Norm
+    bias: Sequence[Biased]
+    qk_norm: Size | None
+    norm_eps: PositiveFloat
+    dropout: Rate
+    rope_theta: PositiveFloat | None
 
 
 class LatentCache(PositionalCache):
@@ -39,11 +53,14 @@ class LatentCache(PositionalCache):
         return vars(self) | {"_step": None}  # a copy has other buffers than those that its views are of
 
     def step(self, attention: "MLA", x: Tensor) -> LatentStep | None:
-        """What computes a step of x (B, n, d) by few kernels; None: it is computed as everywhere."""
+        """The fast step on a CPU of x (B, n, d); None: use the generic path."""
         if not self.is_lean(x) or choose("step", x, masked=True) is Backend.TRITON:
             return None
-        if self._step is None or not self._step.fits(self):
-            self._step = LatentStep(attention, self)
+        if self._step is None or self._step.slots is not self.text["slots"]:
+            self._step = LatentStep(
+                self.text["slots"], self.prefix["slots"], self.up_key, self.up_value, attention.scale,
+                attention.query, attention.down, attention.norm, attention.out,
+            )  # fmt: skip
         return self._step
 
 
@@ -110,15 +127,15 @@ class MLA(PositionalAttention):
             )
         self.dropout, self.scale = dropout, (head_dim + rope_dim) ** -0.5
         self._rotary(rope_dim, rope_theta)
-        kept, read = self.latent_dim + rope_dim, head_dim + rope_dim
+        cached, read = self.latent_dim + rope_dim, head_dim + rope_dim
         self.query: nn.Module
         self.down: nn.Module
         if qk_norm is None:
             self.query = nn.Linear(d_model, num_heads * read, bias="query" in bias)
-            self.down = nn.Linear(d_model, kept, bias="down" in bias)
+            self.down = nn.Linear(d_model, cached, bias="down" in bias)
         else:
             self.query = NormedQueries(d_model, num_heads, head_dim, read, norm_eps)
-            self.down = NormedKeys(d_model, qk_norm, head_dim, kept, norm_eps, bias="down" in bias)
+            self.down = NormedKeys(d_model, qk_norm, head_dim, cached, norm_eps, bias="down" in bias)
         self.norm: nn.Module = nn.LayerNorm(self.latent_dim) if norm == "layer" else nn.Identity()
         if norm == "rms":
             self.norm = nn.RMSNorm(self.latent_dim, eps=norm_eps)
@@ -192,7 +209,7 @@ class MLA(PositionalAttention):
             turn = cache.turn(cache.length)
             latent, key = step.project(x, turn)
             step.write(cache.length, latent, key, turn)
-            return step.read(cache, cache.length + 1, size)
+            return step.read(cache.length + 1, size, cache.prefix_mask)
         angles = cache.angles(start, start + new)
         q, (latent, rotary) = self._queries(x, angles), self._latents(x, angles)
         cache.write(cache.text, start, {"slots": torch.cat((latent, rotary), -1)})

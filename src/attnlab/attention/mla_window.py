@@ -1,13 +1,13 @@
 """Multi-head latent attention over a sliding window of the newest positions."""
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from .base import Cache, length_mask
-from .bounds import PositiveFloat, Rank, Rate, Rotary, Size
-from .mla import MLA, Biased, LatentCache, Norm
+from .bounds import Size
+from .mla import MLA, LatentCache, LatentOptions
 from .ops.backends import Backend, choose
 from .ops.flex import windowed
 from .sliding_window import BLOCK, WindowCache, Windowed
@@ -42,22 +42,11 @@ class MLAWindow(Windowed, MLA):
         self,
         d_model: Size,
         num_heads: Size,
-        head_dim: Size | None = None,
-        rope_dim: Rotary | None = None,
-        latent_dim: Rank | None = None,
-        window: Size = 128,
         *,
-        norm: Norm = "layer",
-        bias: Sequence[Biased] = (),
-        qk_norm: Size | None = None,
-        norm_eps: PositiveFloat = 1e-6,
-        dropout: Rate = 0.0,
-        rope_theta: PositiveFloat | None = 10000.0,
+        window: Size = 128,
+        **options: Unpack[LatentOptions],
     ) -> None:
-        super().__init__(
-            d_model, num_heads, head_dim, rope_dim, latent_dim, norm=norm, bias=bias, qk_norm=qk_norm,
-            norm_eps=norm_eps, dropout=dropout, rope_theta=rope_theta,
-        )  # fmt: skip
+        super().__init__(d_model, num_heads, **options)
         self._slide(window)
 
     @property
@@ -115,7 +104,7 @@ class MLAWindow(Windowed, MLA):
             turn = cache.turn(cache.length)
             latent, key = step.project(x, turn)
             step.write(cache.length % cache.size, latent, key, turn)
-            return step.read(cache, min(cache.length + 1, cache.size), size)
+            return step.read(min(cache.length + 1, cache.size), size, cache.prefix_mask)
         angles = cache.angles(start, start + new)
         q, kept = self._queries(x, angles), self._kept(x, angles)
         if new == 1:

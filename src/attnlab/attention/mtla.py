@@ -1,16 +1,15 @@
 """Multi-head temporal latent attention: MLA whose latents are merged along time."""
 
-from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .base import Cache, blank, length_mask
-from .bounds import Ge, Le, PositiveFloat, Rank, Rate, Rotary, Size
-from .latent_step import LatentStep
-from .mla import MLA, Biased, LatentCache, Norm
+from .bounds import Ge, Le, Size
+from .latent_step_cpu import LatentStep
+from .mla import MLA, LatentCache, LatentOptions
 from .ops.backends import Backend, choose
 from .ops.partial_softmax import Past, expanded_attention
 from .ops.tables import memoized
@@ -41,7 +40,7 @@ class MTLACache(LatentCache):
     """A slot per `stride` positions. The slot that a prefix leaves open belongs to the text of each row.
 
     Positions count from the start of the prefix: text position t of a row whose prefix has length S is in slot
-    floor((S + t) / s). `offset` is S mod s, and text slot 0 is slot floor(S / s).
+    floor((S + t) / s). Text slot 0 is slot floor(S / s).
     Arguments are those of `PositionalCache`.
     """
 
@@ -51,7 +50,6 @@ class MTLACache(LatentCache):
         super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
         self.stride = attention.stride
         self.prefix_slots = 0
-        self.offset: int | Tensor = 0  # (N,) where prefixes differ in length
         positions = prefix_capacity + capacity + self.stride
         self.gate_slot = attention.slot_gates(positions // self.stride + 1).detach().to(like.dtype)  # fc_c(pe), once
 
@@ -60,35 +58,21 @@ class MTLACache(LatentCache):
         return self.prefix_slots
 
     def slots_up_to(self, length: int) -> int:
-        offset = self.offset if isinstance(self.offset, int) else self.stride - 1
+        offset = self.prefix_size % self.stride if self.prefix_lengths is None else self.stride - 1
         return -(-(offset + length) // self.stride)
-
-    def select(self, prefixes: Tensor) -> None:
-        super().select(prefixes)
-        if isinstance(self.offset, Tensor):
-            self.offset = self.offset[prefixes]
 
     def crop(self, length: int) -> None:
         self._check_crop(length)
-        inside = (self.offset + length) % self.stride
-        if length != self.length and bool((torch.as_tensor(inside) != 0).any()):
+        if length != self.length and bool(((self.starts() + length) % self.stride != 0).any()):
             raise ValueError(
                 f"cannot crop to {length} positions: that is inside a slot of {self.stride} merged positions, "
                 "which cannot be separated; crop to a slot boundary and feed the rest again"
             )
         self.length = length
 
-    def row_offset(self) -> Tensor:
-        """offset of each row, (B,)."""
-        if isinstance(self.offset, Tensor):
-            return self.offset.repeat_interleave(self.beam)
-        return torch.full((len(self.text["slots"]),), self.offset, device=self.up_key.device)
-
-    def first_slot(self) -> int | Tensor:
-        """Number of the slot that text slot 0 is: an int, or (B,)."""
-        if self.prefix_lengths is None:
-            return self.prefix_size // self.stride
-        return (self.prefix_lengths // self.stride).repeat_interleave(self.beam)
+    def prefix_end(self) -> int | Tensor:
+        """Length of the prefix: an int, or (B,) where prefixes differ in length."""
+        return self.prefix_size if self.prefix_lengths is None else self.row_lengths()
 
 
 class _Prefix(NamedTuple):
@@ -127,23 +111,12 @@ class MTLA(MLA):
         self,
         d_model: Size,
         num_heads: Size,
-        head_dim: Size | None = None,
-        rope_dim: Rotary | None = None,
-        latent_dim: Rank | None = None,
+        *,
         gate_dim: Size | None = None,
         stride: Stride = 2,
-        *,
-        norm: Norm = "layer",
-        bias: Sequence[Biased] = (),
-        qk_norm: Size | None = None,
-        norm_eps: PositiveFloat = 1e-6,
-        dropout: Rate = 0.0,
-        rope_theta: PositiveFloat | None = 10000.0,
+        **options: Unpack[LatentOptions],
     ) -> None:
-        super().__init__(
-            d_model, num_heads, head_dim, rope_dim, latent_dim, norm=norm, bias=bias, qk_norm=qk_norm,
-            norm_eps=norm_eps, dropout=dropout, rope_theta=rope_theta,
-        )  # fmt: skip
+        super().__init__(d_model, num_heads, **options)
         if stride < 1:
             raise ValueError(f"stride must be at least 1, not {stride}")
         if self.latent_dim % 2:
@@ -268,7 +241,7 @@ class MTLA(MLA):
         read = self._read(prefix, prefix_lengths, cache.prefix_angles(0, size))
         cache.write(cache.prefix, 0, {"slots": torch.cat((read.latent, read.rotary), -1)})
         cache.prefix_size, cache.prefix_slots, cache.prefix_lengths = size, read.latent.shape[1], prefix_lengths
-        cache.offset, cache.prefix_mask = read.offset, read.mask
+        cache.prefix_mask = read.mask
         cache.prefix_counts = read.first_slot if isinstance(read.first_slot, Tensor) else None
         if read.carry is not None:
             cache.text["slots"][:, 0, : self.latent_dim] = read.carry.repeat_interleave(cache.beam, 0)
@@ -278,92 +251,72 @@ class MTLA(MLA):
         new, start, s, r = x.shape[1], cache.start, self.stride, self.latent_dim
         text = cache.text["slots"]
         if (step := cache.step(self, x)) is not None:
-            return self._lean_step(step, x, cache)
+            return self._cpu_step(step, x, cache)
         angles = cache.angles(start, start + new)
         q = self._queries(x, angles)
         latent, rotary = self._latents(x, angles)
         if new == 1 or isinstance(start, Tensor):
-            counts = self._write(latent[:, 0], rotary[:, 0], start, cache)
-            if isinstance(start, Tensor) and counts is not None:
+            counts = self._merge_step(latent[:, 0], rotary[:, 0], start, cache)
+            if isinstance(start, Tensor):
                 return self._step(q, cache, counts)
-            return self._step(q, cache, cache.slots_up_to(cache.length + 1), counts=counts)
-        begin = cache.row_offset() + start
-        base = begin // s  # text slot of the first new position
-        rows = torch.arange(len(begin), device=begin.device)[:, None]
-        carry = text[rows[:, 0], base.clamp(max=text.shape[1] - 1), :r].masked_fill((begin % s == 0).unsqueeze(-1), 0.0)
+            counted = None if cache.prefix_lengths is None else counts
+            return self._step(q, cache, cache.slots_up_to(start + 1), counts=counted)
+        at = (cache.starts() % s + start).expand(len(x))  # places of the first new position in the text slots
+        base, place = at // s, at % s
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        carry = text[rows[:, 0], base.clamp(max=text.shape[1] - 1), :r].masked_fill((place == 0).unsqueeze(-1), 0.0)
         past = []
         if cache.prefix_slots:
             past.append(self._stored(cache.prefix["slots"][:, : cache.prefix_slots], q.dtype, cache.prefix_mask))
-        if isinstance(cache.offset, int):
-            offset: int | Tensor = (cache.offset + start) % s
-            before, held = (cache.offset + start) // s, None
+        end = cache.prefix_end()
+        if isinstance(end, int):
+            before, offset = (end % s + start) // s, (end + start) % s
+            first, exists = end // s + before, None
         else:
-            offset, before = begin % s, (s - 1 + start) // s
-            held = length_mask(base, before)
+            before, offset = (s - 1 + start) // s, place
+            first, exists = end // s + base, length_mask(base, before)
         if before:
-            past.append(self._stored(text[:, :before], q.dtype, held))
-        first, bound = cache.first_slot(), cache.prefix_size // s + before
-        first = first + (before if isinstance(first, int) else base)
+            past.append(self._stored(text[:, :before], q.dtype, exists))
+        bound = cache.prefix_size // s + before
         out, sums = self._segment(q, latent, rotary, offset, first, bound, carry, past)
         # Each touched slot keeps the newest sum and rotary key that fell into it.
-        chunks = torch.arange(-(-(s - 1 + new) // s), device=begin.device)
-        ends = (chunks * s + s - 1 - (begin % s)[:, None]).clamp(max=new - 1)
-        text[rows, base[:, None] + (ends + (begin % s)[:, None]) // s] = torch.cat(
+        chunks = torch.arange(-(-(s - 1 + new) // s), device=x.device)
+        ends = (chunks * s + s - 1 - place[:, None]).clamp(max=new - 1)
+        text[rows, base[:, None] + (ends + place[:, None]) // s] = torch.cat(
             (take(sums, ends), take(rotary.to(sums.dtype), ends)), -1
         ).to(text.dtype)
         return self.out(out.flatten(2))
 
-    def _lean_step(self, step: LatentStep, x: Tensor, cache: MTLACache) -> Tensor:
+    def _cpu_step(self, step: LatentStep, x: Tensor, cache: MTLACache) -> Tensor:
         """One position, (B, 1, d) -> (B, 1, d), by few kernels."""
-        position, counts = cache.length, None
+        position, counts, end, s = cache.length, None, cache.prefix_end(), self.stride
         turn = cache.turn(position)
         latent, key = step.project(x, turn)
-        first = cache.first_slot()
-        if isinstance(first, int) and isinstance(cache.offset, int):
-            slot, place = divmod(cache.offset + position, self.stride)
-            gate = self._gate(latent, cache.gate_slot[first + slot])
+        if isinstance(end, int):
+            slot, place = divmod(end % s + position, s)
+            gate = self._gate(latent, cache.gate_slot[end // s + slot])
             step.merge(slot, latent, gate, key, turn, opens=place == 0)
         else:
             step.turn_into(step.row_turned, key, turn)
-            counts = self._write(latent, step.row[:, self.latent_dim :], position, cache)
-        return step.read(cache, cache.slots_up_to(position + 1), cache.prefix_slots, counts=counts)
+            counts = self._merge_step(latent, step.row[:, self.latent_dim :], position, cache)
+        return step.read(cache.slots_up_to(position + 1), cache.prefix_slots, cache.prefix_mask, counts=counts)
 
-    def _write(self, latent: Tensor, rotary: Tensor, start: int | Tensor, cache: MTLACache) -> Tensor | None:
-        """Merge one position, (B, r) and (B, d_r), into its row's slot. How many slots a row sees, if rows differ."""
+    def _merge_step(self, latent: Tensor, rotary: Tensor, start: int | Tensor, cache: MTLACache) -> Tensor:
+        """Merge one position, (B, r) and (B, d_r), into its row's slot. Slots that each row sees, (B,) or (1,)."""
         s, r, text = self.stride, self.latent_dim, cache.text["slots"]
         if choose("step", text, masked=True) is Backend.TRITON:
             from .ops.kernels.merge import merge_slot  # needs triton
 
-            first = cache.first_slot()
-            at = (cache.offset if isinstance(cache.offset, int) else cache.row_offset()) + start
-            held = merge_slot(text, latent, rotary, self.gate_latent(latent), cache.gate_slot, at, s, first)
-            return held if isinstance(at, Tensor) else None
-        if cache.prefix_ends is not None:
-            at, first = cache.prefix_ends % s + start, cache.prefix_ends // s
-            return self._merge_ragged(latent, rotary, at, first, cache)
-        first = cache.first_slot()
-        if isinstance(cache.offset, int) and isinstance(first, int) and not isinstance(start, Tensor):
-            number, place = (cache.offset + start) // s, (cache.offset + start) % s
-            slot = slice(number, number + 1)  # a slice: a plain index, or divmod, would be compiled again for each slot
-            gates = cache.gate_slot[first + number : first + number + 1]
-            gated = (self._gate(latent, gates) * latent).unsqueeze(1)
-            if place:
-                text[:, slot, :r] += gated
-            else:
-                text[:, slot, :r] = gated
-            text[:, slot, r:] = rotary.unsqueeze(1)
-            return None
-        return self._merge_ragged(latent, rotary, cache.row_offset() + start, first, cache)
-
-    def _merge_ragged(
-        self, latent: Tensor, rotary: Tensor, at: Tensor, first: int | Tensor, cache: MTLACache
-    ) -> Tensor:
-        """`_write` at place `at`, (B,) or (1,), of rows whose text slot 0 is number `first`. Slots that each sees."""
-        s, r, text = self.stride, self.latent_dim, cache.text["slots"]
+            end = cache.prefix_end()
+            return merge_slot(
+                text, latent, rotary, self.gate_latent(latent), cache.gate_slot, end % s + start, s, end // s
+            )
+        ends = cache.starts()
+        at = ends % s + start
         slots, rows = at // s, torch.arange(len(text), device=at.device)
-        gated = self._gate(latent, cache.gate_slot[first + slots]) * latent
-        held = text[rows, slots, :r].masked_fill((at % s == 0).unsqueeze(-1), 0.0)
-        text[rows, slots] = torch.cat((held + gated, rotary.to(gated.dtype)), -1).to(text.dtype)
+        gated = self._gate(latent, cache.gate_slot[ends // s + slots]) * latent
+        before = text[rows, slots, :r].masked_fill((at % s == 0).unsqueeze(-1), 0.0)
+        text[rows, slots] = torch.cat((before + gated, rotary.to(gated.dtype)), -1).to(text.dtype)
         return slots + 1
 
     @property

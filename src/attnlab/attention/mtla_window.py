@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .base import Cache, blank, length_mask
-from .bounds import PositiveFloat, Rank, Rate, Rotary, Size, SizeOrZero
-from .mla import Biased, LatentCache, Norm
+from .bounds import Size, SizeOrZero
+from .mla import LatentCache, LatentOptions
 from .mtla import MTLA, Stride, take
 from .ops.tables import memoized
 
@@ -33,14 +34,6 @@ class WindowedCache(LatentCache):
         self.reached = 0  # the longest text before a crop: what it has overwritten is lost
         chunks = (prefix_capacity + capacity) // attention.stride + 1
         self.gate_slot = attention.slot_gates(chunks).detach().to(like.dtype)  # fc_c(pe), once
-
-    def starts(self) -> Tensor:
-        """Length of each row's prefix, (B,), or (1,) where all are alike."""
-        if self.prefix_ends is not None:
-            return self.prefix_ends
-        if self.prefix_lengths is None:
-            return torch.full((1,), self.prefix_size, device=self.up_key.device)
-        return self.prefix_lengths.repeat_interleave(self.beam)
 
     @property
     def prefix_used(self) -> int:
@@ -99,25 +92,14 @@ class MTLAWindow(MTLA):
         self,
         d_model: Size,
         num_heads: Size,
-        head_dim: Size | None = None,
-        rope_dim: Rotary | None = None,
-        latent_dim: Rank | None = None,
+        *,
         gate_dim: Size | None = None,
         stride: Stride = 2,
         recent: SizeOrZero = 8,
         first: SizeOrZero = 4,
-        *,
-        norm: Norm = "layer",
-        bias: Sequence[Biased] = (),
-        qk_norm: Size | None = None,
-        norm_eps: PositiveFloat = 1e-6,
-        dropout: Rate = 0.0,
-        rope_theta: PositiveFloat | None = 10000.0,
+        **options: Unpack[LatentOptions],
     ) -> None:
-        super().__init__(
-            d_model, num_heads, head_dim, rope_dim, latent_dim, gate_dim, stride, norm=norm, bias=bias,
-            qk_norm=qk_norm, norm_eps=norm_eps, dropout=dropout, rope_theta=rope_theta,
-        )  # fmt: skip
+        super().__init__(d_model, num_heads, gate_dim=gate_dim, stride=stride, **options)
         self.recent, self.first = recent, first
 
     @property
@@ -285,9 +267,9 @@ class MTLAWindow(MTLA):
         if (step := cache.step(self, x)) is not None:
             turn = cache.turn(cache.length)
             latent, key = step.project(x, turn)
-            used, mask = self._store(step.kept(latent, key, turn), cache.length, cache)
+            used, mask = self._store(step.newest(latent, key, turn), cache.length, cache)
             assert isinstance(used, int)
-            return step.read(cache, used, cache.prefix_slots, mask)
+            return step.read(used, cache.prefix_slots, cache.prefix_mask, mask)
         angles = cache.angles(start, start + steps)
         q, new = self._queries(x, angles), torch.cat(self._latents(x, angles), -1)
         if steps == 1 or isinstance(start, Tensor):

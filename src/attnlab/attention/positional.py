@@ -1,4 +1,4 @@
-"""What mechanisms share that cache something for every position, and rotate queries and keys by position."""
+"""Shared code for attention with rotary positions and one cache slot per position."""
 
 import math
 from abc import abstractmethod
@@ -92,10 +92,8 @@ class PositionalCache(Cache):
     def _fix_prefix(self) -> None:
         """What static steps know of the prefixes."""
         self.prefix_reads = self.cos.new_empty(self.prefix_used, 0)
-        if self.prefix_lengths is None:
-            self.prefix_ends = torch.full((1,), self.prefix_size, device=self.cos.device)
-        else:
-            self.prefix_ends = self.row_lengths()
+        self.prefix_ends = None
+        self.prefix_ends = self.starts()
 
     def reads(self, text: int | Tensor) -> tuple[int, int]:
         """How many slots of the text, and of the prefixes, a step reads at most.
@@ -180,6 +178,14 @@ class PositionalCache(Cache):
         rows = self._row_lengths[1] + position
         cos, sin = (table.index_select(0, rows)[:, None, None] for table in (self.cos, self.sin))
         return cos, self._sign * sin
+
+    def starts(self) -> Tensor:
+        """Length of each row's prefix, (B,), or (1,) where all are alike."""
+        if self.prefix_ends is not None:
+            return self.prefix_ends
+        if self.prefix_lengths is None:
+            return torch.full((1,), self.prefix_size, device=self.cos.device)
+        return self.row_lengths()
 
     def row_lengths(self) -> Tensor:
         """Lengths of the rows' prefixes, (B,), where these differ."""

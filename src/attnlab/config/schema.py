@@ -380,6 +380,11 @@ def _from_arguments(module: str, arguments: ast.arguments, skip_first: bool) -> 
     positional = [*arguments.posonlyargs, *arguments.args][skip_first:]
     everything = [*positional, *arguments.kwonlyargs]
     annotations = {a.arg: a.annotation and _expand(module, a.annotation) for a in everything}
+    match arguments.kwarg:
+        case ast.arg(annotation=ast.Subscript(value=ast.Name(id="Unpack"), slice=options)):  # fields of a TypedDict
+            keywords = _follow(module, options)
+            assert keywords is not None
+            return Signature(annotations | _from_fields(keywords).parameters, module=module)
     return Signature(annotations, open=arguments.kwarg is not None, module=module)
 
 

@@ -7,8 +7,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..ops.tables import transformed
-from .base import Windowed
-from .cache import SlotCache, StateCache
+from .base import StateCache, Windowed
+
+
+class SlotCache(StateCache):
+    """[key | value] of each place of the window; zero where nothing was read.
+
+    Arguments are those of `StateCache`; a `capacity` beyond the window is refused.
+    """
+
+    def __init__(
+        self, attention: "AbsoluteMultiLinear", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
+    ) -> None:
+        attention.check_room(capacity)
+        super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
+
+    def crop(self, length: int) -> None:
+        self._check_crop(length)
+        self.text[:, length:] = 0
+        self.length = length
 
 
 class AbsoluteMultiLinear(Windowed):
@@ -21,13 +38,8 @@ class AbsoluteMultiLinear(Windowed):
     B_i[:,r] = sum_{j,m<=i} W[:,j,m] k_jr v_mr, y_i = B_i (g . q_i): T^2 d R. The first where T (R + d) < d R.
 
     Args:
-        d_model: width d of inputs and outputs.
-        rank: R, width of queries, keys and values.
         window: N, positions that a text may have.
-        num_cores: h, core vectors g.
-        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
-        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
-        reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
+        Others are those of `MultiLinear`.
 
     ValueError: a size is below 1, a text is longer than `window`, or a prefix is given without `reads_prefix`.
     """

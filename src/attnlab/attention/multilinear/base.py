@@ -1,4 +1,4 @@
-"""What the causal multi-linear forms share: projection, cores, read-outs, prefix and cache."""
+"""Shared by the causal multi-linear forms: projection, cores, read-outs, prefix, and a state of fixed size as cache."""
 
 import math
 from abc import abstractmethod
@@ -7,15 +7,66 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..base import Attention, Cache, length_mask, rows_per_prefix
+from ..base import Attention, Cache, length_mask, rows_of, rows_per_prefix
 from ..bounds import Size
-from .cache import StateCache
 
 Core = Literal["free", "softmax"]
 
 
+class StateCache(Cache):
+    """What is held has the same size at any length: `text` (B, ...) of each row, `prefix` (N, R, V), the mean P.
+
+    Args:
+        attention: the mechanism whose `state_shape` and `prefix_shape` the buffers have.
+        batch: rows B.
+        capacity: text positions that a row may have; the state's size does not depend on it.
+        prefix_capacity: positions that a prefix may have; the size of P does not depend on it.
+        beam: rows that share one prefix; it divides B.
+        like: an empty tensor of the buffers' dtype and device; a state that accumulates is float32 or wider.
+    """
+
+    def __init__(
+        self, attention: "MultiLinear", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
+    ) -> None:
+        self.beam, self.capacity, self.prefix_capacity = beam, capacity, prefix_capacity
+        self.text = like.new_zeros(batch, *attention.state_shape, dtype=attention.state_dtype(like.dtype))
+        self.prefix = like.new_zeros(batch // beam, *attention.prefix_shape)
+        self.prefix_size: int | Tensor = 0  # positions; (N,) where prefixes differ in length
+
+    def buffers(self) -> list[Tensor]:
+        return [self.text, self.prefix]
+
+    @property
+    def can_be_static(self) -> bool:
+        return True
+
+    def make_static(self) -> None:
+        super().make_static()
+        if not isinstance(self.prefix_size, Tensor):
+            self.prefix_size = torch.full((len(self.prefix),), self.prefix_size, device=self.prefix.device)
+
+    def reorder(self, rows: Tensor) -> None:
+        self.text.copy_(self.text[rows])
+
+    def select(self, prefixes: Tensor) -> None:
+        self.text, self.prefix = self.text[rows_of(prefixes, self.beam)], self.prefix[prefixes]
+        if isinstance(self.prefix_size, Tensor):
+            self.prefix_size = self.prefix_size[prefixes]
+
+    def crop(self, length: int) -> None:
+        self._check_crop(length)
+        if length not in (0, self.length):
+            raise ValueError(
+                f"cannot crop to {length} positions: the state is a sum over all {self.length}; crop to 0 and feed "
+                "the rest again"
+            )
+        if not length:
+            self.text.zero_()
+        self.length = length
+
+
 class MultiLinear(Attention):
-    """What the causal forms share: one projection x -> [q | k | v] without bias, the cores, the prefix.
+    """Base of the causal forms: one projection x -> [q | k | v] without bias, the cores, the prefix.
 
     Tensorized Transformer, eq. 6 and 8: G_rrr = softmax(g)_r with trainable g, whose entries rand(0, 1) gives, and the
     tensors of h cores averaged. `core="softmax"` is that: weights that are positive and sum to 1, also those of the
@@ -159,14 +210,10 @@ class WithPrefixReadout(MultiLinear):
     """The forms whose text is not read as pairs, and which therefore read a prefix with weights of its own, W_P.
 
     Args:
-        d_model: width d of inputs and outputs.
-        rank: R, width of queries, keys and values.
-        num_cores: h, core vectors g of width R.
-        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
-        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
         reads_prefix: whether there is a read-out W_P for a prefix, (d, C R), of C = 1 or h read-outs.
         slots: numbers that one core gives the text's read-out, for instance n^2 for a window of n.
         std: standard deviation of the initial weights of one core's read-out.
+        Others are those of `MultiLinear`, with values as wide as keys.
     """
 
     def __init__(
@@ -207,13 +254,8 @@ class Windowed(WithPrefixReadout):
     """The forms with weights for each pair in a window of n places, of which keys and values are cached.
 
     Args:
-        d_model: width d of inputs and outputs.
-        rank: R, width of queries, keys and values.
         window: n, places of the window, at least 1.
-        num_cores: h, core vectors g of width R.
-        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
-        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
-        reads_prefix: whether there is a read-out for a prefix; without it a prefix is refused.
+        Others are those of `MultiLinear`, with values as wide as keys.
     """
 
     def __init__(
@@ -241,26 +283,16 @@ class Windowed(WithPrefixReadout):
 
 
 def projection(d_model: int, rank: int, value_dim: int) -> nn.Linear:
-    """The layer x -> [q | k | v] without bias, with weights of variance 1 / d.
-
-    Args:
-        d_model: width d of its input.
-        rank: R, width of q and of k.
-        value_dim: V, width of v.
-    """
+    """The layer x -> [q | k | v] of widths R, R and V without bias, with weights of variance 1 / d."""
     linear = nn.Linear(d_model, 2 * rank + value_dim, bias=False)
     nn.init.normal_(linear.weight, std=d_model**-0.5)
     return linear
 
 
 def core_vectors(count: int, rank: int, core: Core = "free") -> nn.Parameter:
-    """Uniform, as in eq. 6; free ones such that A_ijm has variance 1 if q, k and v have.
+    """(h, R), uniform, as in eq. 6; free ones such that A_ijm has variance 1 if q, k and v have.
 
-    Args:
-        count: h, the number of core vectors.
-        rank: R, width of each. The parameter has shape (h, R).
-
-    ValueError: `core` is neither.
+    ValueError: `core` is neither free nor softmax.
     """
     if core not in get_args(Core):
         raise ValueError(f"core={core}: expected {' or '.join(get_args(Core))}")
@@ -277,22 +309,12 @@ def diagonals(cores: Tensor, core: Core) -> Tensor:
 
 
 def core_gain(core: Core, rank: int) -> float:
-    """R^1/2 for softmax cores, whose initial entries are about 1 / R where those of free ones are about R^-1/2; else 1.
-
-    Args:
-        rank: R.
-    """
+    """R^1/2 for softmax cores, whose initial entries are about 1 / R, not R^-1/2 as those of free ones; else 1."""
     return rank**0.5 if core == "softmax" else 1.0
 
 
 def readout(count: int, slots: int, d_model: int, std: float) -> nn.Linear:
-    """W_O of `count` cores side by side, together of the variance that `std` gives one.
-
-    Args:
-        count: C, read-outs that stand side by side.
-        d_model: width d of the output. The weight has shape (d, C slots).
-        std: standard deviation of the weights if there is one core.
-    """
+    """W_O (d, C slots) of `count` cores side by side, together of the variance that `std` gives one."""
     linear = nn.Linear(count * slots, d_model, bias=False)
     nn.init.normal_(linear.weight, std=std * count**-0.5)
     return linear

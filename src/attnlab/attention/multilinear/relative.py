@@ -4,8 +4,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import Windowed
-from .cache import LagCache, StateCache
+from .base import StateCache, Windowed
+
+
+class LagCache(StateCache):
+    """[key | value] of the newest n positions, the newest last; zero before the first position."""
+
+    def crop(self, length: int) -> None:
+        self._check_crop(length)
+        window, dropped = self.text.shape[1], self.length - length
+        if dropped and length and self.length > window:
+            raise ValueError(
+                f"cannot crop to {length} positions: of {self.length} the newest {window} are held, and older ones "
+                "would be seen again; crop to 0 and feed the rest again"
+            )
+        if dropped:
+            self.text.copy_(torch.cat((torch.zeros_like(self.text[:, :dropped]), self.text[:, :-dropped]), 1))
+        self.length = length
 
 
 class RelativeMultiLinear(Windowed):
@@ -15,13 +30,8 @@ class RelativeMultiLinear(Windowed):
     linear in T. W's last slot is lag 0: slot s is lag n - 1 - s. Row scale: none, all rows i >= n - 1 have n^2 terms.
 
     Args:
-        d_model: width d of inputs and outputs.
-        rank: R, width of queries, keys and values.
         window: n, lags that are read; a position sees the newest n positions.
-        num_cores: h, core vectors g.
-        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
-        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
-        reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
+        Others are those of `MultiLinear`.
 
     ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
     """

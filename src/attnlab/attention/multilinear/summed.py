@@ -5,8 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..bounds import Size
-from .base import Core, WithPrefixReadout
-from .cache import StateCache
+from .base import Core, StateCache, WithPrefixReadout
 
 
 class SummedMultiLinear(WithPrefixReadout):
@@ -17,13 +16,7 @@ class SummedMultiLinear(WithPrefixReadout):
     scale.)  The factor keeps the variance of independent inputs. Parameters 4dR + hR + 2R, with C = 1; T R (d + 3)
     multiply-adds.
 
-    Args:
-        d_model: width d of inputs and outputs.
-        rank: R, width of queries, keys and values.
-        num_cores: h, core vectors g.
-        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
-        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
-        reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
+    Arguments are those of `MultiLinear`, with values as wide as keys.
 
     ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
     """

@@ -5,8 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..bounds import Size
-from .base import Core, MultiLinear, mean_pairs, readout, through
-from .cache import StateCache
+from .base import Core, MultiLinear, StateCache, mean_pairs, readout, through
 
 
 class TiedMultiLinear(MultiLinear):
@@ -18,13 +17,8 @@ class TiedMultiLinear(MultiLinear):
     multiply-adds and projections.
 
     Args:
-        d_model: width d of inputs and outputs.
-        rank: R, width of queries and keys.
         value_dim: d_v, width of values; None: R.
-        num_cores: h, core vectors g.
-        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
-        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
-        reads_prefix: whether to build what reads a prefix; without it, a prefix is refused.
+        Others are those of `MultiLinear`.
 
     ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
     """

@@ -166,5 +166,5 @@ def precision(dtype: torch.dtype) -> str:
 
 
 def widened(dtype: torch.dtype) -> bool:
-    """Whether operands of tl.dot are made float32 first: the interpreter multiplies the bits of bfloat16 as integers."""
+    """Whether operands of tl.dot become float32 first: the interpreter multiplies bits of bfloat16 as integers."""
     return interpreted() and dtype == torch.bfloat16

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,33 +9,41 @@ from torch import Tensor, nn
 from .ops.decode import products
 from .ops.rope import Turn, turn
 
-if TYPE_CHECKING:
-    from .mla import MLA, LatentCache
-
 
 class LatentStep:
     """Buffers of one step, and views of the cache, made once: making a view takes as long as a small kernel.
 
+    Weights that change in place are followed. Hooks that are registered later are not called.
+
     Args:
-        attention: the mechanism.
-        cache: of its own; `fits` says for how long. Weights that change in place are followed, hooks that are
-            registered later are not called.
+        slots, prefix: buffers of the cache, [latent | rotary key] (B, K, r + d_r) of the text and (N, P, r + d_r).
+        up_key, up_value: projections between latents and heads, (H, d_n, r), with the scale of logits, and (H, r, d_v).
+        scale: of the logits.
+        query, down, norm, out: modules of the mechanism.
 
     Attributes:
         row: the newest [latent | rotary key], (B, r + d_r), where a caller asks for it; `row_turned` is the latter as
             (B, 1, 2, d_r / 2).
     """
 
-    def __init__(self, attention: "MLA", cache: "LatentCache") -> None:
-        self.slots, self.prefix = cache.text["slots"], cache.prefix["slots"]
-        r, pairs, rows = attention.latent_dim, attention.rope_dim // 2, len(self.slots)
-        self.heads, self.pairs, self.scale = attention.num_heads, pairs, attention.scale
-        self.up_key, self.up_value = cache.up_key, cache.up_value
-        self.query_widths, self.widths = [attention.head_dim, 2 * pairs], [r, 2 * pairs]
-        self._query, self._down, self._out = (
-            applied(module) for module in (attention.query, attention.down, attention.out)
-        )
-        self._norm = attention.norm
+    def __init__(
+        self,
+        slots: Tensor,
+        prefix: Tensor,
+        up_key: Tensor,
+        up_value: Tensor,
+        scale: float,
+        query: nn.Module,
+        down: nn.Module,
+        norm: nn.Module,
+        out: nn.Module,
+    ) -> None:
+        self.slots, self.prefix, self.up_key, self.up_value, self.scale = slots, prefix, up_key, up_value, scale
+        self.heads, head_dim, r = up_key.shape
+        rows, pairs = len(slots), (slots.shape[-1] - r) // 2
+        self.pairs, self.query_widths, self.widths = pairs, [head_dim, 2 * pairs], [r, 2 * pairs]
+        self._query, self._down, self._out = (applied(module) for module in (query, down, out))
+        self._norm = norm
         self.q = self.slots.new_empty(rows, self.heads, r + 2 * pairs)
         self.row = self.slots.new_empty(rows, r + 2 * pairs)
         self.latents, self.turned = self._parts(self.slots)
@@ -48,10 +55,6 @@ class LatentStep:
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         latent, rotary = rows.split(self.widths, -1)
         return latent, rotary.unflatten(-1, (1, 2, self.pairs))
-
-    def fits(self, cache: "LatentCache") -> bool:
-        """Whether the cache still has these buffers."""
-        return cache.text["slots"] is self.slots
 
     def project(self, x: Tensor, angles: Turn) -> tuple[Tensor, Tensor]:
         """Inputs (B, 1, d): keeps their queries, and returns latents (B, r) and rotary keys, not rotated, (B, d_r).
@@ -84,16 +87,16 @@ class LatentStep:
         Args:
             latent, key: of the position.
             gate: of the rows, (B, 1).
-            opens: whether it is the slot's first position, and what the slot held is forgotten.
+            opens: whether it is the slot's first position, which forgets what the slot contained.
         """
-        held = self.latents.select(1, slot)
+        merged = self.latents.select(1, slot)
         if opens:
-            torch.mul(latent, gate, out=held)
+            torch.mul(latent, gate, out=merged)
         else:
-            held.addcmul_(latent, gate)
+            merged.addcmul_(latent, gate)
         self.turn_into(self.turned.select(1, slot), key, angles)
 
-    def kept(self, latent: Tensor, key: Tensor, angles: Turn) -> Tensor:
+    def newest(self, latent: Tensor, key: Tensor, angles: Turn) -> Tensor:
         """`row`, written: of latents (B, r) and rotary keys (B, d_r), which are not rotated yet."""
         self._row_latent.copy_(latent)
         self.turn_into(self.row_turned, key, angles)
@@ -101,9 +104,9 @@ class LatentStep:
 
     def read(
         self,
-        cache: "LatentCache",
         used: int,
         prefix_slots: int,
+        prefix_mask: Tensor | None,
         text_mask: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> Tensor:
@@ -111,6 +114,7 @@ class LatentStep:
 
         Args:
             used: text slots that are read at most.
+            prefix_mask: which slots of the prefixes exist, (N, P) bool; None: all.
             text_mask: which of the first text slots exist, (B, columns) bool.
             counts: how many exist, (B,), in place of the mask.
         """
@@ -121,7 +125,7 @@ class LatentStep:
             read = products(self.q, key, value, 1, text_mask)
         else:
             before, values = (t.narrow(1, 0, prefix_slots) for t in (self.prefix, self._values))
-            read = products(self.q, key, value, 1, text_mask, before, values, cache.prefix_mask)
+            read = products(self.q, key, value, 1, text_mask, before, values, prefix_mask)
         values = torch.bmm(read.transpose(0, 1), self.up_value)  # (H, B, d_v)
         return self._out(values.transpose(0, 1).reshape(len(read), -1)).unsqueeze(1)
 

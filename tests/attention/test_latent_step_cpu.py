@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import MLA, MTLA
-from attnlab.attention.latent_step import applied
+from attnlab.attention.latent_step_cpu import applied
 from attnlab.attention.mla import LatentCache
 from tests.attention.mechanisms import error
 
