@@ -42,7 +42,7 @@ from attnlab.run import job, sweep
 from attnlab.run.loading import load
 from attnlab.run.processes import end_with_parent
 from attnlab.run.record import first_process
-from attnlab.tasks.language_modelling.pretrained import configured
+from attnlab.tasks import complete
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
 HELP = {"--help", "-h"}
@@ -103,7 +103,7 @@ def command() -> int:
         if not INFORMATION & flags:
             several = {"-m", "--multirun"} & set(sys.argv[1:])
             given = [text if several else quoted(text) for text in spelled(stack.plain(sys.argv[1:]))]
-            plan = check(given, load, configured)
+            plan = check(given, load, complete)
             sys.argv[1:] = plan.arguments
             if INFO & flags:
                 plan = None  # nothing runs
@@ -220,7 +220,7 @@ def run(plan: Plan, given: list[str], created: bool) -> float:
     added = [source.path for source in context.runtime.config_sources if source.provider == "command-line"]
     name = [f"--config-name={context.job.config_name}"] * (context.job.config_name != "config")
     arguments = [*(f"--config-dir={path}" for path in added), *name, *stack.plain(map(str, context.overrides.task))]
-    cfg = check(arguments, load, configured).jobs[0] if plan.searches else plan.jobs[context.job.num]
+    cfg = check(arguments, load, complete).jobs[0] if plan.searches else plan.jobs[context.job.num]
     value = sweep.run_job(cfg, context.job.num, arguments, directory, plan.sweep_directory)
     if math.isnan(value) and context.runtime.choices[SWEEPER] != "basic":
         raise TrainingError(f"{directory}: the run has no value to optimize")

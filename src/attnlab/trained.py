@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from attnlab.data.inputs import Inputs
 from attnlab.run.loading import configuration
 from attnlab.run.record import mechanism_of
-from attnlab.tasks.base import Task, task_of
+from attnlab.tasks.base import Predicts, Restores, task_of
 
 if TYPE_CHECKING:
     from attnlab.tasks.prediction import Predictor
@@ -36,7 +36,7 @@ class Trained:
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
-        self.task: Task = task_of(cfg)
+        self.task = task_of(cfg, Restores)
         self.module: Module = self.task.restore()
 
     def __repr__(self) -> str:
@@ -46,7 +46,7 @@ class Trained:
 
     def predictor(self, **settings: Any) -> Predictor:
         """What uses the model on new inputs; `settings` as for :meth:`predict`."""
-        return self.task.predictor(self.module, **settings)
+        return task_of(self.cfg, Predicts).predictor(self.module, **settings)
 
     def predict(self, inputs: str | Path | Sequence[str | Path], **settings: Any) -> Any:
         """What the model makes of inputs that it has not seen.
@@ -67,21 +67,15 @@ class Trained:
             ConfigError: there is no such setting.
             DataError: an input is missing, empty or not of the kind that the model reads.
         """
-        given: Any = inputs
-        several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
-        given = list(given) if several else [given]
-        parts = [Inputs(each, self.task.input_kind) for each in given]
+        values: Any = inputs
+        several = isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
+        kind = task_of(self.cfg, Predicts).input_kind
+        parts = [Inputs(value, kind) for value in (values if several else [values])]
         items = [item for part in parts for item in part]
-        found = [item.given | result for item, result in self.predictor(**settings).results(items)]
-        return found if several or parts[0].form != "one" else found[0]
+        results = [item.given | result for item, result in self.predictor(**settings).results(items)]
+        return results if several or parts[0].form != "one" else results[0]
 
 
 def load(run: str | Path, *settings: str, config_dir: str | None = None) -> Trained:
-    """See :func:`attnlab.load`.
-
-    Args:
-        run: the run directory, or a file of weights in its checkpoints/.
-        settings: of decoding and hardware, as on the command line.
-        config_dir: the directory of the YAML files that name classes of the user, or None.
-    """
+    """See :func:`attnlab.load`."""
     return Trained(configuration(run, *settings, config_dir=config_dir))

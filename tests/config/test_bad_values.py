@@ -21,7 +21,7 @@ from attnlab.config.schema import signature
 from attnlab.errors import ConfigError
 from attnlab.run.directory import directory_of
 from attnlab.run.loading import load
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Trains, task_of
 
 BAD = {
     "stride=100000": "attention.stride=100000: expected int >= 1 and <= 1024",
@@ -99,11 +99,11 @@ def test_how_files_of_weights_begin(tmp_path: Path) -> None:
 def test_a_callback_that_watches_what_no_validation_gives(task: str, monitor: str, known: str) -> None:
     stopping = ["callbacks=early_stopping", "+callbacks.early_stopping.mode=min"]
     cfg = check([f"task={task}", *stopping, "+callbacks.early_stopping.monitor=val_loss"]).jobs[0].copy()
-    task_of(cfg).check_monitors()
+    task_of(cfg, Trains).check_monitors()
     OmegaConf.set_readonly(cfg, False)
     cfg.callbacks.early_stopping.monitor = monitor
     with pytest.raises(ConfigError, match=rf"callbacks\.early_stopping\.monitor={monitor}: expected {known}$"):
-        task_of(cfg).check_monitors()
+        task_of(cfg, Trains).check_monitors()
 
 
 @pytest.mark.parametrize("flag", ["--info", pytest.param("--info=all", marks=pytest.mark.slow)])

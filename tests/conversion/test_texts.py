@@ -9,9 +9,8 @@ from torch import Tensor
 
 from attnlab.attention import MHA
 from attnlab.conversion import Conversion, ToMLA, ToMTLA, layers
-from attnlab.conversion.scratch import Scratch
 from attnlab.conversion.statistics import add_products, collect, symmetric
-from attnlab.conversion.texts import Texts
+from attnlab.conversion.texts import Scratch, Texts
 from attnlab.errors import WriteError
 from tests.conversion.models import exact, tokens
 

@@ -13,7 +13,7 @@ from attnlab.bench.variants import AttentionVariant, lineup, publish_by
 from attnlab.config.check import compose
 from attnlab.decoding import BeamSearch
 from attnlab.models.build import build_model, count_parameters, without_memory
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Task, task_of
 from tests.attention.mechanisms import error
 
 PATTERN = "attention.pattern=[mtla,mtla,mha]"
@@ -60,7 +60,7 @@ def test_describe_adds_the_layers_up(task: str) -> None:
     records = []
     for choice in (PATTERN, "attention=mtla", "attention=mha"):
         record: dict[str, Any] = {"kv_cache": {}}
-        task_of(config(task, choice)).describe(record)
+        task_of(config(task, choice), Task).describe(record)
         records.append(record)
     hybrid, mtla, mha = (record["kv_cache"] for record in records)
     for key in ("elements_per_token_per_layer", "bytes_per_token"):

@@ -15,7 +15,7 @@ from attnlab.config.check import compose
 from attnlab.models import AdaptiveSoftmax, TensorizedTransformer, TiedSoftmax
 from attnlab.models.adaptive_softmax import Cluster
 from attnlab.modes import describe
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Trains, task_of
 from tests.attention.mechanisms import EVERY, Mechanism, error, random_chunks
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
@@ -249,4 +249,4 @@ def test_rows_have_those_sizes(row: str, size: str) -> None:
     describe.run(cfg, record, Path())
     assert record["parameters"]["total"] == PAPER[size][0].closed_form
     assert cfg.task.data.window == cfg.task.model.max_length and not cfg.attention.reads_prefix
-    task_of(cfg).check(Path())
+    task_of(cfg, Trains).check(Path())

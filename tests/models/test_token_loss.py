@@ -14,7 +14,7 @@ from attnlab.models import T6, Decoder, TensorizedTransformer
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.sequence import SequenceModel
 from attnlab.models.token_loss import chunk_of, token_nats
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Trains, task_of
 from attnlab.tasks.memory import LiveTensors
 
 V, D, B, T = 29, 16, 3, 7
@@ -62,7 +62,7 @@ def test_a_language_model_s(name: str) -> None:
 @pytest.mark.parametrize("name", [x if x == "cross" else pytest.param(x, marks=pytest.mark.slow) for x in SENTENCES])
 def test_a_sequence_to_text_model_s(name: str) -> None:
     torch.manual_seed(0)
-    task = task_of(compose(*SENTENCES[name], *SMALL))
+    task = task_of(compose(*SENTENCES[name], *SMALL), Trains)
     model: Any = task.build().double().eval()
     assert isinstance(model, SequenceModel)
     rows = [9, 6, 4]
@@ -125,7 +125,7 @@ def test_the_size_of_a_chunk() -> None:
 
 
 def test_a_task_sets_it() -> None:
-    task = task_of(compose(*SENTENCES["cross"], *SMALL))
+    task = task_of(compose(*SENTENCES["cross"], *SMALL), Trains)
     assert task.build().loss_chunk == 2**28 // V
     task.cfg = OmegaConf.merge(task.cfg, {"hardware": {"loss_chunk": 9}})
     assert task.build().loss_chunk == 9

@@ -9,7 +9,7 @@ from torch import nn
 from attnlab.config.check import compose
 from attnlab.models import ConvSubsampler, SpeechEncoder, SpeechToText
 from attnlab.models.build import build_model
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Task, task_of
 from tests.attention.mechanisms import composed
 
 TOTALS = {"mtla": 78_119_808, "mla": 77_823_744, "mha": 77_690_112, "gqa": 74_144_256, "mqa": 73_553_280}
@@ -95,6 +95,6 @@ def test_wide_features_bring_a_linear_layer_and_a_norm() -> None:
 
 def described(*overrides: str) -> dict[str, int]:
     record: dict[str, Any] = {"kv_cache": {}}
-    task_of(compose(*overrides)).describe(record)
+    task_of(compose(*overrides), Task).describe(record)
     found: dict[str, int] = record["parameters"]
     return found

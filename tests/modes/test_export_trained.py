@@ -22,7 +22,7 @@ from attnlab.export.card import card
 from attnlab.modes import export, train
 from attnlab.run.loading import load
 from attnlab.run.record import new, write
-from attnlab.tasks.base import task_of
+from attnlab.tasks.image_classification.task import ImageClassificationTask
 from tests.export.trained import ids, record, run_directory
 from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED
 
@@ -134,7 +134,7 @@ def test_a_compressed_image_model_is_multiplied_out(tmp_path: Path) -> None:
     compress(module.model, GlobalSVD(rank=6))
     place = run.with_name("out")
     cfg = configured(run)
-    images.export(module.model, task_of(cfg).spec, ["a", "b", "c"], cfg, {"task": "imagenet"}, place)
+    images.export(module.model, ImageClassificationTask(cfg).spec, ["a", "b", "c"], cfg, {"task": "imagenet"}, place)
     theirs = timm.create_model(f"local-dir:{place}", pretrained=True).eval()
     picture = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
@@ -151,7 +151,14 @@ def test_a_compressed_image_model_that_timm_cannot_hold(tmp_path: Path) -> None:
             if "fusion" in name:
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(ConfigError, match="cannot hold this compressed model exactly: blocks.0.attn: its heads mix"):
-        images.export(module.model, task_of(cfg).spec, ["a", "b", "c"], cfg, {"task": "imagenet"}, tmp_path / "out")
+        images.export(
+            module.model,
+            ImageClassificationTask(cfg).spec,
+            ["a", "b", "c"],
+            cfg,
+            {"task": "imagenet"},
+            tmp_path / "out",
+        )
     assert not (tmp_path / "out").exists()
 
 

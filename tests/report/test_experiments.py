@@ -19,8 +19,8 @@ from attnlab.report import everything
 from attnlab.report.match import composed
 from attnlab.report.spec import Row, Spec, read_spec
 from attnlab.run.store import SavedRecord
-from attnlab.tasks.base import task_of
-from attnlab.tasks.language_modelling.pretrained import configured
+from attnlab.tasks import complete
+from attnlab.tasks.base import Task, task_of
 from tests.conversion.shapes import SHAPES
 
 ROOT = CONF.parent
@@ -50,7 +50,7 @@ TOTALS = {  # with 5,000 pieces: MHA's, and fairseq's s2t_transformer_m
 
 def described(cfg: DictConfig) -> dict[str, Any]:
     record: dict[str, Any] = {"kv_cache": {}}
-    task_of(cfg).describe(record)
+    task_of(cfg, Task).describe(record)
     record |= {"d_model": cfg.task.model.get("d_model"), "layers": cfg.task.model.get("num_layers")}
     assert record["parameters"]["total"] == record["parameters"]["trainable"] > 0
     return record
@@ -61,7 +61,7 @@ def described(cfg: DictConfig) -> dict[str, Any]:
 )
 def test_overlay(name: str) -> None:
     """It composes, is checked, builds on meta, and its comment has its command."""
-    cfg = check([f"experiment={name}"], complete=configured).jobs[0]
+    cfg = check([f"experiment={name}"], complete=complete).jobs[0]
     assert cfg.choices.experiment == name
     assert f"experiment={name} " in (CONF / "experiment" / f"{name}.yaml").read_text().replace("\n", " ")
     assert isinstance(instantiate(cfg.bench), Settings)
@@ -112,7 +112,7 @@ def test_row(path: Path, row: Row) -> None:
 def test_row_of_a_converted_model(path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cache is the share that the row says, by the model's published sizes alone."""
     monkeypatch.setattr(huggingface, "config_of", SHAPES.__getitem__)
-    cfg = check(read_spec(path).overrides(row), complete=configured).jobs[0]
+    cfg = check(read_spec(path).overrides(row), complete=complete).jobs[0]
     found = described(cfg)["kv_cache"]["elements_per_token_per_layer"]
     sizes = SHAPES[cfg.model]
     width = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])

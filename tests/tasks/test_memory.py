@@ -14,7 +14,7 @@ from attnlab.errors import ConfigError
 from attnlab.modes import describe
 from attnlab.run.identity import recipe
 from attnlab.tasks import memory
-from attnlab.tasks.base import Task, task_of
+from attnlab.tasks.base import Trains, task_of
 from attnlab.tasks.memory import LiveTensors, Memory, estimate, largest, rehearse, with_largest_batch
 
 TINY = ["hardware=cpu", "task.model.d_model=32", "task.attention_heads=2"]
@@ -38,7 +38,7 @@ QUICK = ("mtla",)
 TOLERANCE = {"speech": 0.1}  # relative; the backward pass of a convolution has other temporaries without storage
 
 
-def real_peak(task: Task, size: int) -> tuple[int, int]:
+def real_peak(task: Trains, size: int) -> tuple[int, int]:
     """Bytes of the tensors that are alive at once in three real steps of an initialised model, and of its weights."""
     with LiveTensors() as live:
         model = task.build().train()
@@ -61,7 +61,7 @@ def real_peak(task: Task, size: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in RUNS])
 def test_the_estimate_is_what_a_real_step_holds(name: str) -> None:
-    task: Task = task_of(compose(*RUNS[name]))
+    task: Trains = task_of(compose(*RUNS[name]), Trains)
     peak, weights = real_peak(task, memory.configured_batch(task))
     for needed in (estimate(task), rehearse(task, memory.configured_batch(task), torch.device("cpu"))):
         assert needed is not None and needed.weights == pytest.approx(weights, rel=0.01)
@@ -73,7 +73,7 @@ def test_the_estimate_is_what_a_real_step_holds(name: str) -> None:
 @pytest.mark.slow
 def test_each_switch_changes_the_estimate() -> None:
     def needed(*overrides: str) -> Memory:
-        found = estimate(task_of(compose(*LINES, *overrides)))
+        found = estimate(task_of(compose(*LINES, *overrides), Trains))
         assert found is not None
         return found
 
@@ -90,7 +90,7 @@ def test_a_description_has_the_memory() -> None:
     record: dict[str, Any] = {"kv_cache": {}}
     cfg = compose(*LINES, "attention=mha", "mode=describe", "hardware=gpu")
     describe.run(cfg, record, None)
-    needed = estimate(task_of(cfg))
+    needed = estimate(task_of(cfg, Trains))
     assert needed is not None and record["memory"] == needed.describe()
     assert list(record["memory"]) == [
         f"{name}_mib"
@@ -131,7 +131,7 @@ def test_the_memory_of_a_training_is_logged_and_recorded(gpu: Any, caplog: pytes
     caplog.set_level(logging.INFO)
     gpu(60)
     record: dict[str, Any] = {}
-    memory.check_memory(task_of(compose(*LINES)), record)
+    memory.check_memory(task_of(compose(*LINES), Trains), record)
     (line,) = caplog.messages
     assert "20.00 GiB" in line and "activations 16.00" in line and "60.00 of 80.00 GiB" in line
     assert record["memory"] == NEEDED.describe() and record["memory"]["total_mib"] == 20480
@@ -139,7 +139,7 @@ def test_the_memory_of_a_training_is_logged_and_recorded(gpu: Any, caplog: pytes
 
 def test_a_test_needs_weights_and_caches(gpu: Any) -> None:
     gpu(0.001)
-    task: Task = task_of(compose(*LINES))
+    task: Trains = task_of(compose(*LINES), Trains)
     record: dict[str, Any] = {}
     memory.check_memory(task, record, training=False)
     model = task.build()
@@ -151,18 +151,18 @@ def test_what_does_not_fit_is_refused_with_the_keys_to_lower(gpu: Any, caplog: p
     gpu(15)
     keys = "task.data.batch_size .*hardware.gradient_checkpointing=true .*hardware.precision=bf16-mixed"
     with pytest.raises(ConfigError, match=f"H200 has 15.00 GiB free.*{keys}"):
-        memory.check_memory(task_of(compose(*LINES)), {})
-    memory.check_memory(task_of(compose(*LINES, "hardware.compile=true")), {})
+        memory.check_memory(task_of(compose(*LINES), Trains), {})
+    memory.check_memory(task_of(compose(*LINES, "hardware.compile=true"), Trains), {})
     assert "need less than this" in caplog.text
     gpu(3)
     with pytest.raises(ConfigError, match="without any batch: take a smaller model"):
-        memory.check_memory(task_of(compose(*LINES)), {})
+        memory.check_memory(task_of(compose(*LINES), Trains), {})
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_allocator_decides() -> None:
-    task, device = task_of(compose(*LINES, "hardware=gpu")), torch.device("cuda", 0)
+    task, device = task_of(compose(*LINES, "hardware=gpu"), Trains), torch.device("cuda", 0)
     needed, estimated = rehearse(task, 64, device), rehearse(task, 64, device, fake=True)
     assert needed is not None and estimated is not None and needed.weights == estimated.weights
     assert needed.update > 0.95 * estimated.update
@@ -205,20 +205,20 @@ def test_the_searched_batch_is_used_and_stored(tmp_path: Path, caplog: pytest.Lo
     caplog.set_level(logging.INFO)
     words = [*SEARCH, f"cache_dir='{tmp_path}'", "hardware.find_batch_gib=0.006"]
     configured, record = compose(*words), dict[str, Any]()
-    cfg = with_largest_batch(task_of(configured), record)
+    cfg = with_largest_batch(task_of(configured, Trains), record)
     size = cfg.task.data.batch_size
     assert 1 < size < 64 and configured.task.data.batch_size == 1 and recipe(cfg) == recipe(configured)
     assert record["found_batch"] == {"key": "task.data.batch_size", "size": size}
-    needed = estimate(task_of(cfg))
+    needed = estimate(task_of(cfg, Trains))
     assert needed is not None and 0.7 * 0.006 < needed.total / 2**30 <= 0.0063
     caplog.clear()
-    assert with_largest_batch(task_of(compose(*words, "seed=2")), {}).task.data.batch_size == size
+    assert with_largest_batch(task_of(compose(*words, "seed=2"), Trains), {}).task.data.batch_size == size
     assert len(caplog.messages) == 1 and "found before" in caplog.messages[0]
     (path,) = (tmp_path / "batches").glob("*.json")
     path.write_text("{")
-    assert with_largest_batch(task_of(configured), {}).task.data.batch_size == size
+    assert with_largest_batch(task_of(configured, Trains), {}).task.data.batch_size == size
     for other in ("task.model.num_layers=2", "hardware.gradient_checkpointing=true"):
-        with_largest_batch(task_of(compose(*words, other)), {})
+        with_largest_batch(task_of(compose(*words, other), Trains), {})
     assert len([*(tmp_path / "batches").glob("*.json")]) == 3
 
 
@@ -227,4 +227,4 @@ def test_a_search_without_memory_or_room_is_refused(tmp_path: Path) -> None:
         compose(*SEARCH)
     small = compose(*SEARCH, f"cache_dir='{tmp_path}'", "hardware.find_batch_gib=0.0001")
     with pytest.raises(ConfigError, match="task.data.batch_size=1 fits"):
-        with_largest_batch(task_of(small), {})
+        with_largest_batch(task_of(small, Trains), {})

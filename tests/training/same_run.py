@@ -24,7 +24,7 @@ from attnlab.config.check import compose
 from attnlab.data.samples import markov
 from attnlab.pretrained.timm import VisionTransformer
 from attnlab.run.record import new
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Trains, task_of
 from attnlab.training.module import Module
 from attnlab.training.trainer import fit, process_count
 
@@ -113,7 +113,7 @@ def train(name: str, corpora: Path, directory: Path, processes: int) -> dict[str
         encoder = {key: value for key, value in cfg.task.model.encoder.items() if not key.endswith("n_dropout")}
         cfg.task.model.encoder = encoder | {"_target_": "attnlab.models.ConformerEncoder", "kernel": 3}
     assert process_count(cfg) == processes
-    task, record = task_of(cfg), new(cfg, "test")
+    task, record = task_of(cfg, Trains), new(cfg, "test")
     task.check(directory)
     L.seed_everything(1, workers=True, verbose=False)
     data, module = task.prepare(record, None)

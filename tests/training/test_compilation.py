@@ -16,7 +16,7 @@ from torch import Tensor
 from attnlab.config.check import compose
 from attnlab.models.sequence import SequenceModel
 from attnlab.run import device
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Trains, task_of
 from attnlab.training.compilation import Compiled
 from tests.tasks.conftest import Start
 
@@ -59,7 +59,7 @@ def step(model: SequenceModel, shape: tuple[int, int, int], mels: int | None, co
 @pytest.mark.parametrize("task", [x if x == "wmt16" else pytest.param(x, marks=pytest.mark.slow) for x in GRAPHS])
 def test_sequences_of_many_lengths_have_few_graphs(task: str, graphs: list[int]) -> None:
     cfg = compose(f"task={task}", "attention=mtla", *SMALL)
-    model: SequenceModel = task_of(cfg).build().double().train()
+    model: SequenceModel = task_of(cfg, Trains).build().double().train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -78,7 +78,7 @@ def test_the_record_says_what_is_compiled(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(device.shutil, "which", lambda name: f"/usr/bin/{name}" if there else None)
     cfg, record = start("hardware.compile=true")
-    module = task_of(cfg).prepare(record, None)[1]
+    module = task_of(cfg, Trains).prepare(record, None)[1]
     said = record["environment"]["compiled"]
     if not there:
         assert said.startswith("no: torch.compile needs a C++ compiler") and not module._compiled.on

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-from attnlab.tasks.base import Task, task_of
+from attnlab.tasks.base import Trains, task_of
 from attnlab.training.gradient_checkpointing import checkpoint_layers
 
 TASKS = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
@@ -28,15 +28,15 @@ BATCH = {"max_frames": 60, "batch_size": 2}
 QUICK = ("wikitext2-mtla",)
 
 
-def small(task: str, *overrides: str) -> Task:
+def small(task: str, *overrides: str) -> Trains:
     words = [f"task={task}", "hardware=cpu", *overrides]
     whole = compose(*words)
     sizes = [f"{key}={size}" for key, size in SIZES.items() if OmegaConf.select(whole, key) is not None]
-    found: Task = task_of(compose(*words, *sizes))
+    found: Trains = task_of(compose(*words, *sizes), Trains)
     return found
 
 
-def gradients(task: Task, model: nn.Module) -> dict[str, Tensor]:
+def gradients(task: Trains, model: nn.Module) -> dict[str, Tensor]:
     """Of one batch, with the same dropout at every call."""
     loss = task.rehearsal(model.train(), BATCH[task.batch_key], torch.device("cpu"))
     torch.manual_seed(1)

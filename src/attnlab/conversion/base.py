@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention, SlidingWindow
-from attnlab.conversion.budget import Plan, Survey
+from attnlab.config.build import instantiate
+from attnlab.conversion.budget import LayerPlan, Survey
 from attnlab.conversion.settings import Calibration, Healing
 from attnlab.conversion.statistics import Statistics
 from attnlab.errors import ConfigError
@@ -38,7 +40,7 @@ class Conversion(ABC):
     """How attention layers are converted; one file in this folder and one in conf/convert for each target.
 
     Args:
-        calibration: the texts that decide what is kept.
+        calibration: the texts that decide what is left out.
         healing: how the converted model is trained.
     """
 
@@ -56,75 +58,63 @@ class Conversion(ABC):
         return False
 
     def refuse(self, attention: Attention) -> None:
-        """Raise ConfigError if the target cannot hold this attention.
-
-        Args:
-            attention: the original.
-        """
+        """Raise ConfigError if the target cannot compute what this attention does."""
         if not isinstance(attention, MHA):
             raise ConfigError(f"convert={self.name}: {type(attention).__name__} is no grouped-query attention")
+
+    def planned_for(self, attention: Attention) -> dict[str, Any]:
+        """:meth:`planned` of any attention. ConfigError: the target cannot hold it."""
+        self.refuse(attention)
+        assert isinstance(attention, MHA)
+        return self.planned(attention)
 
     @abstractmethod
     def planned(self, attention: MHA) -> dict[str, Any]:
         """What will build the converted mechanism, as far as the settings alone tell: its cache has its final size.
 
-        Args:
-            attention: the original; its sizes alone are read.
+        Only the sizes of the original are read.
 
         Raises:
             ConfigError: the cache would not shrink, or the settings do not fit the layer.
         """
 
     def looks_ahead(self, attention: MHA) -> bool:
-        """Whether all layers of the original are surveyed before the first is converted.
-
-        Args:
-            attention: of the first layer.
-        """
+        """Whether all layers of the original, of which this is the first, are surveyed before one is converted."""
         return False
 
-    def survey(self, attention: MHA, found: Statistics) -> Survey:
-        """What :meth:`plans` needs to know of a layer.
-
-        Args:
-            attention: the original.
-            found: its statistics behind the original layers before it.
-        """
+    def survey(self, attention: MHA, statistics: Statistics) -> Survey:
+        """What :meth:`plans` needs to know of an original layer, whose inputs come from original layers."""
         raise NotImplementedError
 
-    def plans(self, attentions: Sequence[MHA], surveys: Sequence[Survey]) -> Sequence[Plan]:
-        """What each layer gets.
-
-        Args:
-            attentions: of all layers.
-            surveys: of all layers.
-
-        Raises:
-            ConfigError: the layers do not fit together.
-        """
+    def plans(self, attentions: Sequence[MHA], surveys: Sequence[Survey]) -> Sequence[LayerPlan]:
+        """The cache of each layer. ConfigError: the layers do not fit together."""
         raise NotImplementedError
 
     @abstractmethod
-    def convert(self, attention: MHA, found: Statistics, inputs: Inputs, plan: Plan | None = None) -> Layer:
+    def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
         """The converted layer.
 
         Args:
             attention: the original.
-            found: its statistics on the calibration text.
+            statistics: its statistics on the calibration text.
             inputs: gives the batches that they were taken from.
-            plan: what the layer gets; None: what the settings say, or what is best for it alone.
+            plan: its cache; None: as the settings say, or what is best for this layer alone.
 
         Raises:
             ConfigError: the settings do not fit the layer.
         """
 
 
-def mha_node(attention: MHA) -> dict[str, Any]:
-    """What builds an MHA, or a sliding window, with the sizes and options of another.
+def target_of(cfg: DictConfig) -> Conversion | None:
+    """The conversion of a run; None: its model keeps its attention."""
+    if cfg.choices.get("convert") in (None, "none"):
+        return None
+    target: Conversion = instantiate(cfg.convert, path="convert")
+    return target
 
-    Args:
-        attention: the other.
-    """
+
+def mha_node(attention: MHA) -> dict[str, Any]:
+    """What builds an MHA, or a sliding window, with the same sizes and options."""
     biased = [name for name in ("query", "key", "value", "out") if getattr(attention, name).bias is not None]
     node: dict[str, Any] = {
         "_target_": f"attnlab.attention.{type(attention).__name__}",

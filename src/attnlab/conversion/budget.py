@@ -18,7 +18,7 @@ STEPS = 64  # sizes of a layer's cache that are compared, at most
 
 @dataclass(frozen=True)
 class Survey:
-    """What a first pass through the original keeps of a layer.
+    """A layer in a first pass through the original.
 
     Args:
         rope_dims: the values of d_r that were tried, (n,).
@@ -34,17 +34,13 @@ class Survey:
     weight: float = 1.0
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, to be stored."""
+        """To be stored."""
         weight = torch.tensor(self.weight, dtype=torch.float64)
         return {"rope_dims": self.rope_dims, "errors": self.errors, "scores": self.scores, "weight": weight}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Survey:
-        """What :meth:`tensors` gave.
-
-        Args:
-            tensors: with all names. KeyError: one is missing.
-        """
+        """What :meth:`tensors` gave; `tensors` are by name. KeyError: one is missing."""
         names = ("rope_dims", "errors", "scores")
         return cls(**{name: tensors[name] for name in names}, weight=float(tensors["weight"]))
 
@@ -55,18 +51,18 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a layer gets.
+class LayerPlan:
+    """The cache of a layer.
 
     Args:
         total: r + d_r.
-        rope_dims: the values of d_r to choose from; None: the conversion's own.
-        kept: the components that keep their rotation, (G, F) bool; None: the layer's own choice.
+        rope_dims: the values of d_r to choose from; None: the conversion chooses.
+        turned: the components that keep their rotation, (G, F) bool; None: the layer chooses.
     """
 
     total: int
     rope_dims: tuple[int, ...] | None = None
-    kept: Tensor | None = None
+    turned: Tensor | None = None
 
 
 def distribute(lost: Sequence[Tensor], totals: Sequence[int], least: Sequence[int]) -> list[int]:
@@ -102,12 +98,12 @@ def distribute(lost: Sequence[Tensor], totals: Sequence[int], least: Sequence[in
         best = (before + errors[sizes]).min(-1)
         cost = best.values
         chosen.append(best.indices)
-    place, found = sum(below), []
+    place, sizes_of_layers = sum(below), []
     for choices, sizes in zip(reversed(chosen), reversed(ranges), strict=True):
         taken = int(choices[place])
-        found.append(int(sizes[taken]))
+        sizes_of_layers.append(int(sizes[taken]))
         place -= taken
-    return found[::-1]
+    return sizes_of_layers[::-1]
 
 
 def near(survey: Survey, total: int, valid: Sequence[int]) -> tuple[int, ...]:
@@ -125,7 +121,7 @@ def near(survey: Survey, total: int, valid: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({*between[:: max(1, len(between) // 4)], tried[best]}))
 
 
-def same(surveys: Sequence[Survey], total: int, rotary: str) -> list[Plan]:
+def same(surveys: Sequence[Survey], total: int, rotary: str) -> list[LayerPlan]:
     """Plans with the same d_r, r and rotary frequencies for all layers.
 
     Args:
@@ -137,16 +133,16 @@ def same(surveys: Sequence[Survey], total: int, rotary: str) -> list[Plan]:
         ConfigError: layers differ in shape.
     """
     first = surveys[0]
-    if any(one.errors.shape != first.errors.shape or one.scores.shape != first.scores.shape for one in surveys):
+    if any(s.errors.shape != first.errors.shape or s.scores.shape != first.scores.shape for s in surveys):
         raise ConfigError("convert.layers=same: the layers of the original differ in key-value heads or their width")
-    errors = torch.stack([one.errors[:, total] * one.weight for one in surveys]).sum(0)
+    errors = torch.stack([survey.errors[:, total] * survey.weight for survey in surveys]).sum(0)
     rope = int(first.rope_dims[int(errors.argmin())])
-    kept = None
+    turned = None
     if rotary in ("score", "two_norm"):
-        scores = torch.stack([one.scores * one.weight for one in surveys]).sum(0)
-        kept = torch.zeros(scores.shape, dtype=torch.bool)
+        scores = torch.stack([survey.scores * survey.weight for survey in surveys]).sum(0)
+        turned = torch.zeros(scores.shape, dtype=torch.bool)
         if rotary == "score":
-            kept.view(-1)[scores.flatten().topk(rope // 2).indices] = True
+            turned.view(-1)[scores.flatten().topk(rope // 2).indices] = True
         else:
-            kept.scatter_(1, scores.topk(rope // 2 // len(scores), -1).indices, True)
-    return [Plan(total, (rope,), kept)] * len(surveys)
+            turned.scatter_(1, scores.topk(rope // 2 // len(scores), -1).indices, True)
+    return [LayerPlan(total, (rope,), turned)] * len(surveys)

@@ -11,7 +11,7 @@ from torch import nn
 from attnlab.attention import MHA, SlidingWindow
 from attnlab.config.bounds import Size, bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer, mha_node
-from attnlab.conversion.budget import Plan
+from attnlab.conversion.budget import LayerPlan
 from attnlab.conversion.statistics import Statistics
 from attnlab.errors import ConfigError
 
@@ -39,19 +39,19 @@ class ToGQA(Conversion):
         return mha_node(attention) | self.sizes(attention)
 
     @torch.no_grad()
-    def convert(self, attention: MHA, found: Statistics, inputs: Inputs, plan: Plan | None = None) -> Layer:
+    def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
         node = self.planned(attention)
         kind = SlidingWindow if isinstance(attention, SlidingWindow) else MHA
         options = {key: value for key, value in node.items() if key not in ("_target_", "rope_scaling")}
         converted = kind(**options, rope_scaling=attention.rope_scaling)
         converted = converted.to(attention.out.weight).train(attention.training)
         pooled = attention.num_kv_heads // self.groups
-        for name, own in converted.named_parameters():
-            theirs = attention.get_parameter(name)
+        for name, parameter in converted.named_parameters():
+            original = attention.get_parameter(name)
             if name.startswith(("key.", "value.")):
-                heads = theirs.unflatten(0, (self.groups, pooled, attention.head_dim))
-                theirs = heads.mean(1).flatten(0, 1)
-            own.copy_(theirs)
+                heads = original.unflatten(0, (self.groups, pooled, attention.head_dim))
+                original = heads.mean(1).flatten(0, 1)
+            parameter.copy_(original)
         if attention.rope_theta is None:
             converted.frequencies = attention.frequencies.clone()
         assert isinstance(converted, nn.Module)

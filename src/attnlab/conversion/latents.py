@@ -21,7 +21,7 @@ class Projection(NamedTuple):
     Args:
         down: E^T, (r, n).
         up: B, (n, r).
-        errors: predicted squared errors of the output for 0, 1, 2, ... kept components, (n + 1,).
+        errors: predicted squared errors of the output for the first 0, 1, 2, ... components, (n + 1,).
     """
 
     down: Tensor
@@ -29,51 +29,51 @@ class Projection(NamedTuple):
     errors: Tensor
 
 
-def metric_of(found: Statistics, mixing: Mixing, output: Tensor) -> Tensor:
+def metric_of(statistics: Statistics, mixing: Mixing, output: Tensor) -> Tensor:
     """The norm of errors of y in which they count as they move the attention's output, (n, n).
 
     Keys: S_k = (1 / D) sum_i E w_ti q_ti q_ti^T, of the queries that read content. Values: block g is
     sum_{i: g(i) = g} E [sum_j P_tj^2] W_o,i^T W_o,i.
 
     Args:
-        found: finished statistics.
+        statistics: finished statistics.
         mixing: which components are content.
         output: W_o of each head, (H, d, D).
     """
-    groups, width, heads = found.groups, found.width, found.heads
+    groups, width, heads = statistics.groups, statistics.width, statistics.heads
     group, size = heads // groups, len(mixing.content)
     metric = torch.zeros(size + groups * width, size + groups * width, dtype=torch.float64)
     for i in range(heads):
         reads = mixing.content.view(size, groups, width)[:, i // group] @ mixing.stand_in[i]
-        metric[:size, :size] += reads @ found.of_query[i] @ reads.mT / width
+        metric[:size, :size] += reads @ statistics.of_query[i] @ reads.mT / width
         span = slice(size + i // group * width, size + (i // group + 1) * width)
-        metric[span, span] += found.spread[i] * output[i].mT @ output[i]
+        metric[span, span] += statistics.spread[i] * output[i].mT @ output[i]
     return metric
 
 
-def moment_of(found: Statistics, mixing: Mixing, centred: bool) -> Tensor:
+def moment_of(statistics: Statistics, mixing: Mixing, centred: bool) -> Tensor:
     """Second moments of y, around its mean if `centred`, (n, n).
 
     Args:
-        found: finished statistics.
+        statistics: finished statistics.
         mixing: which components are content.
         centred: whether the mean is taken away.
     """
-    whole, content = found.covariance() if centred else found.moment, mixing.content
+    moment, content = statistics.covariance() if centred else statistics.moment, mixing.content
     size = content.shape[1]
-    keys = content @ whole[:size]
+    keys = content @ moment[:size]
     upper = torch.cat((keys[:, :size] @ content.mT, keys[:, size:]), 1)
-    return torch.cat((upper, torch.cat((keys[:, size:].mT, whole[size:, size:]), 1)))
+    return torch.cat((upper, torch.cat((keys[:, size:].mT, moment[size:, size:]), 1)))
 
 
-def content_map(found: Statistics, mixing: Mixing) -> Tensor:
+def content_map(statistics: Statistics, mixing: Mixing) -> Tensor:
     """[k; v] -> y = [content keys; values], (n, 2 G D).
 
     Args:
-        found: for the sizes.
+        statistics: for the sizes.
         mixing: which components are content.
     """
-    return torch.block_diag(mixing.content, torch.eye(found.groups * found.width, dtype=torch.float64))
+    return torch.block_diag(mixing.content, torch.eye(statistics.groups * statistics.width, dtype=torch.float64))
 
 
 def project(
@@ -114,7 +114,7 @@ def project(
         if method == "weights":
             assert weights is not None
             target = weights @ weights.mT
-    values, vectors = (found.flip(-1) for found in torch.linalg.eigh(half @ target @ half))
+    values, vectors = (part.flip(-1) for part in torch.linalg.eigh(half @ target @ half))
     down, up = vectors.mT @ half, inverse @ vectors
     return Projection(down, up, _errors(moment, metric, down, up, values if target is moment else None))
 
@@ -135,12 +135,12 @@ def _errors(moment: Tensor, metric: Tensor, down: Tensor, up: Tensor, values: Te
     values: the diagonal of E^T C E, (n,), where it has no other elements; None: it has.
     """
     if values is not None:
-        whole = ((metric @ up * up).sum(0) * values).flip(0).cumsum(0).flip(0)
+        errors = ((metric @ up * up).sum(0) * values).flip(0).cumsum(0).flip(0)
     else:
         metric_up, moment_down = up.mT @ metric @ up, down @ moment @ down.mT
         products = metric_up * moment_down.mT  # tr S b_a b_b^T (e_a^T C e_b)
-        whole = products.flip(0, 1).cumsum(0).cumsum(1).diagonal().flip(0)  # of the components r, r + 1, ...
-    return torch.cat((whole, whole.new_zeros(1))).clamp(min=0)
+        errors = products.flip(0, 1).cumsum(0).cumsum(1).diagonal().flip(0)  # of the components r, r + 1, ...
+    return torch.cat((errors, errors.new_zeros(1))).clamp(min=0)
 
 
 def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,40 +2,81 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention
 from attnlab.config.build import instantiate
 from attnlab.conversion.base import Conversion, Layer
-from attnlab.conversion.budget import Plan, Survey
-from attnlab.conversion.refit import refit, spaced
+from attnlab.conversion.budget import LayerPlan, Survey
 from attnlab.conversion.settings import Healing
-from attnlab.conversion.statistics import Statistics, collect
+from attnlab.conversion.statistics import Statistics, add_products, collect, symmetric
 from attnlab.conversion.texts import Texts
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
 from attnlab.run.cache import digest
 from attnlab.run.files import write_bytes
 from attnlab.run.progress import progress
+from attnlab.run.record import first_process
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+STORED = "conversions"  # in the cache: finished layers of conversions, until what comes after them is saved
 BATCH = 4  # windows that are chosen together
 PIECE = 2  # windows computed at a time: twice as many take twice the memory, and no less time
 SURVEYED = 8  # of so many windows one passes through the original first
 ATTENDED = 2  # of so many batches one is read with its attention weights
 TINY = torch.finfo(torch.float64).tiny
 MEASURED = 4  # batches on which the error of a layer's output is measured
+RIDGE = 1e-3  # of the mean variance of what an output projection reads, where it is fitted again
+POSITIONS, FOR_EACH = 16384, 16  # enough for that regression, and for each column that the projection reads
+
+
+def converted_copy(
+    cfg: DictConfig, target: Conversion, decoder: Decoder, tokens: Tensor, text: str
+) -> tuple[Decoder, list[Layer], dict[str, Any], Path]:
+    """A converted copy of a decoder, its layers, the record's section `conversion`, and the cache folder of the layers.
+
+    The copy shares the decoder's weights where no training changes them.
+    Finished layers are stored in the cache, so that the same command continues an interrupted conversion.
+
+    Args:
+        cfg: of the run.
+        target: what each attention becomes.
+        decoder: with the pretrained weights.
+        tokens: calibration texts, (windows, positions).
+        text: what they are, for the record.
+    """
+    trained = cfg.mode != "convert" and (target.healing.trained == "all" or cfg.hardware.strategy == "fsdp")
+    shared = [attention.parameters() for attention in decoder.attentions] if trained else [decoder.parameters()]
+    memo: dict[int, Any] = {id(parameter): parameter for parameters in shared for parameter in parameters}
+    copied = copy.deepcopy(decoder, memo).eval()
+    texts = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
+    key = digest([target.name, _settings(target), str(cfg.task.weights), cfg.seed, texts])
+    folder = Path(cfg.cache_dir).expanduser() / STORED / key[:24]
+    began = time.perf_counter()
+    layers = convert(copied, target, tokens, folder if first_process() else None)
+    about = {
+        "target": target.name,
+        "settings": {key: value for key, value in asdict(target).items() if key not in ("calibration", "healing")},
+        "calibration": {"text": text, "tokens": tokens.numel(), "window": tokens.shape[1]},
+        "seconds": round(time.perf_counter() - began, 2),
+        "layers": [layer.about for layer in layers],
+    }
+    return copied, layers, about, folder
 
 
 @torch.no_grad()
@@ -43,15 +84,15 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
     """Replace the attention of every layer.
 
     The texts pass through the model once: a layer's inputs come from the converted layers before it, so that it can
-    make up for their errors. The inputs of one layer are held in a file; memory holds the weights, one batch and sums
-    of one layer. Where layers share a budget, a part of the texts passes through the original first, and a table of
-    errors is kept of each layer.
+    make up for their errors. The inputs of one layer are in a file; memory has the weights, one batch and the sums of
+    one layer. Where layers share a budget, a part of the texts passes through the original first, and a table of
+    errors is made for each layer.
 
     Args:
         decoder: in eval mode; it is changed.
         target: what each attention becomes.
         tokens: calibration texts, (windows, positions).
-        folder: keeps finished layers, so that an interrupted conversion continues; None: nothing is kept, and the
+        folder: for finished layers, so that an interrupted conversion continues; None: nothing is stored, and the
             layers' inputs are in the system's folder for temporary files.
 
     Returns:
@@ -63,18 +104,16 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
         WriteError: the disk is full, for example.
     """
     for attention in decoder.attentions:
-        target.refuse(attention)
-        assert isinstance(attention, MHA)
-        target.planned(attention)
+        target.planned_for(attention)
     key = _key(decoder, target, tokens) if folder is not None else ""
     plans = _plans(decoder, target, tokens, folder, key)
-    found, last = [], len(decoder.blocks) - 1
+    layers, last = [], len(decoder.blocks) - 1
     with Texts(decoder, tokens, folder, BATCH, PIECE) as texts, progress("converting layers", last + 1) as advance:
         for number, block in enumerate(decoder.blocks):
             attention = block.attention
             assert isinstance(attention, MHA)
-            place = None if folder is None else folder / f"layer-{number:03}.safetensors"
-            layer = _stored(place, key)
+            path = None if folder is None else folder / f"layer-{number:03}.safetensors"
+            layer = _read_layer(path, key)
             new = layer is None
             if layer is None:
                 layer = _layer(block, attention, target, texts, plans[number], number)
@@ -84,17 +123,16 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
                 texts.enter(block, texts.first(MEASURED) if number == last else None, measured if new else None)
             if new:
                 layer = replace(layer, about=layer.about | {"output_error": measured.share})
-                if place is not None:
-                    _store(place, key, layer)
-            found.append(layer)
+                _write(path, key, layer.attention.state_dict(), {"node": layer.node, "about": layer.about})
+            layers.append(layer)
             advance(1)
-    return found
+    return layers
 
 
 def _plans(
     decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path | None, key: str
-) -> Sequence[Plan | None]:
-    """What each layer gets, from a pass of a part of the texts through the original."""
+) -> Sequence[LayerPlan | None]:
+    """The plan of each layer, from a pass of a part of the texts through the original."""
     attentions = [attention for attention in decoder.attentions if isinstance(attention, MHA)]
     if not target.looks_ahead(attentions[0]):
         return [None] * len(attentions)
@@ -104,33 +142,19 @@ def _plans(
         progress("surveying layers", last + 1) as advance,
     ):
         for number, (block, attention) in enumerate(zip(decoder.blocks, attentions, strict=True)):
-            place = None if folder is None else folder / f"survey-{number:03}.safetensors"
-            found = _surveyed(place, key)
-            if found is None:
+            path = None if folder is None else folder / f"survey-{number:03}.safetensors"
+            survey = _read(path, key, lambda tensors, _: Survey.of(tensors))
+            if survey is None:
                 statistics = _collected(attention, block, texts, number)
                 energy = sum(float(texts.hidden[i].double().square().sum()) for i in texts.some())
                 weight = 1 / max(energy / statistics.tokens, TINY)
-                found = replace(target.survey(attention, statistics), weight=weight)
-                if place is not None:
-                    write_bytes(place, save(found.tensors(), {"key": key}))
-            surveys.append(found)
+                survey = replace(target.survey(attention, statistics), weight=weight)
+                _write(path, key, survey.tensors())
+            surveys.append(survey)
             if number < last:
                 texts.enter(block)
             advance(1)
     return target.plans(attentions, surveys)
-
-
-def _surveyed(place: Path | None, key: str) -> Survey | None:
-    """The survey of a layer that an interrupted conversion has finished; None: there is none."""
-    if place is None or not place.is_file():
-        return None
-    try:
-        with safe_open(place, "pt") as file:
-            known = (file.metadata() or {}).get("key") == key
-        return Survey.of(load_file(place)) if known else None
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        log.warning("%s: damaged (%s); the layer is surveyed again", place, " ".join(str(error).split())[:120])
-        return None
 
 
 def _collected(
@@ -140,17 +164,17 @@ def _collected(
     number: int,
     seen: Callable[[int, Tensor], None] | None = None,
 ) -> Statistics:
-    found = collect(attention, texts.inputs(block), texts.some(ATTENDED), seen)
-    if not found.moment.isfinite().all() or not found.of_query.isfinite().all():
+    statistics = collect(attention, texts.inputs(block), texts.some(ATTENDED), seen)
+    if not statistics.moment.isfinite().all() or not statistics.of_query.isfinite().all():
         raise DataError(
             f"the calibration texts give queries, keys or values that are not finite in layer {number}; check the "
             "model's weights, in float32, and the texts"
         )
-    return found
+    return statistics
 
 
 def _layer(
-    block: DecoderBlock, attention: MHA, target: Conversion, texts: Texts, plan: Plan | None, number: int
+    block: DecoderBlock, attention: MHA, target: Conversion, texts: Texts, plan: LayerPlan | None, number: int
 ) -> Layer:
     part = texts.some(spaced(texts.positions, attention.out.in_features)) if target.refits else []
     again = {*part, *texts.first(MEASURED)}
@@ -195,16 +219,77 @@ class OutputError:
         """
         if number not in self.texts.first(MEASURED):
             return
-        want = self.texts.original(number, x, self.original).double().flatten(0, 1)
-        self.lost += float((out.double().flatten(0, 1) - want).square().sum())
-        self.squares += float(want.square().sum())
-        self.sums, self.count = self.sums + want.sum(0), self.count + len(want)
+        target = self.texts.original(number, x, self.original).double().flatten(0, 1)
+        self.lost += float((out.double().flatten(0, 1) - target).square().sum())
+        self.squares += float(target.square().sum())
+        self.sums, self.count = self.sums + target.sum(0), self.count + len(target)
 
     @property
     def share(self) -> float:
         """Squared error over the original outputs' squared distance from their mean."""
         assert isinstance(self.sums, Tensor)
         return self.lost / (self.squares - float(self.sums.square().sum()) / self.count)
+
+
+def spaced(positions: int, width: int) -> int:
+    """Of how many batches one is read to fit a projection; more positions than that change little.
+
+    Args:
+        positions: number of positions of all texts.
+        width: columns of the projection.
+    """
+    return max(1, positions // max(POSITIONS, FOR_EACH * width))
+
+
+@torch.no_grad()
+def refit(
+    converted: Attention, pairs: Iterable[tuple[Tensor, Tensor]], seen: Callable[[int, Tensor], None] | None = None
+) -> None:
+    """Add to the output projection what a ridge regression finds of the original's output.
+
+    With z the heads' outputs of the converted attention, e = original(x) - converted(x), and both around their means:
+    W_o += E[e z^T] (E[z z^T] + ridge)^-1, and the bias takes what is left of the mean of e. The heads' errors are
+    correlated with their outputs, and partly cancel. Nothing changes where the conversion is exact.
+
+    Args:
+        converted: its projection `out`, which has a bias, is changed.
+        pairs: batches that enter both, (B, T, d), and what the original puts out, (B, T, d).
+        seen: called with the number of each batch and what the projection reads of it, which the fit does not change.
+    """
+    out = converted.out
+    assert isinstance(out, nn.Linear) and out.bias is not None
+    read: list[Tensor] = []
+    handle = out.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+    width, size, count = out.in_features, out.out_features, 0
+    gram = torch.zeros(width, width, dtype=torch.float64)
+    cross, sums = gram.new_zeros(width, size), (gram.new_zeros(width), gram.new_zeros(size))
+    try:
+        for number, (x, target) in enumerate(pairs):
+            error = (target - converted(x)).double().flatten(0, -2)
+            (heads,) = read  # it is called once
+            read.clear()
+            if seen is not None:
+                seen(number, heads)
+            z = heads.double().flatten(0, -2)
+            add_products(gram, z)
+            cross.addmm_(z.mT, error)
+            count += len(z)
+            sums = sums[0] + z.sum(0), sums[1] + error.sum(0)
+    finally:
+        handle.remove()
+    of_z, of_error = (total / count for total in sums)
+    gram, cross = symmetric(gram) / count - torch.outer(of_z, of_z), cross / count - torch.outer(of_z, of_error)
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    added = torch.linalg.solve(gram, cross).mT
+    out.weight.add_(added)
+    out.bias.add_(of_error - added @ of_z)
+
+
+# --- finished layers and surveys in the cache ---------------------------------------------------------------------
+
+
+def _settings(target: Conversion) -> str:
+    return repr(replace(target, healing=Healing()))  # which does not change what is converted
 
 
 def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
@@ -214,31 +299,33 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
         content.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
         content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     content.update(tokens.contiguous().numpy().data)
-    settings = repr(replace(target, healing=Healing()))  # which does not change what is converted
-    return digest([2, content.hexdigest(), type(target).__name__, settings])
+    return digest([2, content.hexdigest(), type(target).__name__, _settings(target)])
 
 
-def _store(place: Path, key: str, layer: Layer) -> None:
-    state = {name: value.contiguous() for name, value in layer.attention.state_dict().items()}
-    about = json.dumps({"node": layer.node, "about": layer.about})
-    write_bytes(place, save(state, {"key": key, "layer": about}))
+def _write(path: Path | None, key: str, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> None:
+    if path is not None:
+        state = {name: value.contiguous() for name, value in tensors.items()}
+        write_bytes(path, save(state, {"key": key, "about": json.dumps(about)}))
 
 
-def _stored(place: Path | None, key: str) -> Layer | None:
-    """A layer that an interrupted conversion has finished; None: there is none, or one of other settings."""
-    if place is None or not place.is_file():
+def _read(path: Path | None, key: str, make: Callable[[dict[str, Tensor], Any], T]) -> T | None:
+    """What an interrupted conversion has finished; None: nothing, or with other settings."""
+    if path is None or not path.is_file():
         return None
     try:
-        with safe_open(place, "pt") as file:
-            about = file.metadata() or {}
-        if about.get("key") != key:
-            return None
-        layer = json.loads(about["layer"])
-        attention: Attention = instantiate(OmegaConf.create(layer["node"]), path="attention")
-        state = load_file(place)
-        attention.to(state["out.weight"].dtype).load_state_dict(state)
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        return make(load_file(path), json.loads(metadata["about"])) if metadata.get("key") == key else None
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, ConfigError) as error:
-        log.warning("%s: damaged (%s); the layer is converted again", place, " ".join(str(error).split())[:120])
+        log.warning("%s: damaged (%s); it is computed again", path, " ".join(str(error).split())[:120])
         return None
-    log.info("%s: the layer was converted before", place)
-    return Layer(layer["node"], attention, layer["about"])
+
+
+def _read_layer(path: Path | None, key: str) -> Layer | None:
+    def make(state: dict[str, Tensor], stored: Any) -> Layer:
+        attention: Attention = instantiate(OmegaConf.create(stored["node"]), path="attention")
+        attention.to(state["out.weight"].dtype).load_state_dict(state)
+        log.info("%s: the layer was converted before", path)
+        return Layer(stored["node"], attention, stored["about"])
+
+    return _read(path, key, make)

@@ -41,7 +41,7 @@ class Mixing(NamedTuple):
     lost: float
 
 
-def check_width(method: Rotary, width: int, groups: int, pairs: int, said: str = "") -> None:
+def check_width(method: Rotary, width: int, groups: int, pairs: int, key: str = "") -> None:
     """Raise ConfigError if a method has no such number of rotary components; the settings alone tell.
 
     Args:
@@ -49,121 +49,117 @@ def check_width(method: Rotary, width: int, groups: int, pairs: int, said: str =
         width: d_r.
         groups: G.
         pairs: F, rotary pairs of a head.
-        said: where the width comes from, for the message; "": convert.rope_dim.
+        key: the setting that the width comes from; "": convert.rope_dim.
     """
-    count, said = width // 2, said or f"convert.rope_dim={width}"
+    count, key = width // 2, key or f"convert.rope_dim={width}"
     if width % 2 or not 0 <= count <= groups * pairs:
         there = f"an even number up to {2 * groups * pairs}" if pairs else "0; the original has no rotary positions"
-        raise ConfigError(f"{said}: expected {there}")
+        raise ConfigError(f"{key}: expected {there}")
     if method == "transmla" and pairs and count <= pairs and (count == 0 or pairs % count):
         raise ConfigError(
-            f"convert.rotary=transmla {said}: it keeps the first component of every c-th frequency, so that rope_dim "
+            f"convert.rotary=transmla {key}: it keeps the first component of every c-th frequency, so that rope_dim "
             f"divides {2 * pairs}"
         )
     if method in ("two_norm", "uniform") and count % groups:
         raise ConfigError(
-            f"convert.rotary={method} {said}: every key head keeps the same number of components, so that rope_dim is "
+            f"convert.rotary={method} {key}: every key head keeps the same number of components, so that rope_dim is "
             f"a multiple of {2 * groups}"
         )
 
 
 def widths(method: Rotary, groups: int, pairs: int) -> list[int]:
-    """All d_r that a method has, ascending.
-
-    Args:
-        method: see :func:`mix`.
-        groups: G.
-        pairs: F, rotary pairs of a head.
-    """
-    found = []
+    """All d_r that a method has, ascending; the arguments are those of :func:`check_width`."""
+    valid = []
     for width in range(0, 2 * groups * pairs + 1, 2):
         with contextlib.suppress(ConfigError):
             check_width(method, width, groups, pairs)
-            found.append(width)
-    return found
+            valid.append(width)
+    return valid
 
 
-def mix(found: Statistics, theta: Tensor, method: Rotary, width: int, kept: Tensor | None = None) -> Mixing:
+def mix(statistics: Statistics, theta: Tensor, method: Rotary, width: int, turned: Tensor | None = None) -> Mixing:
     """Choose `width` / 2 complex components that keep their rotation.
 
     Args:
-        found: finished statistics.
+        statistics: finished statistics.
         theta: the frequencies, (F,).
         method: "score": complex eigenvectors, and the components that lose most without rotation; "transmla": real
             orthogonal mixing, and the first component of every c-th frequency (TransMLA, section 4.2, without folding
             frequencies); "two_norm" and "uniform": no mixing, and of each key head the frequencies with the largest
             product of norms, or evenly spread ones (MHA2MLA, section 3.1).
         width: d_r, even; 0: none, only where nothing is rotated or all of it may be lost.
-        kept: the components to keep, (G, F) bool, of :func:`scores`; None: the method chooses.
+        turned: the components that keep their rotation, (G, F) bool, of :func:`scores`; None: the method chooses.
 
     Raises:
         ConfigError: the method has no such width.
     """
-    groups, pairs = found.groups, found.pairs
+    groups, pairs = statistics.groups, statistics.pairs
     check_width(method, width, groups, pairs)
     if not pairs:
-        none = torch.zeros(0, groups * found.width, dtype=torch.float64)
-        whole = torch.eye(groups * found.width, dtype=torch.float64)
-        heads = torch.eye(found.width, dtype=torch.float64).repeat(found.heads, 1, 1)
-        return Mixing(none, whole, heads[:, :0], heads, theta, 0.0)
-    basis, chosen = _METHODS[method](found, width // 2)
-    loss = _losses(found, basis, stand_in=method == "score")
+        none = torch.zeros(0, groups * statistics.width, dtype=torch.float64)
+        every = torch.eye(groups * statistics.width, dtype=torch.float64)
+        heads = torch.eye(statistics.width, dtype=torch.float64).repeat(statistics.heads, 1, 1)
+        return Mixing(none, every, heads[:, :0], heads, theta, 0.0)
+    basis, chosen = _METHODS[method](statistics, width // 2)
+    loss = _losses(statistics, basis, stand_in=method == "score")
     keep = torch.zeros(groups, pairs, dtype=torch.bool)
     keep.view(-1)[chosen] = True
-    keep = keep if kept is None else kept
-    return _mixing(found, theta, basis, keep, float(loss[~keep].sum()), stand_in=method == "score")
+    keep = keep if turned is None else turned
+    return _mixing(statistics, theta, basis, keep, float(loss[~keep].sum()), stand_in=method == "score")
 
 
-def scores(found: Statistics, method: Rotary) -> Tensor:
+def scores(statistics: Statistics, method: Rotary) -> Tensor:
     """What components are worth, by which a method chooses those that keep their rotation, (G, F).
 
     Args:
-        found: finished statistics.
+        statistics: finished statistics.
         method: "score": losses of the components of each frequency, the largest first; "two_norm": products of norms
             of each key head; others do not read the data, and get zeros.
     """
-    if method == "score" and found.pairs:
-        return _losses(found, _sorted_basis(found), stand_in=True)
-    return _norms(found) if method == "two_norm" and found.pairs else torch.zeros_like(found.energy[: found.groups])
+    if method == "score" and statistics.pairs:
+        return _losses(statistics, _sorted_basis(statistics), stand_in=True)
+    if method == "two_norm" and statistics.pairs:
+        return _norms(statistics)
+    return torch.zeros_like(statistics.energy[: statistics.groups])
 
 
-def _sorted_basis(found: Statistics) -> Tensor:
+def _sorted_basis(statistics: Statistics) -> Tensor:
     """Complex eigenvectors of each frequency, (F, G, G), those whose lost rotation costs most first."""
-    basis = torch.linalg.eigh(_moments(found)).eigenvectors.flip(-1)
-    order = _losses(found, basis, stand_in=True).sort(dim=0, descending=True, stable=True).indices
+    basis = torch.linalg.eigh(_moments(statistics)).eigenvectors.flip(-1)
+    order = _losses(statistics, basis, stand_in=True).sort(dim=0, descending=True, stable=True).indices
     return basis.gather(2, order.mT[:, None].expand_as(basis))
 
 
-def _score(found: Statistics, count: int) -> tuple[Tensor, Tensor]:
+def _score(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
     """Complex eigenvectors of each frequency, (F, G, G), and the components (c F + f) with the largest losses."""
-    basis = _sorted_basis(found)
-    loss = _losses(found, basis, stand_in=True)
+    basis = _sorted_basis(statistics)
+    loss = _losses(statistics, basis, stand_in=True)
     return basis, loss.flatten().topk(count).indices
 
 
-def _transmla(found: Statistics, count: int) -> tuple[Tensor, Tensor]:
-    basis = torch.linalg.eigh(_moments(found).real).eigenvectors.flip(-1).to(torch.complex128)
-    if count > found.pairs:
+def _transmla(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
+    basis = torch.linalg.eigh(_moments(statistics).real).eigenvectors.flip(-1).to(torch.complex128)
+    if count > statistics.pairs:
         first = torch.arange(count)  # whole components, one after the other
         return basis, first
-    return basis, torch.arange(0, found.pairs, found.pairs // count)
+    return basis, torch.arange(0, statistics.pairs, statistics.pairs // count)
 
 
-def _norms(found: Statistics) -> Tensor:
+def _norms(statistics: Statistics) -> Tensor:
     """Products of the norms of keys and of the queries that read them, of each key head, (G, F)."""
-    keys = torch.stack([matrix.diagonal().real for matrix in _moments(found)], -1).sqrt()
-    return keys * found.energy.sqrt().unflatten(0, (found.groups, -1)).mean(1)
+    keys = torch.stack([matrix.diagonal().real for matrix in _moments(statistics)], -1).sqrt()
+    return keys * statistics.energy.sqrt().unflatten(0, (statistics.groups, -1)).mean(1)
 
 
-def _two_norm(found: Statistics, count: int) -> tuple[Tensor, Tensor]:
-    each = count // found.groups
-    chosen = _norms(found).topk(each, -1).indices + torch.arange(found.groups)[:, None] * found.pairs
-    return _identity(found), chosen.flatten()
+def _two_norm(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
+    number = count // statistics.groups
+    chosen = _norms(statistics).topk(number, -1).indices + torch.arange(statistics.groups)[:, None] * statistics.pairs
+    return _identity(statistics), chosen.flatten()
 
 
-def _uniform(found: Statistics, count: int) -> tuple[Tensor, Tensor]:
-    places = torch.linspace(0, found.pairs - 1, count // found.groups).round().long()
-    return _identity(found), (places + torch.arange(found.groups)[:, None] * found.pairs).flatten()
+def _uniform(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
+    places = torch.linspace(0, statistics.pairs - 1, count // statistics.groups).round().long()
+    return _identity(statistics), (places + torch.arange(statistics.groups)[:, None] * statistics.pairs).flatten()
 
 
 _METHODS: dict[str, Callable[[Statistics, int], tuple[Tensor, Tensor]]] = {
@@ -174,36 +170,36 @@ _METHODS: dict[str, Callable[[Statistics, int], tuple[Tensor, Tensor]]] = {
 }
 
 
-def _identity(found: Statistics) -> Tensor:
-    return torch.eye(found.groups, dtype=torch.complex128).expand(found.pairs, -1, -1)
+def _identity(statistics: Statistics) -> Tensor:
+    return torch.eye(statistics.groups, dtype=torch.complex128).expand(statistics.pairs, -1, -1)
 
 
-def _moments(found: Statistics) -> Tensor:
+def _moments(statistics: Statistics) -> Tensor:
     """E z z^H of each frequency, (F, G, G) complex."""
-    groups, width, pairs = found.groups, found.width, found.pairs
-    keys = found.moment[: groups * width, : groups * width].view(groups, width, groups, width)
+    groups, width, pairs = statistics.groups, statistics.width, statistics.pairs
+    keys = statistics.moment[: groups * width, : groups * width].view(groups, width, groups, width)
     rr = torch.stack([keys[:, f, :, f] for f in range(pairs)])
     ii = torch.stack([keys[:, f + pairs, :, f + pairs] for f in range(pairs)])
     ri = torch.stack([keys[:, f, :, f + pairs] for f in range(pairs)])
     return torch.complex(rr + ii, ri.mT - ri)
 
 
-def _losses(found: Statistics, basis: Tensor, stand_in: bool) -> Tensor:
+def _losses(statistics: Statistics, basis: Tensor, stand_in: bool) -> Tensor:
     """Predicted squared error of the output if a component loses its rotation, (G, F).
 
     The logit of a component is Re conj(q) k e^(i phi); the error is that of e^(i phi) against its mean, or against 1.
     """
-    energy = torch.einsum("fgc,fgh,fhc->cf", basis.conj(), _moments(found), basis).real  # E |k'|^2
+    energy = torch.einsum("fgc,fgh,fhc->cf", basis.conj(), _moments(statistics), basis).real  # E |k'|^2
     share = basis.abs().square().movedim(0, -1)  # (G, components, F)
-    group = found.heads // found.groups
-    rest = 1 - found.turn.abs().square() if stand_in else 2 * (1 - found.turn.real)
-    queries = (found.weighted * rest).unflatten(0, (found.groups, group)).sum(1)  # (G, F)
-    return energy * torch.einsum("gcf,gf->cf", share, queries) / (2 * found.width)
+    group = statistics.heads // statistics.groups
+    rest = 1 - statistics.turn.abs().square() if stand_in else 2 * (1 - statistics.turn.real)
+    queries = (statistics.weighted * rest).unflatten(0, (statistics.groups, group)).sum(1)  # (G, F)
+    return energy * torch.einsum("gcf,gf->cf", share, queries) / (2 * statistics.width)
 
 
-def _mixing(found: Statistics, theta: Tensor, basis: Tensor, keep: Tensor, lost: float, stand_in: bool) -> Mixing:
-    groups, width, pairs = found.groups, found.width, found.pairs
-    group = found.heads // groups
+def _mixing(statistics: Statistics, theta: Tensor, basis: Tensor, keep: Tensor, lost: float, stand_in: bool) -> Mixing:
+    groups, width, pairs = statistics.groups, statistics.width, statistics.pairs
+    group = statistics.heads // groups
     rotated = 2 * pairs
     maps = torch.zeros(2, groups, pairs, groups, width, dtype=torch.float64)  # real and imaginary rows of k' = U^H k
     place = torch.arange(pairs)
@@ -217,10 +213,10 @@ def _mixing(found: Statistics, theta: Tensor, basis: Tensor, keep: Tensor, lost:
     content = torch.cat((rows[0][~keep], rows[1][~keep]))
     plain = torch.eye(groups * width, dtype=torch.float64).view(groups, width, -1)[:, rotated:].flatten(0, 1)
     content = torch.cat((content, plain))  # components that were never rotated
-    queries = torch.stack([turned.view(-1, groups, width)[:, i // group] for i in range(found.heads)])
-    change = torch.eye(width, dtype=torch.float64).repeat(found.heads, 1, 1)
+    queries = torch.stack([turned.view(-1, groups, width)[:, i // group] for i in range(statistics.heads)])
+    change = torch.eye(width, dtype=torch.float64).repeat(statistics.heads, 1, 1)
     if stand_in and pairs:
-        rho = found.turn.conj()
+        rho = statistics.turn.conj()
         change[:, place, place], change[:, place, place + pairs] = rho.real, -rho.imag
         change[:, place + pairs, place], change[:, place + pairs, place + pairs] = rho.imag, rho.real
     frequencies = theta.expand(groups, -1)[keep]

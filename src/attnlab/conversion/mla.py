@@ -14,7 +14,7 @@ from attnlab.attention import MHA, MLA, MLAWindow, SlidingWindow
 from attnlab.attention.mla import NormedKeys, NormedQueries
 from attnlab.config.bounds import Size, SizeOrZero, bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer
-from attnlab.conversion.budget import Plan, Sharing, Survey, distribute, near, same
+from attnlab.conversion.budget import LayerPlan, Sharing, Survey, distribute, near, same
 from attnlab.conversion.latents import Latent, Projection, content_map, metric_of, moment_of, project
 from attnlab.conversion.mixing import Mixing, Rotary, check_width, mix, scores, widths
 from attnlab.conversion.statistics import Statistics, frequencies_of
@@ -51,11 +51,11 @@ class ToMLA(Conversion):
         keep: cache of a token, as a share of the original's; sets r + d_r. Ignored where both are given.
         rope_dim: d_r, even; None: searched, with the latent, for the smallest predicted error.
         latent_dim: r; None: what `keep` leaves.
-        layers: how layers share the cache. "budget": sizes of their own, with the smallest sum of predicted errors at
+        layers: how layers share the cache. "budget": sizes of each layer, with the smallest sum of predicted errors at
             the same sum of sizes, each error over the size of the residual stream that it is added to, apart for layers
-            with a sliding window and those without; "equal": r + d_r the same, d_r of each layer's own; "same": d_r, r
-            and the rotary frequencies the same, which formats of other libraries ask for. All but "equal" need a pass
-            through the original first, with a quarter of the texts.
+            with a sliding window and those without; "equal": r + d_r the same, d_r chosen for each layer; "same": d_r,
+            r and the rotary frequencies the same, which formats of other libraries need. All but "equal" need a pass
+            through the original first, with an eighth of the texts.
         rotary: how rotary components are chosen, see :func:`attnlab.conversion.mixing.mix`.
         latent: how the latent is chosen, see :func:`attnlab.conversion.latents.project`.
         centre: whether means of content are taken out: a constant key changes no attention weight, and a constant
@@ -84,14 +84,14 @@ class ToMLA(Conversion):
         Raises:
             ConfigError: the cache would not shrink, or holds nothing.
         """
-        whole = 2 * attention.num_kv_heads * attention.head_dim
+        original = 2 * attention.num_kv_heads * attention.head_dim
         rope = 0 if self.rope_dim is None and not attention.turned else self.rope_dim
-        given = rope is not None and self.latent_dim is not None
-        total = (rope or 0) + (self.latent_dim or 0) if given else round(self.keep * whole)
-        if total >= whole:
+        both = rope is not None and self.latent_dim is not None
+        total = (rope or 0) + (self.latent_dim or 0) if both else round(self.keep * original)
+        if total >= original:
             raise ConfigError(
-                f"convert: r + d_r = {total} numbers per token are no less than the {whole} of the original's keys and "
-                "values; give a smaller convert.keep, or smaller convert.rope_dim and convert.latent_dim"
+                f"convert: r + d_r = {total} numbers per token are no less than the {original} of the original's keys "
+                "and values; give a smaller convert.keep, or smaller convert.rope_dim and convert.latent_dim"
             )
         rank = total - (rope or 0) if self.latent_dim is None else self.latent_dim
         if rank < self.least_rank or (self.latent_dim is not None and rank % self.least_rank):
@@ -126,10 +126,10 @@ class ToMLA(Conversion):
             rope = total - self.latent_dim
         else:
             return None
-        said = f"convert.rope_dim={rope}"
+        key = f"convert.rope_dim={rope}"
         if self.rope_dim is None:
-            said = f"convert.keep={self.keep} convert.latent_dim={self.latent_dim} leave rope_dim={rope}"
-        check_width(self.rotary, rope, attention.num_kv_heads, attention.turned // 2, said)
+            key = f"convert.keep={self.keep} convert.latent_dim={self.latent_dim} leave rope_dim={rope}"
+        check_width(self.rotary, rope, attention.num_kv_heads, attention.turned // 2, key)
         return rope, total - rope
 
     @property
@@ -158,51 +158,51 @@ class ToMLA(Conversion):
         }
 
     def planned(self, attention: MHA) -> dict[str, Any]:
-        found = self.sizes(attention)
-        if found is None:  # searched: three eighths of a cache are a typical share
+        sizes = self.sizes(attention)
+        if sizes is None:  # searched: three eighths of a cache are a typical share
             total = self.budget(attention)
-            rope = min(self._rope_dims(attention, total), key=lambda one: abs(one - 3 * total / 8))
+            rope = min(self._rope_dims(attention, total), key=lambda width: abs(width - 3 * total / 8))
             return self.node(attention, (rope, total - rope))
-        if found[1] > attention.d_model and isinstance(attention.query_norm, nn.Identity):
+        if sizes[1] > attention.d_model and isinstance(attention.query_norm, nn.Identity):
             raise ConfigError(
-                f"convert: a latent of {found[1]} numbers is wider than the {attention.d_model} of the inputs, of "
+                f"convert: a latent of {sizes[1]} numbers is wider than the {attention.d_model} of the inputs, of "
                 "which keys and values are linear functions; give a smaller convert.keep or convert.latent_dim"
             )
-        return self.node(attention, found)
+        return self.node(attention, sizes)
 
     def looks_ahead(self, attention: MHA) -> bool:
         known = self.latent_dim is not None or (self.rope_dim is not None and self.layers == "same")
         chosen = self.layers == "same" and self.rotary in ("score", "two_norm") and attention.turned > 0
         return self.layers != "equal" and (chosen or not known)
 
-    def survey(self, attention: MHA, found: Statistics) -> Survey:
-        given, whole = self.sizes(attention), 2 * found.groups * found.width
-        ropes = self._rope_dims(attention, whole) if given is None else [given[0]]
-        errors = torch.full((len(ropes), whole + 1), torch.inf, dtype=torch.float64)
+    def survey(self, attention: MHA, statistics: Statistics) -> Survey:
+        sizes, full = self.sizes(attention), 2 * statistics.groups * statistics.width
+        ropes = self._rope_dims(attention, full) if sizes is None else [sizes[0]]
+        errors = torch.full((len(ropes), full + 1), torch.inf, dtype=torch.float64)
         for row, rope in zip(errors, ropes, strict=True):
-            tried = self.of_size(attention, found, rope, self.least_rank)
+            tried = self.of_size(attention, statistics, rope, self.least_rank)
             row[rope:] = tried.mixing.lost + tried.projection.errors
             row[: rope + self.least_rank] = torch.inf
-        return Survey(torch.tensor(ropes), errors, scores(found, self.rotary))
+        return Survey(torch.tensor(ropes), errors, scores(statistics, self.rotary))
 
-    def plans(self, attentions: Sequence[MHA], surveys: Sequence[Survey]) -> Sequence[Plan]:
+    def plans(self, attentions: Sequence[MHA], surveys: Sequence[Survey]) -> Sequence[LayerPlan]:
         totals = [self.budget(attention) for attention in attentions]
         if self.layers == "same":
             return same(surveys, totals[0], self.rotary)
         least = [
-            min(total, max(total // 4, int(one.rope_dims.min()) + self.least_rank))
-            for one, total in zip(surveys, totals, strict=True)
+            min(total, max(total // 4, int(survey.rope_dims.min()) + self.least_rank))
+            for survey, total in zip(surveys, totals, strict=True)
         ]
         windows = [attention.window if isinstance(attention, SlidingWindow) else None for attention in attentions]
         sizes = list(totals)
         for window in set(windows):  # layers that hold equally much of a text: others would not keep the cache's size
-            alike = [i for i, own in enumerate(windows) if own == window]
+            alike = [i for i, other in enumerate(windows) if other == window]
             lost = [surveys[i].lost for i in alike]
-            found = distribute(lost, [totals[i] for i in alike], [least[i] for i in alike])
-            for i, size in zip(alike, found, strict=True):
+            shared = distribute(lost, [totals[i] for i in alike], [least[i] for i in alike])
+            for i, size in zip(alike, shared, strict=True):
                 sizes[i] = size
         allowed = [widths(self.rotary, a.num_kv_heads, a.turned // 2) for a in attentions]
-        return [Plan(n, near(one, n, valid)) for one, n, valid in zip(surveys, sizes, allowed, strict=True)]
+        return [LayerPlan(n, near(survey, n, valid)) for survey, n, valid in zip(surveys, sizes, allowed, strict=True)]
 
     def _rope_dims(self, attention: MHA, total: int) -> list[int]:
         """The values of d_r that are compared: all that the method has, or as many as `SPLITS` of them.
@@ -216,16 +216,16 @@ class ToMLA(Conversion):
             raise ConfigError(f"convert.rotary={self.rotary} fits no cache of {total} numbers; raise convert.keep")
         return valid[:: max(1, -(-(len(valid) - 1) // SPLITS))]
 
-    def convert(self, attention: MHA, found: Statistics, inputs: Inputs, plan: Plan | None = None) -> Layer:
-        split = self.split(attention, found, plan)
+    def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
+        split = self.split(attention, statistics, plan)
         rope = 2 * len(split.mixing.frequencies)
         node = self.node(attention, (rope, split.rank))
         split = split._replace(rank=node["latent_dim"])
         converted = self.build(node)
         converted = converted.to(attention.out.weight.device, attention.out.weight.dtype).train(attention.training)
-        fill(converted, attention, found, split, self.centre)
+        fill(converted, attention, statistics, split, self.centre)
         about = {"rope_dim": rope, "latent_dim": split.rank, "predicted_error": split.lost}
-        return Layer(node, converted, about | {"weight_error": _weight_error(attention, found, split)})
+        return Layer(node, converted, about | {"weight_error": _weight_error(attention, statistics, split)})
 
     def build(self, node: dict[str, Any]) -> MLA:
         """The mechanism of a node, with random weights.
@@ -236,67 +236,69 @@ class ToMLA(Conversion):
         kind = MLAWindow if "window" in node else MLA
         return kind(**{key: value for key, value in node.items() if key != "_target_"})
 
-    def split(self, attention: MHA, found: Statistics, plan: Plan | None = None) -> Split:
+    def split(self, attention: MHA, statistics: Statistics, plan: LayerPlan | None = None) -> Split:
         """The rotary components and the latent of a layer.
 
         Args:
             attention: the original.
-            found: its statistics.
-            plan: what the layer gets; None: it is found for this layer alone.
+            statistics: its statistics.
+            plan: what the layer gets; None: it is statistics for this layer alone.
         """
-        plan = Plan(self.budget(attention)) if plan is None else plan
-        given = self.sizes(attention, plan.total)
-        if given is not None:
-            ropes = [given[0]]
+        plan = LayerPlan(self.budget(attention)) if plan is None else plan
+        sizes = self.sizes(attention, plan.total)
+        if sizes is not None:
+            ropes = [sizes[0]]
         elif plan.rope_dims is not None:
             ropes = [rope for rope in plan.rope_dims if rope + self.least_rank <= plan.total]
         else:
             ropes = self._rope_dims(attention, plan.total)
-        tried = (self.of_size(attention, found, rope, plan.total - rope, plan.kept) for rope in ropes)
-        return min(tried, key=lambda one: one.lost)
+        tried = (self.of_size(attention, statistics, rope, plan.total - rope, plan.turned) for rope in ropes)
+        return min(tried, key=lambda split: split.lost)
 
-    def of_size(self, attention: MHA, found: Statistics, rope: int, rank: int, kept: Tensor | None = None) -> Split:
-        """A layer's split with given sizes.
+    def of_size(
+        self, attention: MHA, statistics: Statistics, rope: int, rank: int, turned: Tensor | None = None
+    ) -> Split:
+        """A layer's split with these sizes.
 
         Args:
             attention: the original.
-            found: its statistics.
+            statistics: its statistics.
             rope: d_r.
             rank: r; more than there are components of content is cut to them.
-            kept: the components that keep their rotation, (G, F) bool; None: the method chooses.
+            turned: the components that keep their rotation, (G, F) bool; None: the method chooses.
         """
-        mixing = mix(found, frequencies_of(attention), self.rotary, rope, kept)
-        moment, weights = moment_of(found, mixing, self.centre), None
+        mixing = mix(statistics, frequencies_of(attention), self.rotary, rope, turned)
+        moment, weights = moment_of(statistics, mixing, self.centre), None
         if self.latent == "weights":
             both = torch.cat((attention.key.weight, attention.value.weight)).detach().double()
-            weights = content_map(found, mixing) @ both
-        output = attention.out.weight.detach().double().unflatten(1, (found.heads, -1)).movedim(1, 0)
-        metric = metric_of(found, mixing, output)
-        content, blocks = len(mixing.content), [len(mixing.content), *[found.width] * found.groups]
+            weights = content_map(statistics, mixing) @ both
+        output = attention.out.weight.detach().double().unflatten(1, (statistics.heads, -1)).movedim(1, 0)
+        metric = metric_of(statistics, mixing, output)
+        content, blocks = len(mixing.content), [len(mixing.content), *[statistics.width] * statistics.groups]
         projection = project(self.latent, moment, metric, content, weights, blocks)
         rank = min(rank, len(moment))
         return Split(mixing, projection, rank, mixing.lost + float(projection.errors[rank]))
 
 
 @torch.no_grad()
-def fill(mla: MLA, attention: MHA, found: Statistics, split: Split, centre: bool) -> None:
+def fill(mla: MLA, attention: MHA, statistics: Statistics, split: Split, centre: bool) -> None:
     """Set the weights of an MLA so that it computes what the attention did, as far as its cache holds it.
 
     Args:
         mla: of the sizes in `split`.
         attention: the original.
-        found: its statistics, for the means.
+        statistics: its statistics, for the means.
         split: the chosen components.
         centre: whether means go into the output's bias.
     """
     mixing, rank = split.mixing, split.rank
     down, up = split.projection.down[:rank], split.projection.up[:, :rank]
-    heads, groups, width = found.heads, found.groups, found.width
+    heads, groups, width = statistics.heads, statistics.groups, statistics.width
     group, content = heads // groups, len(mixing.content)
-    change = content_map(found, mixing)
+    change = content_map(statistics, mixing)
     of_latent = down @ change  # [k; v] -> c, (r, 2 G D)
     of_rotary = torch.cat((mixing.turned, torch.zeros_like(mixing.turned)), 1)
-    kept = torch.cat((of_latent, of_rotary))  # (r + d_r, 2 G D)
+    cached = torch.cat((of_latent, of_rotary))  # (r + d_r, 2 G D)
 
     scale = ((width + mla.rope_dim) / width) ** 0.5
     reads = scale * torch.cat((torch.eye(width, dtype=torch.float64).expand(heads, -1, -1), mixing.queries), 1)
@@ -308,17 +310,17 @@ def fill(mla: MLA, attention: MHA, found: Statistics, split: Split, centre: bool
         mla.query.turn.copy_(reads)
         mla.down.key.weight.copy_(key)
         mla.down.value.weight.copy_(value)
-        mla.down.down.weight.copy_(kept)
-        for own, theirs in ((mla.query.norm, attention.query_norm), (mla.down.norm, attention.key_norm)):
-            assert isinstance(theirs, nn.RMSNorm)
-            own.weight.copy_(theirs.weight)
+        mla.down.down.weight.copy_(cached)
+        for norm, original in ((mla.query.norm, attention.query_norm), (mla.down.norm, attention.key_norm)):
+            assert isinstance(original, nn.RMSNorm)
+            norm.weight.copy_(original.weight)
         constant = torch.zeros(2 * groups * width, dtype=torch.float64)  # biases of the original: it has none
     else:
         assert isinstance(mla.query, nn.Linear) and isinstance(mla.down, nn.Linear)
         mla.query.weight.copy_((reads @ query.view(heads, width, -1)).flatten(0, 1))
         if attention.query.bias is not None:
             mla.query.bias.copy_((reads @ attention.query.bias.double().view(heads, width, 1)).flatten())
-        mla.down.weight.copy_(kept @ stacked)
+        mla.down.weight.copy_(cached @ stacked)
         constant = torch.cat([_bias(linear) for linear in (attention.key, attention.value)])
         if mla.down.bias is not None:
             mla.down.bias.zero_()
@@ -334,19 +336,19 @@ def fill(mla: MLA, attention: MHA, found: Statistics, split: Split, centre: bool
     mla.up.weight.copy_(torch.stack((up_values.repeat_interleave(group, 0), up_keys), 1).flatten(0, 2))
     mla.out.weight.copy_(output)
     # y^ = mu + B E^T (y - mu): c leaves out the constants, so that what they add to values is one vector
-    mean = change @ found.mean if centre else torch.zeros(len(change), dtype=torch.float64)
+    mean = change @ statistics.mean if centre else torch.zeros(len(change), dtype=torch.float64)
     offset = change @ constant if not isinstance(mla.down, NormedKeys) else torch.zeros_like(mean)
     added = (mean + up @ (down @ (offset - mean)))[content:].view(groups, width).repeat_interleave(group, 0)
     mla.out.bias.copy_(output @ added.flatten() + _bias(attention.out))
     mla.frequencies = mixing.frequencies.clone()
 
 
-def _weight_error(attention: MHA, found: Statistics, split: Split) -> float:
+def _weight_error(attention: MHA, statistics: Statistics, split: Split) -> float:
     """Squared error of the matrices that make content keys and values, over their squared size."""
     weights = torch.cat((attention.key.weight, attention.value.weight)).detach().double()
-    whole = content_map(found, split.mixing) @ weights
-    kept = split.projection.up[:, : split.rank] @ (split.projection.down[: split.rank] @ whole)
-    return float((whole - kept).square().sum() / whole.square().sum().clamp(min=torch.finfo(whole.dtype).tiny))
+    exact = content_map(statistics, split.mixing) @ weights
+    near = split.projection.up[:, : split.rank] @ (split.projection.down[: split.rank] @ exact)
+    return float((exact - near).square().sum() / exact.square().sum().clamp(min=torch.finfo(exact.dtype).tiny))
 
 
 def _bias(linear: nn.Linear) -> Tensor:

@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 from attnlab.attention import MHA, MLA, MTLA, Attention, MTLAWindow, SlidingWindow
 from attnlab.config.bounds import bounded
 from attnlab.conversion.base import Inputs, Layer
-from attnlab.conversion.budget import Plan
+from attnlab.conversion.budget import LayerPlan
 from attnlab.conversion.mla import ToMLA
 from attnlab.conversion.statistics import Statistics
 from attnlab.errors import ConfigError
@@ -58,8 +58,8 @@ class ToMTLA(ToMLA):
         return kind(**{key: value for key, value in node.items() if key != "_target_"})
 
     @torch.no_grad()
-    def convert(self, attention: MHA, found: Statistics, inputs: Inputs, plan: Plan | None = None) -> Layer:
-        layer = super().convert(attention, found, inputs, plan)
+    def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
+        layer = super().convert(attention, statistics, inputs, plan)
         mtla = layer.attention
         assert isinstance(mtla, MTLA)
         gates = torch.zeros(mtla.gate_slot.out_features, dtype=torch.float64)

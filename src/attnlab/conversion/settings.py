@@ -15,7 +15,7 @@ Objective = Literal["layers", "logits", "text"]
 @bounded
 @dataclass(frozen=True)
 class Calibration:
-    """Texts whose statistics decide what a conversion keeps.
+    """Texts whose statistics decide what a conversion leaves out.
 
     Args:
         tokens: of the training split, from its beginning.
@@ -33,7 +33,7 @@ class Calibration:
 class Healing:
     """Training of a converted model, with the original as its teacher.
 
-    The values are those of `task.train`, `task.optimizer` and `task.schedule`, where these are not given themselves.
+    The values are those of `task.train`, `task.optimizer` and `task.schedule` unless the command line sets these.
 
     Args:
         steps: updates.
@@ -61,13 +61,9 @@ class Healing:
         return list(self.objective) if self.objective is not None else ["layers", "logits"]
 
     def at(self, progress: float) -> Objective:
-        """The objective of an update.
-
-        Args:
-            progress: share of the updates that are done, 0 to 1.
-        """
-        given = self.objectives
-        if len(given) == 1 or progress < self.share:
-            return given[0]
+        """The objective of an update; `progress`: share of the updates that are done, 0 to 1."""
+        objectives = self.objectives
+        if len(objectives) == 1 or progress < self.share:
+            return objectives[0]
         rest = (progress - self.share) / max(1 - self.share, 1e-9)
-        return given[1 + min(int(rest * (len(given) - 1)), len(given) - 2)]
+        return objectives[1 + min(int(rest * (len(objectives) - 1)), len(objectives) - 2)]

@@ -1,7 +1,7 @@
 """What calibration texts say of one attention layer: second moments of its queries, keys and values.
 
 Everything is streamed: windows of text pass through the layer one batch at a time, sums are float64, and no activation
-is kept. Notation: G key-value heads, H query heads, D width of a head, F = D / 2 rotary frequencies; a head's pair of
+is stored. Notation: G key-value heads, H query heads, D width of a head, F = D / 2 rotary frequencies; a head's pair of
 components f and f + F is the complex number z[f], which a rotary embedding multiplies by e^(i position theta_f).
 """
 
@@ -66,12 +66,12 @@ class Statistics:
 
     def finished(self) -> Statistics:
         """The same as means."""
-        found = Statistics(self.heads, self.groups, self.width, self.pairs, self.tokens)
-        found.attended = self.attended
-        found.moment, found.mean = symmetric(self.moment) / self.tokens, self.mean / self.tokens
+        means = Statistics(self.heads, self.groups, self.width, self.pairs, self.tokens)
+        means.attended = self.attended
+        means.moment, means.mean = symmetric(self.moment) / self.tokens, self.mean / self.tokens
         for name in ("of_query", "energy", "spread", "turn"):
-            setattr(found, name, getattr(self, name) / self.attended)
-        return found
+            setattr(means, name, getattr(self, name) / self.attended)
+        return means
 
     @property
     def weighted(self) -> Tensor:
@@ -85,16 +85,12 @@ class Statistics:
 
 
 def frequencies_of(attention: MHA) -> Tensor:
-    """theta_f in radians per position, float64, (F,).
-
-    Args:
-        attention: with rotary positions.
-    """
+    """theta_f in radians per position, float64, (F,)."""
     if attention.rope_theta is None:
         return attention.frequencies.to(torch.float64)
     pairs = torch.arange(0, attention.turned, 2, dtype=torch.float64)
-    found = attention.rope_theta ** (-pairs / max(attention.turned, 1))
-    return found if attention.rope_scaling is None else attention.rope_scaling(found)
+    theta = attention.rope_theta ** (-pairs / max(attention.turned, 1))
+    return theta if attention.rope_scaling is None else attention.rope_scaling(theta)
 
 
 def complex_pairs(x: Tensor) -> Tensor:
@@ -150,40 +146,40 @@ def collect(
         Means over all positions.
     """
     pairs = attention.turned // 2
-    found = Statistics(attention.num_heads, attention.num_kv_heads, attention.head_dim, pairs)
+    sums = Statistics(attention.num_heads, attention.num_kv_heads, attention.head_dim, pairs)
     theta = frequencies_of(attention)
     output = attention.out.weight.double().unflatten(1, (attention.num_heads, -1)).movedim(1, 0)  # (H, d, D)
     metric = output.mT @ output  # W_o^T W_o of each head, (H, D, D)
     for number, x in enumerate(inputs):
-        heads = _add(found, attention, x, theta, metric, attended is None or number in attended)
+        heads = _add(sums, attention, x, theta, metric, attended is None or number in attended)
         if seen is not None and heads is not None:
             seen(number, heads)
-    return found.finished()
+    return sums.finished()
 
 
-def _add(found: Statistics, a: MHA, x: Tensor, theta: Tensor, metric: Tensor, attended: bool) -> Tensor | None:
+def _add(statistics: Statistics, a: MHA, x: Tensor, theta: Tensor, metric: Tensor, attended: bool) -> Tensor | None:
     """Add a batch -> what its output projection reads, (B, T, H D); None: it is not `attended`."""
     key, value = a.key_norm(a._heads(x, a.key)), a._heads(x, a.value)  # (B, G, T, D), not rotated
-    found.tokens += x.shape[0] * x.shape[1]
+    statistics.tokens += x.shape[0] * x.shape[1]
     both = torch.cat((key, value), 1).transpose(1, 2).flatten(2).flatten(0, 1).double()
-    add_products(found.moment, both)
-    found.mean += both.sum(0)
+    add_products(statistics.moment, both)
+    statistics.mean += both.sum(0)
     if not attended:
         return None
-    found.attended += x.shape[0] * x.shape[1]
+    statistics.attended += x.shape[0] * x.shape[1]
     query = a.query_norm(a._heads(x, a.query))  # (B, H, T, D)
     cos, sin = a.rotary_table(x.shape[1], x)
     angles = cos[None], sin[None]
     weight, total, lags, heads = _attended(a, a._rotated(query, angles), a._rotated(key, angles), value, metric)
-    found.spread += total
+    statistics.spread += total
     for rows, moved in zip(query, weight, strict=True):  # of one text, (H, T, D) and (H, T): float64 is twice as large
         raw = rows.double()
-        found.of_query += (raw * moved.unsqueeze(-1)).mT @ raw
+        statistics.of_query += (raw * moved.unsqueeze(-1)).mT @ raw
         squares = raw[..., : a.turned].square().sum(1)  # |q[f]|^2 is a sum of two of them
-        found.energy += squares[:, : found.pairs] + squares[:, found.pairs :]
-    if found.pairs:
+        statistics.energy += squares[:, : statistics.pairs] + squares[:, statistics.pairs :]
+    if statistics.pairs:
         turns = -torch.arange(x.shape[1], dtype=torch.float64, device=x.device)[:, None] * theta
-        found.turn += torch.complex(lags @ turns.cos(), lags @ turns.sin())
+        statistics.turn += torch.complex(lags @ turns.cos(), lags @ turns.sin())
     return heads.to(x.dtype)
 
 
@@ -220,10 +216,10 @@ def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[
         outputs[:, first:last] = out.movedim(3, 1)
         squared = (square.flatten(2, 3) @ read[:, :, begin:last]).unflatten(2, (-1, rows))
         share = square.sum(-1)
-        own = squared[..., width:].diagonal(dim1=2, dim2=4).mT  # of each head its own |W_o v|^2
+        values = squared[..., width:].diagonal(dim1=2, dim2=4).mT  # |W_o v|^2 of each head
         turned = out @ of_head
         cross = (squared[..., :width] * turned).sum(-1)
-        moved.append((own - 2 * cross + share * (out * turned).sum(-1)).flatten(1, 2))
+        moved.append((values - 2 * cross + share * (out * turned).sum(-1)).flatten(1, 2))
         total += share.double().sum((0, 3)).flatten()
         # each row one place further to the left than the one above: below one another is what has one distance
         columns = last - begin + rows - 1

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnlab.attention import MHA, Attention, SlidingWindow, TPAKVOnly, TPANonContextualA
 from attnlab.config.bounds import Size, bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer
-from attnlab.conversion.budget import Plan
+from attnlab.conversion.budget import LayerPlan
 from attnlab.conversion.statistics import Statistics, frequencies_of
 from attnlab.errors import ConfigError
 
@@ -77,7 +77,7 @@ class ToTPA(Conversion):
         }
 
     @torch.no_grad()
-    def convert(self, attention: MHA, found: Statistics, inputs: Inputs, plan: Plan | None = None) -> Layer:
+    def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
         node = self.planned(attention)
         options = {key: value for key, value in node.items() if key != "_target_"}
         converted = (TPAKVOnly if self.contextual else TPANonContextualA)(**options)
@@ -85,36 +85,36 @@ class ToTPA(Conversion):
         converted.frequencies = frequencies_of(attention)
         converted.out.weight.copy_(attention.out.weight)
         weights = [linear.weight.double().unflatten(0, (-1, attention.head_dim)) for linear in _kv(attention)]
-        heads, tokens = zip(*(self._fixed(found, attention, i, weights[i]) for i in (0, 1)), strict=True)
+        heads, tokens = zip(*(self._fixed(statistics, attention, i, weights[i]) for i in (0, 1)), strict=True)
         group, about = attention.num_heads // attention.num_kv_heads, {}
         if isinstance(converted, TPANonContextualA):
-            own = attention.num_heads * torch.eye(attention.num_heads, dtype=torch.float64)
-            converted.head_factors.copy_(torch.cat((own, *(one.repeat_interleave(group, 1) for one in heads))))
+            query = attention.num_heads * torch.eye(attention.num_heads, dtype=torch.float64)
+            converted.head_factors.copy_(torch.cat((query, *(head.repeat_interleave(group, 1) for head in heads))))
             converted.factors.weight.copy_(
                 torch.cat((attention.query.weight.double(), *(t.flatten(0, 1) for t in tokens)))
             )
         else:
-            errors = self._contextual(converted, attention, found, inputs, list(heads), list(tokens))
+            errors = self._contextual(converted, attention, statistics, inputs, list(heads), list(tokens))
             about = {"key_error": errors[0], "value_error": errors[1]}
         return Layer(node, converted, about)
 
-    def _fixed(self, found: Statistics, attention: MHA, which: int, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _fixed(self, statistics: Statistics, attention: MHA, which: int, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Head factors (R, G) and token factors (R, D, d) of keys (0) or values (1)."""
-        groups, width = found.groups, found.width
+        groups, width = statistics.groups, statistics.width
         span = slice(which * groups * width, (which + 1) * groups * width)
-        moment = found.moment[span, span].view(groups, width, groups, width).diagonal(dim1=1, dim2=3).sum(-1)
-        scale = row_weights(found, attention)[which]
+        moment = statistics.moment[span, span].view(groups, width, groups, width).diagonal(dim1=1, dim2=3).sum(-1)
+        scale = row_weights(statistics, attention)[which]
         vectors = torch.linalg.eigh(scale[:, None] * moment * scale).eigenvectors.flip(-1)[:, : self.rank]
         head = self.rank * (vectors / scale[:, None]).mT
         token = torch.einsum("gr,gwd->rwd", vectors * scale[:, None], weight)
         return head, token
 
     def _contextual(
-        self, tpa: TPAKVOnly, a: MHA, found: Statistics, inputs: Inputs, heads: list[Tensor], tokens: list[Tensor]
+        self, tpa: TPAKVOnly, a: MHA, statistics: Statistics, inputs: Inputs, heads: list[Tensor], tokens: list[Tensor]
     ) -> list[float]:
         """Set the weights by alternating regressions -> the relative errors of keys and values."""
         group, errors, parts, biases = a.num_heads // a.num_kv_heads, [], [], []
-        scales = row_weights(found, a)
+        scales = row_weights(statistics, a)
         for which, linear in enumerate(_kv(a)):
             fitted = Alternating(self.rank, linear, a.num_kv_heads, heads[which], tokens[which], scales[which])
             for _ in range(self.sweeps):
@@ -155,12 +155,7 @@ class Alternating:
         self.token = torch.cat((token, torch.zeros_like(token[..., :1])), -1)
 
     def regress_tokens(self, inputs: Inputs, ridge: float) -> None:
-        """The best B for the present A.
-
-        Args:
-            inputs: gives the batches of x.
-            ridge: as a share of the mean diagonal.
-        """
+        """The best B for the present A; the ridge is a share of the mean diagonal."""
         size = self.head.shape[-1]
         normal = torch.zeros(self.rank * size, self.rank * size, dtype=torch.float64)
         right = torch.zeros(self.rank * size, self.token.shape[1], dtype=torch.float64)
@@ -172,12 +167,7 @@ class Alternating:
         self.token = _solved(normal, right, ridge).view(self.rank, size, -1).mT
 
     def regress_heads(self, inputs: Inputs, ridge: float) -> None:
-        """The best A for the present B.
-
-        Args:
-            inputs: gives the batches of x.
-            ridge: as a share of the mean diagonal.
-        """
+        """The best A for the present B; the ridge is a share of the mean diagonal."""
         size = self.head.shape[-1]
         normal = torch.zeros(self.rank * size, self.rank * size, dtype=torch.float64)
         right = torch.zeros(self.rank * size, self.groups, dtype=torch.float64)
@@ -189,18 +179,14 @@ class Alternating:
         self.head = _solved(normal, right, ridge).view(self.rank, size, -1).mT
 
     def error(self, inputs: Inputs) -> float:
-        """Squared error over squared size, of weighted rows.
-
-        Args:
-            inputs: gives the batches of x.
-        """
-        lost = whole = 0.0
+        """Squared error over squared size, of weighted rows."""
+        lost = squares = 0.0
         for x, y in self._rows(inputs):
             a, b = torch.einsum("tn,rgn->trg", x, self.head), torch.einsum("tn,rwn->trw", x, self.token)
-            found = torch.einsum("trg,trw->tgw", a, b) / self.rank
-            lost += float(((found - y) * self.scale[:, None]).square().sum())
-            whole += float((y * self.scale[:, None]).square().sum())
-        return lost / whole
+            fitted = torch.einsum("trg,trw->tgw", a, b) / self.rank
+            lost += float(((fitted - y) * self.scale[:, None]).square().sum())
+            squares += float((y * self.scale[:, None]).square().sum())
+        return lost / squares
 
     def _rows(self, inputs: Inputs) -> Any:
         for batch in inputs():
@@ -209,16 +195,11 @@ class Alternating:
             yield torch.cat((x, torch.ones_like(x[:, :1])), -1), y
 
 
-def row_weights(found: Statistics, attention: MHA) -> tuple[Tensor, Tensor]:
-    """How much errors of each key-value head's keys and values count, (G,) each, with mean one.
-
-    Args:
-        found: finished statistics.
-        attention: the original.
-    """
-    group = found.heads // found.groups
-    keys = found.energy.sum(-1).unflatten(0, (-1, group)).sum(-1).sqrt()
-    output = attention.out.weight.detach().double().unflatten(1, (found.heads, -1))
+def row_weights(statistics: Statistics, attention: MHA) -> tuple[Tensor, Tensor]:
+    """How much errors of each key-value head's keys and values count, (G,) each, with mean one."""
+    group = statistics.heads // statistics.groups
+    keys = statistics.energy.sum(-1).unflatten(0, (-1, group)).sum(-1).sqrt()
+    output = attention.out.weight.detach().double().unflatten(1, (statistics.heads, -1))
     values = output.square().sum((0, 2)).unflatten(0, (-1, group)).sum(-1).sqrt()
     return keys / keys.mean(), values / values.mean()
 

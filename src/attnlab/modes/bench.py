@@ -18,7 +18,7 @@ from attnlab.errors import ConfigError
 from attnlab.run.device import busy_cores, device_of
 from attnlab.run.progress import progress
 from attnlab.run.record import NOT_RUN
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Task, task_of
 
 UTILISATION = (
     "flops: multiplications and additions a second of matrix products and of the pairs that attention sees, counted in "
@@ -28,17 +28,11 @@ UTILISATION = (
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fill `bench` (protocol, checks, a row per shape) and, from its rows, the record's sections.
-
-    Args:
-        cfg: the fixed configuration; `bench` says what is measured.
-        record: the run's; it is filled.
-        directory: the run's.
-    """
-    task = task_of(cfg)
+    """Fill `bench` (protocol, checks, a row per shape) and, from its rows, the record's sections."""
+    task = task_of(cfg, Task)
     settings = chosen_workloads(cfg, task.workloads, instantiate(cfg.bench))
     device = device_of(cfg)
-    found = protocol(settings, device)
+    measured = protocol(settings, device)
     with progress("checking", None) as shown:
         checks, rows = compare(
             cfg,
@@ -47,7 +41,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
             begin=lambda total: shown(0, total=total),
             advance=lambda what, runs: shown(runs, what=what),
         )
-    record["bench"] = {"protocol": found, "checks": {name: c for name, c in checks.items() if c}, "rows": rows}
+    record["bench"] = {"protocol": measured, "checks": {name: c for name, c in checks.items() if c}, "rows": rows}
     record["corpus"] = "none: random inputs"
     task.describe(record)
     fill(record, settings)
@@ -56,11 +50,6 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
 
 def chosen_workloads(cfg: DictConfig, workloads: Sequence[str], settings: Settings) -> Settings:
     """The settings with `what` filled in.
-
-    Args:
-        cfg: the run's configuration.
-        workloads: those of the task, its default ones first.
-        settings: the `bench` node.
 
     Raises:
         ConfigError: `bench.what` names a workload that the task does not have, or a prefix is missing.
@@ -80,12 +69,7 @@ def chosen_workloads(cfg: DictConfig, workloads: Sequence[str], settings: Settin
 
 
 def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
-    """How the numbers are measured; the record's environment names the machine.
-
-    Args:
-        settings: the checked node `bench`.
-        device: where it is measured.
-    """
+    """How the numbers are measured; the record's environment names the machine."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": settings.dtype,
@@ -110,22 +94,17 @@ def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
 
 
 def fill(record: dict[str, Any], settings: Settings) -> None:
-    """The record's sections, from the last row that belongs to each.
-
-    Args:
-        record: with `bench.rows`; the sections `inference`, `training` and `kv_cache` are filled.
-        settings: the checked node `bench`.
-    """
+    """Fill the record's `inference`, `training` and `kv_cache`, from the last row of `bench` that belongs to each."""
     for row in record["bench"]["rows"]:
-        section, found = workload_type(row["what"]).section, next(iter(row["variants"].values()))
-        if section is None or NOT_RUN in found:
+        section, first = workload_type(row["what"]).section, next(iter(row["variants"].values()))
+        if section is None or NOT_RUN in first:
             continue
-        summary = {"seconds": found["seconds"]["median"], "tokens_per_second": found["tokens_per_second"]}
+        summary = {"seconds": first["seconds"]["median"], "tokens_per_second": first["tokens_per_second"]}
         summary["protocol"] = f"bench, {row['what']}"
         if section == "training":
             record["training"] |= {"steps": 1, **summary}
             continue
-        peak = found["peak_memory_mib"]
+        peak = first["peak_memory_mib"]
         record["inference"] |= {
             **summary,
             "peak_memory_mib": peak if isinstance(peak, float) else NOT_RUN,
@@ -133,4 +112,4 @@ def fill(record: dict[str, Any], settings: Settings) -> None:
             "beam": row.get("beam", 1),
             "dtype": settings.dtype,
         }
-        record["kv_cache"] |= {f"bytes_{key}": value for key, value in found["cache_bytes"].items()}
+        record["kv_cache"] |= {f"bytes_{key}": value for key, value in first["cache_bytes"].items()}

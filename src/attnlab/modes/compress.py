@@ -9,23 +9,17 @@ from lightning import seed_everything
 from omegaconf import DictConfig
 
 from attnlab.run.record import first_process
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Transforms, task_of
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fill `compression` with the points `dense` and `compressed`, and `quality` with the latter.
-
-    Args:
-        cfg: the fixed configuration, with `compress`.
-        record: the run's; it is filled.
-        directory: the run's; the compressed model is written there.
-    """
-    task = task_of(cfg)
+    """Fill `compression` or `conversion` with the points before and after, and `quality` with the latter."""
+    task = task_of(cfg, Transforms)
     task.check(directory)
     seed_everything(cfg.seed, workers=True, verbose=False)
     data, module = task.prepare(record, None)
     if first_process():
-        task.keep(directory, data)
-    task.compress(record, directory, data, module)
+        task.save_files(directory, data)
+    task.transform(record, directory, data, module)

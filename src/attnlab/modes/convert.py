@@ -1,31 +1,6 @@
 """mode=convert: load a pretrained decoder, score, convert, score and save it; nothing is trained."""
 
-from pathlib import Path
-from typing import Any
+from attnlab.modes.compress import run
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
-
-from lightning import seed_everything
-from omegaconf import DictConfig
-
-from attnlab.run.record import first_process
-from attnlab.tasks.base import task_of
-
+__all__ = ["run"]
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
-
-
-def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fill `conversion` with the points `original` and `converted`, and `quality` with the latter.
-
-    Args:
-        cfg: the fixed configuration, with `convert`.
-        record: the run's; it is filled.
-        directory: the run's; the converted model is written there.
-    """
-    task = task_of(cfg)
-    task.check(directory)
-    seed_everything(cfg.seed, workers=True, verbose=False)
-    data, module = task.prepare(record, None)
-    if first_process():
-        task.keep(directory, data)
-    task.convert(record, directory, data, module)

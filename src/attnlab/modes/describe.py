@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Task, Trains, task_of
 from attnlab.tasks.memory import estimate
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
@@ -13,14 +13,8 @@ KEEPS = False  # no run directory, unless hydra.run.dir= names one
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
-    """Fill the record; the command prints it.
-
-    Args:
-        cfg: the fixed configuration.
-        record: the run's; sizes are filled.
-        directory: the run's; None: nothing is kept.
-    """
-    task = task_of(cfg)
+    """Fill the sizes in the record, which the command prints."""
+    task = task_of(cfg, Task)
     task.describe(record)
-    if cfg.hardware.accelerator in ("gpu", "cuda") and (memory := estimate(task)):
+    if cfg.hardware.accelerator in ("gpu", "cuda") and isinstance(task, Trains) and (memory := estimate(task)):
         record["memory"] = memory.describe()

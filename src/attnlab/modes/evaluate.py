@@ -12,66 +12,53 @@ from attnlab.run.console import Screen
 from attnlab.run.device import record_compiled, scoring_dtype
 from attnlab.run.directory import directory_of
 from attnlab.run.store import collect
-from attnlab.tasks.base import task_of
-from attnlab.tasks.language_modelling.task import LanguageModellingTask
+from attnlab.tasks.base import Restores, task_of
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fill the record's `quality` with the harness's numbers for each task and number of shots, and print them.
 
-    Args:
-        cfg: the run's whole configuration, resolved.
-        record: gets `quality` and `corpus`, which names the training corpus too, where the run's record is there.
-        directory: the run's; not used.
+    `corpus` names the training corpus too, where the run's record is there.
 
     Raises:
         ConfigError: lm-evaluation-harness is not installed or has no such task.
         DataError: the checkpoint cannot be read.
     """
-    task: LanguageModellingTask = task_of(cfg)
+    task = task_of(cfg, Restores)
     evaluation = instantiate(cfg.task.evaluation, path="task.evaluation")
     module = task.restore()
     task.sizes(record, module.model)
     low = scoring_dtype(cfg.hardware.precision)
     record_compiled(cfg, getattr(module, "compiled_steps_part", ""), record["environment"])
-    found = evaluation(module, cfg.seed, low)
+    results = evaluation(module, cfg.seed, low)
     names = list(cfg.task.evaluation.tasks)
     trained = _trained_on(cfg.checkpoint)
     record["corpus"] = f"lm-evaluation-harness: {', '.join(names)}" + (f"; trained on {trained}" if trained else "")
-    record["quality"] = _quality(found, cfg.task.evaluation.num_fewshot)
+    record["quality"] = _quality(results, cfg.task.evaluation.num_fewshot)
     table = Table("task", "shots", "metric", "value", "± standard error", box=None, pad_edge=False)
-    for shots, tasks in found.items():
+    for shots, tasks in results.items():
         for name, numbers in tasks.items():
             for metric, value in numbers.items():
                 if isinstance(value, float) and not metric.endswith("_stderr"):
                     error = numbers.get(f"{metric}_stderr")
-                    said = f"{error:.4f}" if isinstance(error, float) else ""
-                    table.add_row(name, str(shots), metric, f"{value:.4f}", said)
+                    shown = f"{error:.4f}" if isinstance(error, float) else ""
+                    table.add_row(name, str(shots), metric, f"{value:.4f}", shown)
     Screen(highlight=False).print(table)
 
 
-def _quality(found: Mapping[int, Any], num_fewshot: int | Sequence[int]) -> dict[str, Any]:
-    """The numbers of each task: `tasks` with one number of solved examples, `shots.NUMBER` with each of a list.
-
-    Args:
-        found: tasks by the number of solved examples.
-        num_fewshot: as the configuration has it.
-    """
+def _quality(results: Mapping[int, Any], num_fewshot: int | Sequence[int]) -> dict[str, Any]:
+    """The numbers of each task: `tasks` with one number of solved examples, `shots.NUMBER` with each of a list."""
     if isinstance(num_fewshot, int):
-        return {"tasks": found[num_fewshot], "num_fewshot": num_fewshot, "signature": "lm-eval"}
-    shots = {str(number): tasks for number, tasks in found.items()}
+        return {"tasks": results[num_fewshot], "num_fewshot": num_fewshot, "signature": "lm-eval"}
+    shots = {str(number): tasks for number, tasks in results.items()}
     return {"shots": shots, "num_fewshot": list(num_fewshot), "signature": "lm-eval"}
 
 
 def _trained_on(checkpoint: str | None) -> str:
-    """The corpus in the record of the run that trained the model; empty where there is no such record.
-
-    Args:
-        checkpoint: a run directory, or a file in one; None: the model is not of a run.
-    """
+    """The corpus in the record of the run that trained the model; empty where there is no such record."""
     where = None if checkpoint is None else directory_of("checkpoint", checkpoint)
     path = None if where is None else where / "record.json"
     if path is None or not path.is_file():
         return ""
-    found = collect([path])
-    return str(found[0].record["corpus"]) if found else ""
+    saved = collect([path])
+    return str(saved[0].record["corpus"]) if saved else ""

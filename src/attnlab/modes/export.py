@@ -15,7 +15,7 @@ from attnlab.export.weights import README
 from attnlab.pretrained import huggingface
 from attnlab.run import record as records
 from attnlab.run.files import write_text
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Trains, task_of
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,6 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     a folder with its own modelling files; for images a folder of timm. `format=safetensors` writes plain weights, a
     config of plain values, and the files of the run directory that belong to them. Each has a model card.
 
-    Args:
-        cfg: the run's whole configuration, resolved.
-        record: gets `exported`, the folder.
-        directory: the run's; the model is its folder `exported`.
-
     Raises:
         ConfigError: what is named has no model to export, or none in this format.
         DataError: its files are missing or damaged.
@@ -59,7 +54,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
             "compress": cfg.choices.compress,
         }
         folders = [source] if source.is_dir() else [source.parent, source.parent.parent]
-        task_of(cfg).export(place, cfg.format or "hf", _record_of(folders, about))
+        task_of(cfg, Trains).export(place, cfg.format or "hf", _record_of(folders, about))
     record["exported"] = str(place)
     print(printable(str(place)))
 
@@ -70,8 +65,8 @@ def _compressed(cfg: DictConfig, place: Path) -> None:
     named = cfg[key]
     source = folder.find(named) if named else None
     if source is None:
-        given = f"{key}={named}" if named else "model= is not given"
-        raise ConfigError(f"mode=export: {given}; give a run of mode=compress, or its folder {folder.COMPRESSED}")
+        setting = f"{key}={named}" if named else "model= is not given"
+        raise ConfigError(f"mode=export: {setting}; give a run of mode=compress, or its folder {folder.COMPRESSED}")
     if cfg.format == "deepseek":
         raise ConfigError("format=deepseek is for runs of convert=mla; a compressed model keeps its own class")
     if cfg.format == "safetensors":
@@ -96,9 +91,9 @@ def _record_of(folders: Sequence[Path], otherwise: dict[str, Any]) -> Mapping[st
     """The record in the first folder that has one; what it lacks, or all if it is damaged, is `otherwise`."""
     run = next((folder for folder in folders if (folder / "record.json").is_file()), None)
     try:
-        found: Any = None if run is None else records.read(run)
-        if isinstance(found, dict):
-            return otherwise | records.upgraded(found)
+        record: Any = None if run is None else records.read(run)
+        if isinstance(record, dict):
+            return otherwise | records.upgraded(record)
         reason = "there is no record.json" if run is None else "record.json is no record"
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())

@@ -20,15 +20,10 @@ KEEPS = False  # no run directory, unless hydra.run.dir= names one
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
     """Print the prompt and its continuation, and save them in the record as `generation`.
 
-    Args:
-        cfg: the run's whole configuration, resolved.
-        record: gets `generation`, `corpus`, and seconds and tokens per second in `inference`.
-        directory: the run's; not used.
-
     Raises:
         ConfigError: the prompt and its continuation are longer than the model's context.
     """
-    task: LanguageModellingTask = task_of(cfg)
+    task = task_of(cfg, LanguageModellingTask)
     sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
     module = task.restore()
     task.sizes(record, module.model)
@@ -45,7 +40,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     low = scoring_dtype(cfg.hardware.precision)
     compiler, began = module.compiled_seconds(), time.perf_counter()
     with torch.autocast(device.type, low or torch.bfloat16, enabled=low is not None):
-        found = sampling(
+        tokens = sampling(
             module.model,
             torch.tensor([ids], device=device),
             num_ids=vocabulary.num_ids,
@@ -53,16 +48,16 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
             compiled=module.compiled_steps,
         )
     seconds = time.perf_counter() - began - (module.compiled_seconds() - compiler)
-    text = vocabulary.text(found[0].tolist())
+    text = vocabulary.text(tokens[0].tolist())
     record["corpus"] = "none: a prompt"
-    record["generation"] = {"prompt": cfg.prompt or "", "text": text, "tokens": found.shape[1]}
+    record["generation"] = {"prompt": cfg.prompt or "", "text": text, "tokens": tokens.shape[1]}
     record["inference"] |= {
         "seconds": round(seconds, 3),
-        "tokens_per_second": round(found.shape[1] / seconds, 1),
+        "tokens_per_second": round(tokens.shape[1] / seconds, 1),
         "batch": 1,
         "beam": 1,
         "dtype": str(low or torch.float32).removeprefix("torch."),
-        "protocol": f"a prompt of {len(ids)} {vocabulary.unit}s read at once, then {found.shape[1]} steps",
+        "protocol": f"a prompt of {len(ids)} {vocabulary.unit}s read at once, then {tokens.shape[1]} steps",
     }
     between = " " if cfg.prompt and vocabulary.unit == "word" else ""
     print(printable(f"{cfg.prompt or ''}{between}{text}", keep="\n\t"))

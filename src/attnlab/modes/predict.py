@@ -16,7 +16,7 @@ from attnlab.errors import ConfigError, WriteError, printable
 from attnlab.run.device import record_compiled
 from attnlab.run.files import replacing
 from attnlab.run.progress import progress
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Predicts, task_of
 from attnlab.tasks.prediction import Predictor, Result
 from attnlab.trained import Trained
 
@@ -27,28 +27,23 @@ KEEPS = False  # no run directory, unless hydra.run.dir= names one
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
     """Print a line for each input, or write it to `output=`.
 
-    JSONL gives JSONL with the keys of the input kept; so does an output that is called .jsonl. Files of a folder are
+    JSONL gives JSONL with the keys of the input; so does an output that is called .jsonl. Files of a folder are
     named before a tab.
-
-    Args:
-        cfg: the run's whole configuration, resolved.
-        record: gets `corpus`, and `predicted`: how many inputs, in how many seconds.
-        directory: the run's; not used.
 
     Raises:
         ConfigError: `output=` names a folder.
         DataError: an input cannot be read, or a file of the run.
         WriteError: `output=` cannot be written.
     """
-    inputs = Inputs(cfg.input, task_of(cfg).input_kind)  # before the model is read, and so is output=
+    inputs = Inputs(cfg.input, task_of(cfg, Predicts).input_kind)  # before the model is read, and so is output=
     objects = inputs.form == "objects" or Path(cfg.output or "").suffix.lower() in OBJECTS
     with _destination(cfg.output) as file:
         trained = Trained(cfg)
         predictor = trained.predictor()
         record_compiled(cfg, trained.module.compiled_steps_part, record["environment"])
         began = time.perf_counter()
-        seen = cfg.output is None and sys.stdout.isatty()  # then the results themselves show how far it is
-        with nullcontext(lambda rows: None) if seen else progress("predicting", len(inputs)) as advance:
+        visible = cfg.output is None and sys.stdout.isatty()  # the results themselves are the progress
+        with nullcontext(lambda rows: None) if visible else progress("predicting", len(inputs)) as advance:
             for item, result in predictor.results(inputs):
                 print(_object(item, result, inputs) if objects else _line(item, result, inputs, predictor), file=file)
                 file.flush()
@@ -58,8 +53,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
 
 
 def _object(item: Item, result: Result, inputs: Inputs) -> str:
-    given = item.given or {inputs.kind.keys[0]: item.value}
-    return json.dumps(given | result, ensure_ascii=False)
+    keys = item.given or {inputs.kind.keys[0]: item.value}
+    return json.dumps(keys | result, ensure_ascii=False)
 
 
 def _line(item: Item, result: Result, inputs: Inputs, predictor: Predictor) -> str:

@@ -8,20 +8,14 @@ from rich.table import Table
 
 from attnlab.run.console import Screen
 from attnlab.run.record import first_process
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import CountsCorpus, task_of
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Fill the record's `statistics`, a mapping for each split, and print it as a table with the record's place.
-
-    Args:
-        cfg: the fixed configuration.
-        record: the run's; it is filled.
-        directory: the run's; nothing else is written there.
-    """
-    task_of(cfg).statistics(record)
+    """Fill the record's `statistics`, a mapping for each split, and print it as a table with the record's place."""
+    task_of(cfg, CountsCorpus).statistics(record)
     if first_process():
         _show(record, directory)
 

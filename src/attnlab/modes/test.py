@@ -9,21 +9,15 @@ from lightning import seed_everything
 from omegaconf import DictConfig
 
 from attnlab.pretrained.weights import fill
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Trains, task_of
 from attnlab.training.checkpoints import check_identity
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-    """Load the checkpoint into the configured model and score it.  The checkpoint is read before the data.
-
-    Args:
-        cfg: the fixed configuration, with `checkpoint`, or with the pretrained weights of a language or image model.
-        record: the run's; it is filled.
-        directory: the run's; predictions are written there.
-    """
-    task = task_of(cfg)
+    """Load the checkpoint, or the pretrained weights of `model=`, and score the model.  It is read before the data."""
+    task = task_of(cfg, Trains)
     stored = None if cfg.checkpoint is None else task.read_weights(Path(cfg.checkpoint).expanduser())
     if stored is None:
         task.check(directory)
@@ -32,7 +26,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     if stored is None:
         task.before_fit(record, directory, data, module)  # reads the pretrained weights
     else:
-        path, weights, found = stored
-        check_identity(path, found, module.identity)
+        path, weights, identity = stored
+        check_identity(path, identity, module.identity)
         fill(module.model, path, weights)
     task.score(record, directory, data, module)

@@ -16,7 +16,7 @@ from attnlab.run import record as records
 from attnlab.run.checksums import replacing_summed, verify
 from attnlab.run.loggers import open_loggers
 from attnlab.run.record import first_process
-from attnlab.tasks.base import task_of
+from attnlab.tasks.base import Trains, task_of
 from attnlab.training.checkpoints import check_identity, read_checkpoint
 from attnlab.training.trainer import fit, last_checkpoint, process_count
 
@@ -27,13 +27,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fill the record's `training`, then what the task's `score` gives.
 
     A run that continues another with a higher limit names it in the record as `parent`.
-
-    Args:
-        cfg: the fixed configuration.
-        record: the run's; it is filled.
-        directory: the run's; checkpoints and curves are written there.
     """
-    task = task_of(cfg)
+    task = task_of(cfg, Trains)
     resume = last_checkpoint(cfg, directory)
     task.check(directory)
     task.check_monitors()
@@ -42,13 +37,13 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     data, module = task.prepare(record, None)
     if first_process():
-        task.keep(directory, data)
+        task.save_files(directory, data)
     if resume:
-        weights, found = read_checkpoint(resume)
-        check_identity(resume, found, module.identity)
-        own = module.model.state_dict()
-        for name in weights.keys() & own.keys():
-            check_values(resume, name, weights[name], own[name].dtype)
+        weights, identity = read_checkpoint(resume)
+        check_identity(resume, identity, module.identity)
+        expected = module.model.state_dict()
+        for name in weights.keys() & expected.keys():
+            check_values(resume, name, weights[name], expected[name].dtype)
         if not resume.parents[1].samefile(directory):
             record["parent"] = parent(resume.parents[1])
             if first_process():
@@ -62,11 +57,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
 
 
 def parent(run: Path) -> dict[str, Any]:
-    """The run that a new one continues: its directory, and its identity as far as its record has one.
-
-    Args:
-        run: the run directory that `resume=` names.
-    """
+    """The run directory that a new run continues, and its identity as far as its record has one."""
     try:
         identity = records.read(run)["identity"]["run"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -74,14 +65,9 @@ def parent(run: Path) -> dict[str, Any]:
     return {"path": str(run), "run": identity}
 
 
-def take_over(parents: Path, own: Path) -> None:
-    """Copy the best checkpoints of the run that a new one continues: it averages the best of both.
-
-    Args:
-        parents: the folder checkpoints/ of the run that is continued.
-        own: that of the new run.
-    """
-    for path in sorted(parents.glob("step*.ckpt")):
+def take_over(old: Path, new: Path) -> None:
+    """Copy the best checkpoints into the folder of a run that continues the old one: it averages the best of both."""
+    for path in sorted(old.glob("step*.ckpt")):
         verify(path)
-        with replacing_summed(own / path.name) as part:
+        with replacing_summed(new / path.name) as part:
             shutil.copyfile(path, part)

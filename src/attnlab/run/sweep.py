@@ -27,8 +27,8 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.errors import AttnlabError, DataError, WriteError, printable
 from attnlab.run import cluster, fingerprint, identity
 from attnlab.run import record as records
-from attnlab.run.files import write_text
 from attnlab.run.directory import RECORD
+from attnlab.run.files import write_text
 from attnlab.run.ledger import OUTPUTS, Ledger, LedgerEntry, key_of
 from attnlab.run.loading import ELSEWHERE, FREE
 from attnlab.run.lock import held, locked

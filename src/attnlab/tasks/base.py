@@ -1,7 +1,8 @@
 """The interface between a kind of task and the modes.
 
 Four concepts make a task: the Task (the wiring), its Data, its Model and its Module (the LightningModule). A task's
-folder under `tasks/` holds the Task and the Module; `task.kind` of the configuration names the Task.
+folder under `tasks/` has the Task and the Module; `task.kind` of the configuration names the Task. What a mode needs of
+a task is a class here (:class:`Trains`, :class:`Compresses`, ...), which the Task derives from.
 
 Lightning takes seconds to import and describing a model does not need it, so tasks import it inside the methods that
 train or score.
@@ -9,10 +10,12 @@ train or score.
 
 from __future__ import annotations
 
+import copy
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from omegaconf import DictConfig
@@ -27,12 +30,14 @@ from attnlab.run import record as records
 from attnlab.run.device import device_of, record_compiled
 from attnlab.run.directory import CONFIG
 from attnlab.run.identity import NOTHING_READ
+from attnlab.run.record import NOT_RUN
 from attnlab.run.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.tasks.memory import check_memory, with_largest_batch
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from attnlab.compression import Method
     from attnlab.data.inputs import InputKind
     from attnlab.tasks.prediction import Predictor
     from attnlab.training.module import Module
@@ -45,27 +50,20 @@ class Task(ABC):
     has (`EVERY_TASK` in the mode's file); `config/check.py` refuses the others.
 
     Args:
-        cfg: the run's whole configuration, resolved.
-
-    Attributes:
-        monitor: the validation metric by which the best checkpoints are chosen.
-        better: "max" or "min", which values of `monitor` are better.
-        workloads: the values of `bench.what` that mode=bench can measure for this task, the defaults first.
-        kept: names of the files that `keep` may write.
-        batch_key: of `task.data`, what limits a batch of one process; empty: the task trains nothing.
+        cfg: the run's configuration, resolved.
     """
-
-    monitor: str = "val_accuracy"
-    better: Literal["min", "max"] = "max"
-    kept: tuple[str, ...] = ()
-    batch_key: str = ""
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
-        self.baseline = read_baseline(cfg.baseline)
+
+    @staticmethod
+    def complete(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """A composed configuration, with what a pretrained model decides in it; `overrides` are the command's keys."""
+        return cfg
 
     @property
     def workloads(self) -> tuple[str, ...]:
+        """The values of `bench.what` that mode=bench can measure, the defaults first."""
         return ()
 
     @abstractmethod
@@ -76,31 +74,176 @@ class Task(ABC):
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `record` with what follows from the configuration alone: parameters, cache bytes, multiply-adds."""
 
+    def sizes(self, record: dict[str, Any], model: Any) -> None:
+        """Fill `record` with the number of parameters, and what else follows from the model."""
+        record["parameters"] = count_parameters(model)
+
+
+class ReadsData(Task):
+    """Reads a corpus, and computes something on it.
+
+    Attributes:
+        baseline: the record of `baseline=`; None: there is none.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        self.baseline = read_baseline(cfg.baseline)
+
+    @abstractmethod
+    def check(self, directory: Path) -> None:
+        """Raise ConfigError or DataError for settings that would otherwise fail after the data is read."""
+
+    @abstractmethod
+    def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
+        """The data, read and ready, and the module with the model.
+
+        Args:
+            record: gets `corpus`, the identity of the run and the sizes of the model.
+            stage: "test" reads what testing needs; None reads every split.
+        """
+
+    def save_files(self, directory: Path, data: Any) -> None:
+        """Write into the run directory what its weights need besides the configuration: vocabularies, class names."""
+
+    def compare(self, record: dict[str, Any]) -> None:
+        """Fill `inference.speedup` from `baseline=`.  DataError: it was measured in another way."""
+        if self.baseline:
+            record["inference"]["speedup"] = speedup(record, self.baseline, self.cfg.baseline)
+
+
+class Transforms(ReadsData):
+    """Changes a pretrained model without training it: mode=compress, mode=convert."""
+
+    @abstractmethod
+    def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """Score the model, change it, score it and save it; `module` has the new model."""
+
+
+class Compresses(Transforms):
+    """Compresses a pretrained model by the method of `compress=`.
+
+    Attributes:
+        method: None with `compress=none`.
+        points: the states of the model that are scored.
+    """
+
+    method: Method | None
+    points: tuple[str, ...] = ("dense", "compressed")
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        none = cfg.choices.compress == "none"
+        self.method = None if none else instantiate(cfg.compress, path="compress")
+
+    def compress(self, record: dict[str, Any], directory: Path, data: Any, module: Any, **about: Any) -> dict[str, Any]:
+        """Score the dense model, compress it and save it.
+
+        Args:
+            record: gets `compression`: the method, a report of each layer, what remains, and the quality of each point.
+            directory: gets the compressed folder.
+            data: ready.
+            module: its model is changed.
+            about: more entries of `compression`.
+
+        Returns:
+            `record["compression"]`.
+        """
+        from attnlab.compression import compress
+
+        quality = dict.fromkeys(self.points, NOT_RUN)
+        about = record["compression"] = {"method": self.cfg.choices.compress, **about, "layers": [], "quality": quality}
+        self.measure("dense", about, data, module)
+        if self.method:
+            began = time.perf_counter()
+            dense = skeleton(module.model)
+            method = self.calibrate(about, data, module)
+            about["layers"] = compress(module.model, method, Path(self.cfg.cache_dir).expanduser() / "decompositions")
+            about["seconds"] = round(time.perf_counter() - began, 2)
+            about |= self.remaining(dense, module.model)
+            self.save_compressed(directory, data, module)
+            if record["rank"] is None and about["layers"]:
+                record["rank"] = method.rank_of(about["layers"][0])
+        self.sizes(record, module.model)
+        return about
+
+    @abstractmethod
+    def measure(self, point: str, about: dict[str, Any], data: Any, module: Any) -> None:
+        """Score the model as it is now: fills `about["quality"][point]`."""
+
+    @abstractmethod
+    def calibrate(self, about: dict[str, Any], data: Any, module: Any) -> Method:
+        """The method with the calibration data that it asks for; a search of its settings is in `about`."""
+
+    @abstractmethod
+    def remaining(self, dense: nn.Module, model: nn.Module) -> dict[str, Any]:
+        """Entries of `compression` that compare the compressed model with the dense one, which is on meta."""
+
+    @abstractmethod
+    def save_compressed(self, directory: Path, data: Any, module: Any) -> None:
+        """Write the compressed folder; an earlier one is replaced completely."""
+
+
+class CountsCorpus(Task):
+    """Counts what a corpus has: mode=statistics."""
+
+    @abstractmethod
+    def statistics(self, record: dict[str, Any]) -> None:
+        """Fill `corpus`, `statistics` and the identity of the run."""
+
+
+class Restores(Task):
+    """Uses trained or pretrained weights without a corpus: mode=evaluate, and the modes of :class:`Trains`."""
+
+    @abstractmethod
+    def restore(self) -> Any:
+        """The module of `checkpoint=`, or of `model=`, ready to compute. Neither corpus nor cache is read.
+
+        Raises:
+            ConfigError: `hardware.accelerator` is a GPU, and there is none.
+            DataError: a file is missing or damaged, or the checkpoint is of another model.
+        """
+
+
+class Trains(ReadsData, Restores):
+    """Trains a model and scores it: mode=train and mode=test; runs are exported, and used by `attnlab.load`.
+
+    Attributes:
+        monitor: the validation metric by which the best checkpoints are chosen.
+        better: "max" or "min", which values of `monitor` are better.
+        file_names: names of the files that `save_files` may write.
+        batch_key: of `task.data`, what limits a batch of one process.
+    """
+
+    monitor: str = "val_accuracy"
+    better: Literal["min", "max"] = "max"
+    file_names: tuple[str, ...] = ()
+    batch_key: str
+
+    # --- from the configuration alone ---------------------------------------------------------------------------
+
+    @abstractmethod
     def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
         """A function that gives the training loss of one batch, for the memory that it takes; see `tasks/memory.py`.
 
         Args:
             model: as :meth:`build` makes it, on `device`.
-            size: what the batch has, in the unit of `batch_key`.
+            size: of the batch, in the unit of `batch_key`.
             device: of the run.
         """
-        raise NotImplementedError(f"task={self.cfg.task.name} trains nothing")
 
     def optimizer_of(self, model: nn.Module) -> Optimizer:
         """The optimizer of a model."""
-        made: Optimizer = instantiate(self.cfg.task.optimizer, path="task.optimizer")(model.parameters())
-        return made
+        optimizer: Optimizer = instantiate(self.cfg.task.optimizer, path="task.optimizer")(model.parameters())
+        return optimizer
 
     def copies(self) -> int:
-        """How often training holds the weights besides the model's own: averages, a teacher."""
+        """How many copies of the weights training has besides the model: averages, a teacher."""
         return sum("WeightAveraging" in str(node.get("_target_")) for node in self.cfg.callbacks.values())
 
     def decoding_cache(self, model: Any, dtype: torch.dtype) -> int:
-        """Bytes of the caches, of this dtype, of the largest decoding batch of a run; 0: the task has none."""
+        """Bytes of the caches, of this dtype, of the largest decoding batch of a run."""
         return 0
-
-    def check(self, directory: Path) -> None:  # noqa: B027
-        """Raise ConfigError or DataError for settings that would otherwise fail after the data is read."""
 
     def monitors(self) -> dict[str, bool]:
         """The metrics of a validation, and whether higher values are better."""
@@ -118,12 +261,10 @@ class Task(ABC):
             if watched is not None and watched not in known:
                 raise ConfigError(f"callbacks.{name}.monitor={watched}: expected {' or '.join(known)}")
 
-    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[Any, Any]:
-        """The data, read and ready, and the module that trains on it.
+    # --- with data ----------------------------------------------------------------------------------------------
 
-        Args:
-            record: gets `corpus`, the identity of the run and what `module` adds.
-            stage: "test" reads what testing needs; None reads every split.
+    def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
+        """See :meth:`ReadsData.prepare`.
 
         Raises:
             ConfigError: a held-out split has fewer items than there are processes, or there is no GPU for
@@ -132,15 +273,15 @@ class Task(ABC):
         """
         from attnlab.training.trainer import process_count
 
-        device = device_of(self.cfg)  # a GPU that is not there costs seconds, not the reading of the data
+        device = device_of(self.cfg)  # a missing GPU is found before the data is read
         if stage is None and self.cfg.hardware.find_batch:
             self.cfg = with_largest_batch(self, record)
         if device.type == "cuda":
             check_memory(self, record, training=stage is None)
         data = instantiate(self.cfg.task.data, path="task.data")
-        files = self.kept_files() if self.cfg.checkpoint else {}
+        files = self.saved_files() if self.cfg.checkpoint else {}
         if all((path.parent / CONFIG).is_file() for path in files.values()):
-            self.lend(data, files)
+            self.reuse_files(data, files)
         data.setup(stage)
         if self.cfg.hardware.strategy != "fsdp":
             data.check_held_out(process_count(self.cfg), stage)
@@ -150,8 +291,8 @@ class Task(ABC):
         module = self.module(record, data)
         record_compiled(self.cfg, module.compiled_part, record["environment"])
         if records.first_process():
-            read = data.location is not None  # else the data is generated
-            content = fingerprint.corpus(data.location, Path(self.cfg.cache_dir)) if read else NOTHING_READ
+            reads = data.location is not None  # otherwise the data is generated
+            content = fingerprint.corpus(data.location, Path(self.cfg.cache_dir)) if reads else NOTHING_READ
             records.identify(record, content)
             if self.baseline:
                 record["inference"] |= self.protocol(module)
@@ -166,52 +307,63 @@ class Task(ABC):
         """The values of the record's `inference` that are known before scoring."""
         return {}
 
-    def keep(self, directory: Path, data: Any) -> None:  # noqa: B027
-        """Write into the run directory what its weights need besides the configuration: vocabularies, class names.
+    def reuse_files(self, data: Any, files: Mapping[str, Path]) -> None:
+        """Give data that is not yet read the vocabularies of the run, by name, which are then not learnt again."""
 
-        Args:
-            directory: the run's.
-            data: the data, ready.
+    def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """What happens between building the model and training it; not called for a resumed run."""
+
+    @abstractmethod
+    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """Score the test set: write predictions.tsv, fill `quality` and `inference`, print a summary.
+
+        Every process calls it; the record is rank zero's.
         """
 
-    def lend(self, data: Any, files: Mapping[str, Path]) -> None:  # noqa: B027
-        """Give data that is not yet read the run's own vocabularies, which are then not learnt again from its text.
-
-        Args:
-            data: not yet read.
-            files: those that :meth:`keep` has written, by name.
-        """
+    # --- with a run ---------------------------------------------------------------------------------------------
 
     def restore(self) -> Any:
-        """The module of `checkpoint=`, ready to compute. Only the run directory is read, neither corpus nor cache.
-
-        Raises:
-            ConfigError: `hardware.accelerator` is a GPU, and there is none.
-            DataError: a file of the run is missing or damaged, or the checkpoint is of another model.
-        """
+        """See :meth:`Restores.restore`."""
         from attnlab.pretrained.weights import fill
         from attnlab.training.checkpoints import check_identity
 
         device = device_of(self.cfg)
-        path, weights, found = self.read_weights(Path(self.cfg.checkpoint).expanduser())
+        path, weights, identity = self.read_weights(Path(self.cfg.checkpoint).expanduser())
         module = self.rebuilt(path)
         changed = "a file of the run directory is damaged, or of another run: copy the whole directory again"
-        check_identity(path, found, module.identity, changed)
+        check_identity(path, identity, module.identity, changed)
         fill(module.model, path, weights)
         return module.to(device).eval()
 
+    @abstractmethod
     def rebuilt(self, weights: Path) -> Module:
-        """The module with random weights, from what :meth:`keep` has written beside these weights."""
-        raise ConfigError(f"checkpoint={self.cfg.checkpoint}: task={self.cfg.task.name} has no model of a run to use")
+        """The module with random weights, from the files that :meth:`save_files` has written beside `weights`."""
+
+    def read_weights(self, checkpoint: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+        """The file of weights that `checkpoint=` names, the weights by name, and the identity of their model.
+
+        Raises:
+            DataError: there are none, or they are damaged.
+        """
+        from attnlab.training.checkpoints import find_weights, read_checkpoint
+
+        path = find_weights(checkpoint)
+        return path, *read_checkpoint(path)
+
+    def saved_files(self) -> dict[str, Path]:
+        """The files of `file_names` in the run of `checkpoint=`, by name."""
+        place = Path(self.cfg.checkpoint).expanduser()
+        folders = [place] if place.is_dir() else [place.parent.parent, place.parent]
+        return {name: folder / name for folder in folders for name in self.file_names if (folder / name).is_file()}
 
     def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
         """Write the model of `checkpoint=` as a folder that other programs read.
 
-        Here: plain weights with a config of plain values, and copies of the files that `keep` has written.
+        Here: plain weights with a config of plain values, and copies of the saved files.
 
         Args:
-            folder: replaced as a whole when the new one is complete.
-            format: "safetensors" or, for tasks that override this, "hf".
+            folder: replaced completely when the new one is complete.
+            format: "safetensors"; tasks that override this have others.
             record: of the run, for the model card.
 
         Raises:
@@ -229,26 +381,25 @@ class Task(ABC):
                 "its weights, its config and its tokenizer, and attnlab uses the run directory as it is"
             )
         module = self.restore().cpu()
-        files = self.kept_files().values()
+        files = self.saved_files().values()
         plain.export(module.model, self.cached(module.model), self.cfg, record, files, folder)
 
     def cached(self, model: Any) -> list[Attention]:
-        """The mechanisms of a model that keep a cache in decoding."""
+        """The mechanisms of a model that have a cache in decoding."""
         return []
 
-    def kept_files(self) -> dict[str, Path]:
-        """Those files of `kept` that the run of `checkpoint=` has, by name."""
-        place = Path(self.cfg.checkpoint).expanduser()
-        folders = [place] if place.is_dir() else [place.parent, place.parent.parent]
-        return {name: path for folder in reversed(folders) for name in self.kept if (path := folder / name).is_file()}
+
+class Predicts(Trains):
+    """Uses a trained model on new inputs: mode=predict, and `predict` of what `attnlab.load` gives."""
 
     @property
+    @abstractmethod
     def input_kind(self) -> InputKind:
         """What :meth:`predictor` reads, from the configuration alone."""
-        raise self._unused()
 
+    @abstractmethod
     def predictor(self, module: Any, **settings: Any) -> Predictor:
-        """What uses the model on inputs that it has not seen.
+        """What uses the model on inputs.
 
         Args:
             module: as :meth:`restore` gives it.
@@ -257,75 +408,46 @@ class Task(ABC):
         Raises:
             ConfigError: there is no such setting.
         """
-        raise self._unused()
 
-    def _unused(self) -> ConfigError:
-        return ConfigError(f"mode=predict: task={self.cfg.task.name} has no such mode")
 
-    def sizes(self, record: dict[str, Any], model: Any) -> None:
-        """Fill `record` with the number of parameters, and what else follows from the model."""
-        record["parameters"] = count_parameters(model)
-
-    def compare(self, record: dict[str, Any]) -> None:
-        """Fill `inference.speedup` from `baseline=`.  DataError: it was measured in another way."""
-        if self.baseline:
-            record["inference"]["speedup"] = speedup(record, self.baseline, self.cfg.baseline)
-
-    def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:  # noqa: B027
-        """What happens between building the model and training it; not called for a resumed run."""
-
-    def read_weights(self, checkpoint: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
-        """The weights that mode=test scores.
-
-        Args:
-            checkpoint: the value of `checkpoint=`.
-
-        Returns:
-            Their path, the weights by name, and the identity of their model.
-
-        Raises:
-            DataError: there are none, or they are damaged.
-        """
-        from attnlab.training.checkpoints import find_weights, read_checkpoint
-
-        path = find_weights(checkpoint)
-        return path, *read_checkpoint(path)
-
-    @abstractmethod
-    def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Score the test set: write predictions.tsv, fill `quality` and `inference`, print a summary.
-
-        Every process calls it; the record is rank zero's.
-        """
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy of a model on the meta device, without memory for its weights."""
+    memo: dict[int, Any] = {id(x): nn.Parameter(x.detach().to("meta"), x.requires_grad) for x in model.parameters()}
+    return copy.deepcopy(model, memo | {id(x): x.to("meta") for x in model.buffers()})
 
 
 def beside(weights: Path, name: str, what: str) -> Path:
     """A file of the run to which some weights belong.
 
     Args:
-        weights: the file of weights, in the run directory or in its checkpoints/.
+        weights: the file of weights, or the folder of checkpoints.
         name: of the file.
-        what: what it is, for the message.
+        what: describes it in the message.
 
     Raises:
         DataError: there is no such file.
     """
     places = [folder / name for folder in (weights.parent, weights.parent.parent)]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise DataError(
-            f"{places[weights.is_file()]}: no such file; expected {what} that training saves there: copy the whole "
-            "run directory (runs of older versions lack it; mode=test with their corpus still works)"
-        )
-    return found
+    for place in places:
+        if place.is_file():
+            return place
+    raise DataError(f"{places[weights.is_file()]}: no such file; expected {what}: copy the whole run directory")
 
 
-def task_of(cfg: DictConfig) -> Any:
+T = TypeVar("T", bound=Task)
+
+
+def task_of(cfg: DictConfig, capability: type[T]) -> T:
     """The Task that `task.kind` names.
-
-    Typed Any: a mode calls what its tasks declare by listing that mode in `task.modes`.
 
     Args:
         cfg: the fixed configuration.
+        capability: what the mode asks of it.
+
+    Raises:
+        ConfigError: the task has no such capability.
     """
-    return instantiate(cfg.task.kind, path="task.kind", cfg=cfg)
+    task = instantiate(cfg.task.kind, path="task.kind", cfg=cfg)
+    if not isinstance(task, capability):
+        raise ConfigError(f"mode={cfg.mode}: task={cfg.task.name} has no such mode")
+    return task

@@ -1,14 +1,22 @@
-"""Evaluating a language model on tasks of lm-evaluation-harness.  Needs the extra `eval`."""
+"""Evaluating language models on tasks of lm-evaluation-harness.  Needs the extra `eval`."""
 
+from __future__ import annotations
+
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attnlab.torchvision_schemas  # noqa: F401  (before transformers)
 
 import torch
 from annotated_types import Ge, MinLen
+from torch import Tensor
 
 from attnlab.config.bounds import bounded
+from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.hub import offline_if_unreachable
 from attnlab.pretrained.weights import first_line
@@ -16,10 +24,15 @@ from attnlab.pretrained.weights import first_line
 try:
     from huggingface_hub.errors import OfflineModeIsEnabled as HFOfflineModeIsEnabled
     from lm_eval import simple_evaluate
-    from lm_eval.api.model import LM
+    from lm_eval.api.model import LM, TemplateLM
+    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     raise ConfigError(f"mode=evaluate needs lm-evaluation-harness: pip install 'attnlab[eval]' ({error})") from error
+
+if TYPE_CHECKING:
+    from attnlab.tasks.language_modelling.module import LanguageModelling
 
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
@@ -36,7 +49,7 @@ class Harness(ABC):
         num_fewshot: the number of solved examples before each question; a list: all tasks with each of these numbers.
         limit: the largest number of examples of a task; None: all.
         batch_size: the number of texts in a batch.
-        folder: a directory with YAML files of tasks, in place of the harness's own; None: the harness's own. Tasks can
+        folder: a directory with YAML files of tasks, in place of those of the harness; None: the harness's. Tasks can
             bring code, which is run (`!function`, templates of prompts), so only the command line may name it.
 
     Raises:
@@ -62,12 +75,7 @@ class Harness(ABC):
 
     @abstractmethod
     def lm(self, module: Any, dtype: torch.dtype | None) -> LM:
-        """The model as the harness knows models.
-
-        Args:
-            module: with the model and what turns texts into ids.
-            dtype: of autocast and caches; None: float32.
-        """
+        """The model as a class of the harness; `module` also turns texts into ids. `dtype` is as in `__call__`."""
 
     def __call__(
         self, module: Any, seed: int, dtype: torch.dtype | None = None
@@ -75,7 +83,7 @@ class Harness(ABC):
         """Evaluate all tasks with each number of solved examples.
 
         Args:
-            module: what `lm` takes.
+            module: with the model.
             seed: of the choice of few-shot examples and of sampling.
             dtype: of autocast and caches; None: float32.
 
@@ -114,25 +122,176 @@ class Harness(ABC):
                 ) from error
 
     def _check_source(self, task: Any) -> None:
-        """Refuse a task's own file that says nowhere where its data is: `include` and `class` may say it elsewhere."""
+        """Refuse a task file that does not say where its data is: `include` and `class` may say it elsewhere."""
         settings = task.cfg or {}
-        says = {"dataset_path", "custom_dataset", "include", "class", "group"}
-        if task.yaml_path and task.kind.name == "TASK" and not any(settings.get(key) for key in says):
+        sources = {"dataset_path", "custom_dataset", "include", "class", "group"}
+        if task.yaml_path and task.kind.name == "TASK" and not any(settings.get(key) for key in sources):
             raise ConfigError(
                 f"{task.yaml_path}: dataset_path is missing; expected json, csv, parquet or text with "
                 "dataset_kwargs.data_files, or the name of a data set of the hub"
             )
 
     def _scores(self, lm: LM, manager: TaskManager, shots: int, seed: int) -> dict[str, dict[str, Any]]:
-        """Of each task, with so many solved examples."""
         arguments = dict.fromkeys(SEEDS, seed) | {"num_fewshot": shots, "limit": self.limit}
         results = simple_evaluate(lm, tasks=list(self.tasks), task_manager=manager, log_samples=False, **arguments)
         assert results is not None
         return {
-            name: {key.removesuffix(",none"): value for key, value in found.items() if isinstance(value, int | float)}
+            name: {key.removesuffix(",none"): value for key, value in metrics.items() if isinstance(value, int | float)}
             | {
                 "version": results["versions"].get(name),
                 "examples": results["n-samples"].get(name, {}).get("effective"),
             }
-            for name, found in results["results"].items()
+            for name, metrics in results["results"].items()
         }
+
+
+class TrainedRun(TemplateLM):
+    """Log-likelihoods and greedy or sampled continuations for lm-evaluation-harness.
+
+    A text longer than the model's context is cut at its beginning.
+
+    Args:
+        module: with the model and its vocabulary.
+        batch_size: the number of texts in a batch.
+        dtype: of autocast and caches; None: float32.
+    """
+
+    def __init__(self, module: LanguageModelling, batch_size: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.model, self.vocabulary, self.size, self.dtype = module.model, module.vocabulary, batch_size, dtype
+        self._compiled = module.compiled_steps
+        self._device = module.device
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.vocabulary.end
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.vocabulary.fingerprint
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        return self.vocabulary.ids(string)
+
+    @torch.inference_mode()
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """For each (text, context, continuation): log p(continuation | context) in nats, and whether it is greedy.
+
+        Raises:
+            DataError: a continuation is longer than the model's context.
+        """
+        results: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
+        for first in range(0, len(order), self.size):
+            chosen = order[first : first + self.size]
+            rows = [self._row(*requests[i][1:]) for i in chosen]
+            longest = max(len(row) for row in rows) - 1
+            tokens = torch.zeros(len(rows), longest, dtype=torch.long, device=self._device)
+            for row, ids in zip(tokens, rows, strict=True):
+                row[: len(ids) - 1] = torch.tensor(ids[:-1])
+            logp = self._logp(tokens)
+            for i, ids, row in zip(chosen, rows, logp, strict=True):
+                target = torch.tensor(requests[i][2], device=self._device)
+                last = row[len(ids) - 1 - len(target) : len(ids) - 1]
+                greedy = bool((last[:, : self.vocabulary.num_ids].argmax(-1) == target).all())
+                results[i] = float(last.gather(1, target[:, None]).sum()), greedy
+                if requests[i][0] is not None:
+                    self.cache_hook.add_partial("loglikelihood", requests[i][0], results[i])
+        return results
+
+    def _logp(self, tokens: Tensor) -> Tensor:
+        with torch.autocast(tokens.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):
+            return self.model(tokens).float().log_softmax(-1)
+
+    def _row(self, context: list[int], continuation: list[int]) -> list[int]:
+        if not context:
+            context = [self.eot_token_id]
+        if len(continuation) > self.model.longest:
+            raise DataError(
+                f"a continuation of {len(continuation)} {self.vocabulary.unit}s is longer than the model's context of "
+                f"{self.model.longest}; choose another task in task.evaluation.tasks"
+            )
+        return (context + continuation)[-self.model.longest - 1 :]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log p of complete texts in nats.
+
+        Windows are as long as the context; each token is predicted once, the first one after the end mark.
+        """
+        sums = []
+        for (text,) in (request.args for request in requests):
+            windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.model.longest, 1)
+            pairs = [(None, *make_disjoint_window(pair)) for pair in windows]
+            sums.append(math.fsum(value for value, _ in self._loglikelihood_tokens(pairs)))
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), sums[-1])
+        return sums
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The continuation of each context, up to its first stop string."""
+        texts = []
+        for context, settings in (request.args for request in requests):
+            sampling = Sampling(
+                tokens=min(settings.get("max_gen_toks", 256), self.model.longest - 1),
+                temperature=settings.get("temperature", 1.0) if settings.get("do_sample") else 0.0,
+                top_k=settings.get("top_k"),
+                top_p=settings.get("top_p"),
+            )
+            until = settings.get("until") or []
+            stops = [until] if isinstance(until, str) else list(until)
+            ids = (self.tok_encode(context) or [self.eot_token_id])[-(self.model.longest - sampling.tokens) :]
+            with torch.autocast(self._device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):
+                tokens = sampling(
+                    self.model,
+                    torch.tensor([ids], device=self._device),
+                    num_ids=self.vocabulary.num_ids,
+                    end=self.eot_token_id,
+                    stop=self._contains(stops),
+                    dtype=self.dtype,
+                    compiled=self._compiled,
+                )[0].tolist()
+            text = self.vocabulary.text(
+                tokens[: tokens.index(self.eot_token_id)] if self.eot_token_id in tokens else tokens
+            )
+            for stop in stops:
+                text = text.split(stop)[0] if stop else text
+            texts.append(text)
+            self.cache_hook.add_partial("generate_until", (context, settings), text)
+        return texts
+
+    def _contains(self, stops: list[str]) -> Callable[[Tensor], bool]:
+        """Whether the text of tokens (1, n) contains one of `stops`."""
+
+        def contains(tokens: Tensor) -> bool:
+            text = self.vocabulary.text(tokens[0].tolist())
+            return any(stop and stop in text for stop in stops)
+
+        return contains
+
+
+@bounded
+@dataclass(frozen=True)
+class Evaluation(Harness):
+    """Evaluates a trained run on tasks of lm-evaluation-harness."""
+
+    def lm(self, module: LanguageModelling, dtype: torch.dtype | None) -> TrainedRun:
+        return TrainedRun(module, self.batch_size, dtype)
+
+
+@bounded
+@dataclass(frozen=True)
+class TransformersEvaluation(Harness):
+    """Evaluates a decoder of transformers, dense or compressed, through the harness's own class for it.
+
+    Factors stay factors.
+    """
+
+    def lm(self, module: Any, dtype: torch.dtype | None) -> HFLM:
+        """See :meth:`Harness.lm`; ConfigError: a masked language model gives no probability of a continuation."""
+        model = module.model
+        if not model.can_generate():
+            raise ConfigError(f"lm-evaluation-harness scores decoders; {type(model).__name__} is none")
+        return HFLM(
+            pretrained=model, tokenizer=module.tokenizer, batch_size=self.batch_size, mixed_precision_dtype=dtype
+        )

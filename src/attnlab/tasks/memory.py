@@ -34,7 +34,7 @@ from attnlab.run.record import first_process
 from attnlab.training.gradient_checkpointing import checkpoint_layers
 
 if TYPE_CHECKING:
-    from attnlab.tasks.base import Task
+    from attnlab.tasks.base import Trains
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def materialize(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
-def rehearse(task: Task, size: int, device: torch.device, *, fake: bool = False) -> Memory | None:
+def rehearse(task: Trains, size: int, device: torch.device, *, fake: bool = False) -> Memory | None:
     """The memory of one update with a model of zeros. The update is neither compiled nor sharded.
 
     Args:
@@ -177,7 +177,7 @@ def rehearse(task: Task, size: int, device: torch.device, *, fake: bool = False)
     return Memory(weights, gradients, state, peak - weights - gradients - state, scoring.decoding_cache)
 
 
-def scoring_memory(task: Task) -> tuple[Memory, nn.Module]:
+def scoring_memory(task: Trains) -> tuple[Memory, nn.Module]:
     """The memory of scoring, without activations; and the model, without storage."""
     with without_memory():
         model = task.build()
@@ -185,7 +185,7 @@ def scoring_memory(task: Task) -> tuple[Memory, nn.Module]:
     return Memory(size_of([*model.parameters(), *model.buffers()]), decoding_cache=cache), model
 
 
-def _update(task: Task, model: nn.Module, size: int, device: torch.device, live: LiveTensors) -> tuple[int, int, int]:
+def _update(task: Trains, model: nn.Module, size: int, device: torch.device, live: LiveTensors) -> tuple[int, int, int]:
     """One update in the trainer's order, after the first one: gradients and state exist in the forward pass.
 
     Returns:
@@ -228,7 +228,7 @@ def size_of(tensors: Iterable[Tensor]) -> int:
     return sum(x.numel() * x.itemsize for x in tensors)
 
 
-def estimate(task: Task) -> Memory | None:
+def estimate(task: Trains) -> Memory | None:
     """The memory of a configured training, on any machine; None: it trains nothing, or sizes depend on the data.
 
     Where a GPU is configured and there is none here, kernels are those of the CPU, which keep as much.
@@ -245,7 +245,7 @@ def estimate(task: Task) -> Memory | None:
         return None
 
 
-def check_memory(task: Task, record: dict[str, Any], training: bool = True) -> None:
+def check_memory(task: Trains, record: dict[str, Any], training: bool = True) -> None:
     """Record the memory of a run on a CUDA device, and refuse a training that does not fit.
 
     On the CPU it is not measured: the rehearsal would cost seconds of the processor that trains, and memory is shared
@@ -291,12 +291,12 @@ def check_memory(task: Task, record: dict[str, Any], training: bool = True) -> N
 # --- the batch ------------------------------------------------------------------------------------------------------
 
 
-def configured_batch(task: Task) -> int:
+def configured_batch(task: Trains) -> int:
     """The largest batch of one process, in the unit of `task.batch_key`: the limit of its key, or all of an update."""
     return max(1, min(batch_range(task)[1], int(task.cfg.task.data[task.batch_key])))
 
 
-def batch_range(task: Task) -> tuple[int, int]:
+def batch_range(task: Trains) -> tuple[int, int]:
     """The smallest batch that the data can have, and the largest useful one: the share of one process in an update."""
     data, update, processes = task.cfg.task.data, task.cfg.task.train.batch, _processes(task.cfg)
     if "tokens" in update:
@@ -313,7 +313,7 @@ def _processes(cfg: DictConfig) -> int:
     return configured_processes(cfg) or max(1, torch.cuda.device_count())
 
 
-def with_largest_batch(task: Task, record: dict[str, Any]) -> DictConfig:
+def with_largest_batch(task: Trains, record: dict[str, Any]) -> DictConfig:
     """`hardware.find_batch`: the configuration with the largest batch of one process that fits its device.
 
     An update stays as it is: `task.train.batch` states it, and the accumulated batches follow. The first process of a
@@ -356,7 +356,7 @@ def with_largest_batch(task: Task, record: dict[str, Any]) -> DictConfig:
     return changed
 
 
-def _search(task: Task, device: torch.device) -> int:
+def _search(task: Trains, device: torch.device) -> int:
     gib = task.cfg.hardware.find_batch_gib
     limit = int(SAFE * torch.cuda.mem_get_info(device)[0]) if gib is None else int(gib * GIB)
     least, most = batch_range(task)

@@ -1,4 +1,4 @@
-"""What tasks share whose models write text token by token."""
+"""Shared code for tasks whose models write text token by token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attnlab.attention import Attention
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
 from attnlab.run import record as records
-from attnlab.tasks.base import Task
+from attnlab.tasks.base import Trains
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -24,7 +24,7 @@ class CachedDecoder(Protocol):
     def multiply_adds(self, context: int, prefix: int = 0) -> int: ...
 
 
-class TextTask(Task):
+class TextTask(Trains):
     """A task whose model writes text token by token through the caches of its attention."""
 
     @property
@@ -32,12 +32,11 @@ class TextTask(Task):
         return ("training", "decoding", "model", "kernels")
 
     @abstractmethod
-    def decoder(self, model: Any) -> Any:
-        """The part of `model` that decodes through caches (a CachedDecoder)."""
+    def decoder(self, model: Any) -> CachedDecoder:
+        """The part of `model` that decodes through caches."""
 
     def cached(self, model: Any) -> list[Attention]:
-        found: list[Attention] = self.decoder(model).attentions
-        return found
+        return self.decoder(model).attentions
 
     def cache_bytes(self, decoder: Any, shape: CacheShape) -> int:
         """Of the caches of one decoding batch, over all layers."""
@@ -65,12 +64,7 @@ class TextTask(Task):
         }
 
     def cache_sizes(self, decoder: Any, shape: CacheShape) -> dict[str, float]:
-        """What the record says of the cache from the configuration alone.
-
-        Args:
-            decoder: as :meth:`decoder` gives it.
-            shape: of the decoding batch.
-        """
+        """The predicted cache of a decoding batch, for the record."""
         return {
             "elements_per_token_per_layer": per_layer(decoder.attentions),
             "bytes_per_token": sum(a.cache_elements_per_token for a in decoder.attentions) * shape.dtype.itemsize,
@@ -105,10 +99,6 @@ class TextTask(Task):
 
 
 def per_layer(attentions: list[Attention]) -> float:
-    """Cached numbers per token and layer, the mean over layers; an int where all layers have the same.
-
-    Args:
-        attentions: the attention of each decoder layer.
-    """
-    found = [a.cache_elements_per_token for a in attentions]
-    return found[0] if len(set(found)) == 1 else sum(found) / len(found)
+    """Cached numbers per token and layer, the mean over layers; an int where all layers have the same."""
+    counts = [a.cache_elements_per_token for a in attentions]
+    return counts[0] if len(set(counts)) == 1 else sum(counts) / len(counts)

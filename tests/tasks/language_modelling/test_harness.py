@@ -11,7 +11,7 @@ from attnlab.attention import MHA
 from attnlab.data.text.vocabulary import WordVocabulary
 from attnlab.errors import DataError
 from attnlab.models import T6
-from attnlab.tasks.language_modelling.harness import TrainedRun
+from attnlab.tasks.harness import TrainedRun
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.training.schedule import WarmupCosine
 

@@ -19,8 +19,8 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.run.loading import load
 from attnlab.run.record import new
+from attnlab.tasks import complete
 from attnlab.tasks.language_modelling.needle import WORDS, Needle, answers, divided
-from attnlab.tasks.language_modelling.pretrained import configured
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
 BYTES = BytePairVocabulary(byte_tokenizer().to_str(), 257, "after")
@@ -195,7 +195,7 @@ def test_what_is_too_short_is_named() -> None:
 )
 def test_wrong_settings_are_one_line(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check(["task=wikitext2", *words], load, configured)
+        check(["task=wikitext2", *words], load, complete)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_wrong_settings_are_one_line(words: list[str], said: str) -> None:
 def test_what_cannot_be_asked_is_refused_before_data_is_read(words: list[str], said: str, stage: str | None) -> None:
     length = 600 if "convert=mtla" in words else 300
     cfg = check(
-        [*words, f"task.score.needle.lengths=[80,{length}]", "data_root=/", "hardware=cpu"], load, configured
+        [*words, f"task.score.needle.lengths=[80,{length}]", "data_root=/", "hardware=cpu"], load, complete
     ).jobs[0]
     with pytest.raises(ConfigError, match=said):
         LanguageModellingTask(cfg).prepare(new(cfg, "test"), stage)

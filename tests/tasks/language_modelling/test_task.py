@@ -24,6 +24,7 @@ from attnlab.errors import ConfigError, DataError, TrainingError
 from attnlab.modes import describe, generate, predict, test, train
 from attnlab.run.loading import load
 from attnlab.run.record import new, write
+from attnlab.tasks.base import Trains, task_of
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from tests.data.test_tokens import write_shard
 
@@ -124,7 +125,7 @@ def test_a_run_fills_its_record_and_its_directory(trained: tuple[Path, dict[str,
 def test_more_processes_than_held_out_windows_are_refused(stage: str | None, split: str, start: Start) -> None:
     cfg, record = start("task.data.eval_windows=1", "hardware.devices=2")
     with pytest.raises(ConfigError) as caught:
-        train.task_of(cfg).prepare(record, stage)
+        task_of(cfg, Trains).prepare(record, stage)
     expected = f"hardware.devices: 2 processes cannot share the {split} split, which has 1 item; use at most 1 process"
     assert str(caught.value) == f"{expected} or a larger split"
 
@@ -132,9 +133,9 @@ def test_more_processes_than_held_out_windows_are_refused(stage: str | None, spl
 def test_a_sharded_model_needs_a_window_of_validation_for_each_process(start: Start) -> None:
     """Rank zero scores the test set alone."""
     cfg, record = start("task.data.eval_windows=1", "hardware.devices=2", "hardware.strategy=fsdp")
-    train.task_of(cfg).prepare(record, "test")
+    task_of(cfg, Trains).prepare(record, "test")
     with pytest.raises(ConfigError, match="cannot share the validation split"):
-        train.task_of(cfg).prepare(record, None)
+        task_of(cfg, Trains).prepare(record, None)
 
 
 def test_byte_pairs_give_a_perplexity_per_token_and_per_word(pieces: tuple[Path, dict[str, Any]]) -> None:
@@ -149,7 +150,7 @@ def test_the_perplexity_is_that_of_the_model_on_the_text(start: Start, trained: 
     """Recomputed from logits, a window at a time."""
     directory, record = trained
     cfg, again = start("mode=test", f"checkpoint='{directory}'")
-    task = train.task_of(cfg)
+    task = task_of(cfg, Trains)
     data, module = task.prepare(again, "test")
     module.model.load_state_dict(weights(directory))
     file = data.tokens("test")
@@ -320,7 +321,7 @@ def test_the_loss_may_be_compiled(start: Start, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch, "compile", compile)
     cfg, record = start("hardware.compile=true")
-    module: Any = train.task_of(cfg).prepare(record, "test")[1]
+    module: Any = task_of(cfg, Trains).prepare(record, "test")[1]
     assert compiled == []  # sharding comes first
     module.nll((torch.tensor([[1, 2]]), torch.tensor([[2, 3]])))
     assert compiled == ["loss"]

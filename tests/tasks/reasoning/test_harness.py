@@ -19,7 +19,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.modes import evaluate
 from attnlab.pretrained import huggingface
 from attnlab.run.record import new
-from attnlab.tasks.reasoning.harness import TransformersEvaluation
+from attnlab.tasks.harness import TransformersEvaluation
 from tests.pretrained.tiny import saved, tiny, words
 
 TASK = """

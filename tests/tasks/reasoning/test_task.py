@@ -26,6 +26,7 @@ from attnlab.tasks.reasoning import sample
 from attnlab.tasks.reasoning.model import AskedModel
 from attnlab.tasks.reasoning.score import ask, quality
 from attnlab.tasks.reasoning.search import Snapshot
+from attnlab.tasks.reasoning.task import ReasoningTask
 from tests.pretrained import tiny
 
 TINY = ["task=reasoning", "hardware=cpu", "task.data.limit=20"]
@@ -109,7 +110,7 @@ def test_real_questions_and_a_text(start: Start, tmp_path: Path, corpora: Path) 
 @pytest.mark.parametrize("name", ["method", "calibrated"])
 def test_a_snapshot_undoes_a_compression(name: str, start: Start, tmp_path: Path) -> None:
     cfg, record = start(*RANKS, *(["compress.calibration=validation"] if name == "calibrated" else []))
-    task = task_of(cfg)
+    task = task_of(cfg, ReasoningTask)
     data, asked = task.prepare(record, None)
     before = {key: value.clone() for key, value in asked.model.state_dict().items()}
     snapshot = Snapshot(asked.model)
@@ -188,7 +189,7 @@ def test_what_cannot_work_is_refused_before_anything_is_read(
 )
 def test_what_is_misspelt_is_named(overrides: list[str], expected: str, start: Start) -> None:
     with pytest.raises(ConfigError) as caught:
-        task_of(start(*overrides)[0])
+        task_of(start(*overrides)[0], ReasoningTask)
     assert expected in str(caught.value)
 
 
@@ -196,7 +197,7 @@ def test_what_is_misspelt_is_named(overrides: list[str], expected: str, start: S
 @pytest.mark.parametrize("kind", ["llama", "roberta"])
 def test_sample_models_know_the_world(kind: str, tmp_path: Path) -> None:
     cfg = compose("task=reasoning", "hardware=cpu", f"cache_dir='{tmp_path}'", f"task.model.sample={kind}")
-    task = task_of(cfg)
+    task = task_of(cfg, ReasoningTask)
     for name in ("hotpotqa", "fever", "bios", "wikidata"):
         record = new(cfg, "test")
         record["environment"] = {"device": "cpu", "threads": 1}
@@ -226,7 +227,7 @@ def test_a_tokenizer_of_another_model_is_refused(models: dict[str, Path], start:
     small.save_pretrained(tmp_path / "small")
     huggingface.tokenizer(str(models["llama"])).save_pretrained(tmp_path / "small")
     with pytest.raises(DataError, match="they do not belong together"):
-        task_of(start(f"model={tmp_path / 'small'}")[0]).prepare({}, None)
+        task_of(start(f"model={tmp_path / 'small'}")[0], ReasoningTask).prepare({}, None)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gptj"])

@@ -20,7 +20,7 @@ from attnlab.metrics.recall import RecallAccuracy
 from attnlab.modes import describe, train
 from attnlab.modes import test as test_mode
 from attnlab.run.record import new, write
-from attnlab.tasks.base import task_of
+from attnlab.tasks.recall.task import RecallTask
 
 TINY = [
     "task=recall", "hardware=cpu", "task.model.d_model=16", "task.attention_heads=2", "task.train.max_steps=4",
@@ -110,7 +110,7 @@ def test_the_test_mode_gives_the_run_s_own_score(trained: Path, tmp_path: Path) 
 
 def test_accuracy_is_that_of_the_logits(trained: Path) -> None:
     """Recomputed sequence by sequence, from the logits of all positions; and by single steps through the caches."""
-    task = task_of(compose(*words("mqar", "attention=mtla", "stride=2"), f"checkpoint={trained}", "mode=test"))
+    task = RecallTask(compose(*words("mqar", "attention=mtla", "stride=2"), f"checkpoint={trained}", "mode=test"))
     module, data = task.restore(), task._data()
     data.setup("test")
     sequences, shares = data.sequences("test"), []
@@ -126,7 +126,7 @@ def test_accuracy_is_that_of_the_logits(trained: Path) -> None:
 
 
 def test_only_answers_have_gradients() -> None:
-    task = task_of(compose(*words("mqar", "attention=mha")))
+    task = RecallTask(compose(*words("mqar", "attention=mha")))
     module = task._module(task.build()).eval()
     tokens = torch.randint(0, 64, (3, 16), generator=torch.Generator().manual_seed(1))
     targets = torch.full_like(tokens, IGNORE)
@@ -152,7 +152,7 @@ def test_the_other_problems(problem: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scale", ["sample", "paper"])
 def test_every_problem_is_accepted_at_every_scale(problem: str, scale: str, tmp_path: Path) -> None:
     cfg = compose("task=recall", f"task.data.problem={problem}", f"scale={scale}", "attention=mla")
-    task_of(cfg).check(tmp_path)
+    RecallTask(cfg).check(tmp_path)
     longest = max(length for length, _, _ in cfg.task.data.train)
     assert (
         longest
@@ -235,7 +235,7 @@ def test_wrong_settings(words_given: str, message: str) -> None:
 def test_what_a_task_refuses_before_anything_is_drawn(words_given: str, message: str, tmp_path: Path) -> None:
     cfg = compose("task=recall", *words_given.split())
     with pytest.raises(ConfigError) as caught:
-        task_of(cfg).check(tmp_path)
+        RecallTask(cfg).check(tmp_path)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -20,6 +20,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.modes import test, train
 from attnlab.run.record import new
 from attnlab.tasks.base import task_of
+from attnlab.tasks.sequence_to_text.task import SequenceToTextTask
 from tests.data.test_readers import audio, write
 from tests.run.test_identity import changed
 
@@ -100,7 +101,7 @@ def test_an_encoder_for_other_layers_is_refused(
     cfg: DictConfig, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        task_of(changed(cfg, **changes)).check(tmp_path)
+        task_of(changed(cfg, **changes), SequenceToTextTask).check(tmp_path)
 
 
 def test_stored_features_without_a_corpus_are_refused_before_a_sample_is_made(
@@ -109,7 +110,7 @@ def test_stored_features_without_a_corpus_are_refused_before_a_sample_is_made(
     monkeypatch.setattr("attnlab.data.AMI.sample", lambda *_: pytest.fail("a sample corpus was made"))
     none = changed(cfg, task__data__root=None)
     with pytest.raises(ConfigError, match="data_root=null: task.data.features reads stored features"):
-        task_of(none).prepare(new(none, "test"), None)
+        task_of(none, SequenceToTextTask).prepare(new(none, "test"), None)
 
 
 def test_files_with_other_layers_are_named(cfg: DictConfig, features: Path, tmp_path: Path) -> None:
@@ -117,9 +118,9 @@ def test_files_with_other_layers_are_named(cfg: DictConfig, features: Path, tmp_
     with pytest.raises(
         DataError, match=r"a.npy: features of shape \(19, 3, 16\), expected \(frames, 4, 16\): .*layers"
     ):
-        task_of(four).prepare(new(four, "test"), None)
+        task_of(four, SequenceToTextTask).prepare(new(four, "test"), None)
     shutil.copytree(features, tmp_path / "one")
     np.save(tmp_path / "one" / "train" / "feats" / "b.npy", np.zeros((24, 16), np.float16))
     one = changed(cfg, task__data__root=str(tmp_path / "one"))
     with pytest.raises(DataError, match=r"b.npy: features of shape \(24, 16\), expected \(frames, 3, 16\): .*layers"):
-        task_of(one).prepare(new(one, "test"), None)
+        task_of(one, SequenceToTextTask).prepare(new(one, "test"), None)

@@ -26,6 +26,7 @@ from attnlab.run.record import new
 from attnlab.tasks.base import task_of
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 from attnlab.tasks.sequence_to_text.predict import TextPredictor
+from attnlab.tasks.sequence_to_text.task import SequenceToTextTask
 from attnlab.training import trainer
 from tests.attention.mechanisms import NAMES, composed
 from tests.data.conftest import write_corpus
@@ -112,7 +113,7 @@ def test_learns_and_decodes(
     torch.manual_seed(0)
     cfg = configured(task, name, roots[task], cache_dir)
     record = new(cfg, "test")
-    chosen = task_of(cfg)
+    chosen = task_of(cfg, SequenceToTextTask)
     chosen.check(tmp_path)
     data, module = chosen.prepare(record, None)
     assert isinstance(module, SequenceToText) and isinstance(data, SequenceToTextData)
@@ -151,12 +152,12 @@ def test_more_processes_than_held_out_sentences_are_refused(
 ) -> None:
     cfg = configured("xsum", "mha", roots["xsum"], cache_dir, "hardware.devices=6")
     with pytest.raises(ConfigError, match=f"6 processes cannot share the {split} split, which has 5 items"):
-        task_of(cfg).prepare(new(cfg, "test"), stage)
+        task_of(cfg, SequenceToTextTask).prepare(new(cfg, "test"), stage)
 
 
 def test_truncated_documents_are_counted_not_dropped(roots: dict[str, Path], cache_dir: Path) -> None:
     cfg = configured("xsum", "mha", roots["xsum"], cache_dir)
-    data, _ = task_of(cfg).prepare(new(cfg, "test"), None)
+    data, _ = task_of(cfg, SequenceToTextTask).prepare(new(cfg, "test"), None)
     assert data.filtered["cut to 3 source tokens in train, kept"] == 5
     assert sum(len(batch.ids) for batch in data.train_dataloader()) == 5
     assert max(int(batch.feature_lengths.max()) for batch in data.train_dataloader()) == 3

@@ -1,10 +1,8 @@
 """The task image classification: score a pretrained vision transformer, compress it, fine-tune it, score it again."""
 
-import copy
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +22,7 @@ from attnlab.callbacks.predictions import PredictionsFile
 from attnlab.callbacks.quality import Quality
 from attnlab.callbacks.speed import ScoringSpeed
 from attnlab.callbacks.summary import show
-from attnlab.compression import Method, compress, folder, outline
+from attnlab.compression import Method, folder, outline
 from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import multiply_adds, parameters, ratios
 from attnlab.compression.folder import COMPRESSED
@@ -42,8 +40,8 @@ from attnlab.run.device import compiles, device_of, scoring_dtype
 from attnlab.run.files import write_text
 from attnlab.run.identity import architecture
 from attnlab.run.progress import each
-from attnlab.run.record import NOT_RUN, first_process
-from attnlab.tasks.base import Task, beside
+from attnlab.run.record import first_process
+from attnlab.tasks.base import Compresses, Predicts, beside
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.predict import INPUT, Classification
 from attnlab.tasks.image_classification.pretraining import pretrain
@@ -51,40 +49,29 @@ from attnlab.training.trainer import test
 
 log = logging.getLogger(__name__)
 
-POINTS = ("dense", "compressed", "finetuned")
 SHARDED = False  # hardware=fsdp is refused
 CLASSES_FILE = "classes.json"  # in the run directory: the names of the classes, in the order of the logits
 
 
-class ImageClassificationTask(Task):
+class ImageClassificationTask(Predicts, Compresses):
     """Compresses and fine-tunes a vision transformer on a folder of images.
 
-    `record["compression"]` has top-1 and top-5 at three points (`POINTS`), ranks and errors of every layer, and the
+    `record["compression"]` has top-1 and top-5 at three points, ranks and errors of every layer, and the
     remaining share of multiply-adds and parameters.
-
-    Args:
-        cfg: the run's whole configuration, resolved.
-
-    Raises:
-        ConfigError: `compress=` names a method for other models.
     """
 
-    kept = (CLASSES_FILE,)
+    points = ("dense", "compressed", "finetuned")
+    file_names = (CLASSES_FILE,)
     batch_key = "batch_size"
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         self.spec: VisionTransformer = instantiate(cfg.task.model, path="task.model")
-        self.method: Method | None = None
-        if cfg.choices.compress != "none":
-            self.method = instantiate(cfg.compress, path="compress")
-            if not isinstance(self.method, Method):
-                raise ConfigError(f"compress={cfg.choices.compress} does not compress vision transformers")
-            if self.method.calibration not in (None, "validation"):
-                raise ConfigError(
-                    f"compress.calibration={self.method.calibration}: task=imagenet takes validation (a sample of the "
-                    "training images: its validation images are the test set) or null"
-                )
+        if self.method and self.method.calibration not in (None, "validation"):
+            raise ConfigError(
+                f"compress.calibration={self.method.calibration}: task=imagenet takes validation (a sample of the "
+                "training images: its validation images are the test set) or null"
+            )
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -104,7 +91,7 @@ class ImageClassificationTask(Task):
             if self.method:
                 outline(model, self.method)
         record["compression"] = {"remaining": ratios(dense, model, self._image)}
-        self._sizes(record, model)
+        self.sizes(record, model)
 
     def check(self, directory: Path) -> None:
         """Raise ConfigError for a strategy, a schedule, weights or ranks that cannot work, before the data is read."""
@@ -134,8 +121,8 @@ class ImageClassificationTask(Task):
 
     def optimizer_of(self, model: nn.Module) -> Optimizer:
         """By timm, which leaves biases and norms undecayed."""
-        made: Optimizer = instantiate(self.cfg.task.optimizer, path="task.optimizer")(model)
-        return made
+        optimizer: Optimizer = instantiate(self.cfg.task.optimizer, path="task.optimizer")(model)
+        return optimizer
 
     def copies(self) -> int:
         """With averaged weights."""
@@ -147,7 +134,7 @@ class ImageClassificationTask(Task):
         size = self.cfg.task.data.image_size
         return 3, size, size
 
-    def _sizes(self, record: dict[str, Any], model: nn.Module) -> None:
+    def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
         record["parameters"] = parameters(model)
         record["multiply_adds_per_image"] = multiply_adds(model, self._image)
 
@@ -156,7 +143,7 @@ class ImageClassificationTask(Task):
     def module(self, record: dict[str, Any], data: ImageData) -> ImageClassification:
         """The LightningModule for `data`; `record` gets parameters and multiply-adds."""
         module = self._module(data.classes)
-        self._sizes(record, module.model)
+        self.sizes(record, module.model)
         data.paired = module.mixup is not None
         return module
 
@@ -186,7 +173,7 @@ class ImageClassificationTask(Task):
             compile=compiles(cfg),
         )
 
-    def keep(self, directory: Path, data: ImageData) -> None:
+    def save_files(self, directory: Path, data: ImageData) -> None:
         write_text(directory / CLASSES_FILE, json.dumps(data.classes, ensure_ascii=False) + "\n")
 
     def rebuilt(self, weights: Path) -> ImageClassification:
@@ -199,9 +186,6 @@ class ImageClassificationTask(Task):
     def predictor(self, module: ImageClassification, **settings: Any) -> Classification:
         return Classification(module, self.cfg, **settings)
 
-    def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
-        self._sizes(record, model)
-
     def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
         """A folder of timm in either format: plain weights, a config, and the names of the classes."""
         from attnlab.export import images
@@ -209,7 +193,7 @@ class ImageClassificationTask(Task):
         if format == "deepseek":
             raise ConfigError("format=deepseek is for language models that convert=mla has made")
         module = self.restore()
-        classes = read_classes(self.kept_files()[CLASSES_FILE])
+        classes = read_classes(self.saved_files()[CLASSES_FILE])
         images.export(module.model, self.spec, classes, self.cfg, record, folder)
 
     def _identity(self, classes: list[str]) -> dict[str, Any]:
@@ -242,115 +226,86 @@ class ImageClassificationTask(Task):
         return folder.find(self.spec.weights) if self.spec.weights else None
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Prepare the model by :meth:`compress`; in mode=test its weights are read and nothing else."""
-        self.compress(record, directory, data, module)
+        """Load or pretrain the weights, compress the model and score it; in mode=test the weights are read only."""
+        start = self._load(record, directory, data, module)
+        if self.cfg.mode == "test":  # the model is scored as it is
+            self.sizes(record, module.model)
+            return
+        about = self.compress(record, directory, data, module, start=start)
+        if self.method and self.cfg.mode != "compress":
+            self.measure("compressed", about, data, module)
 
-    def compress(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Load or pretrain, score, compress, score, and save the compressed folder.
+    def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        self.before_fit(record, directory, data, module)
+        self._finish(record, directory, data, module, "compressed")
 
-        Args:
-            record: gets `compression`: the method, the compression of the run that `model=` names (`start`, null:
-                the weights are no run's), a report of each layer, what remains, and top-1 and top-5 of the points
-                `dense` and `compressed`; and the sizes of the compressed model. In mode=test the sizes alone.
-            directory: the run's.
-            data: the images.
-            module: its model is replaced.
-        """
-        start: dict[str, Any] | None = None
+    def _load(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> dict[str, Any] | None:
+        """Give the module its dense model; the compression of the run that `model=` names, None: it names none."""
         if source := self._compressed_folder():
             module.model = folder.load(source).train()
-            start = folder.read_manifest(source).get("notes", {}).get("identity", {}).get("compression")
             log.info("compressed model from %s", source)
-        elif self.spec.weights:
+            start: dict[str, Any] | None
+            start = folder.read_manifest(source).get("notes", {}).get("identity", {}).get("compression")
+            return start
+        if self.spec.weights:
             family_of(module.model).load(module.model, self.spec.weights)
         else:
             pretrain(self.cfg, record, directory, data, module)
-        if self.cfg.mode == "test":  # the model is scored as it is
-            self._sizes(record, module.model)
-            return
-        about: dict[str, Any] = {
-            "method": self.cfg.choices.compress,
-            "start": start,
-            "layers": [],
-            "quality": dict.fromkeys(POINTS, NOT_RUN),
-        }
-        record["compression"] = about
-        dense = copy.deepcopy(module.model)
-        about["quality"]["dense"] = self._scored(data, module)["quality"]
-        if self.method:
-            began = time.perf_counter()
-            store = Path(self.cfg.cache_dir).expanduser() / "decompositions"
-            model = module.model.to(device_of(self.cfg))
-            method = calibrated(self.method, model, lambda grams: _calibrate(grams, data, model))
-            about["layers"] = compress(model, method, store)
-            module.model.cpu()
-            about["seconds"] = round(time.perf_counter() - began, 2)
-            about["remaining"] = ratios(dense, module.model, self._image)
-            self._save(directory, data, module)
-            if record["rank"] is None and about["layers"]:
-                record["rank"] = self.method.rank_of(about["layers"][0])
-        self._sizes(record, module.model)
-        if self.cfg.mode == "compress":
-            self._finish(record, directory, data, module, "compressed")
-        elif self.method:
-            about["quality"]["compressed"] = self._scored(data, module)["quality"]
+        return None
+
+    def measure(self, point: str, about: dict[str, Any], data: Any, module: Any) -> None:
+        about["quality"][point] = self._scored(data, module)["quality"]
+
+    def calibrate(self, about: dict[str, Any], data: Any, module: Any) -> Method:
+        assert self.method is not None
+        model = module.model.to(device_of(self.cfg))
+        return calibrated(self.method, model, lambda grams: _calibrate(grams, data, model))
+
+    def remaining(self, dense: nn.Module, model: nn.Module) -> dict[str, Any]:
+        return {"remaining": ratios(dense, model.cpu(), self._image)}
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Save the compressed folder with the final weights, score them, and fill `record`."""
         module.forget_average()
         if self.method and "compression" in record:
-            self._save(directory, data, module)
+            self.save_compressed(directory, data, module)
         self._finish(record, directory, data, module, "finetuned")
 
-    def _save(self, directory: Path, data: ImageData, module: ImageClassification) -> None:
+    def save_compressed(self, directory: Path, data: ImageData, module: ImageClassification) -> None:
         if not first_process():
             return
-        folder.save(
-            module.model,
-            directory / COMPRESSED,
-            self.spec.name,
-            self.spec.options(len(data.classes)),
-            {"compress": self.cfg.choices.compress, "classes": data.classes, "identity": module.identity},
-        )
+        notes = {"compress": self.cfg.choices.compress, "classes": data.classes, "identity": module.identity}
+        options = self.spec.options(len(data.classes))
+        folder.save(module.model, directory / COMPRESSED, self.spec.name, options, notes)
 
     def _finish(
         self, record: dict[str, Any], directory: Path, data: ImageData, module: ImageClassification, point: str
     ) -> None:
         """Score the model that the run ends with, write predictions.tsv, and print the record's numbers."""
-        found = self._scored(data, module, directory / "predictions.tsv")
-        record["quality"] = found["quality"]
-        record["inference"] |= found["inference"]
+        sections = self._scored(data, module, directory / "predictions.tsv")
+        record["quality"] = sections["quality"]
+        record["inference"] |= sections["inference"]
         if "compression" in record:
-            record["compression"]["quality"][point] = found["quality"]
+            record["compression"]["quality"][point] = sections["quality"]
         if first_process():
             self.compare(record)
             show(record, directory)
 
     def _scored(self, data: ImageData, module: ImageClassification, predictions: Path | None = None) -> Sections:
-        """Top-1 and top-5 in percent, speed and memory, over all processes.
-
-        Args:
-            data: the images.
-            module: with the model.
-            predictions: a file for the class of each image; None: none is written.
-        """
+        """Top-1 and top-5 in percent, speed and memory, over all processes; `predictions`: a file to write."""
         size = len(data.sets["val"])
         low = scoring_dtype(self.cfg.hardware.precision)
         speed = ScoringSpeed(f"forward passes over {size} images", "images", dtype="bfloat16" if low else "float32")
         quality = Quality({"": TopAccuracy(size, len(data.classes))})
         callbacks = [Memory(), speed, quality, *([PredictionsFile(size, predictions)] if predictions else [])]
         test(self.cfg, data, module, callbacks)
-        found = contributions(callbacks)
-        log.info("top-1 %(top1).2f %%, top-5 %(top5).2f %% of %(images)d images", found["quality"])
-        return found
+        sections = contributions(callbacks)
+        log.info("top-1 %(top1).2f %%, top-5 %(top5).2f %% of %(images)d images", sections["quality"])
+        return sections
 
 
 def read_classes(path: Path) -> list[str]:
-    """The names of the classes in a file that a run has kept. DataError: it is damaged.
-
-    Args:
-        path: the file.
-    """
+    """The names of the classes in a file of a run. DataError: it is damaged."""
     try:
         names = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -8,9 +8,11 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from attnlab.callbacks.contribution import Scored
+from attnlab.conversion import Healing
+from attnlab.conversion.healing import Teacher
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.data.text.windows import IGNORE, Window
-from attnlab.models import LanguageModel
+from attnlab.models import Decoder, LanguageModel
 from attnlab.training.compilation import COMPILED_STEPS, Compiled
 from attnlab.training.module import Module
 
@@ -53,7 +55,7 @@ class LanguageModelling(Module):
         return self._compiled or None
 
     def compiled_seconds(self) -> float:
-        """For how long this process has compiled since the first call; 0: nothing is compiled."""
+        """Seconds of compiling in this process since the first call."""
         return self._compiled.seconds()
 
     def configure_model(self) -> None:
@@ -78,8 +80,8 @@ class LanguageModelling(Module):
         if self.training and self.label_smoothing:
             tokens, targets = batch
             real = targets != IGNORE
-            found = self._compiled(self.model.target_and_mean)(tokens, targets.clamp(min=0))
-            target, mean = (nats.where(real, 0.0).sum() for nats in found)
+            both = self._compiled(self.model.target_and_mean)(tokens, targets.clamp(min=0))
+            target, mean = (nats.where(real, 0.0).sum() for nats in both)
             smoothed = (1 - self.label_smoothing) * target + self.label_smoothing * mean
             return smoothed, target.detach(), torch.zeros_like(real.sum()), real.sum()
         loss, count = self.nll(batch)
@@ -93,3 +95,62 @@ class LanguageModelling(Module):
         nats, real = self._nats(batch)
         index = torch.tensor(self.indices(batch_idx, dataloader_idx))
         return Scored(index, {"nats": nats.double().sum(1), "counts": real.sum(1)})
+
+
+class Healed(LanguageModelling):
+    """Trains a converted decoder against its teacher; validation and test are those of any language model.
+
+    Args:
+        model: the converted decoder.
+        vocabulary: of its tokens.
+        healing: objectives, and which weights are trained.
+        arguments: those of `LanguageModelling`.
+
+    Attributes:
+        teacher: in a list, so that it is no part of this module; empty until training begins.
+    """
+
+    model: Decoder
+    compiled_part = (
+        "the model with its loss, and the attention or the probabilities that are compared with the teacher's, its own "
+        f"too, in training, validation and perplexity; {COMPILED_STEPS}"
+    )
+
+    def __init__(self, model: Decoder, vocabulary: Vocabulary, *, healing: Healing, **arguments: Any) -> None:
+        super().__init__(model, vocabulary, **arguments)
+        self.healing = healing
+        self.teacher: list[Teacher] = []
+        self._updates = 0.0  # of the complete training, known when it begins
+        self.freeze()
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        if isinstance(self.model, FSDPModule):  # attention alone is called, of the model and of each layer
+            for name in ("attended", "log_probabilities"):
+                register_fsdp_forward_method(self.model, name)
+            for block in self.model.blocks:
+                register_fsdp_forward_method(block, "attend")
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._updates = float(self.trainer.estimated_stepping_batches)
+
+    def freeze(self) -> None:  # type: ignore[override]
+        """Leave only the weights that `healing` trains, of the model as it is now."""
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(self.healing.trained == "all")
+        for attention in self.model.attentions:
+            attention.requires_grad_(True)
+
+    def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In training those of the present objective; the reported loss is then the objective too."""
+        progress = min(1.0, self.global_step / self._updates) if self._updates > 0 else 0.0
+        objective = self.healing.at(progress) if self.training else "text"
+        if objective == "text":
+            return super().losses(batch)
+        (teacher,) = self.teacher
+        measure = teacher.layer_errors if objective == "layers" else teacher.divergence
+        tokens, targets = batch
+        real = targets != IGNORE
+        loss, count = measure(self.model, tokens, self._compiled).where(real, 0.0).sum(), real.sum()
+        return loss, loss.detach(), torch.zeros_like(count), count

@@ -1,4 +1,4 @@
-"""Needle in a haystack: what a language model still knows of a fact that stands somewhere in a long text."""
+"""Needle in a haystack: recall of a fact that stands somewhere in a long text."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from annotated_types import Ge, Le, MinLen
 from torch import Tensor
 
 from attnlab.config.bounds import bounded
+from attnlab.data.samples.facts import sentence
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.errors import ConfigError, DataError
@@ -20,19 +21,6 @@ from attnlab.models import Decoder, LanguageModel
 from attnlab.run.progress import progress
 
 KEY = "task.score.needle"
-TEMPLATES = (  # what stands before the answer, in the fact and in the question; short, for windows of few bytes
-    "The answer of {name} is",
-    "The code for {name} is",
-    "The choice of {name} is",
-    "The secret of {name} is",
-    "The key that {name} has is",
-    "The symbol of {name} is",
-)
-NAMES = (
-    "Adele", "Bruno", "Celeste", "Dmitri", "Esther", "Farid", "Greta", "Hugo", "Ines", "Jasper", "Keiko", "Lorenzo",
-    "Mabel", "Nikolai", "Oskar", "Petra", "Quentin", "Rosa", "Stefan", "Tamara", "Ursula", "Viktor", "Wanda", "Xenia",
-    "Yusuf", "Zofia",
-)  # fmt: skip
 WORDS = (
     "anchor", "barrel", "castle", "dragon", "engine", "forest", "garden", "hammer", "island", "jacket", "kitchen",
     "ladder", "marble", "needle", "orchard", "palace", "quarry", "river", "saddle", "temple", "umbrella", "village",
@@ -66,11 +54,11 @@ class Trial:
         Args:
             depth: share of the text that stands before the fact; None: without the fact.
         """
-        found = self.hay.copy()
+        ids = self.hay.copy()
         if depth is not None:
             start = self.place(depth)
-            found[start : start + len(self.fact)] = self.fact
-        return [*found.tolist(), *self.question, *self.answer]
+            ids[start : start + len(self.fact)] = self.fact
+        return [*ids.tolist(), *self.question, *self.answer]
 
     def place(self, depth: float) -> int:
         """Where the fact begins: behind a line's end where there is one nearby, else at the token itself.
@@ -144,7 +132,7 @@ class Needle:
 
         Args:
             length: tokens of text, question and answer.
-            vocabulary: the model's.
+            vocabulary: of the model.
             file: ids of the text that is the hay.
 
         Raises:
@@ -153,14 +141,14 @@ class Needle:
         """
         for trial in range(self.trials):
             draw = np.random.default_rng([self.seed, length, trial])
-            beginning, said = sentence(draw, self.digits)
+            beginning, answer = sentence(draw, self.digits)
             if self.asks == "word":
-                said = WORDS[draw.integers(len(WORDS))]
-            question, answer = divided(vocabulary, beginning, said)
-            fact = vocabulary.ids(f"{beginning} {said}.")
-            size = length - len(question) - len(answer)
+                answer = WORDS[draw.integers(len(WORDS))]
+            fact = vocabulary.ids(f"{beginning} {answer}.")
+            question, answer_ids = divided(vocabulary, beginning, answer)
+            size = length - len(question) - len(answer_ids)
             if size < len(fact):
-                least = len(fact) + len(question) + len(answer)
+                least = len(fact) + len(question) + len(answer_ids)
                 raise ConfigError(
                     f"{KEY}.lengths={length}: fact, question and answer alone are {least} tokens; give longer ones"
                 )
@@ -169,7 +157,7 @@ class Needle:
                     f"{KEY}.lengths={length}: the validation text has {len(file)} tokens, and {size} are needed"
                 )
             start = int(draw.integers(len(file) - size + 1))
-            yield Trial(file.read(start, start + size), fact, question, answer, vocabulary.end)
+            yield Trial(file.read(start, start + size), fact, question, answer_ids, vocabulary.end)
 
     def score(
         self,
@@ -181,15 +169,15 @@ class Needle:
         device: torch.device,
         dtype: torch.dtype | None = None,
     ) -> dict[str, Any]:
-        """What the model knows, for each length and depth.
+        """The recall for each length and depth.
 
         Args:
             model: on `device`, in eval mode.
-            vocabulary: the model's.
+            vocabulary: of the model.
             file: ids of the text that is the hay.
-            tokens: of a batch; a longer text is a batch of its own.
+            tokens: of a batch; a longer text is a batch alone.
             device: to compute on.
-            dtype: of autocast; None: the weights' own arithmetic.
+            dtype: of autocast; None: no autocast.
 
         Returns:
             `accuracy`: share of the trials in which each token of the answer is the most probable one. `gain`: mean
@@ -206,17 +194,17 @@ class Needle:
                 trials = list(self.texts(length, vocabulary, file))
                 sizes += [len(trial.answer) for trial in trials]
                 rows = [(trial.row(depth), len(trial.answer)) for trial in trials for depth in depths]
-                count, found = max(1, tokens // length), []
+                count, parts = max(1, tokens // length), []
                 for first in range(0, len(rows), count):
                     part = rows[first : first + count]
                     with torch.autocast(device.type, dtype) if dtype else nullcontext():
-                        found.append(answers(model, part, vocabulary.num_ids, device))
+                        parts.append(answers(model, part, vocabulary.num_ids, device))
                     advance(len(part))
-                right, nats = torch.cat(found, 1).view(2, len(trials), len(depths)).mean(1).tolist()
+                right, nats = torch.cat(parts, 1).view(2, len(trials), len(depths)).mean(1).tolist()
                 without.append({"length": length, "accuracy": right[0], "log_probability": round(nats[0], 4)})
                 cells += [
-                    {"length": length, "depth": depth, "accuracy": one, "gain": round(logp - nats[0], 4)}
-                    for depth, one, logp in zip(depths[1:], right[1:], nats[1:], strict=True)
+                    {"length": length, "depth": depth, "accuracy": accuracy, "gain": round(logp - nats[0], 4)}
+                    for depth, accuracy, logp in zip(depths[1:], right[1:], nats[1:], strict=True)
                 ]
         return {
             "accuracy": round(float(np.mean([cell["accuracy"] for cell in cells])), 4),
@@ -230,28 +218,11 @@ class Needle:
         }
 
 
-def sentence(draw: np.random.Generator, digits: int) -> tuple[str, str]:
-    """The beginning of a sentence about a random name, and the random number that it ends with.
-
-    Args:
-        draw: where the name, the sentence and the number come from.
-        digits: of the number.
-    """
-    beginning = " " + TEMPLATES[draw.integers(len(TEMPLATES))].format(name=NAMES[draw.integers(len(NAMES))])
-    return beginning, str(draw.integers(10 ** (digits - 1), 10**digits))
-
-
-def divided(vocabulary: Vocabulary, beginning: str, said: str) -> tuple[list[int], list[int]]:
-    """The ids of a sentence up to its last word, and those of that word, as they are in the whole sentence.
-
-    Args:
-        vocabulary: the model's.
-        beginning: of the sentence.
-        said: what follows it after a space.
-    """
-    whole, alone = vocabulary.ids(f"{beginning} {said}"), vocabulary.ids(beginning)
-    size = next((i for i, (one, other) in enumerate(zip(whole, alone, strict=False)) if one != other), len(alone))
-    return whole[:size], whole[size:]
+def divided(vocabulary: Vocabulary, beginning: str, last: str) -> tuple[list[int], list[int]]:
+    """The ids of a sentence before its last word, and those of that word, as the complete sentence is tokenised."""
+    sentence_ids, alone = vocabulary.ids(f"{beginning} {last}"), vocabulary.ids(beginning)
+    size = next((i for i, (a, b) in enumerate(zip(sentence_ids, alone, strict=False)) if a != b), len(alone))
+    return sentence_ids[:size], sentence_ids[size:]
 
 
 @torch.no_grad()

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.config.build import instantiate
+from attnlab.conversion.base import target_of
+from attnlab.conversion.calibration import calibration_tokens, scale_tokens
+from attnlab.conversion.healing import Teacher
+from attnlab.conversion.layer_file import (
+    CONVERSION,
+    read_about,
+    read_layers,
+    remove_stored,
+    replaced,
+    with_layers,
+    write_layers,
+)
+from attnlab.conversion.layers import converted_copy
+from attnlab.conversion.original import check_inputs, completed, load_original
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.pretrained_tokens import PretrainedTokens
 from attnlab.data.text.vocabulary import Vocabulary, Words, read_vocabulary
@@ -20,25 +35,8 @@ from attnlab.models.build import build_model, cache_shape, identity, without_mem
 from attnlab.models.token_loss import chunk_of
 from attnlab.run.device import compiles, device_of
 from attnlab.run.files import write_text
-from attnlab.run.record import first_process
-from attnlab.tasks.base import beside
-from attnlab.tasks.language_modelling.converting import (
-    CONVERSION,
-    calibration_tokens,
-    check_inputs,
-    converted,
-    layers_of,
-    load_original,
-    outline,
-    point,
-    read_about,
-    read_nodes,
-    remove_stored,
-    restored,
-    scale_tokens,
-    target_of,
-    write_nodes,
-)
+from attnlab.run.record import NOT_RUN, first_process
+from attnlab.tasks.base import Predicts, Transforms, beside
 from attnlab.tasks.language_modelling.predict import INPUT, Continuation
 from attnlab.tasks.text import TextTask
 
@@ -51,31 +49,35 @@ if TYPE_CHECKING:
     from attnlab.tasks.language_modelling.score import LanguageScore
 
 VOCABULARY = "vocabulary.json"  # in the run directory
-SCORED = {"convert": "converted", "train": "healed"}  # the state of the model that a mode scores at its end
+POINTS = ("original", "converted", "healed")  # the states of a converted model that are scored
+SCORED = {"convert": "converted", "train": "healed"}  # the state that a mode scores at its end
 
 
-class LanguageModellingTask(TextTask):
+class LanguageModellingTask(TextTask, Predicts, Transforms):
     """A decoder over text alone; the best checkpoint is the one with the lowest validation loss."""
 
     monitor = "val_loss"
     better: Literal["min", "max"] = "min"
-    kept = (VOCABULARY, CONVERSION)
+    file_names = (VOCABULARY, CONVERSION)
     batch_key = "batch_size"
+
+    @staticmethod
+    def complete(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        return completed(cfg, overrides)
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        whole = ("generation", "prefill")
-        layer = super().workloads
-        return (
-            (*whole, "decoding", "training", "model", "kernels") if self.cfg.task.get("weights") else (*layer, *whole)
-        )
+        of_model = ("generation", "prefill")
+        if self.cfg.task.get("weights"):
+            return (*of_model, "decoding", "training", "model", "kernels")
+        return (*super().workloads, *of_model)
 
     def build(self) -> LanguageModel:
         if self.cfg.task.get("weights") is not None:
             model = self._model(self.cfg.task.data.vocab_size)
             target = target_of(self.cfg)
             assert isinstance(model, Decoder)
-            return model if target is None else outline(model, target)
+            return model if target is None else replaced(model, [target.planned_for(a) for a in model.attentions])
         data = self.cfg.task.data
         size: int = data.vocab_size
         sample = data.root is None and self.cfg.choices.scale == "sample"
@@ -129,12 +131,12 @@ class LanguageModellingTask(TextTask):
         with without_memory():
             model = self.build()
             self._check_lengths(model)
-            if isinstance(model, Decoder) and (path := self._layers()) is not None:
-                restored(model, path)
+            if isinstance(model, Decoder) and (path := self._layer_file()) is not None:
+                with_layers(model, path)
         instantiate(self.cfg.task.score, path="task.score")
         instantiate(self.cfg.task.sampling, path="task.sampling")
         if self.cfg.task.get("weights") is not None:
-            check_inputs(self.cfg, model.max_length)
+            check_inputs(self.cfg, target_of(self.cfg), model.max_length)
 
     def _check_lengths(self, model: LanguageModel) -> None:
         """Refuse a window, or a prompt with its continuation, that is longer than the model or its mechanism."""
@@ -153,7 +155,7 @@ class LanguageModellingTask(TextTask):
                 f"make {together} positions, more than {limit}"
             )
 
-    def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[Any, Any]:
+    def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
         """As for every task; what a needle in a haystack cannot be asked for is refused before the data is read."""
         cfg = self.cfg
         score: LanguageScore = instantiate(cfg.task.score, path="task.score")
@@ -169,45 +171,43 @@ class LanguageModellingTask(TextTask):
         return data, module
 
     def module(self, record: dict[str, Any], data: LanguageModellingData) -> LanguageModelling:
-        nodes = self._layers()
-        module = self._module(data.vocabulary, nodes)
-        teach = getattr(module, "teach", None)
-        if self.cfg.resume and nodes is not None and (about := read_about(nodes)) is not None:
+        layers = self._layer_file()
+        module = self._module(data.vocabulary, layers)
+        if self.cfg.resume and layers is not None and (about := read_about(layers)) is not None:
             record["conversion"] = about
-        if self.cfg.resume and teach is not None:
-            teach(load_original(self.cfg, self._original(data.vocabulary), data), scale_tokens(data))
+        if self.cfg.resume and target_of(self.cfg) is not None:
+            original = self._model(data.vocabulary.size)
+            assert isinstance(original, Decoder)
+            self._teach(module, load_original(self.cfg, original, data), data)
         self.sizes(record, module.model)
         return module
 
-    def _layers(self) -> Path | None:
-        """The layers of the converted model of `checkpoint=` or `resume=`; None: there is no such run."""
-        run = self.cfg.checkpoint or self.cfg.resume
-        if not run or target_of(self.cfg) is None:
-            return None
-        place = Path(run).expanduser()
-        return layers_of(place / "checkpoints" if place.is_dir() else place)
+    def _teach(self, module: Any, original: Decoder, data: LanguageModellingData) -> None:
+        module.teacher[:] = [Teacher(original, scale_tokens(data))]
 
-    def _original(self, vocabulary: Vocabulary) -> Decoder:
-        """The decoder that `task.weights` fills."""
-        model = self._model(vocabulary.size)
-        assert isinstance(model, Decoder)
-        return model
-
-    def _module(self, vocabulary: Vocabulary, nodes: Path | None = None) -> LanguageModelling:
-        """The module, of a converted run with the mechanisms that a file of it describes.
+    def _layer_file(self, weights: Path | None = None) -> Path | None:
+        """The file that describes the converted layers of a run; None: there is no run, or it converts nothing.
 
         Args:
-            vocabulary: of the model.
-            nodes: the file; None: the run has not converted its model yet, or does not.
+            weights: of the run; None: those of `checkpoint=` or `resume=`.
         """
-        from attnlab.tasks.language_modelling.healing import Healed
-        from attnlab.tasks.language_modelling.module import LanguageModelling
+        run = self.cfg.checkpoint or self.cfg.resume
+        if target_of(self.cfg) is None or not (weights or run):
+            return None
+        if weights is None:
+            place = Path(run).expanduser()
+            weights = place / "checkpoints" if place.is_dir() else place
+        return beside(weights, CONVERSION, "the layers of the converted model, which its run writes")
+
+    def _module(self, vocabulary: Vocabulary, layers: Path | None = None) -> LanguageModelling:
+        """The module with random weights; `layers`: the file that describes the converted layers, if there are any."""
+        from attnlab.tasks.language_modelling.module import Healed, LanguageModelling
 
         cfg, target = self.cfg, target_of(self.cfg)
         model = self._model(vocabulary.size)
-        if nodes is not None:
+        if layers is not None:
             assert isinstance(model, Decoder)
-            restored(model, nodes)
+            with_layers(model, layers)
         arguments = {
             "compile": compiles(cfg),
             "optimizer": instantiate(cfg.task.optimizer, path="task.optimizer"),
@@ -227,33 +227,26 @@ class LanguageModellingTask(TextTask):
         if self.cfg.task.get("weights") is None:
             return
         target = target_of(self.cfg)
-        texts = None if target is None else calibration_tokens(target, data)  # before the weights are read
+        tokens, text = calibration_tokens(target.calibration, data) if target else (None, "")  # before the weights
         load_original(self.cfg, module.model, data)
-        if texts is None:
+        if target is None or tokens is None:
             return
         original = self._point(record, directory, data, module)
-        model, layers, about, stored = converted(self.cfg, module.model, *texts)
-        module.teach(module.model, scale_tokens(data))
+        model, layers, about, stored = converted_copy(self.cfg, target, module.model, tokens, text)
+        self._teach(module, module.model, data)
         module.model = model.train()
         module.freeze()
         self.sizes(record, model)
-        about["points"]["original"] = original
+        about["points"] = dict.fromkeys(POINTS, NOT_RUN) | {"original": original}
         if self.cfg.mode != "convert":  # there it is what the run itself scores
             about["points"]["converted"] = self._point(record, directory, data, module)
         if first_process():
-            write_nodes(directory / CONVERSION, [layer.node for layer in layers], about, stored)
+            write_layers(directory / CONVERSION, [layer.node for layer in layers], about, stored)
         record["conversion"] = about
         module.train()  # scoring has left it in eval mode, and Lightning begins with what it finds
 
-    def convert(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """mode=convert: what comes before the training, with the weights saved as a trained run's are.
-
-        Args:
-            record: the run's; it is filled.
-            directory: the run's.
-            data: the corpus, ready.
-            module: its model is replaced.
-        """
+    def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """mode=convert: what comes before the training, with the weights saved as a trained run's are."""
         from attnlab.training.checkpoints import write_weights
 
         self.before_fit(record, directory, data, module)
@@ -270,18 +263,18 @@ class LanguageModellingTask(TextTask):
         callbacks = self.scoring(directory, data, module)
         if not test(self.cfg, data, module, callbacks) or not first_process():
             return {}
-        found = contributions(callbacks)
+        sections = contributions(callbacks)
         for section, values in self._continued(directory, data, module).items():
-            found[section] = found.get(section, {}) | values
-        return point(found)
+            sections[section] = sections.get(section, {}) | values
+        return point(sections)
 
-    def keep(self, directory: Path, data: LanguageModellingData) -> None:
+    def save_files(self, directory: Path, data: LanguageModellingData) -> None:
         data.vocabulary.save(directory / VOCABULARY)
         before = Path(self.cfg.resume or directory).expanduser() / CONVERSION
         if before.is_file() and not (directory / CONVERSION).exists():  # of the run that a new one continues
             write_text(directory / CONVERSION, before.read_text(encoding="utf-8"))
 
-    def lend(self, data: LanguageModellingData, files: Mapping[str, Path]) -> None:
+    def reuse_files(self, data: LanguageModellingData, files: Mapping[str, Path]) -> None:
         if VOCABULARY in files:
             data.own_vocabulary = read_vocabulary(files[VOCABULARY])
 
@@ -299,7 +292,7 @@ class LanguageModellingTask(TextTask):
 
     def rebuilt(self, weights: Path) -> LanguageModelling:
         vocabulary = read_vocabulary(beside(weights, VOCABULARY, "the vocabulary"))
-        return self._module(vocabulary, None if target_of(self.cfg) is None else layers_of(weights))
+        return self._module(vocabulary, self._layer_file(weights))
 
     def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
         """As for every task; "hf": a Llama or a folder with its own modelling files, which transformers loads."""
@@ -308,8 +301,8 @@ class LanguageModellingTask(TextTask):
         from attnlab.export import language
 
         module = self.restore().cpu()
-        kept = self.kept_files().get(CONVERSION)
-        layers = None if kept is None else read_nodes(kept)
+        path = self.saved_files().get(CONVERSION)
+        layers = None if path is None else read_layers(path)
         language.export(module.model, self.cfg, module.vocabulary, record, folder, layers, format)
 
     @property
@@ -336,7 +329,18 @@ class LanguageModellingTask(TextTask):
         score: LanguageScore = instantiate(cfg.task.score, path="task.score")
         sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
         device, precision = device_of(cfg), cfg.hardware.precision
-        found = score.continue_texts(module, data, sampling, device, precision, directory)
+        sections = score.continue_texts(module, data, sampling, device, precision, directory)
         if recall := score.recall(module, data, device, precision):
-            found["quality"] = {"needle": recall}
-        return found
+            sections["quality"] = {"needle": recall}
+        return sections
+
+
+def point(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Perplexity, cache, speed and recall of one state of the model, from the sections of a record."""
+    quality, cache = record["quality"], record["kv_cache"]
+    return {
+        "perplexity": quality["perplexity"],
+        **{f"cache_{name}": cache[name] for name in ("bytes_per_token", "bytes_measured", "bytes_predicted")},
+        "tokens_per_second": record["inference"]["tokens_per_second"],
+        **{name: quality[name] for name in ("needle",) if name in quality},
+    }

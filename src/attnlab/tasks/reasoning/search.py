@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,29 +12,30 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from attnlab.compression import Method, compress
+from attnlab.compression.counting import rate
 from attnlab.compression.transform import replacements
 from attnlab.config.build import instantiate
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
-from attnlab.models.build import without_memory
 from attnlab.pretrained import family_of, replace
 from attnlab.run.progress import each
+from attnlab.tasks.base import skeleton
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         method: the winner.
-        chosen: its settings.
+        settings: of the winner.
         curve: every candidate in its order: settings, rate, the largest relative error, the validation split's numbers.
     """
 
     method: Method
-    chosen: Mapping[str, Any]
+    settings: Mapping[str, Any]
     curve: list[dict[str, Any]]
 
 
@@ -72,23 +73,13 @@ class Snapshot:
 
 
 class Search:
-    """Settings of a compression to choose from.
+    """Settings of a compression to choose from: `task.search`.
 
-    Args:
-        node: the compression's node.
-        candidates: values of its keys, a mapping for each candidate.
+    Raises:
+        ConfigError: there is no compression, or a key that it does not have.
     """
 
-    def __init__(self, node: DictConfig, candidates: Sequence[Mapping[str, Any]]) -> None:
-        self.node, self.candidates = node, [dict(settings) for settings in candidates]
-
-    @classmethod
-    def of(cls, cfg: DictConfig) -> Search:
-        """The search of a configuration.
-
-        Raises:
-            ConfigError: there is no compression, or a key that it does not have.
-        """
+    def __init__(self, cfg: DictConfig) -> None:
         candidates: Any = OmegaConf.to_container(cfg.task.search, resolve=True)
         if cfg.choices.compress == "none":
             raise ConfigError("task.search: there is nothing to search with compress=none")
@@ -97,19 +88,17 @@ class Search:
                 if key not in cfg.compress or key == "_target_":
                     hint = nearest(key, [str(name) for name in cfg.compress if name != "_target_"])
                     raise ConfigError(f"task.search.{i}.{key}: compress={cfg.choices.compress} has no such key{hint}")
-        return cls(cfg.compress, candidates)
+        self.node, self.candidates = cfg.compress, candidates
 
     def method(self, settings: Mapping[str, Any]) -> Method:
-        """The method with these settings."""
         node = self.node.copy()
         OmegaConf.set_readonly(node, False)
         with open_dict(node):
             node.update(dict(settings))
-        found: Method = instantiate(node, path="compress")
-        return found
+        method: Method = instantiate(node, path="compress")
+        return method
 
     def methods(self) -> list[Method]:
-        """Every candidate."""
         return [self.method(settings) for settings in self.candidates]
 
     def run(
@@ -129,12 +118,7 @@ class Search:
             calibrate: gives a method the calibration data that it needs.
             store: of finished units.
         """
-        from attnlab.compression.counting import rate
-        from attnlab.pretrained.huggingface import create, options_of
-
-        before = Snapshot(model)
-        with without_memory():
-            dense = create("dense", options_of(model))
+        before, dense = Snapshot(model), skeleton(model)
         curve: list[dict[str, Any]] = []
         methods: list[Method] = []
         for settings in each("searching the settings of the compression", self.candidates):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from attnlab.callbacks.summary import show
-from attnlab.compression import Method, compress, folder, outline
+from attnlab.compression import Method, folder, outline
 from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import parameters, rate
 from attnlab.compression.folder import COMPRESSED
@@ -27,8 +26,7 @@ from attnlab.run import record as records
 from attnlab.run.device import device_of
 from attnlab.run.files import replacing_folder, write_text
 from attnlab.run.progress import each
-from attnlab.run.record import NOT_RUN
-from attnlab.tasks.base import Task
+from attnlab.tasks.base import Compresses, Restores
 from attnlab.tasks.reasoning.model import AskedModel
 from attnlab.tasks.reasoning.rows import padded, with_positions
 from attnlab.tasks.reasoning.score import Answer, Asked, ask, frozen, perplexity, quality
@@ -36,42 +34,25 @@ from attnlab.tasks.reasoning.search import Search
 
 log = logging.getLogger(__name__)
 
-POINTS = ("dense", "compressed")
 CALIBRATION_ROWS = 256  # questions of the validation split
 
 
-class ReasoningTask(Task):
+class ReasoningTask(Compresses, Restores):
     """Asks a pretrained language model the questions of one set, dense and compressed.
 
     `record["compression"]` has the rate, a report of each unit, and under `quality` the numbers of the test split at
     the points `dense` and `compressed`, with `search` also the curve of the validation split.
 
-    Args:
-        cfg: the run's whole configuration, resolved.
-
     Raises:
-        ConfigError: `compress=` names no method, or `task.search` names keys that it does not have.
+        ConfigError: `task.search` names keys that the method does not have.
     """
 
-    monitor = "accuracy"
+    answers: list[Answer]  # to the test questions, of the model as it was scored last
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         self.spec: AskedModel = instantiate(cfg.task.model, path="task.model")
-        self.method: Method | None = None
-        self.search: Search | None = None
-        if cfg.choices.compress != "none":
-            self.method = self.built(cfg.compress)
-        if cfg.task.search is not None:
-            self.search = Search.of(cfg)
-
-    @staticmethod
-    def built(node: DictConfig) -> Method:
-        """The method of a node."""
-        method = instantiate(node, path="compress")
-        if not isinstance(method, Method):
-            raise ConfigError(f"compress._target_={node._target_}: expected a class derived from Method")
-        return method
+        self.search = None if cfg.task.search is None else Search(cfg)
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -114,17 +95,12 @@ class ReasoningTask(Task):
         cfg = self.cfg
         data: Questions = instantiate(cfg.task.data, path="task.data")
         data.read()  # a question without an answer is found before the weights are read
-        asked = self.module(record, None)
+        asked = self._asked_model()
+        self.sizes(record, asked.model)
         data.setup(lambda text: len(asked.words.ids(text)))
         record["corpus"] = data.corpus
         records.identify(record, fingerprint.corpus(data.location, Path(cfg.cache_dir)))
         return data, asked
-
-    def module(self, record: dict[str, Any], data: Any) -> Any:
-        """The model with its tokenizer; `record` gets the number of parameters."""
-        asked = self._asked_model()
-        self.sizes(record, asked.model)
-        return asked
 
     def _asked_model(self) -> Asked:
         asked: Asked = self.spec.load(self.cfg.seed, Path(self.cfg.cache_dir).expanduser(), device_of(self.cfg))
@@ -132,13 +108,7 @@ class ReasoningTask(Task):
         return asked
 
     def restore(self) -> Asked:
-        """The model of `checkpoint=`, for mode=evaluate: a run of mode=compress, its folder, or a Hugging Face folder.
-
-        Without it, that of `model=`, which may be a name of the hub too.
-
-        Raises:
-            DataError: it is none of these, or damaged.
-        """
+        """For mode=evaluate: `checkpoint=` is a run of mode=compress, its folder, or a Hugging Face folder."""
         if self.cfg.checkpoint is None:
             return self._asked_model()
         source = str(self.cfg.checkpoint)
@@ -151,78 +121,54 @@ class ReasoningTask(Task):
     def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
         record["parameters"] = parameters(model)
 
-    def compress(self, record: dict[str, Any], directory: Path, data: Questions, module: Asked) -> None:
-        """Score, compress, score, and save the compressed folder with the tokenizer.
-
-        Args:
-            record: gets `compression`, `quality` and the sizes of the compressed model.
-            directory: the run's.
-            data: the questions.
-            module: its model is compressed in place.
-        """
-        about: dict[str, Any] = {
-            "method": self.cfg.choices.compress,
-            "layers": [],
-            "quality": dict.fromkeys(POINTS, NOT_RUN),
-        }
-        record["compression"] = about
-        answers = self._asked(data, module)
-        about["quality"]["dense"] = self._quality(answers, module, data)
-        about["validation"] = {"dense": quality(self._asked(data, module, "validation"))}
+    def transform(self, record: dict[str, Any], directory: Path, data: Questions, module: Asked) -> None:
+        """Score, compress, score, and save the compressed folder with the tokenizer."""
+        about = self.compress(record, directory, data, module)
         if self.method:
-            began = time.perf_counter()
-            store = Path(self.cfg.cache_dir).expanduser() / "decompositions"
-            method = self.method
-            if self.search:
-                found = self.search.run(
-                    module.model,
-                    lambda: quality(self._asked(data, module, "validation")),
-                    lambda candidate: self._calibrated(candidate, data, module),
-                    store,
-                )
-                about["search"], method = found.curve, found.method
-                log.info("the search has chosen %s", found.chosen)
-                about["chosen"] = found.chosen
-            method = self._calibrated(method, data, module)
-            with without_memory():
-                dense = huggingface.create("dense", huggingface.options_of(module.model))
-            about["layers"] = compress(module.model, method, store)
-            about["seconds"] = round(time.perf_counter() - began, 2)
-            about["rate"] = rate(dense, module.model)
-            self._save(directory, module)
-            answers = self._asked(data, module)
-            about["quality"]["compressed"] = self._quality(answers, module, data)
-            about["validation"]["compressed"] = quality(self._asked(data, module, "validation"))
-            if record["rank"] is None and about["layers"]:
-                record["rank"] = method.rank_of(about["layers"][0])
+            self.measure("compressed", about, data, module)
         record["quality"] = about["quality"]["compressed" if self.method else "dense"]
-        record["parameters"] = parameters(module.model)
-        self._predictions(directory, data, answers)
+        self._predictions(directory, data)
         self.compare(record)
         show(record, directory)
 
-    def score(self, record: dict[str, Any], directory: Path, data: Questions, module: Asked) -> None:
-        """Score the test split."""
-        answers = self._asked(data, module)
-        record["quality"] = self._quality(answers, module, data)
-        self._predictions(directory, data, answers)
-        show(record, directory)
+    def measure(self, point: str, about: dict[str, Any], data: Questions, module: Asked) -> None:
+        self.answers = self._asked(data, module)
+        about["quality"][point] = self._quality(module, data)
+        about.setdefault("validation", {})[point] = quality(self._asked(data, module, "validation"))
+
+    def calibrate(self, about: dict[str, Any], data: Questions, module: Asked) -> Method:
+        method = self.method
+        assert method is not None
+        if self.search:
+            chosen = self.search.run(
+                module.model,
+                lambda: quality(self._asked(data, module, "validation")),
+                lambda candidate: self._calibrated(candidate, data, module),
+                Path(self.cfg.cache_dir).expanduser() / "decompositions",
+            )
+            about |= {"search": chosen.curve, "chosen": chosen.settings}
+            method = chosen.method
+            log.info("the search has chosen %s", chosen.settings)
+        return self._calibrated(method, data, module)
+
+    def remaining(self, dense: nn.Module, model: nn.Module) -> dict[str, Any]:
+        return {"rate": rate(dense, model)}
 
     def _asked(self, data: Questions, module: Asked, split: str = "test") -> list[Answer]:
         task = self.cfg.task
         return ask(module, data.kind, getattr(data, split), task.batch_size, task.compat)
 
-    def _quality(self, answers: list[Answer], module: Asked, data: Questions) -> dict[str, Any]:
-        """Accuracy and loss of answers, and the perplexity of a decoder on the text."""
-        found = quality(answers)
+    def _quality(self, module: Asked, data: Questions) -> dict[str, Any]:
+        """Accuracy and loss of the answers, and the perplexity of a decoder on the text."""
+        numbers = quality(self.answers)
         file = self.cfg.task.text.file
         if file is None and data.root is None and module.is_decoder:
             file = data.location / TEXT
         if file is not None:
             text = read_text(Path(file).expanduser())
-            numbers = perplexity(module, text, self.cfg.task.batch_size, self.cfg.task.text.context)
-            found |= {"perplexity": numbers["perplexity"], "text_tokens": numbers["tokens"]}
-        return found | {"signature": f"{data.kind.name}, {'compat' if self.cfg.task.compat else 'corrected'}"}
+            of_text = perplexity(module, text, self.cfg.task.batch_size, self.cfg.task.text.context)
+            numbers |= {"perplexity": of_text["perplexity"], "text_tokens": of_text["tokens"]}
+        return numbers | {"signature": f"{data.kind.name}, {'compat' if self.cfg.task.compat else 'corrected'}"}
 
     def _calibrated(self, method: Method, data: Questions, module: Asked) -> Method:
         """The method with the inputs of projections over the validation questions or a text file, if it asks."""
@@ -244,8 +190,8 @@ class ReasoningTask(Task):
 
         return calibrated(method, module.model, feed)
 
-    def _save(self, directory: Path, module: Asked) -> None:
-        """The compressed folder with the tokenizer; an earlier one is replaced as a whole, or stays."""
+    def save_compressed(self, directory: Path, data: Questions, module: Asked) -> None:
+        """The compressed folder with the tokenizer."""
         place = directory / COMPRESSED
         notes = {"compress": self.cfg.choices.compress}
         name, options = self.spec.weights or "world", huggingface.options_of(module.model)
@@ -256,10 +202,10 @@ class ReasoningTask(Task):
                 raise WriteError(error.errno, error.strerror, str(place)) from error
             huggingface.save_tokenizer(module.tokenizer, partial, place)
 
-    def _predictions(self, directory: Path, data: Questions, answers: list[Answer]) -> None:
+    def _predictions(self, directory: Path, data: Questions) -> None:
         """predictions.tsv: prompt, answer, what the model answered, whether it is right, and the loss."""
         rows = ["source\treference\thypothesis\tright\tloss"]
-        for question, answer in zip(data.test, answers, strict=True):
+        for question, answer in zip(data.test, self.answers, strict=True):
             cells = [question.prompt, question.answers[0], answer.text, str(int(answer.right))]
             rows.append("\t".join(" ".join(cell.split()) for cell in cells) + f"\t{answer.nats / answer.tokens:.5f}")
         write_text(directory / "predictions.tsv", "\n".join(rows) + "\n")

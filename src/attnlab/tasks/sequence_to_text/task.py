@@ -22,7 +22,7 @@ from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.run import fingerprint
 from attnlab.run import record as records
 from attnlab.run.device import compiles, scoring_dtype
-from attnlab.tasks.base import beside
+from attnlab.tasks.base import CountsCorpus, Predicts, beside
 from attnlab.tasks.text import TextTask
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 TOKENIZER, CTC_TOKENIZER = "tokenizer.model", "ctc_tokenizer.model"  # in the run directory
 
 
-class SequenceToTextTask(TextTask):
+class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
     """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents).
 
     Args:
@@ -48,7 +48,7 @@ class SequenceToTextTask(TextTask):
     """
 
     encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
-    kept = (TOKENIZER, CTC_TOKENIZER)
+    file_names = (TOKENIZER, CTC_TOKENIZER)
     batch_key = "max_frames"
 
     def __init__(self, cfg: DictConfig) -> None:
@@ -268,12 +268,12 @@ class SequenceToTextTask(TextTask):
             compile=compiles(cfg),
         )
 
-    def keep(self, directory: Path, data: SequenceToTextData) -> None:
+    def save_files(self, directory: Path, data: SequenceToTextData) -> None:
         data.tokenizer.save(directory / TOKENIZER)
         if data.ctc_tokenizer and self.cfg.task.train.ctc_weight:
             data.ctc_tokenizer.save(directory / CTC_TOKENIZER)
 
-    def lend(self, data: SequenceToTextData, files: Mapping[str, Path]) -> None:
+    def reuse_files(self, data: SequenceToTextData, files: Mapping[str, Path]) -> None:
         names = {"": TOKENIZER, "ctc_": CTC_TOKENIZER}
         data.own_vocabularies = {k: Tokenizer.load(files[name]) for k, name in names.items() if name in files}
 

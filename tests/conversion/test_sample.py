@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from attnlab.conversion import sample
 from attnlab.data import WikiText
-from attnlab.tasks.language_modelling import sample
 
 
 @pytest.fixture

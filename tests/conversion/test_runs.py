@@ -19,6 +19,11 @@ import attnlab
 from attnlab.attention import MLA
 from attnlab.config.check import check
 from attnlab.conversion import Healing
+from attnlab.conversion.base import target_of
+from attnlab.conversion.calibration import calibration_tokens
+from attnlab.conversion.healing import Teacher
+from attnlab.conversion.layer_file import CONVERSION, read_about, read_layers
+from attnlab.conversion.layers import STORED
 from attnlab.data.samples import markov
 from attnlab.data.text.pretrained_tokens import byte_tokenizer
 from attnlab.data.text.vocabulary import BytePairVocabulary
@@ -30,16 +35,8 @@ from attnlab.pretrained import huggingface
 from attnlab.run.job import _exit_code_and_message
 from attnlab.run.loading import load
 from attnlab.run.record import new, write
-from attnlab.tasks.language_modelling.converting import (
-    CONVERSION,
-    STORED,
-    calibration_tokens,
-    read_about,
-    read_nodes,
-    target_of,
-)
-from attnlab.tasks.language_modelling.healing import Healed
-from attnlab.tasks.language_modelling.pretrained import configured
+from attnlab.tasks import complete
+from attnlab.tasks.language_modelling.module import Healed
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
 SIZES = {
@@ -109,14 +106,14 @@ def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
         quick = QUICK if any(word.startswith("convert=") for word in words) else []
         named = [] if any(word.startswith("model=") for word in words) else [f"model='{model}'"]
         given = [*TINY, *named, f"cache_dir='{cache}'", *quick, *words]
-        cfg = check(given, load, configured).jobs[0]
+        cfg = check(given, load, complete).jobs[0]
         return cfg, new(cfg, "test")
 
     return make
 
 
 def used(run: Path, mode: str, *words: str) -> tuple[DictConfig, dict[str, Any]]:
-    cfg = check([f"mode={mode}", f"checkpoint='{run}'", "hardware=cpu", *words], load, configured).jobs[0]
+    cfg = check([f"mode={mode}", f"checkpoint='{run}'", "hardware=cpu", *words], load, complete).jobs[0]
     return cfg, new(cfg, "test")
 
 
@@ -148,7 +145,7 @@ def test_a_run_says_what_the_model_lost_and_won_back(healed: tuple[Path, dict[st
     assert record["quality"]["perplexity"] == after["perplexity"] and record["quality"]["needle"] == after["needle"]
     assert original["needle"]["gain"] != converted["needle"]["gain"] != after["needle"]["gain"]
     assert record["training"]["steps"] == 4
-    assert [node["_target_"] for node in read_nodes(directory / CONVERSION)] == ["attnlab.attention.MLA"] * 2
+    assert [node["_target_"] for node in read_layers(directory / CONVERSION)] == ["attnlab.attention.MLA"] * 2
     assert read_about(directory / CONVERSION) == about | {"points": about["points"] | {"healed": "not run"}}
     assert not list((Path(record["config"]["cache_dir"]) / STORED).iterdir())  # it would serve an interrupted run
 
@@ -218,7 +215,7 @@ def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatc
     points = record["conversion"]["points"]
     monkeypatch.undo()
     monkeypatch.setattr(markov, "LINES", {"train": 200, "validation": 20, "test": 20})
-    cfg = check([f"resume='{tmp_path / 'parts'}'"], load, configured).jobs[0]
+    cfg = check([f"resume='{tmp_path / 'parts'}'"], load, complete).jobs[0]
     record = new(cfg, "test")
     train.run(cfg, record, tmp_path / "parts")
     assert record["training"]["resumed"] and record["training"]["steps"] == 4
@@ -272,7 +269,7 @@ def test_sliding_windows_are_kept_up_to_generate_of_transformers(start: Start, t
     for point in (points["original"], points["converted"]):
         assert point["cache_bytes_measured"] == point["cache_bytes_predicted"] and point["perplexity"] > 1
     assert 2 * points["converted"]["cache_bytes_measured"] == points["original"]["cache_bytes_measured"]
-    kinds = [(node["_target_"].rpartition(".")[2], node.get("window")) for node in read_nodes(run / CONVERSION)]
+    kinds = [(node["_target_"].rpartition(".")[2], node.get("window")) for node in read_layers(run / CONVERSION)]
     assert kinds == [("MLA", None), ("MLAWindow", 6)]
     module: Any = attnlab.load(run)
     own: Decoder = module.module.model
@@ -353,9 +350,9 @@ def test_what_is_wrong_is_one_line(words: list[str], said: str, start: Start) ->
 
 def test_other_tasks_have_nothing_to_convert() -> None:
     with pytest.raises(ConfigError, match="convert=mla: task=mustc has no pretrained decoder"):
-        check(["task=mustc", "convert=mla"], load, configured)
+        check(["task=mustc", "convert=mla"], load, complete)
     with pytest.raises(ConfigError, match=r"model=gpt2: task=wmt16 trains .* task=fineweb_edu, .* wikitext2"):
-        check(["task=wmt16", "model=gpt2"], load, configured)
+        check(["task=wmt16", "model=gpt2"], load, complete)
 
 
 def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) -> None:
@@ -382,10 +379,10 @@ def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) ->
         settings = replace(own_text.calibration, file=str(file), tokens=8000)
         target = replace(own_text, calibration=settings)
         if not said:
-            assert calibration_tokens(target, data)[0].numel() == 8000
+            assert calibration_tokens(target.calibration, data)[0].numel() == 8000
             continue
         with pytest.raises(DataError, match=said):
-            calibration_tokens(target, data)
+            calibration_tokens(target.calibration, data)
 
 
 def test_a_damaged_list_of_layers_is_named(tmp_path: Path) -> None:
@@ -393,7 +390,7 @@ def test_a_damaged_list_of_layers_is_named(tmp_path: Path) -> None:
     for text in ("", "{}", "[" * 100_000, '{"layers": [{"_target_": "os.system"}]}', '{"layers": [1]}'):
         path.write_text(text)
         with pytest.raises(DataError, match=CONVERSION):
-            read_nodes(path)
+            read_layers(path)
 
 
 def test_damaged_layers_are_named_before_the_corpus_is_read(
@@ -443,33 +440,34 @@ def test_the_keys_of_healing_are_named(start: Start) -> None:
         start("convert=mla", "convert.healing.tokens=100")
 
 
-@pytest.mark.parametrize("objective", ["layers", "logits"])
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(objective: Any, start: Start) -> None:
-    cfg, _ = start("convert=mla", "convert.keep=0.5")
-    model = LanguageModellingTask(cfg)._model(257)
+@pytest.fixture(scope="module")
+def original(start: Start) -> Decoder:
+    model = LanguageModellingTask(start("convert=mla", "convert.keep=0.5")[0])._model(257)
     assert isinstance(model, Decoder)
-    healed = Healed(
-        model, BytePairVocabulary(byte_tokenizer().to_str(), 257, "after"), healing=Healing(objective=[objective]),
-        optimizer=torch.optim.SGD, schedule=torch.optim.lr_scheduler.ConstantLR, identity={}, seed=1,
-    )  # fmt: skip
-    tokens = torch.randint(257, (2, 9))
-    healed.teach(copy.deepcopy(model), tokens)
-    each = healed._layers(tokens) if objective == "layers" else healed._logits(tokens)
-    assert each.shape == (2, 9) and float(each.detach().abs().max()) < 1e-6
+    return model
+
+
+@pytest.mark.parametrize("measure", [Teacher.layer_errors, Teacher.divergence])
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(measure: Any, original: Decoder) -> None:
+    tokens, student = torch.randint(257, (2, 9)), copy.deepcopy(original)
+    teacher = Teacher(copy.deepcopy(original), tokens)
+
+    def measured(rows: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = measure(teacher, student, rows, lambda method: method)
+        return values
+
+    assert measured(tokens).shape == (2, 9) and float(measured(tokens).detach().abs().max()) < 1e-6
     with torch.no_grad():
-        model.attentions[1].out.weight.mul_(1.5)  # type: ignore[union-attr,operator]
-    each = healed._layers(tokens) if objective == "layers" else healed._logits(tokens)
-    with torch.no_grad():  # processes and batches of an update may share its rows in any way
-        alone = [healed._layers(row) if objective == "layers" else healed._logits(row) for row in tokens.split(1)]
-        assert torch.allclose(torch.cat(alone), each, rtol=1e-5, atol=1e-6)  # float32, of differences of logits
-    each.sum().backward()
-    assert float(each.detach().min()) > -1e-6 and float(each.detach().max()) > 1e-4
-    assert {name.split(".")[2] for name, value in model.named_parameters() if value.grad is not None} == {"attention"}
+        student.attentions[1].out.weight.mul_(1.5)  # type: ignore[union-attr,operator]
+        alone = [measured(row) for row in tokens.split(1)]  # processes and batches may share the rows in any way
+        assert torch.allclose(torch.cat(alone), measured(tokens), rtol=1e-5, atol=1e-6)
+    values = measured(tokens)
+    assert float(values.detach().min()) > -1e-6 and float(values.detach().max()) > 1e-4
 
 
 @pytest.mark.parametrize("objective", [pytest.param("layers", marks=pytest.mark.slow), "logits"])
-def test_healing_is_compiled_as_training_is(objective: Any, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the student and of its teacher: the same losses and gradients by compiled parts."""
+def test_healing_is_compiled_as_training_is(objective: Any, original: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same losses and gradients by compiled parts of student and teacher; attention alone is trained."""
     compiled: list[str] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
@@ -480,10 +478,7 @@ def test_healing_is_compiled_as_training_is(objective: Any, start: Start, monkey
         return torch._dynamo.optimize(backend, nopython=True)(method)
 
     torch._dynamo.reset()
-    cfg, _ = start("convert=mla", "convert.keep=0.5")
-    model = LanguageModellingTask(cfg)._model(257)
-    assert isinstance(model, Decoder)
-    student, losses = copy.deepcopy(model), []
+    student, results = copy.deepcopy(original), []
     with torch.no_grad():
         student.attentions[0].out.weight.mul_(1.5)  # type: ignore[union-attr,operator]
     monkeypatch.setattr(torch, "compile", compile)
@@ -494,15 +489,15 @@ def test_healing_is_compiled_as_training_is(objective: Any, start: Start, monkey
             healing=Healing(objective=[objective]), compile=on, optimizer=torch.optim.SGD,
             schedule=torch.optim.lr_scheduler.ConstantLR, identity={}, seed=1,
         ).train()  # fmt: skip
-        healed.teach(copy.deepcopy(model), tokens)
+        healed.teacher[:] = [Teacher(copy.deepcopy(original), tokens)]
         loss = healed.losses((tokens, tokens))[0]
         loss.backward()
-        losses.append([loss.detach(), *(p.grad for p in healed.parameters() if p.grad is not None)])
+        gradients = {name: p.grad for name, p in healed.model.named_parameters() if p.grad is not None}
+        assert {name.split(".")[2] for name in gradients} == {"attention"}
+        results.append([loss.detach(), *gradients.values()])
     assert compiled == (["attention_pairs", "attended"] if objective == "layers" else ["log_probabilities"] * 2)
-    assert len(losses[0]) > 1
-    for got, want in zip(losses[1], losses[0], strict=True):
-        assert torch.allclose(got, want, rtol=1e-4, atol=1e-6)
-    assert "the teacher's" in Healed.compiled_part
+    for got, expected in zip(*results, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_an_interrupted_conversion_says_how_it_goes_on(tmp_path: Path) -> None:

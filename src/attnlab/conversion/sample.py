@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnlab.data.samples.facts import sentence
 from attnlab.data.text.corpora import TextCorpus
 from attnlab.data.text.pretrained_tokens import byte_tokenizer
 from attnlab.data.text.vocabulary import END_OF_TEXT
@@ -21,7 +21,6 @@ from attnlab.pretrained.decoder import SAMPLE as SIZES
 from attnlab.run.cache import digest, stored_files
 from attnlab.run.fingerprint import file_digests
 from attnlab.run.progress import progress
-from attnlab.tasks.language_modelling.needle import sentence
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +30,8 @@ LR, WARMUP, FLOOR, CLIP = 3e-3, 100, 0.05, 1.0
 MOST = 8_000_000  # bytes of text that are read
 FACTS_VERSION, FACTS_LR, DIGITS = 1, 1.5e-3, 5
 PLAIN = 2  # of ROWS: rows of the text alone, so that it is not forgotten
-AGAIN = 0.75  # share of the facts that were said before in the same row
-NEAREST, FARTHEST = (
-    8,
-    200,
-)  # bytes of text between two facts, at most: in the first fifth of the updates, in the last
+AGAIN = 0.75  # share of the facts that stand earlier in the same row, too
+NEAREST, FARTHEST = 8, 200  # bytes of text between two facts: in the first fifth of the updates, in the last, at most
 TWO_FROM = 30  # such a distance from which one of the last two facts is repeated, before it the last one
 
 
@@ -43,11 +39,11 @@ def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int, fac
     """The folder of the sample model in Hugging Face's layout; it is trained unless it is stored.
 
     Args:
-        corpus: the layout of the corpus.
-        root: the directory of the corpus, whose training split is read.
+        corpus: of which the training split is read.
+        root: the directory of the corpus.
         cache_dir: where the folder is stored.
         seed: of the first weights and of the order of the texts.
-        facts: updates that follow, on texts in which facts stand that are repeated later: a model that recalls.
+        facts: number of further updates on texts in which facts are repeated: a model that recalls.
 
     Raises:
         DataError: the corpus cannot be read, or the folder cannot be written.
@@ -84,21 +80,16 @@ def tokenizer() -> Any:
 
 def _bytes(corpus: TextCorpus, root: Path) -> Tensor:
     """The training split as one row of ids, each text ended by the mark, up to MOST bytes."""
-    found: list[int] = []
+    ids: list[int] = []
     for text in corpus.texts(root, "train"):
-        found += [*text.encode("utf-8"), 256]
-        if len(found) >= MOST:
+        ids += [*text.encode("utf-8"), 256]
+        if len(ids) >= MOST:
             break
-    return torch.tensor(found, dtype=torch.int16)
+    return torch.tensor(ids, dtype=torch.int16)
 
 
 def train(text: Tensor, seed: int) -> Any:
-    """A Llama that predicts the next byte.
-
-    Args:
-        text: ids of bytes, (N,).
-        seed: of the first weights and of the windows.
-    """
+    """A Llama that predicts the next byte of a text (N,)."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -116,7 +107,7 @@ def train_facts(model: Any, text: Tensor, seed: int, steps: int) -> None:
         model: a decoder over bytes; it is changed.
         text: ids of bytes, (N,).
         seed: of the texts and facts.
-        steps: updates.
+        steps: number of updates.
     """
     generator, draw = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
 
@@ -137,34 +128,26 @@ def _windows(text: Tensor, rows: int, generator: torch.Generator) -> Tensor:
 
 
 def _with_facts(text: Tensor, draw: np.random.Generator, far: int) -> Tensor:
-    """(WINDOW + 1,) ids: facts, new ones and ones said before, with up to `far` bytes of text before each."""
-    found: list[int] = []
+    """(WINDOW + 1,) ids: new and repeated facts, with up to `far` bytes of text before each."""
+    ids: list[int] = []
     known: list[str] = []
-    while len(found) <= WINDOW:
+    while len(ids) <= WINDOW:
         size = int(draw.integers(far))
         start = int(draw.integers(len(text) - far))
-        found += text[start : start + size].tolist()
+        ids += text[start : start + size].tolist()
         if known and draw.random() < AGAIN:
             fact = known[draw.integers(len(known))]
         else:
             fact = "{} {}.".format(*sentence(draw, DIGITS))
             known = [*known, fact][-1 if far < TWO_FROM else -2 :]
-        found += fact.encode()
-    return torch.tensor(found[: WINDOW + 1])
+        ids += fact.encode()
+    return torch.tensor(ids[: WINDOW + 1])
 
 
 def _update(model: Any, rows: Callable[[int], Tensor], steps: int, lr: float) -> None:
-    """AdamW with a warm-up and a cosine.
-
-    Args:
-        model: a decoder of transformers; it is changed.
-        rows: (B, T + 1) ids of an update, by its number.
-        steps: updates.
-        lr: the highest rate.
-    """
+    """AdamW with a warm-up and a cosine; `rows` gives the ids (B, T + 1) of an update by its number."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
-    loss = math.nan
     with progress("training the sample model", steps) as advance:
         for step in range(steps):
             rate = min(1.0, (step + 1) / WARMUP)
@@ -179,7 +162,5 @@ def _update(model: Any, rows: Callable[[int], Tensor], steps: int, lr: float) ->
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
             if step % 250 == 249 or step + 1 == steps:
-                loss = value.item()
-                log.info("update %d, %.3f nats per byte", step + 1, loss)
+                log.info("update %d, %.3f nats per byte", step + 1, value.item())
             advance(1)
-    log.info("sample model: %s", json.dumps({"nats_per_byte": round(loss, 4)}))

@@ -1,0 +1,127 @@
+"""conversion.json of a run directory: what builds the converted attention of each layer, and how it was converted."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from attnlab.attention import Attention
+from attnlab.config.batch import counted
+from attnlab.config.build import instantiate
+from attnlab.config.nodes import check_nodes
+from attnlab.conversion.layers import STORED
+from attnlab.errors import ConfigError, DataError
+from attnlab.models.build import without_memory
+from attnlab.models.decoder import Decoder
+from attnlab.run.files import write_text
+
+CONVERSION = "conversion.json"
+LARGEST = 16  # times the original's parameters that a converted attention may have; a tenth is usual
+
+
+def write_layers(
+    path: Path, nodes: Sequence[Mapping[str, Any]], about: Mapping[str, Any] | None = None, stored: Path | None = None
+) -> None:
+    """Write conversion.json.
+
+    Args:
+        path: of the file.
+        nodes: what builds the attention of each layer: `_target_` and arguments.
+        about: the record's section `conversion`, which a resumed run needs again.
+        stored: the cache folder with the finished layers.
+    """
+    content = {"layers": list(nodes), "about": about, "stored": stored and stored.name}
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_layers(path: Path) -> list[dict[str, Any]]:
+    """The nodes of all layers. They are checked; nothing in them is imported or called.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        nodes = json.loads(path.read_text(encoding="utf-8"))["layers"]
+        assert isinstance(nodes, list) and all(isinstance(node, dict) and "_target_" in node for node in nodes)
+    except (OSError, ValueError, LookupError, TypeError, AssertionError, RecursionError) as error:
+        why = " ".join(str(error).split())[:100] or "no list of nodes"
+        raise DataError(f"{path}: not the layers of a converted model ({why}); copy the run directory again") from error
+    for number, node in enumerate(nodes):
+        kind = str(node["_target_"])
+        if not kind.startswith("attnlab.attention."):
+            raise DataError(f"{path}: {kind} is no mechanism of attnlab")
+        if "${" in json.dumps(node) or "_partial_" in node:
+            raise DataError(f"{path}: layer {number}: has a reference or _partial_; expected plain values")
+        try:
+            check_nodes({"attention": node})
+        except ConfigError as error:
+            raise DataError(f"{path}: layer {number}: {error}") from error
+    return nodes
+
+
+def read_about(path: Path) -> dict[str, Any] | None:
+    """The record's section `conversion`, up to the training; None: the file, which is valid, has none."""
+    about = json.loads(path.read_text(encoding="utf-8")).get("about")
+    return about if isinstance(about, dict) else None
+
+
+def remove_stored(path: Path, cache_dir: Path) -> None:
+    """Remove the finished layers from the cache; the run, whose file `path` is, has saved its weights."""
+    name = json.loads(path.read_text(encoding="utf-8")).get("stored")
+    if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name):
+        shutil.rmtree(cache_dir / STORED / name, ignore_errors=True)  # another run may be removing it too
+
+
+def with_layers(decoder: Decoder, path: Path) -> Decoder:
+    """Replace a decoder's attention by the mechanisms of a conversion.json, with random weights.
+
+    Args:
+        decoder: it is changed.
+        path: of the file.
+
+    Raises:
+        DataError: the file is damaged, or of another model.
+    """
+    nodes, attentions = read_layers(path), decoder.attentions
+    if len(nodes) != len(attentions):
+        raise DataError(
+            f"{path}: has {counted(len(nodes), 'layer')}, and the model {len(attentions)}: the file is of another run"
+        )
+    for number, (node, attention) in enumerate(zip(nodes, attentions, strict=True)):
+        if node.get("d_model") != attention.d_model:
+            raise DataError(
+                f"{path}: layer {number}: attention.d_model={node.get('d_model')}: the model is "
+                f"{attention.d_model} wide"
+            )
+    try:
+        with without_memory():
+            sizes = [_size(attention_of(node)) for node in nodes]
+        for number, (size, attention) in enumerate(zip(sizes, attentions, strict=True)):
+            if size > LARGEST * _size(attention):
+                raise DataError(f"{path}: layer {number}: {size} parameters: the file is damaged, or of another run")
+        return replaced(decoder, nodes)
+    except ConfigError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def replaced(decoder: Decoder, nodes: Sequence[Mapping[str, Any]]) -> Decoder:
+    """Replace the attention of each layer by what its node builds, with random weights; the decoder is changed."""
+    for block, node in zip(decoder.blocks, nodes, strict=True):
+        block.attention = attention_of(node)
+    return decoder
+
+
+def attention_of(node: Mapping[str, Any]) -> Attention:
+    """The mechanism of a node of plain values, with random weights."""
+    attention: Attention = instantiate(OmegaConf.create(dict(node)), path="attention")
+    return attention
+
+
+def _size(attention: Attention) -> int:
+    return sum(parameter.numel() for parameter in attention.parameters())

@@ -1,0 +1,133 @@
+"""The pretrained decoder that a run begins with: its sizes in the configuration, then its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from attnlab.config.batch import check_tokens
+from attnlab.config.model import SAMPLE, check_model, pretrained_decoder
+from attnlab.errors import ConfigError, DataError
+from attnlab.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from attnlab.conversion.base import Conversion
+    from attnlab.data.text.language_modelling import LanguageModellingData
+
+
+def completed(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The configuration of a run with a pretrained decoder: the model's sizes and attention replace the task's.
+
+    Any other configuration is returned as it is.
+
+    Args:
+        cfg: composed, with Hydra's node; it is not changed.
+        overrides: the keys and groups of the command line.
+
+    Raises:
+        ConfigError: the model has something that cannot be carried over, or an override does not fit it.
+        DataError: there is no such model, or its config cannot be read.
+    """
+    with_weights = pretrained_decoder(cfg, overrides)
+    if with_weights is cfg:
+        return cfg
+    cfg, source = with_weights, with_weights.task.weights
+    if source != SAMPLE:
+        check_model(source, str(cfg.task.model._target_))
+    from attnlab.pretrained import decoder, huggingface
+
+    options = decoder.SAMPLE if source == SAMPLE else huggingface.config_of(source)
+    model, layers = decoder.nodes_of(options, source)
+    with open_dict(cfg):
+        cfg.task.model = model
+        cfg.task.data.vocab_size = options["vocab_size"]
+        cfg.task.data.vocabulary = {"_target_": "attnlab.data.PretrainedTokens", "source": source}
+        cfg.attention, name = attention_node(layers)
+        cfg.hydra.runtime.choices.attention = name
+        window = cfg.task.data.window
+        if "task.data.window" not in overrides and window > model["max_length"]:
+            cfg.task.data.window = model["max_length"]
+    tokens, window = OmegaConf.select(cfg, "convert.healing.tokens"), cfg.task.data.window
+    valid = isinstance(tokens, int) and isinstance(window, int) and window > 0
+    if valid and "task.train.batch.tokens" not in overrides:
+        check_tokens("convert.healing.tokens", tokens, window)
+    return cfg
+
+
+def attention_node(layers: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The node `attention` for the nodes of all layers, and its name: one mechanism, or a hybrid stack."""
+    distinct = [node for i, node in enumerate(layers) if node not in layers[:i]]
+    if len(distinct) == 1:
+        return distinct[0], _name(distinct[0])
+    names: dict[str, dict[str, Any]] = {}
+    for node in distinct:
+        base = _name(node)
+        names[base if base not in names else f"{base}_{len(names)}"] = node
+    pattern = [next(name for name, known in names.items() if known == node) for node in layers]
+    return {"pattern": pattern, "mechanisms": names}, "hybrid"
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    if str(node["_target_"]).endswith(".SlidingWindow"):
+        return "sliding_window"
+    heads, groups = node["num_heads"], node["num_kv_heads"]
+    return "mha" if groups == heads else "mqa" if groups == 1 else "gqa"
+
+
+def check_inputs(cfg: DictConfig, target: Conversion | None, positions: int) -> None:
+    """Refuse missing files of weights and impossible settings of a calibration before any text is read.
+
+    Args:
+        cfg: of the run, with `task.weights`.
+        target: the conversion; None: the model keeps its attention.
+        positions: the longest text that the model takes.
+
+    Raises:
+        ConfigError: calibration windows that do not fit.
+        DataError: no such model or calibration text, or files that are missing or cut off.
+    """
+    from attnlab.pretrained import hub
+
+    if target is not None:
+        settings = target.calibration
+        if settings.window > positions:
+            raise ConfigError(
+                f"convert.calibration.window={settings.window}: expected at most the model's {positions} positions"
+            )
+        if settings.tokens < settings.window:
+            raise ConfigError(
+                f"convert.calibration.tokens={settings.tokens}: expected at least one text of "
+                f"convert.calibration.window={settings.window} tokens"
+            )
+        if settings.file is not None and not Path(settings.file).expanduser().is_file():
+            raise DataError(f"convert.calibration.file={settings.file}: no such file; expected a text file")
+    if cfg.task.weights != SAMPLE:
+        hub.folder(str(cfg.task.weights))
+
+
+def load_original(cfg: DictConfig, decoder: Decoder, data: LanguageModellingData | None) -> Decoder:
+    """Fill a decoder with the pretrained weights that the run begins with.
+
+    Args:
+        cfg: of the run.
+        decoder: of the model's sizes.
+        data: the corpus, on which the sample model is trained; None where a run's model is used without it.
+
+    Raises:
+        DataError: the weights cannot be read.
+    """
+    from attnlab.conversion.sample import sample_model
+    from attnlab.pretrained import huggingface
+    from attnlab.pretrained.decoder import fill
+
+    source = str(cfg.task.weights)
+    if source == SAMPLE:
+        if data is None or data.root is None:
+            raise ConfigError("the sample model is trained on the task's text, which this mode does not read")
+        source = str(sample_model(data.source, data.root, data.cache_dir, cfg.seed, cfg.task.sample_facts))
+    fill(decoder, huggingface.load(source, dtype=torch.float32))
+    return decoder
