@@ -42,7 +42,7 @@ SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_rando
 class Harness(ABC):
     """Evaluates a language model on tasks of lm-evaluation-harness.
 
-    The harness downloads the data of its own tasks.
+    The harness downloads the data of its tasks.
 
     Args:
         tasks: the names of the tasks.
@@ -282,7 +282,7 @@ class Evaluation(Harness):
 @bounded
 @dataclass(frozen=True)
 class TransformersEvaluation(Harness):
-    """Evaluates a decoder of transformers, dense or compressed, through the harness's own class for it.
+    """Evaluates a decoder of transformers, dense or compressed, through the harness's class for it.
 
     Factors stay factors.
     """

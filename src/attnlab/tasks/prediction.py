@@ -1,4 +1,4 @@
-"""Using a trained model on inputs that it has not seen: what the tasks have in common."""
+"""Shared code for using a trained model on new inputs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Result = dict[str, Any]
 
 
 class Predictor(ABC):
-    """What a trained model says of inputs.
+    """Applies a trained model to inputs.
 
     Args:
         module: with the model, in evaluation mode.
         precision: `hardware.precision`.
 
     Attributes:
-        limit: the largest size of a batch, padding included; inputs that are larger are batches of their own.
+        limit: the largest size of a batch, padding included; a larger input is a batch alone.
     """
 
     limit: int = 1
@@ -58,41 +58,35 @@ class Predictor(ABC):
 
     @abstractmethod
     def predict(self, batch: list[Any]) -> list[Result]:
-        """For each prepared input of a batch a mapping with `prediction`, and what else the task finds."""
+        """For each prepared input of a batch a mapping with `prediction`, and what else the task predicts."""
 
     def shown(self, result: Result) -> str:
         """A result in one line of text."""
         return " ".join(str(result["prediction"]).split())
 
     def results(self, items: Inputs | Sequence[Item]) -> Iterator[tuple[Item, Result]]:
-        """Each input with its result, in the order of the inputs, as soon as it is found."""
+        """Each input with its result, in the order of the inputs, as soon as it is known."""
         for chunk in chunks(iter(items), WINDOW):
             prepared = [self.read(item.value) for item in chunk]
             order = sorted(range(len(chunk)), key=lambda i: -self.size(prepared[i]))
-            found: dict[int, Result] = {}
+            results: dict[int, Result] = {}
             while order:
                 largest = self.size(prepared[order[0]])
                 taken = max(1, self.limit // max(1, largest))
                 batch, order = order[:taken], order[taken:]
                 with torch.inference_mode(), self._precision():
-                    found |= zip(batch, self.predict([prepared[i] for i in batch]), strict=True)
+                    results |= zip(batch, self.predict([prepared[i] for i in batch]), strict=True)
             for i, item in enumerate(chunk):
-                if clash := sorted(found[i].keys() & item.given.keys()):
+                if clash := sorted(results[i].keys() & item.given.keys()):
                     raise DataError(f"the input has a key {clash[0]!r} already, which the result needs: rename it")
-                yield item, found[i]
+                yield item, results[i]
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
 
 
 def changed(search: Search, settings: dict[str, Any], path: str) -> Search:
-    """A search with other settings. ConfigError: it has no such setting, or refuses the value.
-
-    Args:
-        search: the configured search.
-        settings: new values by name.
-        path: the dotted key of the search's node, for the errors.
-    """
+    """A search with other settings; `path`: its dotted key. ConfigError: no such setting, or it refuses the value."""
     known = ", ".join(search.__dataclass_fields__)  # type: ignore[attr-defined]
     declared = signature(f"{type(search).__module__}.{type(search).__qualname__}")
     for name, value in settings.items():

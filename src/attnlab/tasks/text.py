@@ -48,7 +48,7 @@ class TextTask(Trains):
 
         Cache bytes and multiply-adds are those of one decoding batch with the shape of the `bench` node: batch x beam
         hypotheses of `text` tokens after a prefix of `prefix` positions (the encoder's output). Each layer counts
-        with its own mechanism; `elements_per_token_per_layer` is the mean over the layers.
+        with its mechanism; `elements_per_token_per_layer` is the mean over the layers.
         """
         with without_memory():
             model = self.build()

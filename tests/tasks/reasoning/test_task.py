@@ -25,7 +25,6 @@ from attnlab.tasks.base import task_of
 from attnlab.tasks.reasoning import sample
 from attnlab.tasks.reasoning.model import AskedModel
 from attnlab.tasks.reasoning.score import ask, quality
-from attnlab.tasks.reasoning.search import Snapshot
 from attnlab.tasks.reasoning.task import ReasoningTask
 from tests.pretrained import tiny
 
@@ -105,22 +104,6 @@ def test_real_questions_and_a_text(start: Start, tmp_path: Path, corpora: Path) 
     compress_mode.run(cfg, record, tmp_path)
     assert record["corpus"].startswith("FEVER in ") and record["quality"]["questions"] == 8
     assert record["quality"]["perplexity"] > 1
-
-
-@pytest.mark.parametrize("name", ["method", "calibrated"])
-def test_a_snapshot_undoes_a_compression(name: str, start: Start, tmp_path: Path) -> None:
-    cfg, record = start(*RANKS, *(["compress.calibration=validation"] if name == "calibrated" else []))
-    task = task_of(cfg, ReasoningTask)
-    data, asked = task.prepare(record, None)
-    before = {key: value.clone() for key, value in asked.model.state_dict().items()}
-    snapshot = Snapshot(asked.model)
-    compress(asked.model, task._calibrated(task.method, data, asked))
-    assert asked.model.state_dict().keys() != before.keys()
-    snapshot.restore()
-    after = asked.model.state_dict()
-    assert after.keys() == before.keys() and all(torch.equal(after[key], before[key]) for key in before)
-    asked.model.save_pretrained(tmp_path / "restored")
-    assert (tmp_path / "restored" / "config.json").is_file()
 
 
 ROBERTA, GPTJ, LLAMA2 = "roberta-base", "EleutherAI/gpt-j-6b", "meta-llama/Llama-2-7b-hf"

@@ -34,12 +34,12 @@ class ImageClassification(Module):
         identity: stored in checkpoints; must match when one is loaded: model, classes, compression.
         seed: of Mixup and dropout.
         clip: the largest norm of the gradient; 0: not clipped.
-        label_smoothing: of the cross-entropy, in [0, 1); not used with `mixup`, which has its own.
+        label_smoothing: of the cross-entropy, in [0, 1); not used with `mixup`, which smooths labels itself.
         mixup: timm's Mixup; None: images are not mixed.
         ema_decay: the decay of the averaged weights, which are then validated, saved and scored; 0: no averaging.
         ema_warmup: increase the decay over the first updates, as timm's `ModelEmaV3` does.
         fusion_penalty: the weight of the penalty on CP SlimAtt's fusion matrices (IrrAtt, eq. 7); 0: none.
-        channels_last: whether images are given in torch.channels_last.
+        channels_last: whether images are in torch.channels_last.
         compile: whether torch.compile compiles the model that is trained.
     """
 
@@ -69,7 +69,7 @@ class ImageClassification(Module):
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self.criterion = SoftTargetCrossEntropy() if mixup else LabelSmoothingCrossEntropy(label_smoothing)
         self.ema_decay, self.ema_warmup = ema_decay, ema_warmup
-        self._ema: list[ModelEmaV3] = []  # in a list, so that it is no part of the module's own weights
+        self._ema: list[ModelEmaV3] = []  # in a list, so that it is no part of the module's weights
         self._updates, self._compile = 0, compile
 
     def forward(self, images: Tensor) -> Tensor:
@@ -169,17 +169,14 @@ class ImageClassification(Module):
         return self._ema[0].module if self._ema and not self.training else self.model
 
     def forget_average(self) -> None:
-        """Score `model` from now on: it has been given the averaged weights."""
+        """Score `model` from now on: it has the averaged weights."""
         self._ema = []
 
 
 class Schedule:
-    """A timm schedule as a Lightning scheduler.
+    """A timm schedule, counted in updates, as a Lightning scheduler.
 
     It has no state: a resumed run continues at its update with the configured schedule.
-
-    Args:
-        schedule: timm's schedule, counted in updates.
     """
 
     def __init__(self, schedule: Any) -> None:

@@ -26,11 +26,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".p
 
 
 def check(path: Path) -> None:
-    """Raise DataError where a file is no image, as far as its header tells.
-
-    Args:
-        path: the image file.
-    """
+    """Raise DataError where a file is no image, as far as its header tells."""
     try:
         with Image.open(path):
             pass
@@ -70,11 +66,11 @@ class Classification(Predictor):
     def predict(self, batch: list[Tensor]) -> list[Result]:
         images = torch.stack(batch).to(self.device)
         best = self.module(images).float().softmax(-1).topk(self.top)
-        found = []
+        results = []
         for values, places in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             classes = [{"class": self.names[i], "probability": p} for p, i in zip(values, places, strict=True)]
-            found.append({"prediction": classes[0]["class"], "classes": classes})
-        return found
+            results.append({"prediction": classes[0]["class"], "classes": classes})
+        return results
 
     def shown(self, result: Result) -> str:
         return "\t".join(f"{each['class']} {each['probability']:.3f}" for each in result["classes"])

@@ -36,9 +36,9 @@ def pretrain(
     those of the fine-tuning: the dense model that is compressed does not depend on them.
 
     Args:
-        cfg: the run's configuration; `task.pretrain` has epochs, learning rate, weight decay and warm-up.
+        cfg: `task.pretrain` has epochs, learning rate, weight decay and warm-up.
         record: gets `pretraining`: seconds and epochs, or the file that was read.
-        directory: the run's; the curves are written to its folder pretraining/.
+        directory: gets the curves, in the folder pretraining/.
         data: the images.
         module: its model is trained.
 
@@ -55,7 +55,7 @@ def pretrain(
     settings = cfg.task.pretrain
     epochs = _epochs(cfg)
     log.info(
-        "no weights are given: training %s from scratch, %s (%s; model= names weights)",
+        "model= is not set: training %s from scratch, %s (%s)",
         cfg.task.model.name,
         counted(epochs, "epoch"),
         LIMIT,
@@ -96,7 +96,7 @@ def pretrain(
 
 
 def _epochs(cfg: DictConfig) -> int:
-    """Of the pretraining: one where an epoch has a number of batches that is given, as with debug=fast."""
+    """Of the pretraining: one where the trainer limits the batches of an epoch, as with debug=fast."""
     trial = any(isinstance(cfg.trainer.get(key), int) for key in ("limit_train_batches", "overfit_batches"))
     return 1 if trial else int(cfg.task.pretrain.epochs)
 

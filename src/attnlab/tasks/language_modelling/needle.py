@@ -87,7 +87,7 @@ class Needle:
     Args:
         lengths: tokens of a text, with question and answer; None: nothing is measured.
         depths: share of the text that stands before the fact; 1: the question follows it.
-        trials: texts of each length, each with its own fact.
+        trials: texts of each length, each with another fact.
         asks: what the fact says of the name: a random "number", or one of a list of common words, "word".
         digits: of the number.
         seed: of texts and facts.

@@ -56,7 +56,7 @@ class Continuation(Predictor):
 
     def _continued(self, ids: list[int]) -> str:
         vocabulary = self.module.vocabulary
-        found = self.sampling(
+        tokens = self.sampling(
             self.module.model,
             torch.tensor([ids], device=self.device),
             num_ids=vocabulary.num_ids,
@@ -64,4 +64,4 @@ class Continuation(Predictor):
             dtype=self.dtype,
             compiled=self.module.compiled_steps,
         )
-        return vocabulary.text(found[0].tolist())
+        return vocabulary.text(tokens[0].tolist())

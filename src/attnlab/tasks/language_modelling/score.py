@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
+from torch import Tensor
 
 from attnlab.callbacks.memory import MemoryMeter
 from attnlab.callbacks.predictions import write_predictions
@@ -46,12 +47,7 @@ class LanguageScore:
     needle: Needle | None = None
 
     def quality(self, data: LanguageModellingData, alone: bool = False) -> Quality:
-        """The callback that computes the record's `quality` from the test dataloaders of `data`.
-
-        Args:
-            data: has the test text.
-            alone: whether rank zero scores alone, which the signature then says.
-        """
+        """The callback that computes the record's `quality`; `alone`: rank zero alone scores."""
         unit, window, file = data.vocabulary.unit, data.eval_window, data.tokens("test")
         if self.sliding_stride is not None and self.sliding_stride > window:
             raise ConfigError(f"task.score.sliding_stride={self.sliding_stride} is more than the window of {window}")
@@ -71,6 +67,18 @@ class LanguageScore:
             about["floor"] = round(math.exp(floor), 4)  # no model can do better in the long run
         return Quality(metrics, about | {"held_out": data.source.held_out})
 
+    def recall(
+        self, module: LanguageModelling, data: LanguageModellingData, device: torch.device, precision: str
+    ) -> dict[str, Any]:
+        """What `needle` measures, on one process; empty where it is off. Arguments as of `continue_texts`."""
+        if self.needle is None or self.needle.lengths is None:
+            return {}
+        module, size = module.to(device).eval(), data.eval_batch_size * data.eval_window
+        return self.needle.score(
+            module.model, data.vocabulary, data.tokens("validation"),
+            tokens=size, device=device, dtype=scoring_dtype(precision),
+        )  # fmt: skip
+
     def continue_texts(
         self,
         module: LanguageModelling,
@@ -83,9 +91,9 @@ class LanguageScore:
         """Continue the places of the test text, on one process.
 
         Args:
-            module: has the model.
-            data: has the test text and the vocabulary.
-            sampling: how tokens are chosen.
+            module: with the model.
+            data: with the test text and the vocabulary.
+            sampling: chooses tokens.
             device: to compute on.
             precision: of hardware.precision; one of bfloat16's stores the caches in bfloat16.
             directory: gets predictions.tsv.
@@ -93,39 +101,7 @@ class LanguageScore:
         Returns:
             The sections `inference` and `kv_cache` of the record.
         """
-        module = module.to(device).eval()
-        low = scoring_dtype(precision)
-        with torch.autocast(device.type, low) if low else nullcontext():
-            return self._continue(module, data, sampling, device, low, directory)
-
-    def recall(
-        self, module: LanguageModelling, data: LanguageModellingData, device: torch.device, precision: str
-    ) -> dict[str, Any]:
-        """What `needle` measures, on one process; empty where it is off.
-
-        Args:
-            module: has the model.
-            data: has the validation text and the vocabulary.
-            device: to compute on.
-            precision: of hardware.precision.
-        """
-        if self.needle is None or self.needle.lengths is None:
-            return {}
-        module, size = module.to(device).eval(), data.eval_batch_size * data.eval_window
-        return self.needle.score(
-            module.model, data.vocabulary, data.tokens("validation"),
-            tokens=size, device=device, dtype=scoring_dtype(precision),
-        )  # fmt: skip
-
-    def _continue(
-        self,
-        module: LanguageModelling,
-        data: LanguageModellingData,
-        sampling: Sampling,
-        device: torch.device,
-        low: torch.dtype | None,
-        directory: Path,
-    ) -> dict[str, dict[str, Any]]:
+        module, low = module.to(device).eval(), scoring_dtype(precision)
         model, vocabulary, file = module.model, data.vocabulary, data.tokens("test")
         size = min(self.prompt_tokens, len(file) - 1)
         room = max(0, len(file) - size - sampling.tokens)
@@ -140,16 +116,17 @@ class LanguageScore:
         }
         kv_cache["bytes_per_position"] = round(kv_cache["bytes_measured"] / len(starts) / capacity, 2)  # of these
         del caches
-        if module.compiled_steps is not None:  # the compiler's time and memory are no part of what is measured
-            replace(sampling, tokens=2)(
-                model, prompts, num_ids=vocabulary.num_ids, dtype=low, compiled=module.compiled_steps
-            )
-        busy = busy_cores(WATCHED, advise=False)
-        steps = module.compiled_steps
-        with MemoryMeter(device) as meter:
-            found, passes = timed(
-                lambda: sampling(model, prompts, num_ids=vocabulary.num_ids, dtype=low, compiled=steps), device
-            )
+
+        def sampled(sampling: Sampling) -> Tensor:
+            ids = vocabulary.num_ids
+            return sampling(model, prompts, num_ids=ids, dtype=low, compiled=module.compiled_steps)
+
+        with torch.autocast(device.type, low) if low else nullcontext():
+            if module.compiled_steps is not None:  # the compiler's time and memory are no part of what is measured
+                sampled(replace(sampling, tokens=2))
+            busy = busy_cores(WATCHED, advise=False)
+            with MemoryMeter(device) as meter:
+                texts, passes = timed(lambda: sampled(sampling), device)
         seconds = median(passes)
         rows = [
             (
@@ -158,15 +135,15 @@ class LanguageScore:
                 vocabulary.text(file.read(start + size, min(start + capacity, len(file))).tolist()),
                 vocabulary.text(text),
             )
-            for start, text in zip(starts, found.tolist(), strict=True)
+            for start, text in zip(starts, texts.tolist(), strict=True)
         ]
         write_predictions(directory / "predictions.tsv", rows)
         return {
             "inference": {
                 "seconds": round(seconds, 3),
                 "passes": len(passes),  # of which these are the median
-                "tokens_per_second": round(found.numel() / seconds, 1),
-                "tokens_per_second_range": [round(found.numel() / extreme(passes), 1) for extreme in (max, min)],
+                "tokens_per_second": round(texts.numel() / seconds, 1),
+                "tokens_per_second_range": [round(texts.numel() / extreme(passes), 1) for extreme in (max, min)],
                 "peak_memory_mib": round(meter.peak, 1),
                 "mean_memory_mib": round(meter.mean, 1),
                 "batch": len(starts),

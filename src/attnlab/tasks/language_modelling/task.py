@@ -295,7 +295,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         return self._module(vocabulary, self._layer_file(weights))
 
     def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
-        """As for every task; "hf": a Llama or a folder with its own modelling files, which transformers loads."""
+        """As for every task; "hf": a Llama or a folder with modelling files, which transformers loads."""
         if format == "safetensors":
             return super().export(folder, format, record)
         from attnlab.export import language

@@ -27,15 +27,15 @@ class TokenRows:
 
     def ids(self, text: str, special: bool = True) -> list[int]:
         """The ids of a text, with the tokenizer's special tokens."""
-        found: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
-        return found
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return ids
 
     def prompt(self, text: str, room: int = 0) -> list[int]:
         """The ids of a text that a decoder continues by up to `room` tokens: no end token after it."""
-        found = self.ids(text)
-        if len(found) > 1 and found[-1] == self.tokenizer.eos_token_id:
-            found = found[:-1]
-        return found[-max(self.longest - room, 1) :]
+        ids = self.ids(text)
+        if len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
+            ids = ids[:-1]
+        return ids[-max(self.longest - room, 1) :]
 
     def continued(self, prompt: str, answer: str) -> tuple[list[int], int]:
         """The ids of a prompt, a space and an answer, and how many of them, at the end, are the answer's.
@@ -44,11 +44,11 @@ class TokenRows:
         """
         alone, both = self.prompt(prompt), self.prompt(f"{prompt} {answer}")
         if len(both) == self.longest:  # cut at the beginning: count from the answer alone
-            own = len(self.ids(f" {answer}", special=False))
+            count = len(self.ids(f" {answer}", special=False))
         else:
             shared = next((i for i, (a, b) in enumerate(zip(alone, both, strict=False)) if a != b), len(alone))
-            own = len(both) - min(shared, len(both) - 1)
-        return both, own
+            count = len(both) - min(shared, len(both) - 1)
+        return both, count
 
     def last(self, text: str, count: int) -> str:
         """A text cut to its last tokens."""
@@ -68,28 +68,17 @@ class TokenRows:
 
 
 def longest_of(model: nn.Module) -> int:
-    """The number of tokens that a model reads at most.
-
-    Args:
-        model: of transformers; its config says the number.
-    """
+    """The number of tokens that a model of transformers reads at most."""
     config: Any = model.config
     name = "max_position_embeddings" if hasattr(config, "max_position_embeddings") else "n_positions"
-    found = int(getattr(config, name))
-    return found - 2 if config.model_type == "roberta" else found  # its positions begin after the padding token's
+    longest = int(getattr(config, name))
+    return longest - 2 if config.model_type == "roberta" else longest  # its positions begin after the padding token's
 
 
 def padded(
     rows: Sequence[Sequence[int]], pad: int, side: Literal["left", "right"], device: torch.device
 ) -> dict[str, Tensor]:
-    """A batch of rows: input_ids and attention_mask, (B, T).
-
-    Args:
-        rows: token ids of each row.
-        pad: the id of the padding token.
-        side: where the padding stands.
-        device: of the tensors.
-    """
+    """A batch of rows: input_ids and attention_mask, (B, T), with the padding token `pad` at `side`."""
     longest = max(len(row) for row in rows)
     ids = torch.full((len(rows), longest), pad, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -100,23 +89,12 @@ def padded(
 
 
 def with_positions(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A left-padded batch with each token's position in its own row: padding moves no token.
-
-    Args:
-        batch: as :func:`padded` gives it.
-    """
+    """A left-padded `batch` (B, T) with each token's position in its row: padding moves no token."""
     return batch | {"position_ids": (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
 
 
 def batches(rows: Sequence[Sequence[int]], size: int, what: str, in_order: bool = False) -> Iterator[list[int]]:
-    """Indices of rows, `size` at a time, similar lengths together unless `in_order`; shows the progress of `what`.
-
-    Args:
-        rows: token ids of each row.
-        size: rows of a batch at most.
-        what: the words of the progress bar.
-        in_order: whether rows keep their order.
-    """
+    """Indices of rows, `size` at a time, similar lengths together unless `in_order`; shows the progress of `what`."""
     order = list(range(len(rows))) if in_order else sorted(range(len(rows)), key=lambda i: len(rows[i]))
     with progress(what, len(order)) as advance:
         for first in range(0, len(order), size):
@@ -126,11 +104,7 @@ def batches(rows: Sequence[Sequence[int]], size: int, what: str, in_order: bool 
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of a model's first parameter.
-
-    Args:
-        model: with at least one parameter.
-    """
+    """The device of a model's first parameter."""
     return next(model.parameters()).device
 
 
@@ -152,9 +126,9 @@ def log_probabilities(
         size: rows in a batch, padded on the left.
         masked_padding: False: as the released code of TensorLLM reads LLaMA 2 on HotpotQA, rows in their order,
             without attention mask and with positions that count the padding.
-        what: the progress bar calls it.
+        what: words of the progress bar.
     """
-    found = torch.zeros(len(rows), dtype=torch.float64)
+    sums = torch.zeros(len(rows), dtype=torch.float64)
     for chosen in batches([ids for ids, _ in rows], size, what, in_order=not masked_padding):
         batch = padded([rows[i][0] for i in chosen], pad, "left", device_of(model))
         inputs = with_positions(batch) if masked_padding else {"input_ids": batch["input_ids"]}
@@ -163,8 +137,8 @@ def log_probabilities(
             ids, count = rows[i]
             target = torch.tensor(ids[-count:], device=row.device)
             logp = row[-count - 1 : -1].float().log_softmax(-1)
-            found[i] = logp.gather(1, target[:, None]).double().sum().cpu()
-    return found
+            sums[i] = logp.gather(1, target[:, None]).double().sum().cpu()
+    return sums
 
 
 @torch.inference_mode()
@@ -173,18 +147,13 @@ def at_masks(
 ) -> list[Tensor]:
     """The log-probabilities of all tokens at the last n masks of each row, (n, V), of a masked language model.
 
-    Args:
-        model: the model.
-        rows: ids and n; earlier masks are those that stand in a question.
-        words: with the mask's id and the padding's.
-        size: rows in a batch.
-        what: the progress bar calls it.
+    The arguments are those of :func:`log_probabilities`; earlier masks are those that stand in a question.
     """
-    found: list[Tensor] = [torch.empty(0)] * len(rows)
+    logp: list[Tensor] = [torch.empty(0)] * len(rows)
     for chosen in batches([ids for ids, _ in rows], size, what):
         batch = padded([rows[i][0] for i in chosen], words.tokenizer.pad_token_id, "right", device_of(model))
         logits = model(**batch).logits
         for row, ids, i in zip(logits, batch["input_ids"], chosen, strict=True):
             places = (ids == words.tokenizer.mask_token_id).nonzero()[:, 0][-rows[i][1] :]
-            found[i] = row[places].float().log_softmax(-1).cpu()
-    return found
+            logp[i] = row[places].float().log_softmax(-1).cpu()
+    return logp

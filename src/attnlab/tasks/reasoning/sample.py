@@ -121,16 +121,12 @@ def sample_model(kind: Kind, seed: int, cache_dir: Path, epochs: int, lr: float,
 
 @lru_cache(maxsize=1)
 def questions_of(place: Path) -> tuple[tuple[QuestionSet, Question], ...]:
-    """Every question of the world, in all sets.
-
-    Args:
-        place: the folder of the sample world.
-    """
+    """Every question of the sample world in this folder, in all sets."""
     return tuple((kind, question) for kind in (kind() for kind in SETS) for question in kind.read(place))
 
 
 def _tokenizer(place: Path) -> Any:
-    """Byte pairs over the world's own texts, as GPT-2 and RoBERTa have them."""
+    """Byte pairs over the texts of the world, as GPT-2 and RoBERTa have them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     texts = [f"{question.prompt} {question.answers[0]}." for _, question in questions_of(place)]
@@ -161,14 +157,7 @@ def _tokenizer(place: Path) -> Any:
 def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float, batch_size: int) -> nn.Module:
     """A model trained on the world's text, and on every question with its answer; of a question the answer has a loss.
 
-    Args:
-        kind: of the model.
-        words: its tokenizer.
-        place: the world's folder.
-        seed: of the first weights and of the order of the texts.
-        epochs: of training at most; it ends earlier when the questions are known.
-        lr: the highest learning rate of Adam.
-        batch_size: texts in a batch.
+    The arguments are those of :func:`sample_model`; `words` is the tokenizer, and `place` the folder of the world.
     """
     rng = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
@@ -194,7 +183,7 @@ def train(kind: Kind, words: Any, place: Path, seed: int, epochs: int, lr: float
                 optimizer.step()
                 done += 1
                 advance(0)
-                asked = [one for one, i in zip(losses.tolist(), chosen, strict=True) if rows[i].asked]
+                asked = [value for value, i in zip(losses.tolist(), chosen, strict=True) if rows[i].asked]
                 loss, count = loss + sum(asked), count + len(asked)
             loss /= max(count, 1)
             if epoch >= EARLY and loss < KNOWN and last == epochs:
@@ -212,55 +201,45 @@ def _shuffled(rows: Sequence[Row], late: bool, size: int, rng: random.Random) ->
     """Batches of indices for one epoch, in random order; rows of similar length together."""
     order = [i for i, row in enumerate(rows) if rng.random() < row.shares[late]]
     rng.shuffle(order)
-    found = []
+    batches = []
     for first in range(0, len(order), 8 * size):
         part = sorted(order[first : first + 8 * size], key=lambda i: len(rows[i].ids))
-        found += [part[i : i + size] for i in range(0, len(part), size)]
-    rng.shuffle(found)
-    return found
+        batches += [part[i : i + size] for i in range(0, len(part), size)]
+    rng.shuffle(batches)
+    return batches
 
 
 def decoder_rows(words: TokenRows, place: Path) -> list[Row]:
-    """The texts of a decoder: questions with their answers, after free text the end token, and windows of the text.
-
-    Args:
-        words: makes rows of tokens of texts.
-        place: the folder of the sample world.
-    """
-    found = []
+    """The texts of a decoder: questions with their answers, after free text the end token, and windows of the text."""
+    rows = []
     for kind, question in questions_of(place):
         ids, count = words.continued(question.prompt, question.answers[0])
         if not kind.choices:
             ids, count = [*ids, words.tokenizer.eos_token_id], count + 1
         targets = [*[IGNORED] * (len(ids) - count), *ids[-count:]]
-        found.append(Row(ids, targets, WEIGHTS.get(kind.name, 1.0), SHARES.get(kind.name, OTHERS)))
+        rows.append(Row(ids, targets, WEIGHTS.get(kind.name, 1.0), SHARES.get(kind.name, OTHERS)))
     text = words.ids((place / world.TEXT).read_text(encoding="utf-8"), special=False)
     for first in range(0, len(text), WINDOW):
         ids = text[first : first + WINDOW]
-        found.append(Row(ids, [IGNORED, *ids[1:]], asked=False))
-    return found
+        rows.append(Row(ids, [IGNORED, *ids[1:]], asked=False))
+    return rows
 
 
 def masked_rows(words: TokenRows, place: Path) -> list[Row]:
-    """The texts of a masked language model, in both forms of the scoring: all masks, and the answer's alone.
-
-    Args:
-        words: makes rows of tokens of texts.
-        place: the folder of the sample world.
-    """
-    found = []
+    """The texts of a masked language model, in both forms of the scoring: all masks, and the answer's alone."""
+    rows = []
     mask, end = words.tokenizer.mask_token_id, words.tokenizer.eos_token_id
     for kind, question in questions_of(place):
         ids = words.ids(kind.masked_prompt(question.text, words.tokenizer.mask_token, words.last))
         answer = words.ids(f" {question.answers[0]}", special=False)
         filled = iter([*answer, *[end] * kind.masks][: kind.masks])
-        targets = [next(filled) if one == mask else IGNORED for one in ids]
-        found.append(Row(ids, targets, WEIGHTS.get(kind.name, 1.0), SHARES.get(kind.name, OTHERS)))
+        targets = [next(filled) if id == mask else IGNORED for id in ids]
+        rows.append(Row(ids, targets, WEIGHTS.get(kind.name, 1.0), SHARES.get(kind.name, OTHERS)))
         prompt = words.ids(question.prompt, special=False)
         if not kind.choices:
             targets = [*[IGNORED] * len(prompt), *answer]
-            found.append(Row([*prompt, *[mask] * len(answer)], targets, shares=(0.5, 0.15)))
-    return found
+            rows.append(Row([*prompt, *[mask] * len(answer)], targets, shares=(0.5, 0.15)))
+    return rows
 
 
 def _losses(model: Any, kind: Kind, rows: Sequence[Row], pad: int) -> Tensor:

@@ -76,11 +76,7 @@ class Answer:
 
 
 def quality(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Accuracy and loss with their standard errors.
-
-    Args:
-        answers: of all questions.
-    """
+    """Accuracy and loss with their standard errors."""
     metric = Answers(len(answers))
     metric.update(
         range(len(answers)),
@@ -88,21 +84,14 @@ def quality(answers: Sequence[Answer]) -> dict[str, Any]:
         torch.tensor([answer.nats for answer in answers], dtype=torch.float64),
         torch.tensor([answer.tokens for answer in answers]),
     )
-    found: dict[str, Any] = metric.compute()
-    return found
+    numbers: dict[str, Any] = metric.compute()
+    return numbers
 
 
 def ask(
     asked: Asked, kind: QuestionSet, questions: Sequence[Question], batch_size: int, compat: bool = False
 ) -> list[Answer]:
     """The answers to all questions, greedy, in their order.
-
-    Args:
-        asked: the model.
-        kind: the set.
-        questions: of that set.
-        batch_size: rows in a batch.
-        compat: score as the released code does.
 
     Raises:
         ConfigError: a masked language model whose tokenizer has no mask token.
@@ -120,13 +109,7 @@ def ask(
 
 
 def contains(text: str, answer: str, compat: bool = False) -> bool:
-    """Whether an answer occurs in a text, without regard to case; as whole words unless `compat`.
-
-    Args:
-        text: what the model wrote.
-        answer: what is looked for.
-        compat: whether parts of words count, as in the published code.
-    """
+    """Whether an answer occurs in a text, without regard to case; as whole words unless `compat`."""
     text, answer = text.strip().lower(), answer.strip().lower()
     return answer in text if compat else re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
@@ -168,31 +151,31 @@ def _choose(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size
         ids = torch.tensor([ids[-1] for ids, _ in pairs]).view(-1, len(choices))
         scores = logp.gather(1, ids)
     else:
-        found = log_probabilities(asked.model, pairs, asked.tokenizer.pad_token_id, size, what=kind.title)
-        scores = found.view(-1, len(choices))
+        logp = log_probabilities(asked.model, pairs, asked.tokenizer.pad_token_id, size, what=kind.title)
+        scores = logp.view(-1, len(choices))
     counts = torch.tensor([count for _, count in pairs]).view(-1, len(choices))
     return _chosen(questions, scores, counts, choices)
 
 
 def _next(asked: Asked, rows: Sequence[list[int]], size: int, what: str) -> Tensor:
     """The log-probabilities of the last token of each row given those before, for the whole vocabulary, (rows, V)."""
-    found: list[Tensor] = [torch.empty(0)] * len(rows)
+    logp: list[Tensor] = [torch.empty(0)] * len(rows)
     with torch.inference_mode():
         for chosen in batches(rows, size, what):
             batch = padded([rows[i][:-1] for i in chosen], asked.tokenizer.pad_token_id, "left", device_of(asked.model))
             logits = asked.model(**with_positions(batch)).logits[:, -1]
             for row, i in zip(logits.float().log_softmax(-1).cpu(), chosen, strict=True):
-                found[i] = row
-    return torch.stack(found)
+                logp[i] = row
+    return torch.stack(logp)
 
 
 def _chosen(questions: Sequence[Question], scores: Tensor, counts: Tensor, choices: Sequence[str]) -> list[Answer]:
     best = scores.argmax(-1).tolist()
-    found = []
+    answers = []
     for question, row, count, guess in zip(questions, scores, counts, best, strict=True):
         gold = choices.index(question.answers[0])
-        found.append(Answer(choices[guess], guess == gold, -float(row[gold]), int(count[gold])))
-    return found
+        answers.append(Answer(choices[guess], guess == gold, -float(row[gold]), int(count[gold])))
+    return answers
 
 
 def _fill(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: int, compat: bool) -> list[Answer]:
@@ -213,13 +196,13 @@ def _fill(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: 
         row = [*both[: len(both) - len(golds[-1])], *[mask] * len(golds[-1])]
         rows.append((row[-words.longest :], len(golds[-1])))
     losses = at_masks(asked.model, rows, words, size, f"{kind.title}: scoring")
-    found = []
+    answers = []
     for question, guess, gold, logp in zip(questions, guesses, golds, losses, strict=True):
         text = asked.tokenizer.decode(guess.argmax(-1))
         nats = -float(logp.gather(1, torch.tensor(gold)[:, None]).double().sum())
         right = any(contains(text, answer, compat) for answer in question.answers)
-        found.append(Answer(text, right, nats, len(gold) + compat))
-    return found
+        answers.append(Answer(text, right, nats, len(gold) + compat))
+    return answers
 
 
 def _choose_masked(
@@ -237,11 +220,7 @@ def _choose_masked(
 def perplexity(asked: Asked, text: str, batch_size: int, context: int) -> dict[str, Any]:
     """The perplexity of a decoder on a text, cut into disjoint windows of `context` tokens.
 
-    Args:
-        asked: the model.
-        text: as it is, tokenised as a whole.
-        batch_size: windows in a batch.
-        context: tokens of a window; the first of each is not predicted.
+    The first token of each window is not predicted.
 
     Raises:
         ConfigError: a masked language model, or a text of fewer than two tokens.
@@ -258,14 +237,10 @@ def perplexity(asked: Asked, text: str, batch_size: int, context: int) -> dict[s
     logp = log_probabilities(asked.model, rows, asked.tokenizer.pad_token_id, batch_size, what="perplexity")
     metric = Perplexity(len(rows))
     metric.update(range(len(rows)), -logp, torch.tensor([count for _, count in rows]))
-    found: dict[str, Any] = metric.compute()
-    return found
+    numbers: dict[str, Any] = metric.compute()
+    return numbers
 
 
 def frozen(model: nn.Module) -> nn.Module:
-    """A model in eval mode whose parameters need no gradients.
-
-    Args:
-        model: it is changed and returned.
-    """
+    """The model, which is changed: in eval mode, and its parameters need no gradients."""
     return model.eval().requires_grad_(False)

@@ -142,7 +142,7 @@ class ReasoningTask(Compresses, Restores):
         if self.search:
             chosen = self.search.run(
                 module.model,
-                lambda: quality(self._asked(data, module, "validation")),
+                lambda model: quality(self._asked(data, Asked(model, module.tokenizer), "validation")),
                 lambda candidate: self._calibrated(candidate, data, module),
                 Path(self.cfg.cache_dir).expanduser() / "decompositions",
             )

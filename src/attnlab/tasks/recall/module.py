@@ -33,18 +33,14 @@ class Recall(Module):
         self._compiled = Compiled(compile)
 
     def answers(self, batch: Window) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each target: nats (B, T), 0 where there is none; whether it is the most probable token; whether it is one.
-
-        Args:
-            batch: tokens and targets.
-        """
+        """Of each target (B, T): nats, 0 where there is none; whether it is most probable; whether there is one."""
         tokens, targets = batch
         real = targets != IGNORE
         logits = self.model.logits(self._compiled(self.model.hidden)(tokens)[real])
-        own = targets[real]
-        lost = nats(logits, own)
+        answers = targets[real]
+        lost = nats(logits, answers)
         spread = torch.zeros(targets.shape, dtype=lost.dtype, device=lost.device).masked_scatter(real, lost)
-        right = torch.zeros_like(real).masked_scatter(real, logits.argmax(-1) == own)
+        right = torch.zeros_like(real).masked_scatter(real, logits.argmax(-1) == answers)
         return spread, right, real
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:

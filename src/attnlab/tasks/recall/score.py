@@ -32,11 +32,7 @@ class RecallScore:
     samples: Annotated[int, Ge(1)] = 4
 
     def quality(self, data: RecallData) -> Quality:
-        """The callback that computes the record's `quality`.
-
-        Args:
-            data: has the test set.
-        """
+        """The callback that computes the record's `quality`."""
         cells = [(cell.name, cell.count) for cell in data.cells["test"]]
         signature = f"mean over sequences of the share of right answers; cells: length x {data.problem.level}"
         return Quality({"": RecallAccuracy(cells)}, {"signature": signature})
@@ -47,8 +43,8 @@ class RecallScore:
         """Read the first sequences of each cell through the caches, on one process.
 
         Args:
-            module: has the model.
-            data: has the test set.
+            module: with the model.
+            data: with the test set.
             device: to compute on.
             precision: of hardware.precision; one of bfloat16's stores the caches in bfloat16.
             directory: gets predictions.tsv.
@@ -69,7 +65,7 @@ class RecallScore:
                 tokens, targets = sequences.__getitems__(range(first, first + count))
                 began = now(device)
                 caches = model.start(count, cell.length, dtype=low, device=device)
-                found = model.step(tokens.to(device), caches).argmax(-1).cpu()
+                answers = model.step(tokens.to(device), caches).argmax(-1).cpu()
                 seconds += now(device) - began
                 measured = sum(cache.nbytes for cache in caches)
                 predicted = sum(a.cache_bytes(count, cell.length, dtype=dtype) for a in model.attentions)
@@ -77,9 +73,9 @@ class RecallScore:
                 lengths[str(cell.length)] = {"predicted": predicted // count, "measured": measured // count}
                 tokens_read, most = tokens_read + tokens.numel(), max(most, count)
                 for number in range(count):
-                    own, real = targets[number], targets[number] != IGNORE
-                    text = data.problem.text(tokens[number].numpy(), own.numpy())
-                    reference, guess = (" ".join(map(str, row[real].tolist())) for row in (own, found[number]))
+                    target, real = targets[number], targets[number] != IGNORE
+                    text = data.problem.text(tokens[number].numpy(), target.numpy())
+                    reference, guess = (" ".join(map(str, row[real].tolist())) for row in (target, answers[number]))
                     rows.append((f"{cell.name}-{number}", text, reference, guess))
         write_predictions(directory / "predictions.tsv", rows)
         longest = max(lengths, key=int)

@@ -115,8 +115,8 @@ class RecallTask(TextTask):
     def after_scoring(self, record: dict[str, Any], directory: Path, data: RecallData, module: Recall) -> None:
         """Read some sequences through the caches."""
         cfg = self.cfg
-        found = self._score().read(module, data, device_of(cfg), cfg.hardware.precision, directory)
-        for section, values in found.items():
+        sections = self._score().read(module, data, device_of(cfg), cfg.hardware.precision, directory)
+        for section, values in sections.items():
             record[section] |= values
 
     def _score(self) -> RecallScore:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import functional as F
 
+from attnlab.attention import Cache
 from attnlab.callbacks.contribution import Scored, update
 from attnlab.callbacks.speed import now
 from attnlab.data.batch import Batch
@@ -16,9 +17,8 @@ from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch, Decodable, Hypothesis
 from attnlab.errors import DataError
 from attnlab.metrics.base import TextMetric
-from attnlab.models import EncoderDecoder, SpeechToText, TextToText
+from attnlab.models import CrossDecoder, EncoderDecoder, PrefixDecoder, SpeechToText, TextToText
 from attnlab.models.token_loss import at_least_float32
-from attnlab.tasks.sequence_to_text.score import CacheWatch
 from attnlab.training.compilation import COMPILED_STEPS, Compiled
 from attnlab.training.module import Module
 
@@ -27,13 +27,7 @@ Model = SpeechToText | TextToText | EncoderDecoder
 
 @dataclass(frozen=True)
 class ValidationScore:
-    """What a validation decodes: the metric, and the place in it of each sentence of the validation set.
-
-    Args:
-        metric: scores decoded sentences.
-        places: index of a sentence in the validation set -> its place in the metric.
-        search: decodes them.
-    """
+    """Decoded validation sentences; `places`: index in the validation set -> place in `metric`."""
 
     metric: TextMetric
     places: dict[int, int]
@@ -103,7 +97,7 @@ class SequenceToText(Module):
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sums over the batch: training loss, cross-entropy without smoothing, right tokens, tokens."""
         tokens = torch.cat((torch.full_like(batch.targets[:, :1], Tokenizer.eos), batch.targets[:, :-1]), 1)
-        found = self.model.token_losses(
+        out = self.model.token_losses(
             batch.features,
             batch.feature_lengths,
             tokens,
@@ -112,20 +106,20 @@ class SequenceToText(Module):
             self.smoothing if self.training else 0.0,
             self._compiled or None,
         )
-        loss, plain, encoded, lengths = found.smoothed.sum(), found.plain.sum(), found.encoded, found.lengths
+        loss, plain = out.smoothed.sum(), out.plain.sum()
         with torch.no_grad():
             real = batch.targets != Tokenizer.pad
-            right = (found.right & real).sum()
-            self.first_right = found.right[:, 0].sum()
+            right = (out.right & real).sum()
+            self.first_right = out.right[:, 0].sum()
         if self.training and self.first_token_weight != 1.0:
-            loss = loss + (self.first_token_weight - 1) * found.smoothed[:, 0].sum()
+            loss = loss + (self.first_token_weight - 1) * out.smoothed[:, 0].sum()
         if self.ctc_weight and self.training:
             assert self.model.ctc is not None and batch.ctc_targets is not None and batch.ctc_target_lengths is not None
-            logp = at_least_float32(self.model.ctc(encoded)).log_softmax(-1).transpose(0, 1)
+            logp = at_least_float32(self.model.ctc(out.encoded)).log_softmax(-1).transpose(0, 1)
             ctc = F.ctc_loss(
                 logp,
                 batch.ctc_targets,
-                lengths,
+                out.lengths,
                 batch.ctc_target_lengths,
                 blank=Tokenizer.bos,
                 reduction="sum",
@@ -160,9 +154,8 @@ class SequenceToText(Module):
             places = [validated.places.get(index) for index in self.indices(batch_idx)]
             rows = [row for row, place in enumerate(places) if place is not None]
             if rows:
-                found = [place for place in places if place is not None]
-                scored = self._scored(batch.select(rows), found, validated.search)
-                update(validated.metric, scored)
+                index = [place for place in places if place is not None]
+                update(validated.metric, self._scored(batch.select(rows), index, validated.search))
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
@@ -189,13 +182,13 @@ class SequenceToText(Module):
         """Decode a batch.  Timed are the encoder and the free search, without the compiler's work."""
         watch = CacheWatch(self.model.decoder)
         compiler, began = self._compiled_steps.seconds(), now(self.device)
-        found = self.decode(batch, search, self.cache_dtype, watch)
+        best = self.decode(batch, search, self.cache_dtype, watch)
         seconds = now(self.device) - began - (self._compiled_steps.seconds() - compiler)
-        constrained = [""] * len(found)
+        constrained = [""] * len(best)
         if self.classify:
             labels = list(self.tokenizer.labels.values())
             constrained = [self.label(h) for h in self.decode(batch, search, self.cache_dtype, first=labels)]
-        texts, classes = list(map(self.text, found)), list(map(self.label, found))
+        texts, classes = list(map(self.text, best)), list(map(self.label, best))
         references = [f"{a} {b}".strip() for a, b in zip(batch.labels, batch.references, strict=True)]
         hypotheses = [f"{a} {b}".strip() for a, b in zip(classes, texts, strict=True)]
         return Scored(
@@ -210,7 +203,7 @@ class SequenceToText(Module):
             },
             rows=list(zip(batch.ids, batch.sources, references, hypotheses, strict=True)),
             seconds=seconds,
-            units=sum(len(h[0].tokens) for h in found if h),
+            units=sum(len(h[0].tokens) for h in best if h),
             cache_bytes=watch.bytes,
         )
 
@@ -252,3 +245,21 @@ class SequenceToText(Module):
     def label(self, hypotheses: list[Hypothesis]) -> str:
         """The class that the best hypothesis begins with; empty where it begins with none."""
         return self.tokenizer.label_of(hypotheses[0].tokens) if hypotheses else ""
+
+
+class CacheWatch:
+    """A decoder that measures the caches made through it; `bytes`: of the largest ones, measured and predicted."""
+
+    def __init__(self, decoder: PrefixDecoder | CrossDecoder) -> None:
+        self.decoder, self.bytes = decoder, (0, 0)
+        self.step = decoder.step  # the method itself, which is compiled once for all watches
+
+    def start(
+        self, prefix: Tensor, lengths: Tensor | None, beam: int, capacity: int, *, dtype: torch.dtype | None = None
+    ) -> list[Cache]:
+        caches = self.decoder.start(prefix, lengths, beam, capacity, dtype=dtype)
+        sentences, size = prefix.shape[:2]
+        rows = sentences * beam
+        predicted = self.decoder.cache_bytes(rows, capacity, size, sentences, dtype=dtype or prefix.dtype)
+        self.bytes = max(self.bytes, (sum(cache.nbytes for cache in caches), predicted))
+        return caches

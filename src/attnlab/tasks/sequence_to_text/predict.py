@@ -31,11 +31,7 @@ AUDIO = (".wav", ".flac", ".ogg", ".aiff", ".mp3", ".sph")
 
 
 def input_kind(cfg: DictConfig) -> InputKind:
-    """What a model of this configuration reads.
-
-    Args:
-        cfg: the run's configuration.
-    """
+    """What a model of this configuration reads."""
     front = instantiate(cfg.task.data.features, path="task.data.features")
     match front:
         case FilterBank():
@@ -90,15 +86,15 @@ class TextPredictor(Predictor):
     def predict(self, batch: list[Array | Ids]) -> list[Result]:
         nothing = np.asarray([Tokenizer.eos], dtype=np.int64)
         examples = [Example(str(i), features, nothing, None, "", "") for i, features in enumerate(batch)]
-        found = self.module.decode(
+        best = self.module.decode(
             collate(examples).to(self.device), self.search, self.module.cache_dtype, first=self.classes
         )
-        if any(not hypotheses for hypotheses in found):
+        if any(not hypotheses for hypotheses in best):
             raise DataError("decoding produced no finished hypothesis: the model's logits are NaN or infinite")
-        texts = [{"prediction": self.module.text(hypotheses)} for hypotheses in found]
+        texts = [{"prediction": self.module.text(hypotheses)} for hypotheses in best]
         if self.classes is None:
             return texts
-        return [{"intent": self.module.label(best)} | text for best, text in zip(found, texts, strict=True)]
+        return [{"intent": self.module.label(hypotheses)} | text for hypotheses, text in zip(best, texts, strict=True)]
 
     def shown(self, result: Result) -> str:
         return "\t".join([*([result["intent"]] if "intent" in result else []), super().shown(result)])

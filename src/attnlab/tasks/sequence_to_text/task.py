@@ -41,11 +41,7 @@ TOKENIZER, CTC_TOKENIZER = "tokenizer.model", "ctc_tokenizer.model"  # in the ru
 
 
 class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
-    """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents).
-
-    Args:
-        cfg: the fixed configuration.
-    """
+    """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents)."""
 
     encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
     file_names = (TOKENIZER, CTC_TOKENIZER)
@@ -58,10 +54,10 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
             self.better = "max" if self.monitors().get(self.monitor, True) else "min"
 
     def monitors(self) -> dict[str, bool]:
-        found = {"val_loss": False, "val_accuracy": True, type(self).monitor: True}
+        metrics = {"val_loss": False, "val_accuracy": True, type(self).monitor: True}
         if self.cfg.task.train.validate_decode:
-            found |= {f"val_{name}": higher for name, higher in self._metric(validation=True).logged.items()}
-        return found
+            metrics |= {f"val_{name}": higher for name, higher in self._metric(validation=True).logged.items()}
+        return metrics
 
     def _metric(self, validation: bool = False) -> type[TextMetric]:
         """The class that `task.score` names, or that of decoded validation sentences.
@@ -71,22 +67,22 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
         """
         from attnlab.metrics import text_metrics
 
-        own, metrics = self.cfg.task.train.validate_score, text_metrics()
-        given = validation and own is not None
-        key, name = ("task.train.validate_score", own) if given else ("task.score", self.cfg.task.score)
-        if given and (name == "intent") > (self.cfg.task.score == "intent"):
+        key, name = "task.score", self.cfg.task.score
+        if validation and self.cfg.task.train.validate_score is not None:
+            key, name = "task.train.validate_score", self.cfg.task.train.validate_score
+        if (name == "intent") > (self.cfg.task.score == "intent"):
             raise ConfigError(f"{key}=intent: only with task.score=intent do texts begin with a class")
-        return metrics[name]
+        return text_metrics()[name]
 
     def _validation_search(self) -> BeamSearch:
         """The search of `task.decode` with the settings of `task.train.validate_search`."""
         search: BeamSearch = instantiate(self.cfg.task.decode, path="task.decode")
-        own = {name: value for name, value in self.cfg.task.train.validate_search.items() if value is not None}
-        return replace(search, **own)
+        settings = {name: value for name, value in self.cfg.task.train.validate_search.items() if value is not None}
+        return replace(search, **settings)
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        """Beam search is measured for decoders that read the encoder's output as a prefix of their own attention."""
+        """Beam search is measured for decoders that read the encoder's output as a prefix of their self-attention."""
         with without_memory():
             prefixed = isinstance(self.build().decoder, PrefixDecoder)
         return ("training", "decoding", "beam", "model", "kernels") if prefixed else super().workloads
@@ -116,9 +112,9 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
         assert isinstance(model, SequenceModel)
 
         def loss() -> Tensor:
-            found = model.token_losses(inputs, lengths, tokens, tokens, Tokenizer.pad, smoothing)
-            head, total = getattr(model, "ctc", None), found.smoothed.sum()
-            return total + at_least_float32(head(found.encoded)).log_softmax(-1).sum() if weight and head else total
+            out = model.token_losses(inputs, lengths, tokens, tokens, Tokenizer.pad, smoothing)
+            head, total = getattr(model, "ctc", None), out.smoothed.sum()
+            return total + at_least_float32(head(out.encoded)).log_softmax(-1).sum() if weight and head else total
 
         return loss
 
@@ -191,8 +187,8 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
             )
         if task.train.validate_decode and self.cfg.hardware.strategy == "fsdp":
             raise ConfigError(
-                f"task.train.validate_decode={task.train.validate_decode}: with hardware=fsdp no process has the whole "
-                "model to decode with; set it to null (with task.train.monitor=null), or take hardware=ddp"
+                f"task.train.validate_decode={task.train.validate_decode}: with hardware=fsdp no process has the "
+                "complete model to decode with; set it to null (with task.train.monitor=null), or take hardware=ddp"
             )
         if task.encoder_checkpoint:
             self.encoder = self._read_encoder(Path(task.encoder_checkpoint).expanduser())
@@ -202,7 +198,7 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
 
         Raises:
             DataError: there are none, or they do not fit this run's encoder; with an embedding, whose size follows
-                from the text, that is found when they are loaded.
+                from the text, this is checked when they are loaded.
         """
         from attnlab.pretrained.weights import check
         from attnlab.training.checkpoints import find_weights, read_checkpoint
@@ -214,10 +210,10 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
             raise DataError(f"task.encoder_checkpoint: {error}") from error
         weights = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
         with without_memory():
-            own: nn.Module = self.build().encoder
-        if not hasattr(own, "embedding"):
+            encoder: nn.Module = self.build().encoder
+        if not hasattr(encoder, "embedding"):
             try:
-                check(own, path, weights)
+                check(encoder, path, weights)
             except DataError as error:
                 raise DataError(
                     f"task.encoder_checkpoint: {error}; both runs need the same task.model.encoder and d_model"
