@@ -1,48 +1,71 @@
-"""Annotations with bounds, read as source and kept at construction."""
+"""Values against annotations, and bounds enforced at construction."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
-from annotated_types import Ge, Gt, Lt, MinLen
+from annotated_types import Ge, Gt, Lt, MinLen, MultipleOf
 
 from attnlab.attention import MHA
-from attnlab.config.annotation import fits, parse, surely_fits, within, words
+from attnlab.config.annotation import annotation_of, fits, literals, surely_fits, within, words
 from attnlab.config.bounds import bounded
-from attnlab.config.schema import signature
+
+
+class Tensor: ...
+
 
 CASES = [  # annotation, values that fit, values that do not, words
-    ("Annotated[int, Ge(1)]", [1, 5], [0, 1.5, True, None, "1"], "int >= 1"),
-    ("Annotated[int, Ge(1)] | None", [1, None], [0], "int >= 1 or null"),
-    ("Annotated[int | None, Ge(1)]", [1, None], [0], "int >= 1 or null"),
-    ("Optional[Annotated[float, Gt(0), Lt(1)]]", [0.5, None], [0, 1, float("inf")], "float > 0 and < 1 or null"),
-    ("Annotated[float, annotated_types.Ge(ge=0)]", [0, 0.5], [-1, float("nan")], "float >= 0"),
-    ("Annotated[int, Ge(1)] | Literal['auto']", [2, "auto"], [0, "car"], "int >= 1 or auto"),
-    ("Annotated[int, Ge(1)] | Literal[-1]", [2, -1], [0, -2], "int >= 1 or -1"),
-    ("list[Annotated[float, Gt(0)]]", [[], [1, 2.5]], [[0], 3], "a list, each float > 0"),
-    ("Annotated[list[int], MinLen(1)]", [[3]], [[], ["a"]], "a list, each int, not empty"),
-    ("Annotated[str, MinLen(1)]", ["a"], ["", 1], "str, not empty"),
-    ("Annotated[str, 'a description']", ["", "a"], [1], "str"),
-    ("bool", [True], [1, "true"], "bool"),
-    ("Path", ["x"], [5], "a path"),
+    (int, [1, -1], [1.0, True, "1", None, [1]], "int"),
+    (float, [1, 1.5], [True, "1", None, float("nan"), float("inf")], "float"),
+    (bool, [True], [1, "true", None], "bool"),
+    (str, ["x"], [1, None], "str"),
+    (Path | None, ["x", None], [5], "a path or null"),
+    (Literal["a", 2], ["a", 2], ["b", None], "a or 2"),
+    (list[int], [[], [1, 2]], [[1.5], "ab", 1, None], "a list, each int"),
+    (tuple[int, ...], [[], [1, 2]], [["a"]], "a list, each int"),
+    (tuple[int, str], [[1, "a"]], [[1], [1, 2], [1, "a", 1]], "a list of 2, each int"),
+    (Sequence[Sequence[int]], [[[1]]], [[1]], None),
+    (Mapping[str, int], [{"a": 1}], [1], "a group of keys"),
+    (Any, [None, 1, "x"], [], None),
+    (Annotated[int, Ge(1)] | None, [1, None], [0, 1.5, True, "1"], "int >= 1 or null"),
+    (Annotated[int | None, Ge(1)], [1, None], [0], "int >= 1 or null"),
+    (Annotated[float, Gt(0), Lt(1)] | None, [0.5, None], [0, 1, float("inf")], "float > 0 and < 1 or null"),
+    (Annotated[int, Ge(0), MultipleOf(2)], [0, 2], [1, -2], "int >= 0, a multiple of 2"),
+    (Annotated[int, Ge(1)] | Literal["auto", -1], [2, "auto", -1], [0, "car"], "int >= 1 or auto or -1"),
+    (list[Annotated[float, Gt(0)]], [[], [1, 2.5]], [[0], 3], "a list, each float > 0"),
+    (Annotated[list[int], MinLen(1)], [[3]], [[], ["a"]], "a list, each int, not empty"),
+    (Annotated[str, "a description"], ["", "a"], [1], "str"),
+    (Tensor, [1, "x"], [None], "a Tensor"),
 ]
 
 
-@pytest.mark.parametrize(("text", "good", "bad", "expected"), CASES)
-def test_bounds(text: str, good: list[Any], bad: list[Any], expected: str) -> None:
-    annotation = parse(text)
-    for value in good:
-        assert fits(annotation, value) and surely_fits(annotation, value), value
-    for value in bad:
-        assert not fits(annotation, value), value
-    assert words(annotation) == expected
+@pytest.mark.parametrize(("annotation", "good", "bad", "expected"), CASES)
+def test_values_and_annotations(annotation: Any, good: list[Any], bad: list[Any], expected: str | None) -> None:
+    assert [value for value in good if not fits(annotation, value)] == []
+    assert [value for value in bad if fits(annotation, value)] == []
+    assert expected in (None, words(annotation))
+
+
+def test_what_surely_fits() -> None:
+    assert surely_fits(float | Tensor, 1.0) and surely_fits(Annotated[list[int], MinLen(1)], [1])
+    assert not surely_fits(float | Tensor, "x") and not surely_fits(list[float | Tensor], [1.0])
+    assert literals(Literal["a", "b"] | None) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(1, int), (1.0, float), (True, bool), ("x", str), ([1, 2], list[int]), ({}, dict)]
+)
+def test_the_annotation_of_a_default(value: Any, expected: Any) -> None:
+    assert annotation_of(value) == expected and fits(annotation_of(value), value)
+    assert annotation_of([1, "a"]) is list and annotation_of(None) is None
 
 
 def test_only_bounds_matter_once_python_has_built_the_value() -> None:
-    assert within(parse("Annotated[int, Ge(1)] | None"), None)
-    assert within(parse("MHA | Annotated[int, Ge(1)]"), object())
-    assert not within(parse("Annotated[int, Ge(1)] | None"), 0)
-    assert not within(parse("list[Annotated[int, Ge(1)]]"), (1, 0))
+    assert within(Annotated[int, Ge(1)] | None, None) and within(MHA | Annotated[int, Ge(1)], object())
+    assert not within(Annotated[int, Ge(1)] | None, 0)
+    assert not within(list[Annotated[int, Ge(1)]], (1, 0))
 
 
 @bounded
@@ -58,10 +81,7 @@ class Plain:
         self.rate = rate
 
 
-def test_a_class_keeps_its_bounds_without_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The annotations are read from this file, as the configuration's check reads them."""
-    found = signature(f"{__name__}.Settings")
-    assert found is not None and not fits(found.parameters["size"] or parse("object"), 0)
+def test_a_class_keeps_its_bounds_without_a_configuration() -> None:
     assert Settings(2, sizes=[3]).size == 2 and Plain(0.5).rate == 0.5
     for make, message in [
         (lambda: Settings(0), "size=0: expected int >= 1"),

@@ -6,7 +6,6 @@ import pytest
 
 import attnlab.modes
 from attnlab.config.check import compose
-from attnlab.config.schema import constant
 from attnlab.config.settings import MODES, modes_of_every_task
 from attnlab.errors import ConfigError
 
@@ -15,13 +14,6 @@ def test_modes_are_the_files_of_the_folder() -> None:
     folder = Path(attnlab.modes.__file__).parent
     assert set(MODES) == {path.stem for path in folder.glob("*.py")} - {"__init__"}
     assert modes_of_every_task() == ("describe", "export", "predict")
-
-
-def test_a_constant_is_read_without_importing_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_modes.py").write_text("raise RuntimeError('imported')\nEVERY_TASK = True\nLATER = EVERY_TASK\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert constant("own_modes.EVERY_TASK") is True
-    assert constant("own_modes.LATER") is None and constant("own_modes.NONE") is None
 
 
 @pytest.mark.parametrize("task", ["mustc", "wikitext2", "imagenet"])

@@ -1,6 +1,8 @@
 """A configuration runs no commands: what a `_target_` leads to has to be of the base that its place expects."""
 
+import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.build import CONF, instantiate
 from attnlab.config.check import check, check_fixed, compose
+from attnlab.config.compose import Composer
 from attnlab.config.targets import PLACES, check_hydra, check_target, nodes, place_of
 from attnlab.errors import ConfigError
 
@@ -77,13 +81,13 @@ HOSTILE = {  # key: node, what the refusal says
     "bench itself": ("bench", call("os.system", what=None), "derived from attnlab.bench.Settings"),
     "the published form": ("bench.published", "os.system", "bench.published=os.system: expected a function whose"),
     "the published form by another way": ("bench.published", "torch.hub.load", "expected a function whose annotated"),
-    "a published form that is not there": ("bench.published", "nowhere.of", "cannot be imported"),
+    "a published form that is not there": ("bench.published", "nowhere.of", "expected a function whose"),
     "a name that is code": ("attention", call("os.system('x')"), "expected the dotted name of a class"),
     "a name with a colon": ("attention", call("os:system"), "expected the dotted name of a class"),
     "no text": ("attention", {"_target_": ["os", "system"]}, "expected the dotted name of a class"),
     "a builtin without a module": ("attention", call("eval"), "no such class"),
     "what a reference hides": ("attention", call("${hide:}"), "expected the dotted name of a class"),
-    "a program": ("attention", call("pip.__main__.Attention"), "no such class|the source does not say"),
+    "a program": ("attention", call("pip.__main__.Attention"), "a class is written as"),
     "scores": ("task.score", call("os.getcwd"), "attnlab.tasks.language_modelling.score.LanguageScore"),
     "an evaluation": ("task.evaluation", call("runpy.run_path", path_name="x"), "attnlab.tasks.harness.Harness"),
     "sampling": ("task.sampling", call("attnlab.decoding.BeamSearch"), "derived from attnlab.decoding.Sampling"),
@@ -163,21 +167,6 @@ def test_a_function_in_a_private_folder_is_refused_without_its_import(
     assert not (tmp_path / "imported").exists()
 
 
-@pytest.mark.parametrize("code", ["assert False, 'too late'", "raise SystemExit(3)", "import no_such_package"])
-def test_a_module_whose_import_fails(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "failing_module.py").write_text(f"Made = type('Made', (), {{}})\n{code}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("attnlab.config.targets._is_installed", lambda top: top == "failing_module")
-    told = (
-        "no such class"
-        if "import" in code
-        else r"its module cannot be imported \((AssertionError: too late|SystemExit: 3)\)"
-    )
-    with pytest.raises(ConfigError, match=rf"callbacks\.x\._target_=failing_module\.Made: {told}"):
-        check_target("failing_module.Made", "callbacks.x._target_", place_of("callbacks.x"))
-    assert "failing_module" not in sys.modules
-
-
 def test_one_s_own_classes_pass_wherever_they_lie(
     tmp_path: Path, plain: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,74 +198,58 @@ def test_every_target_of_the_project_has_its_place(speech: DictConfig) -> None:
     assert all(place.bases for place in PLACES.values())
 
 
-HYDRA: dict[str, tuple[str, Any, str]] = {
+HYDRA: dict[str, tuple[str, Any, str]] = {  # key, value, what the refusal names
     "launcher": ("launcher", call("os.system"), "hydra.launcher._target_=os.system: expected a class derived from"),
-    "a launcher of one's own": ("launcher", call("tests.mine.Launcher"), "of Hydra or of a plugin of Hydra"),
-    "sweeper": ("sweeper", call("subprocess.Popen", args="x"), "hydra.plugins.sweeper.Sweeper of Hydra or of a plugin"),
-    "callback": ("callbacks", {"x": call("os.system")}, "hydra.experimental.callback.Callback"),
-    "another of Hydra's functions": ("callbacks", {"x": call("hydra.utils.call")}, "hydra.experimental.callback"),
-    "Hydra's own import": ("callbacks", {"x": call("hydra.utils.get_method", path="os.system")}, "expected a class"),
-    "by way of Hydra": ("callbacks", {"x": call("hydra.main.os.system")}, "expected a class|no such class"),
-    "anywhere else": ("help", {"x": call("os.system")}, "expected no _target_"),
-    "a reference to a node": ("callbacks", "${task.evil}", "not a reference to a group of keys"),
-    "a made node": ("callbacks", {"x": "${oc.create:'{_target_: os.system}'}"}, "not a reference to a group"),
-    "a reference in a name": ("launcher", call("${oc.env:X}"), "expected values, not a reference"),
-    "a factory of a handler": (
-        "job_logging",
-        {"handlers": {"x": {"()": "os.system", "command": "x"}}},
-        "hydra.job_logging.handlers.x.()=os.system: expected",
-    ),
-    "a handler's class": ("job_logging", {"handlers": {"x": {"class": "subprocess.Popen"}}}, "logging.StreamHandler"),
-    "a handler that listens": ("hydra_logging", {"handlers": {"x": {"class": "logging.config.listen"}}}, "expected"),
-    "a formatter": ("job_logging", {"formatters": {"x": {"()": "os.system"}}}, "expected logging.Formatter"),
-    "a formatter's class": ("job_logging", {"formatters": {"x": {"class": "os.system"}}}, "logging.Formatter"),
-    "a filter": ("job_logging", {"filters": {"x": {"()": "os.system"}}}, "expected no class"),
-    "an object of a module": (
-        "job_logging",
-        {"handlers": {"x": {"class": "logging.StreamHandler", "stream": "ext://os.system"}}},
-        "ext://sys.stdout",
-    ),
-    "a file elsewhere": (
-        "job_logging",
-        {"handlers": {"x": {"class": "logging.FileHandler", "filename": "/root/.bashrc"}}},
-        "<name>.log",
-    ),
-    "a file above": (
-        "job_logging",
-        {"handlers": {"x": {"class": "logging.FileHandler", "filename": "${hydra.runtime.output_dir}/../x.log"}}},
-        "<name>.log",
-    ),
-    "a reference as a class": ("job_logging", {"handlers": {"x": {"class": "${oc.env:X}"}}}, "expected"),
-    "all of the logging": ("hydra_logging", "${task.evil}", "not a reference to a group"),
-    "the environment": ("job", {"env_set": {"LD_PRELOAD": "/evil.so"}, "name": "run"}, "sets no environment"),
-    "the log's name": ("job", {"name": "../../evil"}, "expected a plain name"),
-    "a function of the search": (
-        "sweeper",
-        {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper", "custom_search_space": "os.system"},
-        "hydra.sweeper.custom_search_space",
-    ),
-    "a command of the cluster": (
-        "launcher",
-        {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher", "setup": ["touch x"]},
-        "cannot bring commands",
-    ),
+    "a launcher of one's own": ("launcher", call("tests.mine.Launcher"), "of a plugin of Hydra"),
+    "sweeper": ("sweeper", call("subprocess.Popen", args="x"), "hydra.plugins.sweeper.Sweeper"),
+    "a class inside": ("launcher.x", call("os.system"), "hydra.launcher.x._target_=os.system: expected no _target_"),
+    "another of Hydra's functions": ("launcher", call("hydra.utils.call"), "hydra.plugins.launcher.Launcher"),
+    "by way of Hydra": ("launcher", call("hydra.main.os.system"), "expected a class"),
+    "a reference to a node": ("launcher.x", "${task.evil}", "hydra.launcher.x.x._target_=os.system"),
+    "a made node": ("sweeper.x", "${oc.create:'{_target_: os.system}'}", "hydra.sweeper.x._target_=os.system"),
+    "a reference that only a job resolves": ("launcher.x", "${task.nothing}", "expected plain values"),
+    "callback": ("callbacks", {"x": call("os.system")}, "hydra.callbacks: not supported"),
+    "all callbacks": ("callbacks", "${task.evil}", "hydra.callbacks: not supported"),
+    "a factory of a handler": ("job_logging.handlers.x", {"()": "os.system"}, "hydra.job_logging: cannot be changed"),
+    "an object of a module": ("job_logging.handlers.console.stream", "ext://os.system", "hydra.job_logging: cannot"),
+    "a file elsewhere": ("job_logging.handlers.file.filename", "/root/.bashrc", "hydra.job_logging: cannot be changed"),
+    "all of the logging": ("hydra_logging", "${task.evil}", "hydra.hydra_logging: cannot be changed"),
+    "another file of logging": ("runtime.choices", {"hydra/job_logging": "../../x"}, "hydra.job_logging: cannot be"),
+    "the environment": ("job.env_set", {"LD_PRELOAD": "/evil.so"}, "no env_set"),
+    "the log's name": ("job.name", "../../evil", "expected a plain name"),
+    "a function of the search": ("sweeper.custom_search_space", "os.system", "hydra.sweeper: a search space"),
+    "a search of Hydra's own keys": ("sweeper.params", {"hydra/job_logging": "evil"}, "hydra.sweeper: a search space"),
+    "a command of the cluster": ("launcher.setup", ["touch x"], "hydra.launcher.setup: a file cannot bring commands"),
 }
 
 
+@pytest.fixture(scope="module")
+def composed() -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return Composer().compose(["attention=mha"])
+
+
+def with_hydra(composed: DictConfig, key: str, value: Any) -> DictConfig:
+    cfg = copy.deepcopy(composed)
+    OmegaConf.set_struct(cfg, False)
+    cfg.task.evil = {"x": call("os.system")}
+    cfg.hydra = OmegaConf.create(OmegaConf.to_container(cfg.hydra))  # without Hydra's own types
+    merge = key == "runtime.choices"
+    OmegaConf.update(cfg.hydra, key, value, merge=merge, force_add=True)
+    return cfg
+
+
 @pytest.mark.parametrize("name", HYDRA)
-def test_hydras_own_node(name: str) -> None:
-    key, value, said = HYDRA[name]
-    evil = {"x": call("os.system")}
-    with pytest.raises(ConfigError, match=said.replace("(", r"\(").replace(")", r"\)")) as caught:
-        check_hydra(OmegaConf.create({"hydra": {key: value}, "task": {"evil": evil}}), [], own=True)
+def test_hydras_own_node(name: str, composed: DictConfig) -> None:
+    key, value, told = HYDRA[name]
+    with pytest.raises(ConfigError, match=re.escape(told)) as caught:
+        check_hydra(with_hydra(composed, key, value), [])
     assert str(caught.value).startswith("hydra.")
 
 
-def test_what_a_person_writes_on_the_command_line_of_a_cluster() -> None:
-    node = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher", "setup": ["module load cuda"]}
-    cfg = OmegaConf.create({"hydra": {"launcher": node, "job": {"name": "run"}}})
-    check_hydra(cfg, ["hydra.launcher.setup"], own=True)
-    check_hydra(cfg, [], own=False)
+def test_what_a_person_writes_on_the_command_line_of_a_cluster(composed: DictConfig) -> None:
+    check_hydra(composed, [])
+    check_hydra(with_hydra(composed, "launcher.setup", ["module load cuda"]), ["hydra.launcher.setup"])
 
 
 def own(folder: Path, name: str, text: str) -> str:
@@ -291,7 +264,7 @@ def test_files_of_a_directory(tmp_path: Path) -> None:
     flag = own(
         tmp_path, "experiment/evil", "# @package _global_\nhydra:\n  callbacks:\n    x: {_target_: os.system, a: 1}\n"
     )
-    with pytest.raises(ConfigError, match=r"hydra\.callbacks\.x\._target_=os\.system: expected a class derived from"):
+    with pytest.raises(ConfigError, match=r"hydra\.callbacks: not supported"):
         check([flag, "experiment=evil"])
 
 

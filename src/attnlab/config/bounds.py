@@ -1,4 +1,4 @@
-"""Bounds of a signature, kept where a class is built without a configuration."""
+"""Bounds of a signature, enforced where a class is built without a configuration."""
 
 import functools
 import inspect
@@ -6,16 +6,10 @@ from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le, Lt
 
-from attnlab.config.annotation import within, words
+from attnlab.config.annotation import File, within, words
 from attnlab.config.schema import signature
 
 Class = TypeVar("Class", bound=type)
-
-
-class File:
-    """Marks the path of a file that must exist; see :mod:`attnlab.config.present`."""
-
-
 TextFile = Annotated[str, File()]
 Size = Annotated[int, Ge(1), Le(1_048_576)]  # those of attention/bounds.py, which imports torch
 SizeOrZero = Annotated[int, Ge(0), Le(1_048_576)]
@@ -31,19 +25,15 @@ def bounded(cls: Class) -> Class:
     """
     init = cls.__init__  # type: ignore[misc]
 
-    @functools.cache
-    def parameters() -> Any:
-        found = signature(f"{cls.__module__}.{cls.__qualname__}")
-        return found.parameters if found else {}
-
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        declared = signature(f"{cls.__module__}.{cls.__qualname__}")
         try:
-            given = inspect.signature(init).bind(self, *args, **kwargs).arguments
+            arguments = inspect.signature(init).bind(self, *args, **kwargs).arguments
         except TypeError:
-            given = {}  # the constructor raises its own error
-        for name, value in given.items():
-            annotation = parameters().get(name)
+            arguments = {}  # the constructor raises its own error
+        for name, value in arguments.items():
+            annotation = declared.parameters.get(name) if declared else None
             if annotation is not None and not within(annotation, value):
                 raise ValueError(f"{name}={value}: expected {words(annotation)}")
         init(self, *args, **kwargs)

@@ -147,7 +147,8 @@ def check(arguments: Sequence[str], load: Loader | None = None, complete: Comple
         whole = [composer.compose([*added, *others])] if swept else []
         _check_cluster(composed, multirun)
         for cfg in [*composed, *whole]:  # Hydra composes the latter for a sweep as a whole
-            check_hydra(cfg, keys, options.config_dir is not None)
+            if options.config_dir is not None:
+                check_hydra(cfg, keys)
         fixed = [own.cfg if own else _fix(cfg, composer) for own, cfg in zip(loaded, composed, strict=True)]
         for job, cfg in zip(fixed, composed, strict=True):
             _check_folder(job, cfg, keys)

@@ -1,6 +1,5 @@
 """Compose with Hydra. Each override is checked by itself first, so that an error can name the nearest valid key."""
 
-import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -9,7 +8,6 @@ from typing import Any
 
 import yaml
 from hydra import compose
-from hydra import conf as hydra_files
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -19,15 +17,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
 from attnlab.config import stack
-from attnlab.config.annotation import annotation_of, fits, literals, parse, surely_fits, words
+from attnlab.config.annotation import annotation_of, fits, literals, surely_fits, words
 from attnlab.config.nearest import matches, nearest
 from attnlab.config.renames import RENAMES, advice
 from attnlab.config.rules import FOREIGN
 from attnlab.config.schema import signature
 from attnlab.config.settings import ARGUMENTS, owner
+from attnlab.config.targets import BUILT_IN
 from attnlab.errors import ConfigError, printable
 
-HYDRAS = Path(hydra_files.__file__).parent  # Hydra's own YAML files
 OVERLAYS = ("recipe", "experiment", "debug")  # groups whose files only change keys of other files
 EXAMPLES = {"trainer": "limit_train_batches=10"}  # of nodes that are empty unless the command line fills them
 _CHECKED: set[tuple[Any, ...]] = set()  # files, and options of groups, whose overlays were found to be right
@@ -263,7 +261,7 @@ def _refuse_names_of_built_in_files(folder: Path, primary: Path) -> None:
     """Refuse an own file that has the place of a built-in one, which Hydra would take instead, and a search path."""
     for file in sorted(folder.rglob("*.yaml")):
         place = file.relative_to(folder)
-        if any((home / place).is_file() for home in (config.CONF, HYDRAS)):
+        if any((home / place).is_file() for home in BUILT_IN):
             raise ConfigError(f"{file}: {place} is a built-in file, which would be taken instead; rename yours")
     if folder in primary.parents:
         hydra = _read(primary)[1].get("hydra")
@@ -353,7 +351,7 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
     raise ConfigError(f"{key}: no such {kind}{_nearest_key(plain, key, groups)}")
 
 
-def _parameters(target: str) -> Mapping[str, ast.expr | None]:
+def _parameters(target: str) -> Mapping[str, Any]:
     """A target's parameters; none if there is no such target, which another check reports."""
     try:
         found = signature(target) if target else None
@@ -392,7 +390,7 @@ def _keys(node: Any, path: str = "") -> Iterator[str]:
             yield from _keys(child, key)
 
 
-def require(key: str, annotation: ast.expr, value: Any) -> None:
+def require(key: str, annotation: Any, value: Any) -> None:
     """Raise ConfigError if a value does not fit an annotation.
 
     Args:
@@ -406,7 +404,7 @@ def require(key: str, annotation: ast.expr, value: Any) -> None:
         raise ConfigError(f"{key}={'null' if value is None else value}: expected {words(annotation)}{hint}")
 
 
-def declared(node: Any, path: str, name: str) -> list[ast.expr]:
+def declared(node: Any, path: str, name: str) -> list[Any]:
     """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`.
 
     Args:
@@ -416,7 +414,7 @@ def declared(node: Any, path: str, name: str) -> list[ast.expr]:
     """
     key = f"{path}.{name}" if path else name
     own = _parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
-    return [*([own] if own is not None else []), *([parse(FOREIGN[key])] if key in FOREIGN else [])]
+    return [*([own] if own is not None else []), *([FOREIGN[key]] if key in FOREIGN else [])]
 
 
 def check_value(base: DictConfig, plain: dict[str, Any], key: str, value: Any) -> None:

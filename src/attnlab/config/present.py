@@ -4,14 +4,13 @@ A class that reads a corpus says in the constant LAYOUT of its module which func
 the modules of these functions do not import torch. A file that a signature annotates with `File` must exist.
 """
 
-import ast
 import pkgutil
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from attnlab.config.annotation import literals, name_of
+from attnlab.config.annotation import File, literals, marks
 from attnlab.config.build import written
 from attnlab.config.compose import declared
 from attnlab.config.hardware import check_device
@@ -68,7 +67,7 @@ def _check_files(node: Any, path: str) -> None:
             _check_files(value, here)
 
 
-def _is_file(annotation: ast.expr, value: str) -> bool:
+def _is_file(annotation: Any, value: str) -> bool:
     """Whether an annotation says that this value is the path of a file that must exist."""
-    marked = any(isinstance(part, ast.Call) and name_of(part) == "File" for part in ast.walk(annotation))
+    marked = any(isinstance(mark, File) for mark in marks(annotation))
     return marked and value not in literals(annotation)

@@ -3,40 +3,44 @@
 import re
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.model import TIMM, check_architecture, check_optimizer
 from attnlab.config.schema import constant, definition, names_in
 from attnlab.errors import ConfigError
 
+_NotNegative = Annotated[float, Ge(0)]
+_Probability = Annotated[float, Ge(0), Le(1)]
+_Decay = Annotated[float, Ge(0), Lt(1)]
 # Annotations of arguments of torch and timm, by key. They are checked beside what the library declares itself.
-FOREIGN = {
-    "task.optimizer.lr": "Annotated[float, Ge(0)]",
-    "task.optimizer.eps": "Annotated[float, Ge(0)]",
-    "task.optimizer.betas": "list[Annotated[float, Ge(0), Lt(1)]]",
-    "task.optimizer.weight_decay": "Annotated[float, Ge(0)]",
-    "task.schedule.sched": (
-        "Literal['cosine', 'tanh', 'step', 'constant', 'multistep', 'plateau', 'poly', 'wsd', 'rsqrt']"
-    ),
-    "task.schedule.warmup_epochs": "Annotated[int, Ge(0)]",
-    "task.schedule.warmup_lr": "Annotated[float, Ge(0)]",
-    "task.schedule.min_lr": "Annotated[float, Ge(0)]",
-    "task.mixup.mixup_alpha": "Annotated[float, Ge(0)]",
-    "task.mixup.cutmix_alpha": "Annotated[float, Ge(0)]",
-    "task.mixup.prob": "Annotated[float, Ge(0), Le(1)]",
-    "task.mixup.switch_prob": "Annotated[float, Ge(0), Le(1)]",
-    "callbacks.ema.decay": "Annotated[float, Ge(0), Lt(1)]",
-    "callbacks.early_stopping.patience": "Annotated[int, Ge(1)]",
-    "callbacks.early_stopping.min_delta": "Annotated[float, Ge(0)]",
-    "callbacks.early_stopping.mode": "Literal['min', 'max']",
-    "trainer.limit_train_batches": "Annotated[int, Ge(1)] | Annotated[float, Gt(0), Le(1)] | None",
-    "trainer.limit_val_batches": "Annotated[int, Ge(0)] | Annotated[float, Ge(0), Le(1)] | None",
-    "trainer.overfit_batches": "Annotated[int, Ge(0)] | Annotated[float, Ge(0), Le(1)]",
-    "trainer.num_sanity_val_steps": "Annotated[int, Ge(-1)] | None",
-    "trainer.deterministic": "bool | Literal['warn'] | None",
-    "trainer.profiler": "Literal['simple', 'advanced', 'pytorch', 'xla'] | dict | None",
+FOREIGN: dict[str, Any] = {
+    "task.optimizer.lr": _NotNegative,
+    "task.optimizer.eps": _NotNegative,
+    "task.optimizer.betas": list[_Decay],
+    "task.optimizer.weight_decay": _NotNegative,
+    "task.schedule.sched": Literal[
+        "cosine", "tanh", "step", "constant", "multistep", "plateau", "poly", "wsd", "rsqrt"
+    ],
+    "task.schedule.warmup_epochs": Annotated[int, Ge(0)],
+    "task.schedule.warmup_lr": _NotNegative,
+    "task.schedule.min_lr": _NotNegative,
+    "task.mixup.mixup_alpha": _NotNegative,
+    "task.mixup.cutmix_alpha": _NotNegative,
+    "task.mixup.prob": _Probability,
+    "task.mixup.switch_prob": _Probability,
+    "callbacks.ema.decay": _Decay,
+    "callbacks.early_stopping.patience": Annotated[int, Ge(1)],
+    "callbacks.early_stopping.min_delta": _NotNegative,
+    "callbacks.early_stopping.mode": Literal["min", "max"],
+    "trainer.limit_train_batches": Annotated[int, Ge(1)] | Annotated[float, Gt(0), Le(1)] | None,
+    "trainer.limit_val_batches": Annotated[int, Ge(0)] | _Probability | None,
+    "trainer.overfit_batches": Annotated[int, Ge(0)] | _Probability,
+    "trainer.num_sanity_val_steps": Annotated[int, Ge(-1)] | None,
+    "trainer.deterministic": bool | Literal["warn"] | None,
+    "trainer.profiler": Literal["simple", "advanced", "pytorch", "xla"] | dict | None,
 }
 
 # Arguments of Lightning's Trainer that other keys set, with these keys.

@@ -2,56 +2,60 @@
 
 A class's signature is its configuration schema, and a mistyped key must be refused within seconds: importing torch
 alone may take longer. So a name is followed through the files with `ast`: packages, re-exports, aliases, base classes,
-dataclasses.
+dataclasses. Annotations become typing objects (:mod:`attnlab.config.annotation`); a class in one of them becomes a
+:class:`Named`.
 """
 
 import ast
-import copy
+import collections.abc
 import re
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin
 
-from attnlab.config.annotation import name_of
+import annotated_types
+
+from attnlab.config.annotation import File
 
 ROOT = Path(__file__).resolve().parents[2]
-_PLAIN = ("typing", "collections", "pathlib", "builtins")  # modules whose names in an annotation say little
+_TYPES: dict[str, Any] = {  # what the names in annotations mean, from whichever module they come
+    **{kind.__name__: kind for kind in (int, float, bool, str, list, dict, tuple, set, frozenset, object, Path, File)},
+    **{name: getattr(collections.abc, name) for name in collections.abc.__all__},
+    **{name: getattr(typing, name) for name in ("Any", "Literal", "Annotated", "Union", "Optional")},
+    **{name: getattr(annotated_types, name) for name in ("Ge", "Gt", "Le", "Lt", "MultipleOf", "MinLen")},
+    **{"List": list, "Dict": dict, "Tuple": tuple},
+}
+_Seen = frozenset[tuple[str, str]]
+
+
+class Named:
+    """Base of the types that stand for other classes in annotations.
+
+    Attributes:
+        module: whose annotation has the name.
+        name: as it is written there, possibly dotted.
+    """
+
+    module: ClassVar[str]
+    name: ClassVar[str]
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Parameters by name, each with its annotation (None: it has none). `open`: other keywords are accepted.
+    """Parameters of a class or function by name, each with its annotation (None: it has none), without `self`.
 
-    Args:
-        parameters: the arguments of a class or function, without `self`.
-        open: whether there is a `**kwargs`.
-        module: where the annotations stand, so that their names can be followed.
+    `open`: there is a `**kwargs`.
     """
 
-    parameters: Mapping[str, ast.expr | None]
+    parameters: Mapping[str, Any]
     open: bool = False
-    module: str = ""
 
 
-@dataclass(frozen=True)
-class Lineage:
-    """What a dotted name leads to, as its source says.
-
-    Args:
-        kind: of the definition; "value" is a module, a constant, or anything else that can be no class.
-        ancestors: a class and those that it derives from, as "module.Name" of their definitions.
-        complete: whether all of them were found in source.
-    """
-
-    kind: Literal["class", "function", "value"]
-    ancestors: frozenset[str] = frozenset()
-    complete: bool = True
-
-
-class _Found(NamedTuple):
+class _Definition(NamedTuple):
     module: str
     node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -63,16 +67,10 @@ def signature(target: str) -> Signature | None:
     Raises LookupError if there is no such module, or a module of this package without such a name.
     """
     module, path = _split(target)
-    if not module or not path:
+    found = _locate(target)
+    if not path or not module or (found is None and module.partition(".")[0] == "attnlab"):
         raise LookupError(target)
-    found = _find(module, path[0])
-    for name in path[1:]:
-        found = _member(found, name) if found else None
-    if found:
-        return _signature_of(found)
-    if module.partition(".")[0] == "attnlab":
-        raise LookupError(target)
-    return None
+    return _signature_of(found) if found else None
 
 
 def definition(target: str) -> tuple[str, str] | None:
@@ -82,162 +80,111 @@ def definition(target: str) -> tuple[str, str] | None:
     return (found.module, ".".join([found.node.name, *path[1:]])) if found else None
 
 
-def lineage(target: str) -> Lineage | None:
-    """The kind of definition that a dotted name leads to, and a class's ancestors; None if the source does not tell.
+def ancestors(target: str) -> set[str]:
+    """A class and those that it derives from, as far as the source tells, each by the module that defines it.
 
-    Args:
-        target: for instance attnlab.attention.MLA.
+    Empty for anything but a class.
     """
-    module, path = _split(target)
-    if not module:
-        return None
-    if not path or any(isinstance(node, ast.Import) and path[0] in _bound(node) for node in _body(module)):
-        return Lineage("value")
-    found = _find(module, path[0])
-    for name in path[1:]:
-        found = _member(found, name) if found else None
-    if found is None:
-        constants = [node for name, node in _definitions(module) if name == path[0] and isinstance(node, ast.Assign)]
-        known = any(isinstance(node.value, ast.Constant | ast.List | ast.Tuple | ast.Dict) for node in constants)
-        submodule = any(
-            name == path[0] and isinstance(node, ast.ImportFrom) and _file(f"{_source(module, node)}.{path[0]}")
-            for name, node in _definitions(module)
-        )
-        return Lineage("value") if known or submodule else None
-    if not isinstance(found.node, ast.ClassDef):
-        return Lineage("function")
-    ancestors, complete, waiting = set(), True, [found]
+    names, waiting = set(), [_locate(target)]
     while waiting:
-        one = waiting.pop()
-        name = f"{one.module}.{one.node.name}"
-        if name not in ancestors and isinstance(one.node, ast.ClassDef):
-            ancestors.add(name)
-            bases = [_follow(one.module, base) for base in one.node.bases if name_of(base) != "object"]
-            complete = complete and None not in bases
-            waiting += [base for base in bases if base is not None]
-    return Lineage("class", frozenset(ancestors), complete)
+        found = waiting.pop()
+        if (
+            found
+            and isinstance(found.node, ast.ClassDef)
+            and (name := f"{found.module}.{found.node.name}") not in names
+        ):
+            names.add(name)
+            waiting += [_follow(found.module, base) for base in found.node.bases]
+    return names
+
+
+def _name(found: _Definition) -> str:
+    return f"{found.module}.{found.node.name}"
 
 
 def classes_of(target: str, parameter: str) -> list[str]:
     """The classes that the annotation of a parameter names, dotted; empty if it names none or has none.
 
     `Callable[..., Encoder]` names Encoder, `dict[str, Step] | None` names Step.
-
-    Args:
-        target: a class or function.
-        parameter: one of its parameters.
     """
     found = signature(target)
-    annotation = found.parameters.get(parameter) if found else None
-    return list(_classes(found.module, annotation)) if found and annotation is not None else []
+    return list(_classes(found.parameters.get(parameter))) if found else []
 
 
 def returned(target: str) -> list[str]:
-    """The classes that the annotation of a function's result names, dotted; empty for anything else.
-
-    Args:
-        target: a function.
-    """
-    module, path = _split(target)
-    found = _find(module, path[0]) if module and len(path) == 1 else None
-    annotation = None if found is None or isinstance(found.node, ast.ClassDef) else found.node.returns
-    return list(_classes(found.module, _expand(found.module, annotation))) if found and annotation else []
+    """The classes that the annotation of a function's result names, dotted; empty for anything else."""
+    found = _locate(target)
+    if found is None or isinstance(found.node, ast.ClassDef) or found.node.returns is None:
+        return []
+    return list(_classes(_annotation(found.module, found.node.returns)))
 
 
-def _classes(module: str, annotation: ast.expr) -> Iterator[str]:
-    match annotation:
-        case ast.Subscript() if name_of(annotation) == "Literal":
-            return
-        case ast.Subscript(slice=ast.Tuple(elts=parts)):
-            for part in parts[:1] if name_of(annotation) in ("Annotated", "tuple") else parts[-1:]:
-                yield from _classes(module, part)
-        case ast.Subscript(slice=part):
-            yield from _classes(module, part)
-        case ast.BinOp(left=left, right=right):
-            yield from _classes(module, left)
-            yield from _classes(module, right)
-        case ast.Name() | ast.Attribute():
-            one = _follow(module, annotation)
-            if one and isinstance(one.node, ast.ClassDef) and one.module.partition(".")[0] not in _PLAIN:
-                yield f"{one.module}.{one.node.name}"
+def _classes(annotation: Any) -> Iterator[str]:
+    if isinstance(annotation, type) and issubclass(annotation, Named):
+        found = _follow(annotation.module, ast.parse(annotation.name, mode="eval").body)
+        if found and isinstance(found.node, ast.ClassDef):
+            yield _name(found)
+    elif (origin := get_origin(annotation)) is not Literal:
+        parts = get_args(annotation)
+        for part in parts if origin is Union else parts[:1] if origin in (Annotated, tuple) else parts[-1:]:
+            yield from _classes(part)
 
 
 @lru_cache
-def _everything() -> dict[str, list[str]]:
+def _modules_of_names() -> dict[str, list[str]]:
     """The classes and functions at the top of this package's modules, each with its modules."""
-    found: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for file in sorted((ROOT / "attnlab").rglob("*.py")):
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for name in re.findall(r"^(?:class|def|async def) (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE):
-            found.setdefault(name, []).append(module)
-    return found
+            modules.setdefault(name, []).append(module)
+    return modules
 
 
 def definitions(name: str) -> list[str]:
-    """The modules of this package that define a class or function of this name.
-
-    Args:
-        name: of the class or function.
-    """
-    return list(dict.fromkeys(_everything().get(name, [])))
-
-
-def is_class(target: str) -> bool:
-    """Whether a dotted name leads to a class in the source of a module.
-
-    Args:
-        target: for instance attnlab.attention.MLA.
-    """
-    module, path = _split(target)
-    found = _find(module, path[0]) if module and len(path) == 1 else None
-    return found is not None and isinstance(found.node, ast.ClassDef)
+    """The modules of this package that define a class or function of this name."""
+    return list(dict.fromkeys(_modules_of_names().get(name, [])))
 
 
 def constant(target: str) -> object:
-    """The value of a module's constant, by its dotted name, without importing the module; None where there is none.
-
-    Args:
-        target: for instance attnlab.modes.describe.KEEPS.
-    """
+    """The value of a module's constant, by its dotted name, without importing the module; None where there is none."""
     module, _, name = target.rpartition(".")
-    for bound, node in _definitions(module):
-        if bound == name and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+    for node in _bindings(module).get(name, ()):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
             return node.value.value
     return None
 
 
 def names_in(package: str) -> list[str]:
-    """The texts that the classes in the modules of a package have as their attribute `name`, in order.
-
-    Args:
-        package: for instance attnlab.metrics.
-    """
-    found = []
-    for file in sorted((ROOT / package.replace(".", "/")).glob("*.py")):
-        for _, node in _definitions(f"{package}.{file.stem}"):
-            for part in node.body if isinstance(node, ast.ClassDef) else ():
-                match part:
-                    case ast.Assign(targets=[ast.Name(id="name")], value=ast.Constant(value=str(name))):
-                        found.append(name)
-    return found
+    """The texts that the classes in the modules of a package have as their attribute `name`, in order."""
+    modules = [f"{package}.{file.stem}" for file in sorted((ROOT / package.replace(".", "/")).glob("*.py"))]
+    nodes = [node for module in modules for nodes in _bindings(module).values() for node in nodes]
+    names = []
+    for part in (part for node in nodes if isinstance(node, ast.ClassDef) for part in node.body):
+        match part:
+            case ast.Assign(targets=[ast.Name(id="name")], value=ast.Constant(value=str(name))):
+                names.append(name)
+    return names
 
 
 def siblings(target: str) -> list[str]:
     """The public names in `target`'s module, dotted."""
     module, _ = _split(target)
-    return sorted({f"{module}.{name}" for name, _ in _definitions(module) if name[0] not in "_*"})
+    imports = {name for name, nodes in _bindings(module).items() if isinstance(nodes[-1], ast.Import)}
+    return sorted(f"{module}.{name}" for name in _bindings(module).keys() - imports if name[0] not in "_*")
+
+
+# --- files and names --------------------------------------------------------------------------------------------
 
 
 @lru_cache
 def _file(module: str) -> Path | None:
     """The source file of a module, found without importing its parents."""
-    if not module:
-        return None
     top, *rest = module.split(".")
     if top == "attnlab":
         folders = [ROOT / "attnlab"]
     else:
-        spec = find_spec(top)
+        spec = find_spec(top) if top else None
         folders = [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []
         if spec and not rest and not folders and spec.origin and spec.origin.endswith(".py"):
             return Path(spec.origin)
@@ -259,9 +206,23 @@ def _split(target: str) -> tuple[str, list[str]]:
 
 
 @lru_cache
-def _body(module: str) -> tuple[ast.stmt, ...]:
-    path = _file(module)
-    return tuple(_statements(ast.parse(path.read_bytes()).body)) if path else ()
+def _bindings(module: str) -> dict[str, list[ast.stmt]]:
+    """Every name that a module binds at its top level, with the statements; `from x import *` is the name "*"."""
+    path, bindings = _file(module), dict[str, list[ast.stmt]]()
+    for node in _statements(ast.parse(path.read_bytes()).body) if path else ():
+        names: list[str] = []
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names = [name]
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                names = [name]
+            case ast.ImportFrom(names=aliases):
+                names = [alias.asname or alias.name for alias in aliases]
+            case ast.Import(names=aliases):
+                names = [alias.asname or alias.name.partition(".")[0] for alias in aliases]
+        for name in names:
+            bindings.setdefault(name, []).append(node)
+    return bindings
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -271,165 +232,166 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements([*node.body, *node.orelse])
 
 
-def _definitions(module: str) -> Iterator[tuple[str, ast.stmt]]:
-    """Every name that a module binds at its top level, with the statement; `from x import *` is the name "*"."""
-    for node in _body(module):
-        match node:
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield name, node
-            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-                yield name, node
-            case ast.ImportFrom(names=aliases):
-                yield from ((alias.asname or alias.name, node) for alias in aliases)
-
-
-def _bound(node: ast.Import) -> list[str]:
-    """The names that `import` statements bind."""
-    return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+def _imported(module: str, node: ast.stmt, name: str) -> str:
+    """The dotted name that an import in `module` binds to `name`; empty for other statements."""
+    match node:
+        case ast.Import(names=aliases):
+            return next((alias.name for alias in aliases if alias.asname == name), name)
+        case ast.ImportFrom(names=aliases):
+            original = next((alias.name for alias in aliases if (alias.asname or alias.name) == name), name)
+            return f"{_source(module, node)}.{original}"
+    return ""
 
 
 def _source(module: str, node: ast.ImportFrom) -> str:
     """The absolute name of the module that `from ... import` reads, inside `module`."""
     if not node.level:
         return node.module or ""
-    path = _file(module)
+    path, parts = _file(module), module.split(".")
     up = node.level - (path is not None and path.name == "__init__.py")
-    parts = module.split(".")
     return ".".join([*parts[: len(parts) - up], *([node.module] if node.module else [])])
 
 
-def _find(module: str, name: str, seen: tuple[tuple[str, str], ...] = ()) -> _Found | None:
+def _locate(target: str, seen: _Seen = frozenset()) -> _Definition | None:
+    """The definition of a dotted name, `module.Name`."""
+    module, path = _split(target)
+    return _find(module, path[0], seen) if module and len(path) == 1 else None
+
+
+def _find(module: str, name: str, seen: _Seen = frozenset()) -> _Definition | None:
     """The definition that `name` in `module` leads to. `seen`: how it came here, for modules that import each other."""
     if (module, name) in seen:
         return None
-    seen = (*seen, (module, name))
-    found = None
-    for bound, node in _definitions(module):  # the last one counts, as when the module runs
-        if bound != name:
-            continue
+    seen |= {(module, name)}
+    for node in reversed(_bindings(module).get(name, ())):  # the last one counts, as when the module runs
+        found = None
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-                found = _Found(module, node)
+                return _Definition(module, node)
             case ast.ImportFrom():
-                found = _find(_source(module, node), _original(node, name), seen) or found
+                found = _locate(_imported(module, node, name), seen)
             case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
-                found = _follow(module, value, seen) or found
-    if found is None:
-        stars = [node for bound, node in _definitions(module) if bound == "*" and isinstance(node, ast.ImportFrom)]
-        found = next((star for node in stars if (star := _find(_source(module, node), name, seen))), None)
-    return found
+                found = _follow(module, value, seen)
+        if found:
+            return found
+    stars = [node for node in _bindings(module).get("*", ()) if isinstance(node, ast.ImportFrom)]
+    return next((found for node in stars if (found := _find(_source(module, node), name, seen))), None)
 
 
-def _original(node: ast.ImportFrom, name: str) -> str:
-    """What an imported name is called where it comes from."""
-    return next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+def _follow(module: str, expression: ast.expr, seen: _Seen = frozenset()) -> _Definition | None:
+    """The definition that an expression in `module` leads to: a name, `nn.Module`, or `Base[T]`."""
+    if isinstance(expression, ast.Subscript):
+        expression = expression.value
+    first, _, rest = (ast.unparse(expression) if isinstance(expression, ast.Name | ast.Attribute) else "").partition(
+        "."
+    )
+    if not rest:
+        return _find(module, first, seen) if first else None
+    prefixes = [_imported(module, node, first) for node in reversed(_bindings(module).get(first, ()))]
+    return next((found for prefix in prefixes if prefix and (found := _locate(f"{prefix}.{rest}", seen))), None)
 
 
-def _follow(module: str, expression: ast.expr, seen: tuple[tuple[str, str], ...] = ()) -> _Found | None:
-    """The definition that a name or an attribute (`nn.Module`) leads to, inside `module`."""
-    match expression:
-        case ast.Name(id=name):
-            return _find(module, name, seen)
-        case ast.Subscript(value=value):  # Base[T]
-            return _follow(module, value, seen)
-        case ast.Attribute(value=ast.expr() as value, attr=attribute):
-            prefix = ast.unparse(value)
-            for node in _body(module):
-                match node:
-                    case ast.Import(names=aliases):
-                        for alias in aliases:
-                            if (alias.asname or alias.name) == prefix:
-                                return _find(alias.name, attribute, seen)
-                            if alias.asname is None and prefix.startswith(f"{alias.name.partition('.')[0]}."):
-                                return _find(prefix, attribute, seen)
-                    case ast.ImportFrom(names=aliases):
-                        for alias in aliases:
-                            if (alias.asname or alias.name) == prefix:
-                                return _find(f"{_source(module, node)}.{alias.name}", attribute, seen)
-    return None
-
-
-def _member(found: _Found, name: str) -> _Found | None:
-    """A method of a class (`Model.from_config`), inherited ones included."""
-    if isinstance(found.node, ast.ClassDef):
-        for node in reversed(found.node.body):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-                return _Found(found.module, node)
-        for base in found.node.bases:
-            parent = _follow(found.module, base)
-            member = _member(parent, name) if parent else None
-            if member:
-                return member
-    return None
-
-
-def _signature_of(found: _Found) -> Signature | None:
+def _constructor(found: _Definition) -> _Definition | None:
+    """The `__init__` of a class, its own or inherited; of a function the function."""
     if not isinstance(found.node, ast.ClassDef):
-        function = found.node
-        bound = any(name_of(decorator) == "classmethod" for decorator in function.decorator_list)
-        return _from_arguments(found.module, function.args, skip_first=bound)
-    if any(name_of(decorator) == "dataclass" for decorator in found.node.decorator_list):
-        return _from_fields(found)
-    init = _member(found, "__init__")
-    if init and not isinstance(init.node, ast.ClassDef):
-        return _from_arguments(init.module, init.node.args, skip_first=True)
-    return None
+        return found
+    for node in reversed(found.node.body):
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            return _Definition(found.module, node)
+    parents = [_follow(found.module, base) for base in found.node.bases]
+    return next((init for parent in parents if parent and (init := _constructor(parent))), None)
 
 
-def _from_arguments(module: str, arguments: ast.arguments, skip_first: bool) -> Signature:
-    positional = [*arguments.posonlyargs, *arguments.args][skip_first:]
-    everything = [*positional, *arguments.kwonlyargs]
-    annotations = {a.arg: a.annotation and _expand(module, a.annotation) for a in everything}
+# --- signatures and annotations ---------------------------------------------------------------------------------
+
+
+def _signature_of(found: _Definition) -> Signature | None:
+    is_class = isinstance(found.node, ast.ClassDef)
+    if is_class and any(_last(decorator) == "dataclass" for decorator in found.node.decorator_list):
+        return Signature(_fields(found))
+    function = _constructor(found)
+    if function is None or isinstance(function.node, ast.ClassDef):
+        return None
+    arguments = function.node.args
+    named = [*[*arguments.posonlyargs, *arguments.args][is_class:], *arguments.kwonlyargs]  # without `self`
+    annotations = {a.arg: a.annotation and _annotation(function.module, a.annotation) for a in named}
     match arguments.kwarg:
         case ast.arg(annotation=ast.Subscript(value=ast.Name(id="Unpack"), slice=options)):  # fields of a TypedDict
-            keywords = _follow(module, options)
+            keywords = _follow(function.module, options)
             assert keywords is not None
-            return Signature(annotations | _from_fields(keywords).parameters, module=module)
-    return Signature(annotations, open=arguments.kwarg is not None, module=module)
+            return Signature(annotations | _fields(keywords))
+    return Signature(annotations, open=arguments.kwarg is not None)
 
 
-def _from_fields(found: _Found) -> Signature:
-    """A dataclass's fields, its bases' first."""
-    fields: dict[str, ast.expr | None] = {}
+def _fields(found: _Definition) -> dict[str, Any]:
+    """A dataclass's fields with their annotations, its bases' first."""
+    fields: dict[str, Any] = {}
     assert isinstance(found.node, ast.ClassDef)
     for base in reversed(found.node.bases):
         parent = _follow(found.module, base)
-        if parent and isinstance(parent.node, ast.ClassDef):
-            fields |= _from_fields(parent).parameters
+        fields |= _fields(parent) if parent and isinstance(parent.node, ast.ClassDef) else {}
     for node in found.node.body:
         match node:
-            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if name_of(annotation) != "ClassVar":
-                fields[name] = _expand(found.module, annotation)
-    return Signature(fields, module=found.module)
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if _last(annotation) != "ClassVar":
+                fields[name] = _annotation(found.module, annotation)
+    return fields
 
 
-def _expand(module: str, annotation: ast.expr) -> ast.expr:
-    """An annotation with its module's names for types (`Kind = Literal[...]`) written out."""
-
-    class Expander(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            return _alias(module, node.id) or node
-
-        def visit_Constant(self, node: ast.Constant) -> ast.expr:
-            return self.visit(ast.parse(node.value, mode="eval").body) if isinstance(node.value, str) else node
-
-        def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-            return node if name_of(node) == "Literal" else self.generic_visit(node)  # type: ignore[return-value]
-
-    return Expander().visit(copy.deepcopy(annotation))
+def _last(expression: ast.expr) -> str:
+    """The last part of a name, whatever is subscripted or called: `list` for list[int]."""
+    match expression:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=value) | ast.Call(func=value):
+            return _last(value)
+    return ""
 
 
-def _alias(module: str, name: str) -> ast.expr | None:
-    """What a name for a type stands for, if it is made in this package."""
-    if module.partition(".")[0] != "attnlab":
-        return None
-    for bound, node in _definitions(module):
-        if bound == name:
-            match node:
-                case ast.Assign(value=(ast.Subscript() | ast.BinOp()) as value):
-                    return _expand(module, value)
-                case ast.AnnAssign(value=(ast.Subscript() | ast.BinOp()) as value):
-                    return _expand(module, value)
-                case ast.ImportFrom():
-                    return _alias(_source(module, node), _original(node, name))
+def _annotation(module: str, node: ast.expr) -> Any:
+    """An annotation in the source of a module as a typing object."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return _annotation(module, ast.parse(text, mode="eval").body)
+        case ast.Constant(value=value):
+            return value
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            return Union[_annotation(module, left), _annotation(module, right)]  # noqa: UP007
+        case ast.List(elts=parts):
+            return [_annotation(module, part) for part in parts]
+        case ast.Call(args=arguments, keywords=keywords):  # a bound
+            kind = _TYPES.get(_last(node))
+            return kind and kind(*map(ast.literal_eval, [*arguments, *(keyword.value for keyword in keywords)]))
+        case ast.Subscript(value=value, slice=inner):
+            return _subscript(module, value, inner.elts if isinstance(inner, ast.Tuple) else [inner])
+        case ast.Name() | ast.Attribute() if (name := _last(node)) in _TYPES:
+            return _TYPES[name]
+        case ast.Name(id=name) if (alias := _alias(module, name)) is not None:
+            return alias
+    return type(_last(node) or "type", (Named,), {"module": module, "name": ast.unparse(node)})
+
+
+def _subscript(module: str, value: ast.expr, parts: list[ast.expr]) -> Any:
+    kind = _annotation(module, value)
+    if kind is Literal:
+        return Literal[tuple(map(ast.literal_eval, parts))]
+    if kind is Annotated:
+        bounds = [_annotation(module, part) for part in parts[1:] if isinstance(part, ast.Call)]
+        known = [bound for bound in bounds if bound is not None]
+        first = _annotation(module, parts[0])
+        return Annotated[first, *known] if known else first
+    inner = tuple(_annotation(module, part) for part in parts)
+    return kind if isinstance(kind, type) and issubclass(kind, Named) else kind[inner if len(inner) > 1 else inner[0]]
+
+
+def _alias(module: str, name: str) -> Any:
+    """What a name for a type stands for, `Kind = Literal[...]`; None if it is none."""
+    for node in _bindings(module).get(name, ()):
+        match node:
+            case ast.Assign(value=ast.Subscript() | ast.BinOp() as value):
+                return _annotation(module, value)
+            case ast.AnnAssign(value=(ast.Subscript() | ast.BinOp()) as value):
+                return _annotation(module, value)
+            case ast.ImportFrom():
+                source, _, original = _imported(module, node, name).rpartition(".")
+                return _alias(source, original)
     return None

@@ -6,34 +6,27 @@ A class passes if it derives from the base of its place; a function passes if it
 inside another is that of the place, or else the class that the outer constructor's annotation names.
 """
 
-import importlib
-import pkgutil
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import yaml
+from hydra import conf as hydra_files
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config.nearest import nearest
-from attnlab.config.schema import Lineage, classes_of, definition, lineage, returned, siblings, signature
+from attnlab.config.schema import ROOT, ancestors, classes_of, definition, returned, siblings, signature
 from attnlab.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a place expects: classes derived from one of `bases`, or one of `functions`.
-
-    Args:
-        bases: dotted names.
-        functions: dotted names.
-    """
+    """What a place expects: classes derived from one of `bases`, or one of `functions`; all are dotted names."""
 
     bases: tuple[str, ...]
     functions: tuple[str, ...] = ()
@@ -84,11 +77,7 @@ PUBLISHED = "bench.published"  # the name of a function, by its annotation one f
 
 
 def place_of(path: str) -> Place | None:
-    """What a place expects that is listed here; None for any other place.
-
-    Args:
-        path: of the node, dotted.
-    """
+    """What the place of a node expects, by its dotted path; None where nothing is listed."""
     return next((place for pattern, place in PLACES.items() if _matches(pattern, path)), None)
 
 
@@ -124,12 +113,7 @@ def nodes(node: Any, path: str = "", outer: tuple[str, str] = ("", "")) -> Itera
 
 
 def annotated(target: str, parameter: str) -> Place | None:
-    """What the annotation of a class' parameter expects; None if it names no class.
-
-    Args:
-        target: the class; empty: none.
-        parameter: its parameter.
-    """
+    """What the annotation of a class' parameter expects; None if it names no class, or `target` is empty."""
     try:
         bases = classes_of(target, parameter) if target else []
     except LookupError:  # reported where `target` itself is checked
@@ -138,10 +122,7 @@ def annotated(target: str, parameter: str) -> Place | None:
 
 
 def check_targets(cfg: Mapping[str, Any]) -> None:
-    """Check every `_target_` of a configuration, and `bench.published`.
-
-    Args:
-        cfg: plain mappings, lists and values, without Hydra's node.
+    """Check every `_target_` of a configuration without Hydra's node, and `bench.published`.
 
     Raises:
         ConfigError: names the key and what its place expects.
@@ -150,11 +131,13 @@ def check_targets(cfg: Mapping[str, Any]) -> None:
         check_target(target, f"{path}._target_", place)
     bench = cfg.get("bench")
     if isinstance(bench, Mapping) and "published" in bench:
-        check_function(str(bench["published"]), PUBLISHED, "attnlab.attention.Attention")
+        target, attention = str(bench["published"]), "attnlab.attention.Attention"
+        if not any(canonical(attention) in ancestors(name) for name in returned(target)):
+            raise ConfigError(f"{PUBLISHED}={target}: expected a function whose annotated result is {attention}")
 
 
 def check_target(target: str, key: str, place: Place | None) -> None:
-    """Check one `_target_`. Nothing is imported, unless the source of an installed package does not tell what it is.
+    """Check one `_target_`. Nothing is imported.
 
     Args:
         target: a dotted name.
@@ -169,53 +152,20 @@ def check_target(target: str, key: str, place: Place | None) -> None:
             f"{key}={target}: nothing is built here; the outer class' parameter has to be annotated with the class "
             "that it expects"
         )
+    standard = target.partition(".")[0] in sys.stdlib_module_names
     try:
-        if _is_standard(target):
-            raise ConfigError(f"{key}={target}: expected {place}")
-        signature(target)  # LookupError: no such module, or a module of this package without that name
-        known = lineage(target)
-        if known is None:
-            found = _imported(target, key, place)
-            fits = _is_one(found, place)
-        elif known.kind == "class":
-            fits = any(_canonical(base) in known.ancestors for base in place.bases)
-            if not fits and not known.complete:
-                fits = _is_one(_imported(target, key, place), place)
-        else:
-            fits = definition(target) in [definition(name) for name in place.functions]
-    except (LookupError, ImportError, AttributeError, ValueError) as error:
+        if not standard:
+            signature(target)  # LookupError: no such module, or a module of this package without that name
+    except LookupError as error:
         raise ConfigError(f"{key}={target}: no such class{nearest(target, siblings(target))}") from error
-    if not fits:
-        raise ConfigError(f"{key}={target}: expected {place}")
-
-
-def check_function(target: str, key: str, result: str) -> None:
-    """Check the name of a function, which is not imported: its annotation says what it returns.
-
-    Args:
-        target: a dotted name.
-        key: for the error.
-        result: the dotted name of the base of what it returns.
-
-    Raises:
-        ConfigError: names the key and what is expected.
-    """
-    try:
-        if not (standard := _is_standard(target)):
-            signature(target)
-        known = Lineage("value") if standard else lineage(target)
-    except LookupError:
-        known = None
-    if known is None:
-        raise ConfigError(f"{key}={target}: cannot be imported; expected package.function")
-    wanted = _canonical(result)
-    ancestors = [one.ancestors for name in returned(target) if (one := lineage(name)) is not None]
-    if known.kind != "function" or not any(wanted in names for names in ancestors):
-        raise ConfigError(f"{key}={target}: expected a function whose annotated result is {result}")
+    names = set() if standard else ancestors(target) or {canonical(target)}
+    if not names & {canonical(name) for name in (*place.bases, *place.functions)}:
+        hint = "" if standard or ancestors(target) else "; a class is written as `class Name(Base)` in its module"
+        raise ConfigError(f"{key}={target}: expected {place}{hint}")
 
 
 def require_target(found: Any, target: str, path: str, outer: tuple[str, str] = ("", "")) -> None:
-    """Check what a `_target_` has led to, once it is imported: as :func:`check_target`, for what source cannot tell.
+    """Check what a `_target_` has led to, once it is imported: a reference may have hidden it from `check_target`.
 
     Args:
         found: the object.
@@ -227,166 +177,76 @@ def require_target(found: Any, target: str, path: str, outer: tuple[str, str] = 
         ConfigError: it is no class of the place's base.
     """
     place = place_of(path) or annotated(*outer)
-    fits = _is_one(found, place) if place else isinstance(found, type) and not outer[0]
+    if place is None:
+        fits = isinstance(found, type) and not outer[0]
+    elif isinstance(found, type):  # a base that is not loaded can be no base of `found`, which is
+        bases = [_loaded(name) for name in place.bases]
+        fits = any(isinstance(base, type) and issubclass(found, base) for base in bases)
+    else:
+        fits = any(found is _loaded(name) for name in place.functions)
     if not fits:
         raise ConfigError(f"{path}._target_={target}: expected {place or 'nothing that is built'}")
 
 
-def _is_one(found: Any, place: Place) -> bool:
-    """Whether an object is a class of a place's base, or one of its functions.
-
-    A base that is not loaded can be no base of `found`, which is.
-    """
-    if not isinstance(found, type):
-        return any(found is _loaded(name) for name in place.functions)
-    bases = [_loaded(name) for name in place.bases]
-    return any(isinstance(base, type) and issubclass(found, base) for base in bases)
-
-
 def _loaded(name: str) -> Any:
     """What a dotted name leads to, if its module is imported; else None."""
-    module, _, attribute = _canonical(name).rpartition(".")
+    module, _, attribute = canonical(name).rpartition(".")
     return getattr(sys.modules.get(module), attribute, None)
 
 
 @lru_cache
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
     """A dotted name by the module that defines it."""
     found = definition(name)
     return ".".join(found) if found else name
 
 
-def _imported(target: str, key: str, place: Place) -> Any:
-    """The object of a name whose source does not tell what it is; only of packages that are installed."""
-    top = target.partition(".")[0]
-    if not _is_installed(top) or "__main__" in target.split("."):
-        raise ConfigError(
-            f"{key}={target}: expected {place}, and the source does not say that it is one: write it as `class "
-            "Name(Base)` in its module"
-        )
-    importlib.import_module("attnlab.torchvision_schemas")  # before torchvision, which timm and lightning import
-    try:
-        return pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError):  # there is no such name
-        raise
-    except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ConfigError(f"{key}={target}: its module cannot be imported ({said}); expected {place}") from error
-
-
-def _is_standard(target: str) -> bool:
-    """Whether a name begins in Python's own library, of which no class has a base of ours."""
-    return target.partition(".")[0] in sys.stdlib_module_names
-
-
-def _is_installed(top: str) -> bool:
-    """Whether a top-level package is this one, or lies where pip installs packages."""
-    if top == "attnlab":
-        return True
-    spec = find_spec(top)
-    places = [*(spec.submodule_search_locations or []), spec.origin or ""] if spec else []
-    roots = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
-    return any(place and set(Path(place).resolve().parents) & roots for place in places)
-
-
 # --- Hydra's own node -------------------------------------------------------------------------------------------
 
-_HYDRA: Mapping[str, Place] = {
+_HYDRA = {
     "hydra.launcher": Place(("hydra.plugins.launcher.Launcher",)),
     "hydra.sweeper": Place(("hydra.plugins.sweeper.Sweeper",)),
-    "hydra.callbacks.*": Place(("hydra.experimental.callback.Callback",)),
     "hydra.sweeper.sampler": Place(("optuna.samplers.BaseSampler",)),
 }
-_PLUGINS = ("hydra", "hydra_plugins")  # top-level packages of Hydra and its plugins
+BUILT_IN = (ROOT / "attnlab" / "conf", Path(hydra_files.__file__).parent)  # this package's YAML files, and Hydra's
+_PLUGINS = ("hydra", "hydra_plugins", "optuna")  # top-level packages of Hydra, its plugins, and their samplers
 _COMMANDS = ("setup", "srun_args", "python", "additional_parameters")  # of submitit's launcher: run by a shell
-_BUILT = ("launcher", "sweeper", "callbacks", "job_logging", "hydra_logging")  # others hold texts and numbers
-_LOGS = ("hydra.job_logging", "hydra.hydra_logging")
-_HANDLERS = (
-    "attnlab.run.console.StderrHandler",
-    "logging.FileHandler",
-    "logging.NullHandler",
-    "logging.StreamHandler",
-)
-_FORMATTERS = ("logging.Formatter", "colorlog.ColoredFormatter")
-_STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
-_PLAIN_REFERENCES = re.compile(r"([^$]*\$\{hydra\.[\w.]+\}[^$]*)+")
-_LOG_FILE = re.compile(r"\$\{hydra\.(runtime\.output_dir|run\.dir|sweep\.dir)\}/(\$\{hydra\.job\.name\}|[\w-]+)\.log")
 
 
-def check_hydra(cfg: DictConfig, given: Sequence[str], own: bool) -> None:
-    """Check Hydra's node, of which Hydra builds launchers, sweepers, callbacks and the logging.
+def check_hydra(cfg: DictConfig, given: Sequence[str]) -> None:
+    """Check what files of --config-dir make of Hydra's own node, of which Hydra builds objects and runs commands.
 
     Args:
         cfg: the composed configuration.
         given: the keys that the command line sets.
-        own: whether a directory of own files (--config-dir) takes part.
 
     Raises:
         ConfigError: names the key and what is expected.
     """
-    hydra: dict[str, Any] = OmegaConf.to_container(cfg.hydra, resolve=False)  # type: ignore[assignment]
-    parts = {key: node for key, node in hydra.items() if key not in ("runtime", "overrides")}
-    for name in _BUILT:
-        _check_references(cfg, hydra.get(name), f"hydra.{name}")
-    for path, target, _ in nodes(parts, "hydra"):
-        place = next((one for name, one in _HYDRA.items() if _matches(name, path)), None)
-        key = f"{path}._target_"
-        plugin = target.partition(".")[0] in _PLUGINS or path == "hydra.sweeper.sampler"
-        if place is None or not plugin:
-            raise ConfigError(f"{key}={target}: expected {place or 'no _target_'} of Hydra or of a plugin of Hydra")
-        check_target(target, key, place)
-    if hydra.get("job", {}).get("env_set"):
-        raise ConfigError("hydra.job.env_set: a configuration sets no environment variables; set them in the shell")
-    if re.search(r"[/\\]|\$\{", str(hydra.get("job", {}).get("name"))):
-        raise ConfigError(f"hydra.job.name={hydra['job']['name']}: expected a plain name")
-    sweeper = hydra.get("sweeper")
-    if isinstance(sweeper, Mapping) and sweeper.get("custom_search_space"):
-        raise ConfigError(
-            "hydra.sweeper.custom_search_space: names a function; give the search space on the command line"
-        )
-    launcher = hydra.get("launcher")
-    launcher = launcher if isinstance(launcher, Mapping) else {}
-    for name in _COMMANDS if own else ():
-        if launcher.get(name) and not any(f"hydra.launcher.{name}".startswith(key) for key in given):
-            raise ConfigError(
-                f"hydra.launcher.{name}: a file of --config-dir cannot bring commands; give it on the command line"
-            )
-    for path in _LOGS:
-        _check_logging(hydra.get(path.partition(".")[2]), path, "")
-
-
-def _check_references(cfg: DictConfig, node: Any, path: str) -> None:
-    """Refuse references that lead to groups of keys: what they hold would be built without having been checked."""
-    if isinstance(node, Mapping | list):
-        for key, child in node.items() if isinstance(node, Mapping) else enumerate(node):
-            _check_references(cfg, child, f"{path}.{key}")
-        return
-    if not isinstance(node, str) or "${" not in node:
-        return
-    try:
-        leads_to_group = OmegaConf.is_config(OmegaConf.select(cfg, path))
-    except OmegaConfBaseException:  # known only when a job runs
-        leads_to_group = _PLAIN_REFERENCES.fullmatch(node) is None
-    if leads_to_group:
-        raise ConfigError(f"{path}={node}: expected values, not a reference to a group of keys")
-
-
-def _check_logging(node: Any, path: str, section: str) -> None:
-    """Refuse what would build or call something else than the handlers and formatters of Python's logging."""
-    if isinstance(node, Mapping):
-        for key, child in node.items():
-            here = f"{path}.{key}"
-            if key in ("()", "class", "factory"):
-                allowed = _FORMATTERS if section == "formatters" else _HANDLERS if section == "handlers" else ()
-                if child not in allowed or (key == "()" and section != "formatters"):
-                    raise ConfigError(f"{here}={child}: expected {' or '.join(allowed) or 'no class'}")
-            if key == "filename":
-                if not (isinstance(child, str) and _LOG_FILE.fullmatch(child)):
-                    raise ConfigError(f"{here}={child}: expected ${{hydra.runtime.output_dir}}/<name>.log")
-                continue
-            _check_logging(child, here, section or str(key))
-    elif isinstance(node, list):
-        for i, child in enumerate(node):
-            _check_logging(child, f"{path}.{i}", section)
-    elif isinstance(node, str) and (re.match(r"\w+://", node) or "${" in node) and node not in _STREAMS:
-        raise ConfigError(f"{path}={node}: expected a plain value, {' or '.join(_STREAMS)}")
+    for name in ("launcher", "sweeper"):
+        key = f"hydra.{name}"
+        try:  # what a reference hides is checked too
+            node: dict[str, Any] = OmegaConf.to_container(cfg.hydra[name], resolve=True)  # type: ignore[assignment]
+        except (OmegaConfBaseException, ValueError) as error:
+            raise ConfigError(f"{key}: {str(error).splitlines()[0]}; expected plain values") from error
+        for path, target, _ in nodes(node, key):
+            place = _HYDRA.get(path)
+            if place is None or target.partition(".")[0] not in _PLUGINS:
+                raise ConfigError(f"{path}._target_={target}: expected {place or 'no _target_'}, of a plugin of Hydra")
+            check_target(target, f"{path}._target_", place)
+        for command in _COMMANDS if name == "launcher" else ():
+            if node.get(command) and not any(f"{key}.{command}".startswith(one) for one in given):
+                raise ConfigError(f"{key}.{command}: a file cannot bring commands; give it on the command line")
+        searched = [str(one).lstrip("+~") for one in node.get("params") or ()]
+        if node.get("custom_search_space") or any(one.startswith("hydra") for one in searched):
+            raise ConfigError(f"{key}: a search space has keys of a run only; give it on the command line")
+    if cfg.hydra.callbacks:
+        raise ConfigError("hydra.callbacks: not supported; callbacks=... are those of Lightning")
+    if cfg.hydra.job.env_set or re.search(r"[/\\]|\$\{", str(OmegaConf.to_container(cfg.hydra.job)["name"])):
+        raise ConfigError("hydra.job: expected a plain name, and no env_set: set environment variables in the shell")
+    for name in ("job_logging", "hydra_logging"):
+        choice = str(cfg.hydra.runtime.choices[f"hydra/{name}"])
+        files = [home / "hydra" / name / f"{choice}.yaml" for home in BUILT_IN if re.fullmatch(r"\w+", choice)]
+        known = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+        if OmegaConf.to_container(cfg.hydra[name]) not in known:
+            raise ConfigError(f"hydra.{name}: cannot be changed together with --config-dir")

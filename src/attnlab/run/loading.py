@@ -22,7 +22,7 @@ from attnlab.config.check import Job, check_fixed, check_mode
 from attnlab.config.compose import Composer, assigned, check_value, walk
 from attnlab.config.hardware import settle
 from attnlab.config.nodes import check_nodes
-from attnlab.config.schema import definition, is_class
+from attnlab.config.schema import ancestors, definition
 from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.run.directory import CONFIG, directory_of
@@ -216,7 +216,7 @@ class _Loading:
         found, parts = definition(target), target.split(".")
         ours = found is not None and found[0].split(".")[0] == parts[0] == "attnlab" and parts[1] in OURS
         try:
-            return (ours and is_class(target)) or stable_name(target) in self._named
+            return (ours and bool(ancestors(target))) or stable_name(target) in self._named
         except ConfigError:  # several definitions have its name: it is of no class that a file names
             return False
 
