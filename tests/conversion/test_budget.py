@@ -174,12 +174,6 @@ def test_sizes_are_refused_from_the_settings_alone(target: ToMLA, name: str, sai
         target.planned(original)
 
 
-def test_a_latent_alone_is_enough_without_rotary_positions() -> None:
-    original = exact("gpt2").attentions[0]
-    assert isinstance(original, MHA)
-    assert ToMLA(latent_dim=12).planned(original)["latent_dim"] == 12
-
-
 def test_values_that_are_not_finite_are_of_a_layer() -> None:
     decoder = copy.deepcopy(exact("llama"))
     damaged = decoder.attentions[1]

@@ -309,26 +309,6 @@ def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: P
         assert torch.allclose(both[0](ids).logits, both[1](ids).logits, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_fewer_heads_are_written_as_the_same_family(start: Start, tmp_path: Path) -> None:
-    """Which other programs read without code of the folder."""
-    from transformers import AutoModelForCausalLM
-
-    run = tmp_path / "run"
-    cfg, record = start("convert=gqa", "mode=convert")
-    run.mkdir()
-    OmegaConf.save(cfg, run / "config.yaml")
-    convert.run(cfg, record, run)
-    cfg, record = used(run, "export")
-    export.run(cfg, record, tmp_path)
-    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
-    assert (type(theirs).__name__, theirs.config.num_key_value_heads) == ("LlamaForCausalLM", 1)
-    module: Any = attnlab.load(run)
-    ids = torch.randint(257, (2, 20), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        assert torch.allclose(theirs(ids).logits, module.module.model(ids), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -434,10 +414,9 @@ def test_a_file_of_weights_of_a_converted_run_is_used(healed: tuple[Path, dict[s
 
 
 def test_the_keys_of_healing_are_named(start: Start) -> None:
-    with pytest.raises(ConfigError, match="^convert.healing.warmup=0: expected int >= 1"):
-        start("convert=mla", "convert.healing.warmup=0")
-    with pytest.raises(ConfigError, match="^convert.healing.tokens=100: expected a multiple of task.data.window=16"):
-        start("convert=mla", "convert.healing.tokens=100")
+    for setting in ("convert.healing.warmup=0", "convert.healing.tokens=100"):
+        with pytest.raises(ConfigError, match=f"^{setting}: expected"):
+            start("convert=mla", setting)
 
 
 @pytest.fixture(scope="module")

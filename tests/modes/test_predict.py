@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from attnlab.decoding import BeamSearch, Sampling
 from attnlab.errors import ConfigError, WriteError
 from attnlab.modes.predict import _destination
-from attnlab.run.device import device_of
 from attnlab.tasks.prediction import changed
 
 
@@ -66,14 +64,3 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
 def test_wrong_settings(search: Any, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         changed(search, settings, "task.x")
-
-
-def test_right_settings() -> None:
-    assert changed(Sampling(), {"tokens": 3, "top_k": None, "temperature": 0}, "task.x").tokens == 3
-
-
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for name in ("gpu", "cuda"):
-        with pytest.raises(ConfigError, match=f"hardware.accelerator={name}: torch finds no GPU here"):
-            device_of(OmegaConf.create({"hardware": {"accelerator": name}}))

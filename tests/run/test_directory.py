@@ -12,12 +12,12 @@ from attnlab.run import job
 from attnlab.run.directory import foreign, is_run
 from attnlab.run.loading import load
 from attnlab.tasks import complete
+from tests.conversion.test_runs import QUICK, SIZES, written
+from tests.conversion.test_runs import TINY as DECODER
 from tests.data.conftest import write_corpus
 from tests.run.test_processes import write_texts
 from tests.tasks.conftest import TINY as SPEECH
 from tests.tasks.image_classification.test_task import TINY as IMAGES
-from tests.tasks.language_modelling.test_converting import QUICK, SIZES, written
-from tests.tasks.language_modelling.test_converting import TINY as DECODER
 from tests.tasks.language_modelling.test_task import TINY as TEXT
 
 

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 
 from attnlab.run.ledger import Ledger
 from attnlab.run.lock import held
+from tests.conversion.test_runs import SIZES, written
+from tests.conversion.test_runs import TINY as TINY_CONVERTED
 from tests.data.conftest import write_corpus
 from tests.tasks.conftest import TINY
 from tests.tasks.image_classification.test_task import TINY as TINY_IMAGES
-from tests.tasks.language_modelling.test_converting import SIZES, written
-from tests.tasks.language_modelling.test_converting import TINY as TINY_CONVERTED
 from tests.tasks.language_modelling.test_task import TINY as TINY_TEXT
 
 CHILD = """

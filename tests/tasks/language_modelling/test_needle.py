@@ -186,19 +186,6 @@ def test_what_is_too_short_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["task.score.needle.lengths=[0]"], "needle.lengths"),
-        (["task.score.needle.depths=[0.5,1.5]"], "needle.depths"),
-        (["task.score.needle.length=8"], "needle.length"),
-    ],
-)
-def test_wrong_settings_are_one_line(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check(["task=wikitext2", *words], load, complete)
-
-
-@pytest.mark.parametrize(
     ("words", "said", "stage"),
     [
         (["task=wikitext2"], "a vocabulary of words has no random names", None),

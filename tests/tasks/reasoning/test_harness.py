@@ -114,10 +114,3 @@ def test_mode_evaluate(key: str, kind: str, tmp_path: Path, monkeypatch: pytest.
     found = record["quality"]["tasks"]["claims"]
     assert found["acc"] == 0.5 and found["examples"] == 6
     assert record["parameters"]["total"] == sum(p.numel() for p in model.parameters())
-
-
-def test_which_model_is_evaluated(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mode=evaluate needs checkpoint=<.*>, or model=<a run"):
-        compose("task=reasoning", "mode=evaluate")
-    with pytest.raises(ConfigError, match=r"checkpoint=.* and model=gpt2: give one of them"):
-        compose("task=reasoning", "mode=evaluate", f"checkpoint={tmp_path}", "model=gpt2")

@@ -5,8 +5,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,7 @@ from attnlab.pretrained import huggingface
 from attnlab.run import job
 from attnlab.run.record import read
 from attnlab.tasks.reasoning.model import AskedModel
-from tests.pretrained.tiny import edit, words
+from tests.pretrained.tiny import words
 from tests.tasks.reasoning.conftest import Folder
 
 TENSORLLM = ["compress=tensorllm", "compress.ranks=[12,4]"]
@@ -106,25 +104,6 @@ QUICK = (0, 1, 2, 3, 6, 8, 15)  # the others take the same way
 def test_ranks_and_layers(kind: str, overrides: str, expected: str, folder: Folder, run: Run) -> None:
     code, message = run(folder(kind), *f"compress={overrides}".split())
     assert code == 2 and expected in message
-
-
-@pytest.mark.usefixtures("_no_weights")
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"quant_method": "gptq", "bits": 4}, "its weights are quantised (gptq)"),
-        pytest.param(
-            {"quant_method": "bitsandbytes", "load_in_4bit": True},
-            "its weights are quantised (bitsandbytes)",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_quantised_weights(config: dict[str, Any], expected: str, folder: Folder, run: Run, tmp_path: Path) -> None:
-    shutil.copytree(folder("llama"), tmp_path / "model")
-    edit(tmp_path / "model", quantization_config=config)
-    code, message = run(tmp_path / "model", *TENSORLLM)
-    assert code == 1 and expected in message and message.endswith("give the model that was quantised")
 
 
 @pytest.mark.usefixtures("_no_weights")
@@ -226,19 +205,6 @@ def test_an_interrupted_command_goes_on(folder: Folder, run: Run, tmp_path: Path
     finally:
         TensorLLM._fit = real  # type: ignore[method-assign]
     assert read(tmp_path / "run")["status"] == "interrupted"
-    goes_on(folder("llama"), run, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_killed_command_goes_on(folder: Folder, run: Run, claims: Path, tmp_path: Path) -> None:
-    settings = ["task=reasoning", "hardware=cpu", f"cache_dir='{tmp_path / 'cache'}'", f"model={folder('llama')}"]
-    settings += [f"data_root='{claims}'", "task.questions=fever", *TENSORLLM, f"hydra.run.dir='{tmp_path / 'killed'}'"]
-    code = (
-        "import signal, sys; from tests.tasks.reasoning.test_refusals import interrupt; from attnlab.cli import main; "
-        f"interrupt(signal.SIGKILL); sys.argv[1:] = {settings!r}; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], timeout=300)
-    assert done.returncode == -signal.SIGKILL
     goes_on(folder("llama"), run, tmp_path)
 
 

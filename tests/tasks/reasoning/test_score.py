@@ -12,9 +12,8 @@ from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
 from attnlab.metrics import Answers
 from attnlab.pretrained import huggingface
-from attnlab.run import progress
 from attnlab.tasks.reasoning import sample
-from attnlab.tasks.reasoning.rows import log_probabilities, padded, with_positions
+from attnlab.tasks.reasoning.rows import log_probabilities
 from attnlab.tasks.reasoning.score import Asked, ask, contains, perplexity, quality
 
 SMALL = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 3}
@@ -197,38 +196,3 @@ def test_rows_of_training_have_the_answers_as_targets(place: Path, words: Any) -
         for row in masked
         for one, target in zip(row.ids, row.targets, strict=True)
     )
-
-
-@pytest.mark.parametrize("kind", ["llama", "roberta"])
-def test_rows_of_training_count_alike_whatever_their_length(kind: Any, words: Any) -> None:
-    model = tiny(kind, words).model
-    short, long = sample.Row([5, 6], [-100, 7]), sample.Row([5, 6, 7, 8], [-100, 6, 8, 9])
-    alone = [sample._losses(model, kind, [row], words.pad_token_id).item() for row in (short, long)]
-    both = sample._losses(model, kind, [short, long], words.pad_token_id)
-    assert both.tolist() == pytest.approx(alone, rel=1e-5)
-    heavy = sample.Row(short.ids, short.targets, weight=3)
-    assert sample._losses(model, kind, [heavy], words.pad_token_id).item() == pytest.approx(3 * alone[0], rel=1e-5)
-    logits = model(torch.tensor([long.ids])).logits[0].log_softmax(-1)
-    places = range(3) if kind == "llama" else range(1, 4)  # a decoder predicts the next token
-    nats = [-logits[place, target].item() for place, target in zip(places, long.targets[1:], strict=True)]
-    assert alone[1] == pytest.approx(sum(nats) / 3, rel=1e-4)
-
-
-def test_left_padding_keeps_positions() -> None:
-    batch = with_positions(padded([[5, 6, 7], [8]], 0, "left", torch.device("cpu")))
-    assert batch["input_ids"].tolist() == [[5, 6, 7], [0, 0, 8]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 0, 0]]
-
-
-def test_progress_is_logged_where_there_is_no_terminal(
-    place: Path, words: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
-    for kind in ("llama", "bert"):
-        for name in ("hotpotqa", "fever"):
-            with caplog.at_level("INFO", logger=progress.__name__):
-                ask(tiny(kind, words), question_set(name), questions(name, place, 4), 2)
-    lines = [record.message for record in caplog.records]
-    free = ["HotpotQA: answering", "HotpotQA: scoring", "FEVER"]
-    assert lines == [f"{what}: {done} of 4" for _ in range(2) for what in free for done in (2, 4)]

@@ -1,6 +1,5 @@
 """The whole flow with a sample model that is trained for one epoch: ask, compress, ask, save, describe, search."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,22 +188,6 @@ def test_sample_models_know_the_world(kind: str, tmp_path: Path) -> None:
         assert quality(ask(asked, question_set(name), items, 32))["accuracy"] >= 95, name
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        ["compress=tensorllm"],
-        ["compress=laser", "compress.matrices=[attn]", "compress.layers=null"],
-        ["compress=trawl", "compress.layers=null", "compress.sweeps=3"],
-    ],
-)
-def test_commands_of_the_sample_experiment(method: list[str], start: Start, tmp_path: Path) -> None:
-    cfg, record = start(*method, "compress.keep=0.35", "task.questions=wikidata")
-    compress_mode.run(cfg, record, tmp_path)
-    assert record["compression"]["rate"]["parameters"] <= record["compression"]["rate"]["parameters_dense"]
-    dense, compressed = (record["compression"]["quality"][point] for point in ("dense", "compressed"))
-    assert dense["loss"] != compressed["loss"] and dense["questions"] == compressed["questions"] == 16
-
-
 def test_a_tokenizer_of_another_model_is_refused(models: dict[str, Path], start: Start, tmp_path: Path) -> None:
     small: Any = huggingface.create("small", {**sample.SIZES["llama"], "vocab_size": 99})
     small.save_pretrained(tmp_path / "small")
@@ -230,10 +213,3 @@ def test_the_type_of_a_compressed_model_is_that_of_from_pretrained(kind: str, tm
         assert value.dtype == expected[name].dtype and torch.equal(value, expected.pop(name)), name
     assert not expected
     assert asked.model(tiny.ids()).logits.dtype == torch.bfloat16
-
-
-def test_a_search_leaves_json(start: Start, tmp_path: Path) -> None:
-    cfg, record = start(*RANKS, "compress.search=[{seed: 1}]")
-    assert cfg.task.search == [{"seed": 1}]
-    compress_mode.run(cfg, record, tmp_path)
-    json.dumps(record["compression"])

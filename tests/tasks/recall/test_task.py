@@ -187,15 +187,6 @@ def test_description_predicts_what_a_run_measures(trained: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_export_writes_plain_weights(trained: Path, tmp_path: Path) -> None:
-    command("mode=export", f"checkpoint={trained}", "format=safetensors", cwd=tmp_path)
-    own = load_file(trained / "checkpoints" / "averaged.safetensors")
-    folder = next(tmp_path.rglob("*.safetensors")).parent
-    found = load_file(next(folder.glob("*.safetensors")))
-    assert found.keys() == own.keys() and all(torch.equal(value, own[name]) for name, value in found.items())
-
-
-@pytest.mark.slow
 def test_an_interrupted_run_continues_to_the_bit(trained: Path, tmp_path: Path) -> None:
     """Two updates and then two are the four of a run that was not interrupted."""
     given = words("mqar", "attention=mtla", "stride=2", "task.schedule.floor=1")

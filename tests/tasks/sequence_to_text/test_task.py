@@ -19,7 +19,6 @@ from attnlab.data import AMI, SLURP, MustC
 from attnlab.data.corpus import Segment
 from attnlab.data.inputs import Item
 from attnlab.data.sequence_to_text import SequenceToTextData
-from attnlab.errors import ConfigError
 from attnlab.modes import test, train
 from attnlab.run.loading import load
 from attnlab.run.record import new
@@ -144,15 +143,6 @@ def test_learns_and_decodes(
     assert len((tmp_path / "predictions.tsv").read_text().splitlines()) == 6
     chosen.describe(record)
     assert record["parameters"]["total"] > record["parameters"]["attention"] > 0
-
-
-@pytest.mark.parametrize(("stage", "split"), [(None, "validation"), ("test", "test")])
-def test_more_processes_than_held_out_sentences_are_refused(
-    stage: str | None, split: str, roots: dict[str, Path], cache_dir: Path
-) -> None:
-    cfg = configured("xsum", "mha", roots["xsum"], cache_dir, "hardware.devices=6")
-    with pytest.raises(ConfigError, match=f"6 processes cannot share the {split} split, which has 5 items"):
-        task_of(cfg, SequenceToTextTask).prepare(new(cfg, "test"), stage)
 
 
 def test_truncated_documents_are_counted_not_dropped(roots: dict[str, Path], cache_dir: Path) -> None:
