@@ -58,14 +58,13 @@ def test_any_flipped_byte_is_refused(tmp_path: Path, name: str) -> None:
         AtomicCheckpointIO().save_checkpoint(content, path)
     else:
         write_weights(path, weights, {"a": 1})
-    found, identity = read_checkpoint(path)
-    assert identity == {"a": 1} and torch.equal(found["layer.weight"], weights["layer.weight"])
-    whole = path.read_bytes()
-    for place in (0, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(DataError) as caught:
+    saved, identity = read_checkpoint(path)
+    assert identity == {"a": 1} and torch.equal(saved["layer.weight"], weights["layer.weight"])
+    data = path.read_bytes()
+    for place in (0, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(DataError, match=f"{path}: damaged"):
             read_checkpoint(path)
-        assert str(caught.value).startswith(f"{path}: damaged: its content is not what {SUMS} beside it says; copy")
     AtomicCheckpointIO().remove_checkpoint(path)
     assert (tmp_path / SUMS).read_text() == ""
 

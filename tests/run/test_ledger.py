@@ -115,21 +115,21 @@ def test_strange_records(tmp_path: Path) -> None:
     (tmp_path / "lost" / "record.json").symlink_to("nowhere")
     (tmp_path / "itself").symlink_to("itself")
     for _ in range(2):
-        found = runs(tmp_path)
-        assert {name: run.status for name, run in found.items()} == {
+        entries = runs(tmp_path)
+        assert {name: run.status for name, run in entries.items()} == {
             **dict.fromkeys(("text", "numbers", "tags"), "finished"),
             **dict.fromkeys(("deep", "half", "list", "pipe"), "broken"),
         }
-        assert (found["text"].error, found["text"].tags) == (strange, (strange, "5"))
-        assert (found["numbers"].seed, found["numbers"].metric, found["tags"].tags) == (2**70, "bleu", ())
+        assert (entries["text"].error, entries["text"].tags) == (strange, (strange, "5"))
+        assert (entries["numbers"].seed, entries["numbers"].metric, entries["tags"].tags) == (2**70, "bleu", ())
 
 
 def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
     dead, live = (write(tmp_path / name, status="running") for name in ("dead", "live"))
     with locked(live):
-        found = runs(tmp_path)
-    assert (found["dead"].status, found["dead"].error) == ("interrupted", "its process is gone")
-    assert found["live"].status == "running"
+        entries = runs(tmp_path)
+    assert (entries["dead"].status, entries["dead"].error) == ("interrupted", "its process is gone")
+    assert entries["live"].status == "running"
     assert runs(tmp_path)["live"].status == "interrupted"
     assert json.loads((dead / "record.json").read_text())["status"] == "running"  # a list changes no record
 

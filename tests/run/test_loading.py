@@ -69,30 +69,31 @@ def test_what_may_be_given(run: Path) -> None:
 
 
 def test_an_experiment_that_says_how_a_run_is_scored(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "own" / "experiment").mkdir(parents=True)
-    file = tmp_path / "own" / "experiment" / "how.yaml"
-    file.write_text("defaults:\n  - override /task: wikitext2\ntask:\n  evaluation:\n    tasks: [arc_easy, piqa]\n")
-    given = (f"--config-dir={tmp_path / 'own'}", "experiment=how")
-    assert use(run, *given).task.evaluation.tasks == ["arc_easy", "piqa"]
-    assert use(run, *given, "task.evaluation.tasks=[x]").task.evaluation.tasks == ["x"]
-    file.write_text(file.read_text().replace("wikitext2", "fineweb_edu"))  # it says nothing that depends on the task
-    assert use(run, *given, "mode=evaluate").task.evaluation.tasks == ["arc_easy", "piqa"]
-    file.write_text(file.read_text() + "  score:\n    nothing: 1\n")
-    with pytest.raises(ConfigError, match="task=fineweb_edu: checkpoint= takes the configuration of its run"):
-        use(run, *given)
-    file.write_text("task:\n  optimizer:\n    lr: 3.0\n")
-    with pytest.raises(ConfigError, match="task.optimizer.lr=3.0: checkpoint= takes the configuration of its run"):
-        use(run, *given)
-    file.write_text("defaults:\n  - override /task: ptb\n")
-    with pytest.raises(ConfigError, match="task=ptb: checkpoint= takes the configuration of its run"):
-        use(run, *given)
+    file = tmp_path / "more" / "experiment" / "how.yaml"
+    file.parent.mkdir(parents=True)
+    tasks = "task:\n  evaluation:\n    tasks: [arc_easy, piqa]\n"
+    words = (f"--config-dir={tmp_path / 'more'}", "experiment=how")
+    file.write_text(f"defaults:\n  - override /task: wikitext2\n{tasks}")
+    assert use(run, *words).task.evaluation.tasks == ["arc_easy", "piqa"]
+    assert use(run, *words, "task.evaluation.tasks=[x]").task.evaluation.tasks == ["x"]
+    other = f"defaults:\n  - override /task: fineweb_edu\n{tasks}"
+    file.write_text(other)  # it says nothing that depends on the task
+    assert use(run, *words, "mode=evaluate").task.evaluation.tasks == ["arc_easy", "piqa"]
+    for content, key in {
+        f"{other}  score:\n    nothing: 1\n": "task=fineweb_edu",
+        "task:\n  optimizer:\n    lr: 3.0\n": "task.optimizer.lr=3.0",
+        "defaults:\n  - override /task: ptb\n": "task=ptb",
+    }.items():
+        file.write_text(content)
+        with pytest.raises(ConfigError, match=f"^{key}: checkpoint="):
+            use(run, *words)
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
-        ("attention=mha", "attention=mha: checkpoint= takes the configuration of its run, which has attention=mtla"),
-        ("stride=4", "stride=4: .* which has stride=3; leave stride= out"),
+        ("attention=mha", "attention=mha: checkpoint= .* attention=mtla"),
+        ("stride=4", "stride=4: .* stride=3"),
         ("task.optimizer.lr=0.5", "which has task.optimizer.lr=0"),
         ("task.train.max_steps=40", "which has task.train.max_steps=20"),
         ("task.sampling.tokns=3", "no such key; nearest: task.sampling.tokens"),
@@ -102,28 +103,31 @@ def test_an_experiment_that_says_how_a_run_is_scored(run: Path, tmp_path: Path) 
         ("data_root='${seed}'", "give a value, not a reference"),
     ],
 )
-def test_anything_else_is_refused_by_its_key(run: Path, override: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_anything_else_is_refused_by_its_key(run: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         use(run, override)
 
 
 def test_an_unchanged_run_continues_where_it_is(run: Path) -> None:
-    found = resume(run, "hardware.devices=1")
-    assert found.jobs[0].mode == "train" and found.jobs[0].hardware.accelerator == "gpu"
-    assert f"hydra.run.dir='{run}'" in found.arguments
-    with pytest.raises(ConfigError, match="hardware.precision=32-true: resume= takes the configuration of its run"):
-        resume(run, "hardware.precision=32-true")
-    with pytest.raises(ConfigError, match="leave -m out"):
-        resume(run, "-m")
+    unchanged = resume(run, "hardware.devices=1")
+    assert unchanged.jobs[0].mode == "train" and unchanged.jobs[0].hardware.accelerator == "gpu"
+    assert f"hydra.run.dir='{run}'" in unchanged.arguments
+    for words, message in {
+        "hardware.precision=32-true": "hardware.precision=32-true: resume=",
+        "-m": "leave -m out",
+        "mode=predict input=x": "resume= is read by mode=train, not by mode=predict",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            resume(run, *words.split())
 
 
 def test_a_higher_limit_is_a_new_run(run: Path) -> None:
     (run / "record.json").write_text(json.dumps({"status": "finished"}))
     with pytest.raises(ConfigError, match="the run is finished; raise task.train.max_steps"):
         resume(run)
-    found = resume(run, "task.train.max_steps=40")
-    assert found.jobs[0].task.train.max_steps == 40
-    assert "hydra.run.dir='outputs/wikitext2/mtla/test'" in found.arguments
+    longer = resume(run, "task.train.max_steps=40")
+    assert longer.jobs[0].task.train.max_steps == 40
+    assert "hydra.run.dir='outputs/wikitext2/mtla/test'" in longer.arguments
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -148,17 +152,11 @@ def test_a_multirun_over_runs_of_several_mechanisms(run: Path, started: DictConf
     (other / "checkpoints").mkdir(parents=True)
     with_another = OmegaConf.merge(started, {"choices": {"attention": "mha"}})
     OmegaConf.save(with_another, other / "config.yaml")
-    found = plan("-m", "mode=test", f"checkpoint='{run}','{other}'")
-    assert [job.choices.attention for job in found.jobs] == ["mtla", "mha"] and found.swept == ("checkpoint",)
-    assert "task=wikitext2" in found.arguments  # each job is checked again with these arguments
-    assert not any(text.startswith("attention=") for text in found.arguments)
-    assert "hydra.sweep.subdir=${hydra.job.num}_${hydra.runtime.choices.task}" in found.arguments
-
-
-def test_a_mode_that_continues_nothing(run: Path) -> None:
-    (run / "record.json").write_text(json.dumps({"status": "finished"}))
-    with pytest.raises(ConfigError, match="resume= is read by mode=train, not by mode=predict"):
-        resume(run, "mode=predict", "input=x")
+    several = plan("-m", "mode=test", f"checkpoint='{run}','{other}'")
+    assert [job.choices.attention for job in several.jobs] == ["mtla", "mha"] and several.swept == ("checkpoint",)
+    assert "task=wikitext2" in several.arguments  # each job is checked again with these arguments
+    assert not any(text.startswith("attention=") for text in several.arguments)
+    assert "hydra.sweep.subdir=${hydra.job.num}_${hydra.runtime.choices.task}" in several.arguments
 
 
 def test_a_cache_of_another_machine(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -188,7 +186,7 @@ def test_a_key_that_was_added_since_has_its_default(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("task.optimizer._target_", "os.system", "os.system is no class of attnlab"),
         ("task.model._target_", "attnlab.run.files.write_bytes", "is no class of attnlab or of its configuration"),
@@ -214,34 +212,32 @@ def test_a_key_that_was_added_since_has_its_default(run: Path) -> None:
         ("task.optimizer", 3, "config.yaml: "),
     ],
 )
-def test_a_foreign_configuration_is_data(run: Path, key: str, value: object, told: str) -> None:
+def test_a_foreign_configuration_is_data(run: Path, key: str, value: object, message: str) -> None:
     change(run, key, value)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         use(run)
 
 
-@pytest.mark.parametrize(
-    "text", ["[1, 2", "z: &z [*z]", "a: &a [x, x]\nb: [*a, *a]", "[" * 400], ids=["cut", "endless", "alias", "deep"]
-)
-def test_a_configuration_that_is_no_plain_yaml(text: str, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="config.yaml: not the configuration of a run"):
-        use(tmp_path)
+def test_a_configuration_that_is_no_plain_yaml(tmp_path: Path) -> None:
+    for text in ("[1, 2", "z: &z [*z]", "a: &a [x, x]\nb: [*a, *a]", "[" * 400):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(ConfigError, match="config.yaml: not the configuration of a run"):
+            use(tmp_path)
 
 
 def test_a_class_of_one_s_own(run: Path, tmp_path: Path) -> None:
     change(run, "attention._target_", "tests.attention.mechanisms.Mine")
     with pytest.raises(ConfigError, match="if it is yours, give --config-dir="):
         configuration(run)
-    file = tmp_path / "own" / "attention" / "mine.yaml"
+    file = tmp_path / "more" / "attention" / "mine.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("_target_: torch.nn.Identity\n")
     change(run, "attention._target_", "torch.nn.Identity")
     with pytest.raises(ConfigError, match="expected a class derived from attnlab.attention.Attention"):
-        configuration(run, config_dir=str(tmp_path / "own"))
+        configuration(run, config_dir=str(tmp_path / "more"))
     file.write_text(f"_target_: {__name__}.Mine\n")
     change(run, "attention._target_", f"{__name__}.Mine")
-    cfg = configuration(run, "task.sampling.tokens=2", config_dir=str(tmp_path / "own"))
+    cfg = configuration(run, "task.sampling.tokens=2", config_dir=str(tmp_path / "more"))
     assert cfg.attention._target_ == f"{__name__}.Mine" and cfg.task.sampling.tokens == 2
 
 
@@ -268,8 +264,10 @@ def test_directories_that_are_no_run(tmp_path: Path) -> None:
 def test_only_the_command_line_names_a_folder_of_tasks(run: Path, tmp_path: Path) -> None:
     """Its files bring code: `!function`, and templates that reach all of Python."""
     change(run, "task.evaluation.folder", str(tmp_path))
-    told = f"task.evaluation.folder={tmp_path}: a file of the configuration names this folder, and tasks can bring code"
-    with pytest.raises(ConfigError, match=told):
+    message = (
+        f"task.evaluation.folder={tmp_path}: a file of the configuration names this folder, and tasks can bring code"
+    )
+    with pytest.raises(ConfigError, match=message):
         use(run, "mode=evaluate")
     assert use(run).mode == "test"  # which reads no tasks
     given = f"task.evaluation.folder='{tmp_path}'"
@@ -278,8 +276,8 @@ def test_only_the_command_line_names_a_folder_of_tasks(run: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_no_file_of_one_s_own_names_a_folder_of_tasks(tmp_path: Path) -> None:
-    (tmp_path / "own" / "experiment").mkdir(parents=True)
-    file = tmp_path / "own" / "experiment" / "how.yaml"
+    (tmp_path / "more" / "experiment").mkdir(parents=True)
+    file = tmp_path / "more" / "experiment" / "how.yaml"
     (tmp_path / "config.json").touch()
     composed = ("task=wikitext2", "attention=mha", "mode=evaluate", f"checkpoint='{tmp_path}'")
     for node in ("task: {evaluation: {folder: %s}}", "hydra: {sweeper: {params: {task.evaluation.folder: %s}}}"):
