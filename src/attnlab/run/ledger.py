@@ -111,7 +111,7 @@ class Ledger:
         Args:
             key: of the job, see :func:`key_of`.
         """
-        rows, changed, found = self._refreshed(), False, []
+        rows, changed, alike = self._refreshed(), False, []
         for path, (mtime, size, entry) in rows.items():
             if (entry.mode, entry.seed, entry.task) != (mode, seed, task):
                 continue
@@ -119,10 +119,10 @@ class Ledger:
                 entry, changed = replace(entry, key=_key(self.root / path)), True
                 rows[path] = mtime, size, entry
             if entry.key == key:
-                found.append(entry)
+                alike.append(entry)
         if changed:
             self._write(rows)
-        return self._present(found)
+        return self._present(alike)
 
     def _present(self, entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
         """Entries in order, with their directories and what their processes do now."""

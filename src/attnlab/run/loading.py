@@ -270,20 +270,20 @@ class _Loading:
         """
         overlay = yaml.safe_load(self.composer.text("experiment", name)) or {}
         defaults = overlay.pop("defaults", [])
-        found = dict(_settings(overlay))
-        any_task = bool(found) and all(self._is_free(key) and not walk(self.saved, key)[2] for key in found)
+        settings = dict(_settings(overlay))
+        any_task = bool(settings) and all(self._is_free(key) and not walk(self.saved, key)[2] for key in settings)
         for entry in defaults:
             for group, option in entry.items() if isinstance(entry, Mapping) else ():
                 group = group.rpartition("/")[2]
                 if not (any_task and group == "task"):
                     self._agree(group, option, self.saved["choices"].get)
-        return found
+        return settings
 
     def _change(self, cfg: DictConfig, overlays: Mapping[str, Any], overrides: Sequence[Override]) -> list[str]:
         """Set what may be set; the limits of training that were set."""
         plain, changed = config.written(cfg), []
-        given = [pair for override in overrides for pair in assigned(plain, override, self.composer.groups)]
-        for key, value in [*overlays.items(), *given]:
+        pairs = [pair for override in overrides for pair in assigned(plain, override, self.composer.groups)]
+        for key, value in [*overlays.items(), *pairs]:
             if key in TEXTS and value is not None:
                 value = str(value).replace("${", "\\${")
             elif "${" in str(value):
