@@ -73,7 +73,7 @@ def test_there_is_something_to_resume_where_the_first_last_checkpoint_has_no_roo
         with (tmp_path / "SHA256SUMS").open("a") as sums:
             sums.write(f"{'0' * 64}  last.ckpt\n")
     with pytest.raises(WriteError, match="disk full"):
-        best.keep_last(Trainer())  # type: ignore[arg-type]
+        best.write_last(Trainer())  # type: ignore[arg-type]
     assert (tmp_path / "last.ckpt").exists() is not noted
     if not noted:
         assert torch.load(tmp_path / "last.ckpt", weights_only=True)["a"].shape == (8,)

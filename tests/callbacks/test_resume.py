@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from attnlab.callbacks.resume import Resume
+from attnlab.callbacks.checkpoints import Resume
 
 
 def checkpoint(updates: int, batches: int, last: bool) -> dict[str, Any]:

@@ -14,11 +14,9 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
 from attnlab.callbacks import speed
-from attnlab.callbacks.cache import CacheBytes
 from attnlab.callbacks.contribution import Contributor, Scored, Sections, contributions
-from attnlab.callbacks.memory import Memory
-from attnlab.callbacks.predictions import PredictionsFile
-from attnlab.callbacks.quality import Quality
+from attnlab.callbacks.memory import CacheBytes, Memory
+from attnlab.callbacks.quality import PredictionsFile, Quality
 from attnlab.callbacks.speed import ScoringSpeed, TrainingSpeed
 from attnlab.metrics import WER, Perplexity
 

@@ -14,8 +14,7 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from attnlab.callbacks import signals
-from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
-from attnlab.callbacks.resume import Resume
+from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast, Resume
 from attnlab.callbacks.signals import EndAfterUpdate
 from attnlab.run.processes import interruptible
 

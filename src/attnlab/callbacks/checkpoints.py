@@ -1,4 +1,4 @@
-"""Checkpoints that survive a crash, a full disk or an interruption."""
+"""Checkpoints that survive a crash, a full disk or an interruption, and a training that continues exactly."""
 
 import os
 from pathlib import Path
@@ -8,10 +8,11 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
+from attnlab.data.base import Data
 from attnlab.errors import DataError, WriteError
 from attnlab.run.checksums import forget, replacing_summed, verify
 
@@ -41,10 +42,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 def _why(error: BaseException) -> OSError | None:
     """The error of the file system behind an exception, such as a full disk; None: there is none."""
-    seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, OSError):
-        seen = seen.__cause__ or seen.__context__
-    return seen
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 def _is_sound(path: Path) -> bool:
@@ -65,10 +66,10 @@ class BestAndLast(ModelCheckpoint):
     Args: those of Lightning's `ModelCheckpoint`.
 
     Attributes:
-        kept: the number of updates in the last.ckpt that this process has written last; None: it has written none.
+        last_step: the number of updates in the last.ckpt that this process has written. None: it has written none.
     """
 
-    kept: int | None = None
+    last_step: int | None = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the best checkpoints from this run's directory, wherever it lay when they were saved."""
@@ -88,14 +89,14 @@ class BestAndLast(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
-        self.keep_last(trainer)
+        self.write_last(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
         if trainer.check_val_every_n_epoch is None:  # validation inside an epoch
-            self.keep_last(trainer)
+            self.write_last(trainer)
 
-    def keep_last(self, trainer: Trainer) -> None:
+    def write_last(self, trainer: Trainer) -> None:
         """Write last.ckpt.
 
         Args:
@@ -113,4 +114,30 @@ class BestAndLast(ModelCheckpoint):
                 if not _is_sound(last):
                     last.unlink()  # a checksum of what could not be written is there
             raise
-        self.kept = trainer.global_step
+        self.last_step = trainer.global_step
+
+
+class Resume(Callback):
+    """Sets `data.resume_at` from the trainer's progress in the checkpoint that is loaded.
+
+    A checkpoint counts batches of a process.  With another number of processes, the same updates have more or fewer
+    batches: the counts are converted.
+
+    Attributes:
+        begun: the updates of the checkpoint; 0: none was loaded.
+    """
+
+    begun: int = 0
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.begun = int(checkpoint.get("global_step", 0))
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        now = trainer.accumulate_grad_batches
+        before = checkpoint.get("batches_per_update", now)
+        for counts in (progress["total"], progress["current"]):
+            counts.update({name: count * now // before for name, count in counts.items()})
+        if not progress["is_last_batch"]:
+            self.data.resume_at = checkpoint["epoch"], progress["current"]["completed"]

@@ -41,18 +41,13 @@ class Scored:
 
 
 def update(metric: Metric, scored: Scored) -> None:
-    """Give a metric the arguments of its `update` that a batch has.
-
-    Args:
-        metric: its `update` is called once.
-        scored: what the task's module returned for a batch.
-    """
+    """Give a metric the arguments of its `update` that a batch has."""
     taken = inspect.signature(metric.update).parameters
     metric.update(scored.index, **{name: value for name, value in scored.update.items() if name in taken})
 
 
 class Contributor(Callback):
-    """A callback that measures something and contributes it to the record.  `runs/` writes the record."""
+    """A callback that measures something and contributes it to the record.  `run/` writes the record."""
 
     @abstractmethod
     def contribution(self) -> Sections:
@@ -67,12 +62,7 @@ class ScoringCallback(Callback):
 
     @abstractmethod
     def on_scored(self, scored: Scored, loader: int) -> None:
-        """Called after each batch of `trainer.test`.
-
-        Args:
-            scored: what `test_step` returned.
-            loader: the number of the test dataloader.
-        """
+        """Called after each batch of `trainer.test` with the number of its dataloader."""
 
     def on_test_batch_end(
         self,
@@ -91,33 +81,25 @@ class ScoringCallback(Callback):
 def contributions(callbacks: Iterable[Callback]) -> Sections:
     """The contributions of all callbacks, merged section by section.
 
-    Args:
-        callbacks: of the trainer; those that are no ScoringCallback contribute nothing.
-
     Raises:
         ValueError: two callbacks contribute the same value.
     """
-    found: Sections = {}
+    sections: Sections = {}
     for callback in callbacks:
         if not isinstance(callback, Contributor):
             continue
         for section, values in callback.contribution().items():
-            known = found.setdefault(section, {})
+            known = sections.setdefault(section, {})
             protocols = [text for text in (known.pop("protocol", ""), values.get("protocol", "")) if text]
-            twice = sorted(known.keys() & values.keys())
-            if twice:
+            if twice := sorted(known.keys() & values.keys()):
                 raise ValueError(f"{type(callback).__name__}: {section}.{twice[0]} is contributed twice")
             known |= values
             if protocols:
                 known["protocol"] = "; ".join(protocols)
-    return found
+    return sections
 
 
 def over_processes(trainer: Trainer, value: float, reduce: str) -> float:
-    """`value` reduced over the trainer's processes.  Every process must call this.
-
-    Args:
-        reduce: "sum", "max" or "mean".
-    """
+    """`value` reduced over the trainer's processes by "sum", "max" or "mean". Every process must call this."""
     tensor = torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)
     return float(trainer.strategy.reduce(tensor, reduce_op=reduce))

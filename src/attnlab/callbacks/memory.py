@@ -1,7 +1,6 @@
-"""Memory of training and of scoring."""
+"""Memory of training and of scoring, and bytes of the key-value caches."""
 
 import threading
-from types import TracebackType
 from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
@@ -10,7 +9,7 @@ import psutil
 import torch
 from lightning import LightningModule, Trainer
 
-from attnlab.callbacks.contribution import Contributor, Sections, over_processes
+from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback, Sections, over_processes
 
 
 class MemoryMeter:
@@ -30,11 +29,8 @@ class MemoryMeter:
         self._stop = threading.Event()
 
     def _read(self) -> int:
-        return (
-            torch.cuda.memory_allocated(self.device)
-            if self.device.type == "cuda"
-            else psutil.Process().memory_info().rss
-        )
+        cuda = self.device.type == "cuda"
+        return torch.cuda.memory_allocated(self.device) if cuda else psutil.Process().memory_info().rss
 
     def _sample(self) -> None:
         while not self._stop.wait(self.interval):
@@ -48,9 +44,7 @@ class MemoryMeter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
         self._readings.append(self._read())
@@ -68,7 +62,7 @@ class Memory(Contributor):
 
     def __init__(self) -> None:
         self._meter: MemoryMeter | None = None
-        self._found: Sections = {}
+        self._sections: Sections = {}
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._start(module)
@@ -84,7 +78,7 @@ class Memory(Contributor):
 
     def on_exception(self, *args: Any) -> None:
         if self._meter is not None:
-            self._meter.__exit__(None, None, None)
+            self._meter.__exit__()
             self._meter = None
 
     def _start(self, module: LightningModule) -> None:
@@ -92,8 +86,8 @@ class Memory(Contributor):
 
     def _end(self, trainer: Trainer, section: str) -> None:
         assert self._meter is not None
-        self._meter.__exit__(None, None, None)
-        self._found[section] = {
+        self._meter.__exit__()
+        self._sections[section] = {
             "peak_memory_mib": round(over_processes(trainer, self._meter.peak, "max"), 1),
             "mean_memory_mib": round(over_processes(trainer, self._meter.mean, "max"), 1),
             "protocol": self._meter.protocol,
@@ -101,4 +95,24 @@ class Memory(Contributor):
         self._meter = None
 
     def contribution(self) -> Sections:
-        return self._found
+        return self._sections
+
+
+class CacheBytes(Contributor, ScoringCallback):
+    """Bytes of the caches of the largest batch, as measured and as predicted, over all processes.
+
+    Contributes `bytes_measured` and `bytes_predicted` to the section `kv_cache`.
+    """
+
+    def __init__(self) -> None:
+        self.measured = self.predicted = 0
+
+    def on_scored(self, scored: Scored, loader: int) -> None:
+        self.measured, self.predicted = max((self.measured, self.predicted), scored.cache_bytes)
+
+    def on_test_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self.measured = int(over_processes(trainer, self.measured, "max"))
+        self.predicted = int(over_processes(trainer, self.predicted, "max"))
+
+    def contribution(self) -> Sections:
+        return {"kv_cache": {"bytes_measured": self.measured, "bytes_predicted": self.predicted}}

@@ -32,16 +32,16 @@ class ValidationLog(Callback):
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
-            seen = {k: float(v) for k, v in trainer.callback_metrics.items() if not k.startswith("lr-")}
-            found = ", ".join(f"{WORDS.get(name, name)} {value:.3f}" for name, value in seen.items())
-            log.info("epoch %d, update %d: %s", trainer.current_epoch + 1, trainer.global_step, found)
+            metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if not k.startswith("lr-")}
+            words = ", ".join(f"{WORDS.get(name, name)} {value:.3f}" for name, value in metrics.items())
+            log.info("epoch %d, update %d: %s", trainer.current_epoch + 1, trainer.global_step, words)
 
 
 class TrainingTime(Callback):
-    """Says how long a training will take if that is more than ten minutes, and without a terminal how far it is.
+    """Logs how long a training will take if that is more than ten minutes, and how far it is.
 
     Args:
-        every: seconds between two lines; None: no such lines, where a progress bar is shown.
+        every: seconds between two lines of how far it is; None: none, because a progress bar is shown.
         limits: the keys that make the training shorter.
     """
 
@@ -58,21 +58,18 @@ class TrainingTime(Callback):
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now, done = time.monotonic(), trainer.global_step - self._begun
-        if done == 1 and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+        ends_update = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if done == 1 and ends_update:
             self._first = now  # the first update also compiles, allocates and reads caches
-        measured = done == MEASURED + 1 and (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        measured = done == MEASURED + 1 and ends_update
         due = done > 1 and self.every is not None and now - self._last >= self.every
         if not trainer.is_global_zero or not (measured or due):
             return
         total = float(trainer.estimated_stepping_batches)
         left = (total - trainer.global_step) * (now - self._first) / (done - 1)
-        if measured and math.isfinite(left) and left > LONG:
-            log.info(
-                "about %s for %s; scale down with %s, or a smaller model",
-                duration(left),
-                counted(int(total) - trainer.global_step, "update"),
-                self.limits,
-            )
+        if measured and LONG < left < math.inf:
+            updates = counted(int(total) - trainer.global_step, "update")
+            log.info("about %s for %s; scale down with %s, or a smaller model", duration(left), updates, self.limits)
         if due:
             self._last = now
             of, rest = (f" of {total:.0f}", f", about {duration(left)} left") if math.isfinite(left) else ("", "")
@@ -82,11 +79,7 @@ class TrainingTime(Callback):
 
 
 def duration(seconds: float) -> str:
-    """Rounded for people: `45 s`, `12 min`, `3 h 20 min`.
-
-    Args:
-        seconds: at least 0.
-    """
+    """Rounded for people: `45 s`, `12 min`, `3 h 20 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -105,27 +98,25 @@ class Bar(RichProgressBar):
             self._metric_component._table_column = Column(no_wrap=True)
 
     def configure_columns(self, trainer: Trainer) -> list[ProgressColumn]:
-        found: list[ProgressColumn] = super().configure_columns(trainer)
+        columns: list[ProgressColumn] = super().configure_columns(trainer)
         if self._narrow():
-            found = [column for column in found if not isinstance(column, ProcessingSpeedColumn)]
-        for column in found:
+            columns = [column for column in columns if not isinstance(column, ProcessingSpeedColumn)]
+        for column in columns:
             if isinstance(column, BarColumn):
                 column.bar_width = None if self._narrow() else column.bar_width  # None: what the others leave
             else:
                 column._table_column = Column(no_wrap=True)
-        return found
+        return columns
 
     def _narrow(self) -> bool:
         return self._console is not None and self._console.width < WIDE
 
-    def get_metrics(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> dict[str, int | str | float | dict[str, float]]:
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         mean_loss: Any = getattr(pl_module, "mean_loss", math.nan)
-        first = {"loss": round(mean_loss, 3)} if math.isfinite(mean_loss) else {}  # NaN: no point of the curve yet
-        found = first | super().get_metrics(trainer, pl_module)
+        loss = {"loss": round(mean_loss, 3)} if math.isfinite(mean_loss) else {}  # NaN: no point of the curve yet
+        metrics = loss | super().get_metrics(trainer, pl_module)
         left_out = {"v_num"} | ({"val_accuracy", "val_intent_accuracy"} if self._narrow() else set())
-        return {name: value for name, value in found.items() if name not in left_out}  # v_num: the curves' folder
+        return {name: value for name, value in metrics.items() if name not in left_out}  # v_num: the curves' folder
 
     @property
     def test_description(self) -> str:
@@ -146,9 +137,10 @@ def scoring(trainer: Trainer, loader: int) -> str:
 
     Args:
         trainer: its callback `Quality` names the dataloaders.
+        loader: the number of the dataloader.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # of a mixin
-    names = next(([*one.metrics] for one in callbacks if isinstance(one, Quality)), [])
+    names = next(([*callback.metrics] for callback in callbacks if isinstance(callback, Quality)), [])
     name = names[loader].rstrip("_") if loader < len(names) else ""
     return f"scoring, {name} windows" if name else "scoring"
 
@@ -159,52 +151,30 @@ class ScoringLines(Callback):
     def __init__(self) -> None:
         self._last = 0.0
 
-    def _begin(self) -> None:
+    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._last = time.monotonic()
 
-    def _say(self, what: str, done: int, batches: list[int | float]) -> None:
-        if time.monotonic() - self._last >= EVERY:
-            self._last = time.monotonic()
-            total = sum(batches)
-            log.info("%s: batch %d%s", what, done, f" of {total:.0f}" if math.isfinite(total) else "")
-
-    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._begin()
-
     def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._begin()
+        self._last = time.monotonic()
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
     ) -> None:
-        if trainer.is_global_zero:
-            self._say("validating", batch_idx + 1, list(trainer.num_val_batches))
+        self._log(trainer, "validating", batch_idx + 1, sum(trainer.num_val_batches))
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
     ) -> None:
-        if trainer.is_global_zero:
-            self._say(scoring(trainer, dataloader_idx), batch_idx + 1, [trainer.num_test_batches[dataloader_idx]])
+        self._log(trainer, scoring(trainer, loader), batch_idx + 1, trainer.num_test_batches[loader])
+
+    def _log(self, trainer: Trainer, what: str, done: int, total: float) -> None:
+        if trainer.is_global_zero and time.monotonic() - self._last >= EVERY:
+            self._last = time.monotonic()
+            log.info("%s: batch %d%s", what, done, f" of {total:.0f}" if math.isfinite(total) else "")
 
 
 def progress(limits: str = LIMITS) -> list[Callback]:
-    """Lines in the log, and on a terminal a progress bar.
-
-    Args:
-        limits: the keys that make the training shorter.
-    """
+    """Lines in the log, and on a terminal a progress bar. `limits`: the keys that make the training shorter."""
     return [ValidationLog(), TrainingTime(None if sys.stdout.isatty() else EVERY, limits), *bar()]
 
 

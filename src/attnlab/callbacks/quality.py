@@ -1,6 +1,7 @@
-"""Quality of the test set."""
+"""Quality of the test set, and predictions.tsv."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
@@ -9,6 +10,11 @@ from lightning import LightningModule, Trainer
 from torchmetrics import Metric
 
 from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback, Sections, update
+from attnlab.metrics import Predictions
+from attnlab.metrics.predictions import Row
+from attnlab.run.files import write_text
+
+HEADER: Row = ("id", "source", "reference", "hypothesis")
 
 
 class Quality(Contributor, ScoringCallback):
@@ -44,3 +50,30 @@ class Quality(Contributor, ScoringCallback):
 
     def contribution(self) -> Sections:
         return {"quality": self._values | self.about} if self._values else {}
+
+
+class PredictionsFile(ScoringCallback):
+    """Writes the rows of `Scored` in corpus order to `path`, from rank zero. `size`: number of items in the corpus."""
+
+    def __init__(self, size: int, path: Path) -> None:
+        self.path, self.rows = path, Predictions(size)
+
+    def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.rows.reset()
+        self.rows.to(module.device)
+        self.rows.distributed_available_fn = lambda: trainer.world_size > 1
+
+    def on_scored(self, scored: Scored, loader: int) -> None:
+        assert scored.rows is not None
+        self.rows.update(scored.index, scored.rows)
+
+    def on_test_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        rows = self.rows.compute()  # on every process: it gathers
+        if trainer.is_global_zero:
+            write_predictions(self.path, rows)
+
+
+def write_predictions(path: Path, rows: Sequence[Row]) -> None:
+    """Writes one item a line, atomically. Tabs and line ends inside a text become spaces."""
+    lines = ("\t".join(" ".join(text.split()) for text in row) + "\n" for row in (HEADER, *rows))
+    write_text(path, "".join(lines))

@@ -1,4 +1,4 @@
-"""What signals do during training and scoring: SIGTERM as before, SIGUSR2 saves first."""
+"""Signals during training and scoring: SIGTERM has its earlier handler, SIGUSR2 saves first."""
 
 import os
 import signal
@@ -16,16 +16,15 @@ from torch import distributed
 
 from attnlab.callbacks.checkpoints import BestAndLast
 
-EVERY = 5.0  # seconds between two questions to all processes whether one of them has got the signal
+EVERY = 5.0  # seconds between two times that the processes agree whether one of them has got the signal
 PATIENCE = 120.0  # seconds after which the run is ended where it is
 
 
 class KeepSignals(Callback):
     """Restores the handler of SIGTERM that Lightning replaces when training or scoring starts.
 
-    Lightning's own handler runs a collective operation. With several processes, that meets whatever other collective
-    the others are in, and all of them wait for ever. The handler from before raises KeyboardInterrupt; Lightning then
-    saves, ends its other processes and stops.
+    Lightning's handler runs a collective operation. The other processes may be inside another one, and then all wait
+    for ever. The earlier handler raises KeyboardInterrupt, on which Lightning ends its other processes and stops.
     """
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
@@ -47,10 +46,9 @@ class KeepSignals(Callback):
 class EndAfterUpdate(Callback):
     """On SIGUSR2, which a cluster sends before its time limit, saves last.ckpt after an update and ends the run.
 
-    The run ends as by any other signal, through the handler of SIGUSR2 that was set before the training; without one
-    nothing is changed. After 120 s without the end of an update, as in a long validation, it ends where it is, and
-    last.ckpt is that of the validation before. Several processes agree on the update about every five seconds; one
-    that has got the signal is enough.
+    The run ends through the handler of SIGUSR2 that was set before the training. Without one nothing is changed. After
+    120 s without the end of an update, as in a long validation, the run ends where it is. Several processes agree about
+    every five seconds: one that has got the signal is enough.
 
     Args:
         best: writes last.ckpt.
@@ -76,8 +74,8 @@ class EndAfterUpdate(Callback):
         def advance_or_end(fetcher: Any) -> None:
             # here an update, its counters and its validation are complete: what is saved continues exactly
             if trainer.global_step >= self.following and self._agreed(trainer):
-                if self.best.kept != trainer.global_step:
-                    self.best.keep_last(trainer)
+                if self.best.last_step != trainer.global_step:
+                    self.best.write_last(trainer)
                 self._end()
             advance(fetcher)
 
@@ -110,20 +108,17 @@ class EndAfterUpdate(Callback):
             self._end()
 
     def _end(self) -> None:
-        """Give the signal to the handler from before, which raises Interrupted."""
+        """Give the signal to the earlier handler, which raises Interrupted."""
         self._restore()
         signal.raise_signal(signal.SIGUSR2)
 
     def _agreed(self, trainer: Trainer) -> bool:
-        """Whether a process has got the signal; also sets when to agree again, the same for all."""
-        step, now = trainer.global_step, time.monotonic()
-        ahead = max(1, int(EVERY * (step - self.before[0]) / max(now - self.before[1], 1e-3)))
-        asked = self.asked is not None
+        """Whether a process has got the signal. Also sets when to agree again, the same for all."""
+        step, now, ahead, asked = trainer.global_step, time.monotonic(), 1, self.asked is not None
         if trainer.world_size > 1:
+            ahead = max(1, int(EVERY * (step - self.before[0]) / max(now - self.before[1], 1e-3)))
             both = torch.tensor([asked, ahead], device=trainer.strategy.root_device)
             distributed.all_reduce(both, distributed.ReduceOp.MAX)
             asked, ahead = bool(both[0]), int(both[1])
-        else:
-            ahead = 1
         self.following, self.before = step + ahead, (step, now)
         return asked

@@ -32,7 +32,8 @@ def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
     """Prints a table of the record's numbers, sample predictions, and where the record lies.
 
     Args:
-        record: of any task; values that were not measured have no line.
+        record: of any task.
+        directory: of the run; sample predictions are read from its predictions.tsv.
         samples: number of predictions, evenly spread over the file.
     """
     console = Screen(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
@@ -53,14 +54,23 @@ def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
 
 
 def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Name and value of each line of the table.
-
-    Args:
-        record: of any task; values that were not measured have no line.
-    """
-    quality, cache, inference = record["quality"], record["kv_cache"], record["inference"]
-    compression = record.get("compression", {})
+    """Name and value of each line of the table. Values that were not measured have no line."""
     yield "corpus", "embedded sample corpus" if record["corpus"] == "sample" else record["corpus"]
+    yield from _quality_lines(record["quality"], record.get("compression", {}))
+    yield from _conversion_lines(record.get("conversion", {}))
+    if needle := record["quality"].get("needle"):
+        asked = f"of {needle['trials']} texts for each of {len(needle['cells'])} lengths and depths"
+        answers = f"{100 * needle['accuracy']:.1f} % right, {asked}; {needle['gain']:.3f} nats gained"
+        yield "needle in a haystack", answers
+    if shares := record.get("front_end", {}).get("layer_shares"):
+        yield "share of each layer", f"{', '.join(f'{share:.3f}' for share in shares)}   (of the stored features)"
+    total, attention = (record["parameters"][key] for key in ("total", "attention"))
+    yield "parameters", f"{total:,}   (attention {attention:,})"
+    yield from _compression_lines(record.get("compression", {}))
+    yield from _cost_lines(record)
+
+
+def _quality_lines(quality: dict[str, Any], compression: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for point, values in compression.get("quality", {}).items():
         if values != NOT_RUN:
             yield f"quality, {point}", ", ".join(_with_errors(values))
@@ -69,43 +79,41 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         signature = f"   ({quality['signature']})" if "signature" in quality else ""
         yield label(headline), f"{quality[headline]}{signature}"
         yield from ((label(key), str(quality[key])) for key in others if isinstance(quality[key], float))
-    for point, values in record.get("conversion", {}).get("points", {}).items():
+
+
+def _conversion_lines(conversion: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for point, values in conversion.get("points", {}).items():
         if values != NOT_RUN:
             size = f"{values['cache_bytes_per_token']:,} bytes of cache per token"
             if not values["cache_bytes_per_token"]:
                 size = f"{values['cache_bytes_measured']:,} bytes of cache, which windows bound"
-            speed = f"{values['tokens_per_second']} tokens/s"
-            yield point, f"perplexity {values['perplexity']:.4f}, {size}, {speed}"
-    converted = record.get("conversion", {}).get("layers", [])
-    if widths := [f"{layer['rope_dim']} + {layer['latent_dim']}" for layer in converted if "latent_dim" in layer]:
+            yield point, f"perplexity {values['perplexity']:.4f}, {size}, {values['tokens_per_second']} tokens/s"
+    layers = conversion.get("layers", [])
+    if widths := [f"{layer['rope_dim']} + {layer['latent_dim']}" for layer in layers if "latent_dim" in layer]:
         yield "rope_dim + latent_dim", f"{', '.join(widths)}   (of the layers, in numbers per token)"
-    if errors := [f"{100 * layer['output_error']:.2g}" for layer in converted if "output_error" in layer]:
+    if errors := [f"{100 * layer['output_error']:.2g}" for layer in layers if "output_error" in layer]:
         yield "output error of layers", f"{', '.join(errors)} %   (of the original output's variance, without training)"
-    if needle := quality.get("needle"):
-        asked = f"of {needle['trials']} texts for each of {len(needle['cells'])} lengths and depths"
-        yield (
-            "needle in a haystack",
-            f"{100 * needle['accuracy']:.1f} % right, {asked}; {needle['gain']:.3f} nats gained",
-        )
-    if shares := record.get("front_end", {}).get("layer_shares"):
-        yield "share of each layer", f"{', '.join(f'{share:.3f}' for share in shares)}   (of the stored features)"
-    total, attention = (record["parameters"][key] for key in ("total", "attention"))
-    yield "parameters", f"{total:,}   (attention {attention:,})"
+
+
+def _compression_lines(compression: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if rate := compression.get("rate"):
         sizes = f"{rate['parameters']:,} parameters in place of {rate['parameters_dense']:,}"
-        saved = f"{rate['model_saving_percent']:.1f} % of the whole model saved"
-        yield "compression", f"rate {rate['rate']:.2f}: {sizes}; {saved}"
+        saving = f"{rate['model_saving_percent']:.1f} % of the whole model saved"
+        yield "compression", f"rate {rate['rate']:.2f}: {sizes}; {saving}"
     if "search" in compression:
         yield "search", f"{compression['chosen']}, the best of {len(compression['search'])} by the validation split"
-    if "remaining" in compression:
-        percent = {
-            key: compression["remaining"][f"{key}_percent"] for key in ("attention", "multiply_adds", "parameters")
-        }
-        yield "remaining", ", ".join(f"{key.replace('_', '-')} {value:.1f} %" for key, value in percent.items())
+    if remaining := compression.get("remaining"):
+        keys = ("attention", "multiply_adds", "parameters")
+        yield "remaining", ", ".join(f"{key.replace('_', '-')} {remaining[f'{key}_percent']:.1f} %" for key in keys)
     for layer in compression.get("layers", []):
         if "qk_error" in layer:
             values = f", value-output ranks {layer['vo_ranks']}" if "vo_ranks" in layer else ""
             yield layer["path"], f"ranks {layer['ranks']}{values}, query-key error {layer['qk_error']:.3f}"
+
+
+def _cost_lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Cache, memory and speed."""
+    cache, inference, training = record["kv_cache"], record["inference"], record["training"]
     if cache["elements_per_token_per_layer"] != NOT_RUN:
         yield "cache per token and layer", _cache(cache["elements_per_token_per_layer"], record)
     if cache["bytes_measured"] != NOT_RUN:
@@ -119,10 +127,10 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "machine busy", f"other programs kept {busy:.1f} cores busy before scoring: its speed is not comparable"
     if "speedup" in inference:
         yield "against the baseline", _speedup(inference)
-    if record["training"]["steps"] != NOT_RUN:
-        resumed = record["training"].get("resumed") is True
-        for name, value in _speeds(f"training, {counted(record['training']['steps'], 'update')}", record["training"]):
-            yield name, f"{value} (since the resume)" if resumed else value
+    if training["steps"] != NOT_RUN:
+        resumed = " (since the resume)" * (training.get("resumed") is True)
+        for name, value in _speeds(f"training, {counted(training['steps'], 'update')}", training):
+            yield name, f"{value}{resumed}"
 
 
 def _with_errors(values: dict[str, Any]) -> Iterator[str]:
@@ -147,16 +155,15 @@ def label(metric: str) -> str:
 
 def _speedup(inference: dict[str, Any]) -> str:
     """The ratios of `baseline=` in words that say which run is better, and the run that it is compared with."""
-    found = inference["speedup"]
+    ratios = inference["speedup"]
     fast = (("tokens_per_second", "per token"), ("images_per_second", "per image"), ("seconds", "in all"))
-    parts = [f"{found[key]:.2f} times as fast {unit}" for key, unit in fast if key in found]
+    parts = [f"{ratios[key]:.2f} times as fast {unit}" for key, unit in fast if key in ratios]
     if parts:
         parts = [f"{'scoring' if inference['beam'] == NOT_RUN else 'decoding'} {' and '.join(parts)}"]
     for key, name in (("peak_memory", "peak memory"), ("cache_bytes", "cache")):
-        if key in found:
-            ratio = found[key]
+        if ratio := ratios.get(key):
             parts.append(f"{name} {max(ratio, 1 / ratio):.2f} times {'smaller' if ratio >= 1 else 'larger'}")
-    baseline = found["baseline"]
+    baseline = ratios["baseline"]
     path = Path(baseline["path"])
     run = path.parent.name if path.suffix == ".json" else path.name
     other = " ".join(str(name) for name in (baseline.get("attention"), run) if name)
@@ -178,7 +185,7 @@ def _speeds(name: str, section: dict[str, Any], one_pass: bool = False) -> Itera
 
 
 def spread(path: Path, count: int) -> list[dict[str, str]]:
-    """Some rows of predictions.tsv, evenly spread."""
+    """At most `count` rows of predictions.tsv, evenly spread. Empty: there is no such file."""
     if not path.is_file():
         return []
     with open(path, encoding="utf-8", newline="") as file:

@@ -42,8 +42,8 @@ def handling(handler: Handler) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+        for caught, previous in before.items():
+            signal.signal(caught, previous)
 
 
 @contextlib.contextmanager

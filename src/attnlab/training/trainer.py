@@ -23,11 +23,10 @@ from omegaconf import DictConfig
 from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
+from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast, Resume
 from attnlab.callbacks.contribution import contributions
 from attnlab.callbacks.memory import Memory
 from attnlab.callbacks.progress import bar, progress
-from attnlab.callbacks.resume import Resume
 from attnlab.callbacks.signals import EndAfterUpdate, KeepSignals
 from attnlab.callbacks.speed import TrainingSpeed
 from attnlab.config.batch import configured_processes, counted

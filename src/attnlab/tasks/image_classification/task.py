@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 
 from attnlab.callbacks.contribution import Sections, contributions
 from attnlab.callbacks.memory import Memory
-from attnlab.callbacks.predictions import PredictionsFile
-from attnlab.callbacks.quality import Quality
+from attnlab.callbacks.quality import PredictionsFile, Quality
 from attnlab.callbacks.speed import ScoringSpeed
 from attnlab.callbacks.summary import show
 from attnlab.compression import Method, folder, outline

@@ -12,8 +12,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from attnlab.callbacks.memory import MemoryMeter
-from attnlab.callbacks.predictions import write_predictions
-from attnlab.callbacks.quality import Quality
+from attnlab.callbacks.quality import Quality, write_predictions
 from attnlab.callbacks.speed import WATCHED, timed
 from attnlab.config.bounds import bounded
 from attnlab.data.text.language_modelling import LanguageModellingData

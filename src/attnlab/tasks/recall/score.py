@@ -9,8 +9,7 @@ import torch
 from annotated_types import Ge
 
 from attnlab.callbacks.memory import MemoryMeter
-from attnlab.callbacks.predictions import write_predictions
-from attnlab.callbacks.quality import Quality
+from attnlab.callbacks.quality import Quality, write_predictions
 from attnlab.callbacks.speed import WATCHED, now
 from attnlab.config.bounds import bounded
 from attnlab.data.recall.data import RecallData

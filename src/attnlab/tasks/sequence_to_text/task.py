@@ -320,10 +320,8 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
         return {"beam": module.search.beam, "dtype": dtype}
 
     def scoring(self, directory: Path, data: SequenceToTextData, module: SequenceToText) -> list[Callback]:
-        from attnlab.callbacks.cache import CacheBytes
-        from attnlab.callbacks.memory import Memory
-        from attnlab.callbacks.predictions import PredictionsFile
-        from attnlab.callbacks.quality import Quality
+        from attnlab.callbacks.memory import CacheBytes, Memory
+        from attnlab.callbacks.quality import PredictionsFile, Quality
         from attnlab.callbacks.speed import ScoringSpeed
 
         size = len(data.split(data.reader.splits[2]))
