@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
+from attnlab.callbacks.checkpoints import AtomicCheckpointIO
 from attnlab.errors import WriteError
 
 SMALL, LARGE = {"a": torch.zeros(8)}, {"a": torch.zeros(1 << 16)}
@@ -53,27 +53,3 @@ def test_a_full_disk_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(WriteError, match=r"last\.ckpt: cannot be written \(No space left on device\); disk full"):
         AtomicCheckpointIO().save_checkpoint(LARGE, tmp_path / "last.ckpt")
-
-
-class Trainer:
-    """The part of Lightning's that `BestAndLast` uses here."""
-
-    is_global_zero = True
-
-    def save_checkpoint(self, path: Path) -> None:
-        raise WriteError(errno.ENOSPC, "No space left on device", str(path))
-
-
-@pytest.mark.parametrize("noted", [False, True])
-def test_there_is_something_to_resume_where_the_first_last_checkpoint_has_no_room(tmp_path: Path, noted: bool) -> None:
-    best = BestAndLast(tmp_path, monitor="val_loss")
-    AtomicCheckpointIO().save_checkpoint(SMALL, tmp_path / "best.ckpt")
-    best.best_model_path = str(tmp_path / "best.ckpt")
-    if noted:
-        with (tmp_path / "SHA256SUMS").open("a") as sums:
-            sums.write(f"{'0' * 64}  last.ckpt\n")
-    with pytest.raises(WriteError, match="disk full"):
-        best.write_last(Trainer())  # type: ignore[arg-type]
-    assert (tmp_path / "last.ckpt").exists() is not noted
-    if not noted:
-        assert torch.load(tmp_path / "last.ckpt", weights_only=True)["a"].shape == (8,)

@@ -3,7 +3,6 @@
 import io
 import logging
 import math
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,15 +21,7 @@ from attnlab.config.check import compose
 from attnlab.metrics import Perplexity
 from attnlab.report import curves
 from attnlab.report.curves import plot_curves, read_curves
-from attnlab.run.console import StderrHandler
 from attnlab.run.record import new
-
-
-def test_log_lines_go_through_the_stream_of_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    handler, bar = StderrHandler(), io.StringIO()
-    monkeypatch.setattr(sys, "stderr", bar)  # as rich does while a bar is shown
-    handler.handle(logging.LogRecord("a", logging.INFO, "", 0, "one line", None, None))
-    assert bar.getvalue() == "one line\n"
 
 
 @pytest.mark.parametrize(

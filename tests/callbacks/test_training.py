@@ -12,7 +12,7 @@ import torch
 from lightning import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast
+from attnlab.callbacks.checkpoints import BestAndLast
 from attnlab.callbacks.memory import Memory, MemoryMeter
 from attnlab.callbacks.progress import ValidationLog
 
@@ -66,15 +66,6 @@ def test_the_meter_sees_what_is_held() -> None:
     with MemoryMeter(torch.device("cpu")) as meter:
         pass
     assert meter.peak > 0
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    path, io = tmp_path / "a" / "last.ckpt", AtomicCheckpointIO()
-    io.save_checkpoint({"epoch": 1}, path)
-    with pytest.raises(Exception, match="pickle"):
-        io.save_checkpoint({"epoch": lambda: 2}, path)
-    assert torch.load(path, weights_only=True) == {"epoch": 1}
-    assert sorted(found.name for found in path.parent.iterdir()) == ["SHA256SUMS", "last.ckpt"]
 
 
 def test_of_equal_checkpoints_the_newest_are_kept(tmp_path: Path) -> None:

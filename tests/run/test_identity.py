@@ -56,18 +56,6 @@ def test_two_pretrained_models_are_two_recipes(tmp_path: Path) -> None:
     assert recipe(hub) != recipe(compose(*settings, "model=deit_small_patch16_224.fb_in22k"))
 
 
-def test_the_form_of_the_length_penalty_counts_and_older_runs_have_the_plain_power() -> None:
-    task = ("task=wmt16", "attention=mha")
-    assert recipe(compose(*task)) != recipe(compose(*task, "task.decode.length_penalty_form=power"))
-    older = changed(compose(*task, "task.decode.length_penalty_form=power"))
-    del older.task.decode.length_penalty_form
-    assert recipe(older) == recipe(compose(*task, "task.decode.length_penalty_form=power"))
-    plain = identity.current(OmegaConf.to_container(older, resolve=True))  # type: ignore[arg-type]
-    assert plain["task"]["decode"]["length_penalty_form"] == "power"
-    with pytest.raises(ConfigError, match=r"task.decode.length_penalty_form=wu"):
-        compose(*task, "task.decode.length_penalty_form=wu")
-
-
 def test_random_starts_of_a_decomposition_follow_the_seed() -> None:
     """Two seeds are one recipe, unless the starts have a seed of their own; older runs had none."""
     words = (*IMAGES, "rank=9", "compress.start=random")
@@ -80,19 +68,6 @@ def test_random_starts_of_a_decomposition_follow_the_seed() -> None:
     for key in ("start_seed", "restarts", "vo", "keep_of"):
         del older.compress[key]
     assert recipe(older) == recipe(today) and identity.architecture(older) == identity.architecture(today)
-
-
-def test_the_encoder_that_training_starts_from_counts(tmp_path: Path) -> None:
-    run_directory = tmp_path / "asr"
-    (run_directory / "checkpoints").mkdir(parents=True)
-    weights = run_directory / "checkpoints" / "averaged.safetensors"
-    weights.write_bytes(b"PK\x03\x04encoder")
-    (run_directory / "run.log").write_text("x")
-    settings = f"cache_dir={tmp_path / 'cache'}"
-    started = recipe(compose(settings, f"task.encoder_checkpoint={run_directory}"))
-    assert started != recipe(compose(settings))
-    (run_directory / "run.log").write_text("y")
-    assert started == recipe(compose(settings, f"task.encoder_checkpoint={weights}"))
 
 
 def test_precision_counts_and_the_device_does_not(mtla: DictConfig) -> None:
@@ -295,17 +270,6 @@ def test_a_pattern_that_is_repeated_is_the_same_stack() -> None:
 
     assert of("mtla", "mha", "mtla", "mha") == of("mtla", "mha") != of("mha", "mtla")
     assert of("mtla", "mtla", "mha") != of("mtla", "mha", "mtla")
-
-
-def test_an_old_configuration_is_rewritten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def batches(config: Any) -> None:
-        if "accumulate" in config["train"]:
-            config["train"]["batch"] = config["data"]["size"] * config["train"].pop("accumulate")
-
-    monkeypatch.setattr(identity, "RENAMES", Renames(rewrite=(batches,)))
-    old = {"train": {"accumulate": 4}, "data": {"size": 8}}
-    new = {"train": {"batch": 32}, "data": {"size": 8}}
-    assert canonical(old) == canonical(new) == new
 
 
 def test_an_old_key_is_refused_with_its_new_name() -> None:

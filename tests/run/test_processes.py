@@ -20,7 +20,6 @@ from tests.conversion.test_runs import SIZES, written
 from tests.conversion.test_runs import TINY as TINY_CONVERTED
 from tests.data.conftest import write_corpus
 from tests.tasks.conftest import TINY
-from tests.tasks.image_classification.test_task import TINY as TINY_IMAGES
 from tests.tasks.language_modelling.test_task import TINY as TINY_TEXT
 
 CHILD = """
@@ -146,19 +145,6 @@ def test_two_processes_score_a_language_model_as_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "sliding_perplexity" in record(alone)["quality"]
     assert_scored_alike(alone, [*arguments, "hardware=ddp", f"hydra.run.dir='{two}'"], two)
-
-
-@pytest.mark.slow
-def test_two_processes_score_images_as_one(tmp_path: Path) -> None:
-    given = [word for word in TINY_IMAGES if not word.startswith("hardware")]
-    arguments = [sys.executable, "-m", "attnlab", *given, "compress=irratt", "rank=9", f"cache_dir='{tmp_path}/cache'"]
-    ddp = ["hardware=ddp", "hardware.accelerator=cpu", f"hydra.run.dir='{tmp_path / 'two'}'"]
-    done = subprocess.run([*arguments, *ddp], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = record(tmp_path / "two")
-    assert "shared by 2 processes" in found["inference"]["protocol"] and found["quality"]["images"] > 1
-    alone = tmp_path / "alone"
-    assert_scored_alike(tmp_path / "two", [*arguments, "hardware=cpu", f"hydra.run.dir='{alone}'"], alone)
 
 
 @pytest.mark.slow

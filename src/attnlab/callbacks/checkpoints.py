@@ -1,6 +1,5 @@
 """Checkpoints that survive a crash, a full disk or an interruption, and a training that continues exactly."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from attnlab.data.base import Data
-from attnlab.errors import DataError, WriteError
-from attnlab.run.checksums import forget, replacing_summed, verify
+from attnlab.errors import WriteError
+from attnlab.run.checksums import forget, replacing_summed
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -30,7 +29,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 with part.open("wb") as file:  # an open file: torch's own writer hides why it cannot write
                     torch.save(checkpoint, file)
             except (OSError, RuntimeError) as error:
-                cause = _why(error)
+                cause: BaseException | None = error  # torch hides the file system's error, such as a full disk
+                while cause is not None and not isinstance(cause, OSError):
+                    cause = cause.__cause__ or cause.__context__
                 if cause is None:
                     raise
                 raise WriteError(cause.errno, cause.strerror or str(cause), str(path)) from error
@@ -40,28 +41,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         forget(Path(path))
 
 
-def _why(error: BaseException) -> OSError | None:
-    """The error of the file system behind an exception, such as a full disk; None: there is none."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__ or cause.__context__
-    return cause
-
-
-def _is_sound(path: Path) -> bool:
-    """Whether a file fits its checksum, or has none."""
-    try:
-        verify(path)
-    except DataError:
-        return False
-    return True
-
-
 class BestAndLast(ModelCheckpoint):
     """Keeps the best checkpoints by `monitor`, and last.ckpt of every epoch and validation, whether best or not.
-
-    Where a full disk leaves no room for the first last.ckpt, the best checkpoint, which was written just before, gets
-    this name too, so that there is something to resume.
 
     Args: those of Lightning's `ModelCheckpoint`.
 
@@ -97,24 +78,10 @@ class BestAndLast(ModelCheckpoint):
             self.write_last(trainer)
 
     def write_last(self, trainer: Trainer) -> None:
-        """Write last.ckpt.
-
-        Args:
-            trainer: whose state is saved; all processes of the run do this together.
-        """
-        if self.dirpath is None:
-            return
-        last = Path(self.dirpath) / "last.ckpt"
-        try:
-            trainer.save_checkpoint(last)
-        except OSError:
-            best = Path(self.best_model_path)
-            if trainer.is_global_zero and best.is_file() and not last.exists():
-                os.link(best, last)  # without a checksum, for which there may be no room either
-                if not _is_sound(last):
-                    last.unlink()  # a checksum of what could not be written is there
-            raise
-        self.last_step = trainer.global_step
+        """Write last.ckpt. All processes of the run do this together."""
+        if self.dirpath is not None:
+            trainer.save_checkpoint(Path(self.dirpath) / "last.ckpt")
+            self.last_step = trainer.global_step
 
 
 class Resume(Callback):

@@ -44,9 +44,5 @@ class MeanWeightAveraging(WeightAveraging):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         if trainer.global_step < self.start:
-            log.warning(
-                "the weights are not averaged: training ended after %d updates, and the mean begins with number %d; "
-                "set its start lower",
-                trainer.global_step,
-                self.start,
-            )
+            ended = "the weights are not averaged: training ended after %d updates, and the mean begins with number %d"
+            log.warning(f"{ended}; set its start lower", trainer.global_step, self.start)

@@ -22,8 +22,7 @@ Result = TypeVar("Result")
 class TrainingSpeed(Contributor):
     """Seconds of the whole fit, validation and checkpoints included, and target tokens (or images) per second.
 
-    Contributes to the section `training`.  Reads `tokens_seen` of the module, which counts all processes; the seconds
-    are rank zero's.
+    Contributes to the section `training`. The module's `tokens_seen` counts all processes. The seconds are rank zero's.
 
     Args:
         unit: what is counted: "tokens" or "images".
@@ -49,8 +48,8 @@ class ScoringSpeed(Contributor, ScoringCallback):
     """Seconds of the model alone while the test set is scored, and tokens (or images) per second.
 
     Contributes to the section `inference`: `seconds`, `UNIT_per_second`, `batch` (the largest), `about`, and
-    `busy_cores_before`, the cores that other processes kept busy just before.  Over
-    several processes the units are summed and the seconds are those of the slowest; the protocol then notes it.
+    `busy_cores_before`, the cores that other processes kept busy just before. Over several processes the units are
+    summed and the seconds are those of the slowest.
 
     Args:
         protocol: what is timed.

@@ -39,7 +39,6 @@ LAST = Path("checkpoints") / "last.ckpt"
 SAMPLE = "sample"  # the name that a record gives to an embedded corpus
 NEVER_DONE = ("predict", "generate", "export")  # modes whose result is not their record
 NOT_RESUMED = ("mode", "resume", "retry", "rerun")  # settings of a job that `resume=` gives by itself
-SHORT = 10  # characters of a commit
 WAIT = 1.0  # seconds between two looks for the note of the first node
 
 corpus_content = functools.cache(fingerprint.corpus)  # the jobs of a sweep mostly read the same corpus
@@ -135,7 +134,7 @@ def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
     """Decide what a job of a sweep does.
 
     Args:
-        cfg: the job's fixed configuration; `retry` and `rerun` count.
+        cfg: the job's configuration; `retry` and `rerun` count.
         job_dir: the directory that Hydra gives the job, which may hold an earlier run.
         sweep: the sweep's directory.
 
@@ -145,7 +144,7 @@ def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
     free = free_directory(job_dir)
     if cfg.mode in NEVER_DONE or cfg.get("rerun"):
         return Decision("start", free, f"starts: {_near(free)}")
-    runs = earlier_runs(cfg, folders(sweep))
+    runs = earlier_runs(cfg, sweep)
     if done := [run for run in runs if run.status == "finished"]:
         return Decision("skip", done[-1].directory, f"finished before, skipped: {_near_with_commit(done[-1])}")
     for run in runs:
@@ -166,14 +165,9 @@ def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
     )
 
 
-def folders(sweep: Path) -> list[Path]:
-    """The folders in which runs are looked for: outputs/, and the sweep's directory if it lies elsewhere."""
-    inside = sweep.resolve().is_relative_to(OUTPUTS.resolve())
-    return [OUTPUTS] if inside else [OUTPUTS, sweep]
-
-
-def earlier_runs(cfg: DictConfig, folders: Sequence[Path]) -> list[LedgerEntry]:
-    """The recorded runs in `folders` that are this job, the oldest first."""
+def earlier_runs(cfg: DictConfig, sweep: Path) -> list[LedgerEntry]:
+    """The recorded runs in outputs/ and in the sweep's directory that are this job, the oldest first."""
+    folders = [OUTPUTS] if sweep.resolve().is_relative_to(OUTPUTS.resolve()) else [OUTPUTS, sweep]
     device, threads = machine(cfg.hardware.accelerator) if cfg.mode == "bench" else (None, None)
     key = key_of(cfg, None, device, threads)
     runs = [run for folder in folders for run in Ledger(folder).alike(key, cfg.mode, cfg.seed, cfg.task.name)]
@@ -235,13 +229,8 @@ def _near_with_commit(run: LedgerEntry) -> str:
     """A run's directory, and its commit if another one made the record."""
     if run.commit == (now := current_commit()):
         return str(_near(run.directory))
-    made = f"made by commit {_short_commit(run.commit)}, this is {_short_commit(now)}; rerun=true repeats it"
-    return f"{_near(run.directory)} ({made})"
-
-
-def _short_commit(commit: str) -> str:
-    digits, dash, dirty = commit.partition("-")
-    return digits[:SHORT] + dash + dirty if digits.isalnum() else commit
+    made, this = (re.sub(r"^(\w{10})\w+", r"\1", commit) for commit in (run.commit, now))
+    return f"{_near(run.directory)} (made by commit {made}, this is {this}; rerun=true repeats it)"
 
 
 def _ending(run: LedgerEntry) -> str:
@@ -260,13 +249,6 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], job_dir: Pat
 
     What is done and why is printed to stderr in one line. Of a job on several nodes the first one decides, and the
     others take part in its run.
-
-    Args:
-        cfg: the job's fixed configuration.
-        number: the job's place in the sweep.
-        arguments: the job's command line.
-        job_dir: the directory that Hydra gives the job.
-        sweep: the sweep's directory.
 
     Returns:
         The best value of the validation metric that the task monitors. NaN: the job did not finish or has none.
