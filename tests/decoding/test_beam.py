@@ -148,14 +148,6 @@ def test_the_best_continuations_are_those_of_a_full_sort() -> None:
         assert torch.equal(best, want) and torch.equal(rows * size + tokens, place)
 
 
-def test_of_each_row_one_continuation_stays_in_place() -> None:
-    parents = torch.tensor([[3, 3, 0, 3], [1, 0, 2, 3]])
-    sources, order = beam.stay(parents)
-    assert torch.equal(sources, parents.gather(1, order))
-    assert sources.tolist() == [[0, 3, 3, 3], [0, 1, 2, 3]]
-    assert order.sort(1).values.tolist() == [[0, 1, 2, 3]] * 2
-
-
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_beam_one_is_greedy(mechanism: str) -> None:
     model = decoder(mechanism)
@@ -175,11 +167,6 @@ def test_length_limit_follows_the_source() -> None:
     prefixes = torch.randn(2, 6, 16, dtype=torch.float64)
     found = search(decoder("mha"), prefixes, torch.tensor([6, 2]), beam=2, max_len_a=0.5, max_len_b=1, min_len=99)
     assert [[len(h.tokens) for h in hypotheses] for hypotheses in found] == [[5, 5], [3, 3]]
-
-
-def test_refuses_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="beam=0: expected int >= 1"):
-        BeamSearch(beam=0)
 
 
 def test_only_some_tokens_may_begin() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -14,11 +15,11 @@ from attnlab.bench.variants import LayerSteps
 from attnlab.decoding import BeamSearch, Sampling, Steps
 from attnlab.decoding.steps import BLOCK
 from attnlab.models import T6, PrefixDecoder
-from attnlab.training import compilation
 from attnlab.training.compilation import Compiled
 from tests.attention.mechanisms import EVERY, Mechanism, error
 from tests.attention.test_compiled import quick
 
+REAL = torch.compile
 LONG = 200  # steps
 MOST = 3  # graphs: for prefixes of different lengths, for others, and for one prefix
 Shape = tuple[int, int, bool, int]  # prefixes, their longest length, whether their lengths differ, steps
@@ -151,17 +152,10 @@ def test_a_step_that_needs_the_length_on_the_host_runs_as_it_is(graphs: list[int
     assert int(steps(torch.zeros(1, 1))) == 1 and not graphs
 
 
-@pytest.mark.parametrize("alone", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
 @torch.inference_mode()
-def test_more_models_than_torch_compiles_one_method_for(
-    graphs: list[int], monkeypatch: pytest.MonkeyPatch, alone: bool
-) -> None:
-    """Each has its own graph; where torch's limit is reached nevertheless, steps run as they are and count once."""
-    if not alone:
-        monkeypatch.setattr(compilation, "_alone", dict)
-        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, fullgraph=False))
-    elif not compilation._alone():
-        pytest.skip("this version of torch counts the graphs of one process together")
+def test_more_models_than_torch_compiles_one_method_for(graphs: list[int]) -> None:
+    """Each has its own graph."""
     for heads in (1, 2, 3):
         one = LayerSteps(MHA(8 * heads, heads).double().eval())
         caches = [one.attention.new_cache(2, 5) for _ in range(2)]
@@ -172,4 +166,4 @@ def test_more_models_than_torch_compiles_one_method_for(
                 got, want = (loop(x) for loop in loops)
             assert error(got, want) < 1e-12
         assert caches[0].length == int(caches[0].start) == 5
-    assert len(graphs) == (3 if alone else 1)
+    assert len(graphs) == (3 if "isolate_recompiles" in signature(REAL).parameters else 1)

@@ -244,27 +244,3 @@ def test_the_folder_is_loaded_with_its_own_code(tmp_path: Path, monkeypatch: pyt
     theirs.save_pretrained(tmp_path / "again")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", trust_remote_code=True)
     assert again(tokens).logits.equal(theirs(tokens).logits)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_a_mechanism_of_a_users_own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-
-    own_modules(tmp_path / "modules", monkeypatch)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "loud.py").write_text(
-        "from attnlab.attention import MLA\n\n\nclass Loud(MLA):\n"
-        "    def _join(self, x):\n        return 2 * x\n\n"
-        "    def _attend(self, *args, **kwargs):\n        return self._join(super()._attend(*args, **kwargs))\n\n"
-        "    def _step(self, *args, **kwargs):\n        return self._join(super()._step(*args, **kwargs))\n"
-    )
-    cfg = config("mla")
-    cfg.attention["_target_"] = "theirs.loud.Loud"
-    model, folder, tokens = model_of(cfg), tmp_path / "loud", ids(1, 9)
-    assert language.export(model, cfg, WORDS, record("mla"), folder) == "attnlab"
-    assert {"theirs_loud.py", "attention_mla.py"} <= {path.name for path in folder.iterdir()}
-    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=0, atol=1e-5)
-    assert theirs.generate(tokens, max_new_tokens=8)[:, 9:].equal(Sampling(tokens=8, temperature=0)(model, tokens))

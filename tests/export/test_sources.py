@@ -8,7 +8,7 @@ import pytest
 
 from attnlab.attention import MTLA, AbsoluteMultiLinear
 from attnlab.errors import ConfigError
-from attnlab.export.sources import defined_in, flat_name, flatten
+from attnlab.export.sources import flat_name, flatten
 
 
 def imports(text: str) -> set[tuple[int, str]]:
@@ -36,11 +36,6 @@ def test_the_code_stays_as_it_is_written() -> None:
     ours, theirs = ([line for line in one.splitlines() if "import" not in line] for one in (text, original))
     assert ours == theirs
     assert "from .attention_ops_partial_softmax import Past, expanded_attention" in text
-
-
-def test_a_name_that_a_package_passes_on() -> None:
-    assert defined_in("attnlab.attention", "TPASharedB") == "attnlab.attention.tpa.shared"
-    assert defined_in("attnlab.attention.mtla", "MLA") == "attnlab.attention.mtla"
 
 
 @pytest.fixture

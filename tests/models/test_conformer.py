@@ -4,28 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attnlab.models.conformer import ConformerEncoder, ConformerLayer, ConvolutionModule, MaskedBatchNorm
+from attnlab.models.conformer import ConvolutionModule, MaskedBatchNorm
 
 LENGTHS = torch.tensor([41, 23, 9])
-
-
-def encoder() -> ConformerEncoder:
-    model = ConformerEncoder(16, 8, num_layers=2, num_heads=2, ffn_dim=24, kernel=5, conv_channels=16).double()
-    for layer in model.layers:
-        assert isinstance(layer, ConformerLayer) and layer.convolution.batch_norm.running_mean is not None
-        layer.convolution.batch_norm.running_mean.normal_()
-    return model
-
-
-def test_padding_changes_nothing() -> None:
-    model = encoder().eval()
-    x = torch.randn(3, 41, 8).double() * (torch.arange(41) < LENGTHS[:, None]).unsqueeze(-1)
-    with torch.no_grad():
-        out, lengths = model(x, LENGTHS)
-        assert lengths.tolist() == [21, 12, 5]
-        for row, (frames, length) in enumerate(zip(LENGTHS.tolist(), lengths.tolist(), strict=True)):
-            alone, _ = model(x[row : row + 1, :frames], LENGTHS[row : row + 1])
-            torch.testing.assert_close(out[row, :length], alone[0])
 
 
 def test_batch_norm_counts_real_frames_only() -> None:

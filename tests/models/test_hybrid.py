@@ -6,14 +6,10 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from attnlab.attention import MHA, MTLA, Attention, SlidingWindow
-from attnlab.bench.exactness import check
-from attnlab.bench.settings import Settings
-from attnlab.bench.variants import AttentionVariant, lineup, publish_by
+from attnlab.attention import MHA, MTLA, SlidingWindow
 from attnlab.config.check import compose
 from attnlab.decoding import BeamSearch
 from attnlab.models.build import build_model, count_parameters, without_memory
-from attnlab.tasks.base import Task, task_of
 from tests.attention.mechanisms import error
 
 PATTERN = "attention.pattern=[mtla,mtla,mha]"
@@ -55,20 +51,6 @@ def test_layers_follow_the_pattern_and_counts_follow_the_layers(task: str) -> No
     assert inside[0] == inside[1] * 3 // 4 + inside[2] // 4
 
 
-@every_task
-def test_describe_adds_the_layers_up(task: str) -> None:
-    records = []
-    for choice in (PATTERN, "attention=mtla", "attention=mha"):
-        record: dict[str, Any] = {"kv_cache": {}}
-        task_of(config(task, choice), Task).describe(record)
-        records.append(record)
-    hybrid, mtla, mha = (record["kv_cache"] for record in records)
-    for key in ("elements_per_token_per_layer", "bytes_per_token"):
-        assert hybrid[key] == pytest.approx(0.75 * mtla[key] + 0.25 * mha[key], rel=1e-12)
-    hybrid, mtla, mha = (record["multiply_adds_per_token"] for record in records)
-    assert hybrid["attention"] == 0.75 * mtla["attention"] + 0.25 * mha["attention"]
-
-
 def test_steps_of_a_language_model_equal_its_parallel_form() -> None:
     model = build_model(config("wikitext2", "attention.pattern=[mtla,sliding_window,tpa]"), vocab_size=40)
     model.double().eval()
@@ -96,21 +78,3 @@ def test_beam_search_through_caches_of_different_kinds() -> None:
             logits = model(inputs, prefix[row : row + 1, : lengths[row]])
         score = logits.log_softmax(-1).gather(-1, text[..., None]).sum() / text.shape[1]
         assert hypothesis.score == pytest.approx(float(score), abs=1e-5)
-
-
-def test_bench_measures_the_whole_and_checks_every_mechanism() -> None:
-    cfg = config("wikitext2", PATTERN, "bench.references=[mha,hybrid,published]")
-    chosen, mha, published = lineup(cfg, Settings(references=["mha", "published"]))
-    cpu = torch.device("cpu")
-    assert [v.name for v in (chosen, mha, published)] == ["hybrid", "mha", "published_hybrid"]
-    with pytest.raises(LookupError, match="hybrid has layers of several mechanisms"):
-        chosen.attention(torch.float32, cpu)
-    kinds = [type(a).__name__ for a in chosen.model(torch.float32, cpu).modules() if isinstance(a, Attention)]
-    assert kinds == ["MTLA", "MTLA", "MHA", "MTLA"]
-    blocks: Any = published.model(torch.float32, cpu)
-    theirs = [type(block.attention).__name__ for block in blocks.blocks]
-    assert theirs == ["PublishedMTLA", "PublishedMTLA", "PublishedMHA", "PublishedMTLA"]
-    result = check(chosen, publish_by(Settings().published), torch.float64, cpu)
-    assert all(result[name] < 1e-8 for name in ("output", "gradient", "steps"))
-    reference = lineup(config("wikitext2", "attention=mha"), Settings(references=["hybrid"]))[1]
-    assert isinstance(reference, AttentionVariant) and set(reference.cfg.attention.mechanisms) == {"mtla", "mha"}

@@ -115,12 +115,6 @@ def test_the_padding_piece_is_zero_and_stays_so() -> None:
     assert not decoder.embedding.weight.grad[3].any() and decoder.embedding.weight.grad[4].any()
 
 
-def test_embeddings_start_at_the_recipes_scale() -> None:
-    decoder = PrefixDecoder(4000, 32, lambda _: EVERY[0].build(), num_layers=1)
-    for weight in (decoder.embedding.weight, decoder.unembedding.weight):
-        assert weight.std().item() == pytest.approx(32**-0.5, rel=0.02)
-
-
 @pytest.mark.parametrize("rates", [(0.5, 0.0), (0.0, 0.5)], ids=["dropout", "activation_dropout"])
 def test_dropout_acts_in_training_only(rates: tuple[float, float]) -> None:
     seeds = iter((1, 2))

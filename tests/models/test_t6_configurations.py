@@ -1,6 +1,5 @@
 """The T6 paper's configurations, to the unit: attention parameters of a layer, totals, cached numbers per token."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.modes import describe
-from attnlab.report.spec import Row, read_spec
 
 ROOT = CONF.parent
 LAYERS = {"small": 12, "medium": 24, "large": 36, "xl": 48}
@@ -43,12 +41,6 @@ WIDTHS = {"small": 768, "medium": 1024, "large": 1280, "xl": 1600}
 HEADS = {name: numbers[0] for name, numbers in PUBLISHED.items()}
 
 
-def tpa(size: str, heads: int) -> tuple[int, int, int]:
-    """d (R_Q + 2 R)(h + D) + d h D and 2 R (h + D), at ranks 6 and 2."""
-    d = WIDTHS[size]
-    return heads, d * 10 * (heads + 64) + d * heads * 64, 4 * (heads + 64)
-
-
 def row(name: str, heads: int | None = None) -> str:
     """The command line of a size and a mechanism; `heads`: other than the published count."""
     size, attention = name.split()
@@ -61,10 +53,6 @@ OTHERS = {  # the latents and heads that the tables print, heads nearest to MHA'
     row("small mla_t6", 12): (12, 2_188_032, 288, 121_512_960),
     "experiment=t6/mla_printed scale=paper_medium": (23, 6_882_816, 544, 417_976_320),
     "experiment=t6/mla_printed scale=paper_large": (34, 10_364_416, 544, 909_321_216),
-    row("small tpa", 33): tpa("small", 33),
-    row("small tpa_kvonly", 21): (21, 4 * 768 * (21 + 64) + 2 * 768 * 21 * 64, 4 * (21 + 64)),
-    **{row(f"{size} mha", h := HEADS[f"{size} tpa"]): (h, 4 * WIDTHS[size] * h * 64, 2 * h * 64) for size in WIDTHS},
-    **{row(f"{size} tpa", h := HEADS[f"{size} mha"]): tpa(size, h) for size in WIDTHS},
 }
 
 
@@ -114,37 +102,3 @@ def test_the_recipe_of_the_released_configurations(line: str, batch: int, lr: fl
     assert (list(task.optimizer.betas), task.optimizer.weight_decay, task.optimizer.eps) == ([0.9, 0.95], 0.1, 1e-8)
     assert task.optimizer.lr == lr and task.optimizer.lr * task.schedule.floor == pytest.approx(least)
     assert (task.attention_head_dim, task.attention_bias, task.data.vocab_size) == (64, False, 50304)
-
-
-@pytest.mark.slow
-def test_one_budget_on_wikitext2() -> None:
-    totals = {}
-    for name in ("mha", "gqa", "mla", "mtla", "tpa", "multilinear"):
-        record: dict[str, Any] = {"kv_cache": {}}
-        more = ["rank=48", "attention.window=25"] if name == "multilinear" else []
-        cfg = compose("task=wikitext2", "scale=comparison", f"attention={name}", *more)
-        describe.run(cfg, record, Path())
-        totals[name] = record["parameters"]["total"]
-        assert (cfg.task.train.max_steps, cfg.task.data.window, cfg.choices.attention) == (800, 256, name)
-    assert max(totals.values()) <= 1.03 * totals["mha"] and min(totals.values()) >= 0.97 * totals["mha"]
-
-
-VARIANTS = [row for row in read_spec(ROOT / "experiments" / "t6" / "variants.yaml").rows if row.label != "MHA"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", VARIANTS, ids=lambda row: row.label)
-def test_one_budget_of_the_forms_of_tpa(row: Row) -> None:
-    """Their totals are MHA's within 1 %, and no other number of heads brings the attention nearer to 4 d^2."""
-    line = shlex.split(row.command)
-    heads = compose(*line).task.attention_heads
-    away = {}
-    for count in (heads - 1, heads, heads + 1):
-        cfg = compose(*line, f"task.attention_heads={count}")
-        record: dict[str, Any] = {"kv_cache": {}}
-        describe.run(cfg, record, Path())
-        away[count] = abs(record["parameters"]["attention"] / 4 - 4 * 128**2)
-    assert min(away, key=away.__getitem__) == heads == int(row.facts["heads"])
-    assert row.parameters == pytest.approx(1_048_064, rel=0.01)
-    task = cfg.task
-    assert (task.train.max_steps, task.train.batch.tokens, task.data.window) == (250, 2048, 128)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from attnlab.config.check import compose
-from attnlab.models import ConvSubsampler, SpeechEncoder, SpeechToText
+from attnlab.models import SpeechToText
 from attnlab.models.build import build_model
 from attnlab.tasks.base import Task, task_of
 from tests.attention.mechanisms import composed
@@ -30,22 +30,6 @@ def test_totals(name: str) -> None:
     model = paper(name)
     assert size(model) == TOTALS[name]
     assert [size(layer) for layer in model.decoder.layers] == 9 * [DECODER_LAYERS[name]]
-
-
-@pytest.mark.parametrize("stride", [1, 3, 4])
-def test_the_stride_changes_no_total(stride: int) -> None:
-    assert size(paper("mtla", f"stride={stride}")) == TOTALS["mtla"]
-
-
-def test_how_the_total_adds_up() -> None:
-    model = paper("mtla")
-    encoder, decoder = model.encoder, model.decoder
-    assert isinstance(encoder, SpeechEncoder) and isinstance(encoder.subsample, ConvSubsampler)
-    assert [size(conv) for conv in encoder.subsample.convs] == [410_624, 2_622_464]
-    assert [size(layer) for layer in encoder.layers] == 12 * [3_152_384]
-    assert size(encoder.norm) == size(decoder.norm) == 1_024
-    assert size(decoder.projector) == 262_912
-    assert size(decoder.embedding) == size(decoder.unembedding) == 8_000 * 512
 
 
 def test_options_change_the_total_by_what_they_are() -> None:

@@ -63,26 +63,6 @@ def test_a_model_of_no_family() -> None:
         family_of(nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("rows", [range(4, 8), (0, 1, 6, 7), (2, 5, 8, 11)])
-def test_projections_that_share_a_module(rows: range | tuple[int, ...], transposed: bool) -> None:
-    """Consecutive (timm), interleaved (GPT-NeoX), and stored as (in, out) (GPT-2)."""
-    model = nn.Module()
-    model.fused = nn.Linear(5, 12)
-    if transposed:
-        model.fused.weight = nn.Parameter(model.fused.weight.mT.contiguous())
-    whole = model.fused.weight.detach().clone()
-    place = Projection("fused", (4, 5), "out", 2, rows, transposed, bias=True)
-    expected = (whole.mT if transposed else whole)[list(rows)]
-    assert torch.equal(place.read(model), expected)
-    place.write(model, torch.ones(4, 5), torch.full((4,), 3.0))
-    stored = model.fused.weight.detach()
-    stored = stored.mT if transposed else stored
-    assert torch.equal(stored[list(rows)], torch.ones(4, 5)) and (model.fused.bias[list(rows)] == 3).all()
-    others = [i for i in range(12) if i not in rows]
-    assert torch.equal(stored[others], (whole.mT if transposed else whole)[others])
-
-
 def test_a_bias_where_there_is_none() -> None:
     model = nn.Module()
     model.one = nn.Linear(2, 3, bias=False)

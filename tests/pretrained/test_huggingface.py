@@ -3,7 +3,6 @@
 import copy
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import huggingface_hub.errors
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from attnlab.compression import compress, densify, outline
 from attnlab.compression.counting import rate
@@ -88,35 +86,6 @@ def test_the_cache_of_the_hub_needs_no_network(cache: Path) -> None:
     assert huggingface.config_of("someone/tiny")["hidden_size"] == 24
     with pytest.raises(DataError, match="the hub cannot be reached"):
         huggingface.load("someone/tiny")
-
-
-def rename(folder: Path, change: Callable[[str], str], **more: torch.Tensor) -> None:
-    weights = {change(name): value for name, value in load_file(folder / "model.safetensors").items()}
-    save_file({**weights, **more}, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-@pytest.mark.parametrize(
-    ("kind", "change"),
-    [
-        ("bert", lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma")),
-        ("gpt2", lambda name: name.removeprefix("transformer.")),
-        ("gptj", str),
-    ],
-)
-def test_published_files_have_older_names_and_more_tensors(
-    kind: str, change: Callable[[str], str], tmp_path: Path
-) -> None:
-    expected = saved(tmp_path, kind)
-    rename(tmp_path, change, **{"transformer.h.0.attn.masked_bias": torch.tensor(-1e9)})
-    assert torch.equal(logits(huggingface.load(str(tmp_path)), ids()), logits(expected, ids()))
-
-
-def test_older_configs_of_rotary_positions(tmp_path: Path) -> None:
-    saved(tmp_path)
-    edit(tmp_path, rope_parameters=None, rope_theta=500.0, rope_scaling={"type": "linear", "factor": 4.0})
-    found = huggingface.config_of(str(tmp_path))["rope_parameters"]
-    assert (found["rope_type"], found["factor"], found["rope_theta"]) == ("linear", 4.0, 500.0)
-    assert huggingface.options_of(huggingface.load(str(tmp_path)))["rope_parameters"] == found
 
 
 @pytest.mark.parametrize(

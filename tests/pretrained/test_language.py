@@ -59,8 +59,10 @@ def test_the_matrices_are_those_of_the_attention(kind: str) -> None:
         torch.testing.assert_close(naive(model, layer, seen["x"], causal), seen["y"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((kind, torch.float32) for kind in OPTIONS), ("llama", torch.bfloat16), ("gpt2", torch.bfloat16)],
+)
 @torch.no_grad()
 def test_a_compressed_folder_gives_the_same_logits(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """To the bit, with tied embeddings and with buffers that no weight file has."""
@@ -80,17 +82,6 @@ def test_a_compressed_folder_gives_the_same_logits(kind: str, dtype: torch.dtype
     tied = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     assert [name for name, _ in again.named_parameters(remove_duplicate=False)] == tied
     assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
-
-
-@pytest.mark.parametrize("kind", OPTIONS)
-@torch.no_grad()
-def test_full_rank_changes_nothing_and_densify_returns(kind: str) -> None:
-    model = tiny(kind).double()
-    expected = logits(model, ids())
-    dense = copy.deepcopy(model)
-    compress(model, MLPSVD(24))
-    torch.testing.assert_close(logits(model, ids()), expected, rtol=0, atol=1e-11)
-    torch.testing.assert_close(logits(densify(model, dense), ids()), expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OPTIONS if kind not in ("bert", "roberta")])

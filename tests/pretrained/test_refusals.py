@@ -107,46 +107,6 @@ def test_a_folder_that_cannot_be_used(
     assert "\n" not in str(found.value)
 
 
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
-INTEGERS = {name: torch.ones(24, dtype=torch.int32) for name in ("model.norm.weight", "norm.weight", "weight")}
-
-
-def beside(name: str) -> Callable[[Path], Any]:
-    return lambda folder: save_file(INTEGERS, folder / name)
-
-
-def within(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    save_file(INTEGERS | weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda folder: (folder / "consolidated.safetensors").write_text(POINTER),
-        beside("model.int8.safetensors"),
-        beside("model-00001-of-00002.safetensors"),
-        within,
-    ],
-    ids=["pointer", "another file", "old part", "unused tensors"],
-)
-def test_what_transformers_does_not_read_is_not_checked(change: Callable[[Path], Any], tmp_path: Path) -> None:
-    expected = saved(tmp_path)
-    change(tmp_path)
-    assert torch.equal(logits(huggingface.load(str(tmp_path)), ids()), logits(expected, ids()))
-
-
-@pytest.mark.parametrize("name", ["h.0.attn.c_attn.weight", "transformer.h.0.attn.c_attn.weight"])
-def test_an_integer_tensor_is_refused_by_either_name(name: str, tmp_path: Path) -> None:
-    """transformers reads a parameter with or without the prefix of its base model."""
-    saved(tmp_path, "gpt2")
-    weights = load_file(tmp_path / "model.safetensors")
-    weights[name] = weights.pop("transformer.h.0.attn.c_attn.weight").int()
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(DataError, match=rf"model.safetensors: {name} is not floating point"):
-        huggingface.load(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [

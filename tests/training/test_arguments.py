@@ -12,7 +12,6 @@ from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.modes import train
 from attnlab.run.identity import recipe
-from attnlab.training.gradient_checkpointing import checkpoint_layers
 from tests.tasks.conftest import Start
 
 
@@ -71,47 +70,9 @@ AVERAGES = {
 }
 
 
-@pytest.mark.slow
-def test_gradient_checkpointing_changes_nothing_but_time_and_memory(start: Start, tmp_path: Path) -> None:
-    run(start, tmp_path / "plain")
-    run(start, tmp_path / "again", "hardware.gradient_checkpointing=true")
-    want, found = weights(tmp_path / "plain"), weights(tmp_path / "again")
-    assert all(torch.equal(value, found[name]) for name, value in want.items())
-
-
 def test_a_task_that_is_not_compiled_says_so() -> None:
     with pytest.raises(ConfigError, match="hardware.compile=true: task=reasoning trains nothing"):
         compose("task=reasoning", "hardware.compile=true")
-
-
-def test_layers_are_computed_again_in_training_alone() -> None:
-    calls = []
-
-    class Layer(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            calls.append(x)
-            return super().forward(x)
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = torch.nn.ModuleList([Layer(2, 2), Layer(2, 2)])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    model = Model()
-    assert checkpoint_layers(model) == 2
-    model(torch.ones(1, 2)).sum().backward()
-    assert len(calls) == 4
-    model.eval()(torch.ones(1, 2)).sum().backward()
-    assert len(calls) == 6
-    with pytest.raises(ConfigError, match=r"has BatchNorm \(1\)"):
-        checkpoint_layers(torch.nn.Sequential(Layer(2, 2), torch.nn.BatchNorm1d(2)))
-    with pytest.raises(ConfigError, match="Linear has no layers"):
-        checkpoint_layers(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(

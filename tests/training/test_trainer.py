@@ -10,7 +10,7 @@ from torch import nn
 
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-from attnlab.training.trainer import _epochs, build_trainer, fit, process_count
+from attnlab.training.trainer import build_trainer, fit, process_count
 
 
 def test_batch_norm_needs_batches_that_no_number_of_processes_changes(tmp_path: Path) -> None:
@@ -22,15 +22,6 @@ def test_batch_norm_needs_batches_that_no_number_of_processes_changes(tmp_path: 
     data.same_batches = data.divides_batches = lambda _: True
     with pytest.raises(ConfigError, match=r"0 is a BatchNorm1d, which has statistics of one process alone"):
         fit(cfg, tmp_path, data, module, monitor="val_loss", better="min", resume=None)
-
-
-def test_epochs_of_a_training_that_ended_inside_one() -> None:
-    """Lightning counts the epoch that a training ends in, unless a checkpoint was loaded and nothing was trained."""
-    progress = SimpleNamespace(current=SimpleNamespace(completed=3), is_last_batch=False)
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
-    trained: Any = SimpleNamespace(fit_loop=loop, num_training_batches=12, current_epoch=1)
-    loaded: Any = SimpleNamespace(fit_loop=loop, num_training_batches=12, current_epoch=0)
-    assert _epochs(trained, False) == _epochs(loaded, True) == 0.25
 
 
 def test_processes_share_statistics_themselves(tmp_path: Path) -> None:
