@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 
-from attnlab.attention.base import length_mask
 from attnlab.config.bounds import Layers, Rate, Size
-from attnlab.models.encoder import ConvSubsampler, FrontEnd, sinusoidal_positions
+from attnlab.models.encoder import ConvSubsampler, FrontEnd, padding_mask, sinusoidal_positions
 
 
 class FeedForward(nn.Sequential):
@@ -169,8 +168,7 @@ class ConformerEncoder(FrontEnd):
         """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S', d), (B,)."""
         x, lengths = self.subsample(self.prepared(features, lengths), lengths)
         x = self.dropout(self.linear(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x)))
-        real = length_mask(lengths, x.shape[1])
-        bias = torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, float("-inf"))
+        real, bias = padding_mask(lengths, x)
         for layer in self.layers:
             x = layer(x, real, bias)
         return x, lengths

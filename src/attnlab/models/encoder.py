@@ -37,6 +37,35 @@ def padded_embedding(vocab_size: int, d_model: int, pad: int) -> nn.Embedding:
     return embedding
 
 
+def padding_mask(lengths: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Where positions are real, (B, S) bool, and what is added to attention logits, 0 or -inf, (B, S).
+
+    Args:
+        lengths: (B,).
+        x: (B, S, d).
+    """
+    real = length_mask(lengths, x.shape[1])
+    return real, torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, float("-inf"))
+
+
+def encoder_layer(
+    d_model: int,
+    num_heads: int,
+    ffn_dim: int,
+    dropout: float,
+    pre_norm: bool,
+    attention_dropout: float | None,
+    activation_dropout: float | None,
+) -> nn.TransformerEncoderLayer:
+    """torch's layer with dropout rates of attention weights and inside the feed-forward part; None: `dropout`."""
+    layer = nn.TransformerEncoderLayer(
+        d_model, num_heads, ffn_dim, dropout, activation="relu", batch_first=True, norm_first=pre_norm
+    )
+    layer.self_attn.dropout = dropout if attention_dropout is None else attention_dropout
+    layer.dropout.p = dropout if activation_dropout is None else activation_dropout
+    return layer
+
+
 class LayerMix(nn.Module):
     """sum_l softmax(w)_l h_l over the layers h_l of a pretrained model, without its mean over the utterance.
 
@@ -165,24 +194,17 @@ class SpeechEncoder(FrontEnd):
         self.scale = math.sqrt(d_model)
         self.subsample = ConvSubsampler(self.width, conv_channels, d_model, list(conv_kernels or [5, 5]))
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList()
-        for _ in range(num_layers):
-            layer = nn.TransformerEncoderLayer(
-                d_model, num_heads, ffn_dim, dropout, activation="relu", batch_first=True, norm_first=True
-            )
-            if attention_dropout is not None:
-                layer.self_attn.dropout = attention_dropout
-            if activation_dropout is not None:
-                layer.dropout.p = activation_dropout
-            self.layers.append(layer)
+        self.layers = nn.ModuleList(
+            encoder_layer(d_model, num_heads, ffn_dim, dropout, True, attention_dropout, activation_dropout)
+            for _ in range(num_layers)
+        )
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S', d), (B,)."""
         x, lengths = self.subsample(self.prepared(features, lengths), lengths)
         x = self.dropout(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x))
-        real = length_mask(lengths, x.shape[1])
-        bias = torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, float("-inf"))
+        _, bias = padding_mask(lengths, x)
         for layer in self.layers:
             x = layer(x, src_key_padding_mask=bias)
         return self.norm(x), lengths

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.attention import Attention
-from attnlab.attention.base import length_mask
 from attnlab.config.bounds import Layers, Rate, Size
-from attnlab.models.encoder import padded_embedding, sinusoidal_positions
+from attnlab.models.encoder import encoder_layer, padded_embedding, padding_mask, sinusoidal_positions
 
 
 class TextEncoderLayer(nn.Module):
@@ -74,24 +72,19 @@ class TextEncoder(nn.Module):
         self.scale, self.mechanism = math.sqrt(d_model), attention is not None
         self.embedding = padded_embedding(vocab_size, d_model, pad)
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList()
-        for i in range(num_layers):
-            if attention is not None:
-                self.layers.append(TextEncoderLayer(attention(i), ffn_dim, dropout, pre_norm))
-                continue
-            layer = nn.TransformerEncoderLayer(
-                d_model, num_heads, ffn_dim, dropout, activation="relu", batch_first=True, norm_first=pre_norm
-            )
-            layer.self_attn.dropout, layer.dropout.p = attention_dropout, activation_dropout
-            self.layers.append(layer)
+        self.layers = nn.ModuleList(
+            encoder_layer(d_model, num_heads, ffn_dim, dropout, pre_norm, attention_dropout, activation_dropout)
+            if attention is None
+            else TextEncoderLayer(attention(i), ffn_dim, dropout, pre_norm)
+            for i in range(num_layers)
+        )
         self.norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S), (B,) -> (B, S, d), (B,)."""
         x = self.scale * self.embedding(tokens)
         x = self.dropout(x + sinusoidal_positions(x.shape[1], x.shape[2], x))
-        real = length_mask(lengths, x.shape[1])
-        bias = torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, float("-inf"))
+        _, bias = padding_mask(lengths, x)
         for layer in self.layers:
             x = layer(x, lengths) if self.mechanism else layer(x, src_key_padding_mask=bias)
         return self.norm(x), lengths

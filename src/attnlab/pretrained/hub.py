@@ -141,7 +141,7 @@ def offline_if_unreachable() -> Iterator[bool]:
 
 
 def _downloaded(name: str, weights: bool) -> Path:
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
     advice = f"download it on a machine with a network (hf download {name} --local-dir FOLDER) and give model=FOLDER"
     files = _asked(name, name, advice)
@@ -151,8 +151,6 @@ def _downloaded(name: str, weights: bool) -> Path:
         patterns.append("model*.safetensors" if safe else "pytorch_model*.bin")
     try:
         path = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns="*/*", etag_timeout=SECONDS))
-    except errors.GatedRepoError as error:
-        raise DataError(f"model={name}: accept its licence on huggingface.co and log in (hf auth login)") from error
     except Exception as error:
         raise DataError(
             f"model={name}: the download failed ({first_line(error)}); run it again, or {advice}"
@@ -170,10 +168,16 @@ def _complete(path: Path, source: str, weights: bool) -> None:
         }
         other = next((reason for name, reason in others.items() if (path / name).is_file()), "no model")
         raise DataError(f"model={source}: {path / CONFIG} is missing ({other}); expected {CONFIG} and *.safetensors")
-    if not weights:
-        return
-    for file in weight_files(path, source):
-        _readable(file, source)
+    for file in weight_files(path, source) if weights else ():
+        if file.suffix != ".safetensors":
+            continue
+        try:  # reads its head, and compares the size
+            with safe_open(file, "pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise DataError(
+                f"model={source}: {file} is damaged or not complete ({first_line(error)}); copy or download it again"
+            ) from error
 
 
 def weight_files(path: Path, source: str) -> list[Path]:
@@ -195,19 +199,6 @@ def weight_files(path: Path, source: str) -> list[Path]:
                 raise DataError(f"model={source}: {missing} is missing; {index.name} names it")
             return parts
     raise DataError(f"model={source}: no weights in {path}; expected model.safetensors or pytorch_model.bin")
-
-
-def _readable(path: Path, source: str) -> None:
-    """DataError: a file of safetensors is cut off or damaged, as far as its head and its size tell."""
-    if path.suffix != ".safetensors":
-        return
-    try:
-        with safe_open(path, "pt"):
-            pass
-    except (OSError, SafetensorError) as error:
-        raise DataError(
-            f"model={source}: {path} is damaged or not complete ({first_line(error)}); copy or download it again"
-        ) from error
 
 
 def read_config(path: Path, source: str) -> dict[str, Any]:
