@@ -36,16 +36,16 @@ kill-test: $(STAMP)  ## kill a sweep at random moments (KILLS=20), start it agai
 	$(BIN)/python -m pytest -n 0 -m slow -s tests/run/test_kill.py
 
 tables: $(STAMP)  ## every table under experiments/ again, from the records that are committed there
-	$(BIN)/python -m attnlab.report --everything experiments
+	$(BIN)/python -m attnlab report table experiments
 
 table-%: $(STAMP)  ## one table, with the runs in outputs/ too: make table-mtla-1, make table-t6-10
-	$(BIN)/python -m attnlab.report experiments/$(firstword $(subst -, ,$*))/table$(lastword $(subst -, ,$*)).yaml
+	$(BIN)/python -m attnlab report table experiments/$(firstword $(subst -, ,$*))/table$(lastword $(subst -, ,$*)).yaml
 
 figures: $(STAMP)  ## the figures of the papers, as far as committed records have them
-	$(BIN)/python -m attnlab.report --figures experiments
+	$(BIN)/python -m attnlab report figure experiments
 
 figure-%: $(STAMP)  ## one figure, with the runs in outputs/ too: make figure-t6-2, make figure-t6-context
-	$(BIN)/python -m attnlab.report $(or $(wildcard experiments/$(subst -,/figure_,$*).yaml),experiments/$(subst -,/figure,$*).yaml)
+	$(BIN)/python -m attnlab report figure $(or $(wildcard experiments/$(subst -,/figure_,$*).yaml),experiments/$(subst -,/figure,$*).yaml)
 
 clean:  ## remove .venv, build products and tool caches; outputs/ stays
 	rm -rf .venv build dist attnlab.egg-info .pytest_cache .mypy_cache .ruff_cache

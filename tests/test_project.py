@@ -51,9 +51,9 @@ def test_make_help_lists_the_targets_and_their_commands() -> None:
         "figure-t6-2": "t6/figure2",
         "figure-t6-context": "t6/figure_context",
     }.items():
-        assert f"attnlab.report experiments/{path}.yaml" in make("-n", target)
-    assert "attnlab.report --everything experiments" in make("-n", "tables")
-    assert "attnlab.report --figures experiments" in make("-n", "figures")
+        assert f"attnlab report {target.partition('-')[0]} experiments/{path}.yaml" in make("-n", target)
+    assert "attnlab report table experiments" in make("-n", "tables")
+    assert "attnlab report figure experiments" in make("-n", "figures")
     assert ".venv/bin/python -m src.run task=mustc attention=mtla stride=2" in make("-n", "demo").splitlines()[-1]
     assert "make check" in (ROOT / ".ci" / "run").read_text()
 

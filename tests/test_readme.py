@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from attnlab.cli import quoted
 from attnlab.config.check import check, compose
 from attnlab.config.schema import signature
-from attnlab.report import __main__ as report
+from attnlab.report import command as report
 from attnlab.run.loading import load
 from attnlab.tasks import complete
 
@@ -58,10 +58,11 @@ def test_make_commands(command: str) -> None:
 def test_commands_of_reports_are_right(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those for people who add something: the arguments are accepted, and what they name in this checkout exists."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    commands = re.findall(r"^python -m attnlab\.report (.*)$", text, re.MULTILINE)
+    commands = re.findall(r"^python -m attnlab report (.*)$", text, re.MULTILINE)
     assert len(commands) >= 3
-    monkeypatch.setattr(report, "written", lambda options: [])
-    monkeypatch.setattr(report, "collect", lambda places: [])
+    for name in ("_specified", "_of_records"):
+        monkeypatch.setattr(report, name, lambda *options: [])
+    monkeypatch.setattr(report.runs, "main", lambda words: 0)
     for command in commands:
         words = shlex.split(command.replace("PAPER", "t6").replace("TABLE", "wikitext2"), comments=True)
         assert report.main(words) == 0

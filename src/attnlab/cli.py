@@ -87,9 +87,9 @@ def command() -> int:
     plan: Plan | None = None
     try:
         if sys.argv[1:2] == ["report"]:
-            from attnlab.report.page import command as page
+            from attnlab.report import command
 
-            return page.main(sys.argv[2:])
+            return command.main(sys.argv[2:])
         sys.argv[1:] = sorted(sys.argv[1:], key=lambda text: "=" in text and text[0] != "-")  # -m may stand anywhere
         if sys.argv[1:2] == ["runs"]:
             from attnlab.report import runs

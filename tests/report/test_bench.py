@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from attnlab.report.__main__ import main
+from attnlab.errors import DataError
+from attnlab.report.command import main
 from tests.report.conftest import Run
 
 
@@ -45,7 +46,7 @@ def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[
     first = bench(run, "a", [training(512, 1.2), training(1024, 2.4), DECODING])
     second = bench(run, "b", [training(512, 1.1)])
     out = tmp_path / "out"
-    assert main(["--bench", str(first), str(second), "--out", str(out)]) == 0
+    assert main(["bench", str(first), str(second), "--out", str(out)]) == 0
     assert len(capsys.readouterr().out.split()) == 5
     rows = list(csv.DictReader((out / "bench.csv").open()))
     assert [row["Variant"] for row in rows] == 2 * ["mtla", "mha", "published"] + ["mtla", "mtla", "mha", "published"]
@@ -65,7 +66,7 @@ def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[
 
 def test_no_plot_without_training(tmp_path: Path, run: Run) -> None:
     path = bench(run, "a", [DECODING])
-    assert main(["--bench", str(path)]) == 0
+    assert main(["bench", str(path)]) == 0
     assert sorted(file.name for file in path.parent.iterdir()) == [
         "bench.csv",
         "bench.md",
@@ -75,10 +76,11 @@ def test_no_plot_without_training(tmp_path: Path, run: Run) -> None:
     ]
 
 
-def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["bench", "speed", "compressed", "needle"])
+def test_nothing_to_show(kind: str, run: Run) -> None:
     path = run("a", "task=mustc scale=paper attention=mha")
-    assert main(["--bench", str(path)]) == 1
-    assert "no finished record of mode=bench" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no finished record"):
+        main([kind, str(path)])
     path.write_text(json.dumps({}))
-    assert main(["--bench", str(path)]) == 1
-    assert "no readable record" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no readable record"):
+        main([kind, str(path)])

@@ -11,7 +11,7 @@ import pytest
 from attnlab.config.build import CONF
 from attnlab.config.renames import RENAMES
 from attnlab.report import everything, figure, speed
-from attnlab.report.__main__ import main
+from attnlab.report.command import main
 from attnlab.report.match import differences
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
@@ -70,7 +70,7 @@ def test_the_page_of_speeds(records: list[SavedRecord], monkeypatch: pytest.Monk
     written: list[str] = []
     monkeypatch.setattr(speed, "write_text", lambda path, text: written.append(text))
     assert speed.render(records, page.parent) == [page]
-    assert written[0].encode() == committed, "render it again: --speed experiments --out experiments"
+    assert written[0].encode() == committed, "render it again: report speed experiments --out experiments"
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_the_command_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """`make tables figures` on a clean clone: no file differs from the committed one, none is new."""
     shutil.copytree(EXPERIMENTS, tmp_path / "experiments")
     monkeypatch.chdir(tmp_path)
-    assert main(["--everything", "experiments"]) == main(["--figures", "experiments"]) == 0
+    assert main(["table", "experiments"]) == main(["figure", "experiments"]) == 0
     folders = EXPERIMENTS, tmp_path / "experiments"
     before, after = ({p.relative_to(d): p.read_bytes() for p in d.rglob("*") if p.is_file()} for d in folders)
     assert [path for path in before.keys() | after.keys() if before.get(path) != after.get(path)] == []

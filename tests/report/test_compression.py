@@ -14,9 +14,9 @@ from attnlab.compression import folder
 from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.transform import compress
 from attnlab.report import compression
-from attnlab.report.__main__ import main
-from attnlab.report.variants import means_table
-from attnlab.run.store import SavedRecord, collect
+from attnlab.report.command import main
+from attnlab.report.grid import Grid
+from attnlab.run.store import SavedRecord
 from tests.report.conftest import Run
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
@@ -40,7 +40,7 @@ def test_table_and_plots(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture
     compress(model, IrrAtt(rank=8, vo_rank=4), None)
     folder.save(model, first.parent / "compressed", "deit_small_patch16_224", VIT)
     out = tmp_path / "out"
-    assert main(["--compressed", str(tmp_path / "runs"), "--out", str(out)]) == 0
+    assert main(["compressed", str(tmp_path / "runs"), "--out", str(out)]) == 0
     assert {Path(line).name for line in capsys.readouterr().out.split()} == {path.name for path in out.iterdir()}
     rows = list(csv.DictReader((out / "sweep.csv").open()))
     assert [(row["Method"], row["Columns of a layer"]) for row in rows] == [
@@ -54,15 +54,14 @@ def test_table_and_plots(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path, run: Run) -> None:
+def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path) -> None:
     model = timm.create_model("deit_small_patch16_224", **VIT)
     compress(model, IrrAtt(rank=8, vo_rank=4), None)
     with torch.no_grad():
         model.get_parameter("blocks.1.attn.fusion").copy_(torch.tensor([[1.0, 0.5], [0.25, 2.0]]))
     folder.save(model, tmp_path, "deit_small_patch16_224", VIT)
-    one = collect([run("a", "task=imagenet scale=paper", compression=about([4, 4], 1.0, 2.0, 3.0))])[0]
-    rows = compression.fusions(one, tmp_path).rows
-    assert [row[3] for row in rows if row[0] == "1"] == ["1", "0.5", "0.25", "2"]
+    fusion = compression.fusions(tmp_path)
+    assert fusion.loc[fusion["layer"] == 1, "weight"].tolist() == ["1", "0.5", "0.25", "2"]
 
 
 def of_a_sweep(method: str, seed: int, before: float, after: float, **settings: Any) -> SavedRecord:
@@ -80,6 +79,10 @@ SWEEP = [
     of_a_sweep("irratt", 1, 50.0, 70.0, start="cp"),
     of_a_sweep("truncatt", 1, 40.0, 71.0, vo_rank=4),
 ]
+
+
+def means_table(records: list[SavedRecord]) -> Grid:
+    return compression.means_table(compression.models_of(records))
 
 
 def test_means_over_seeds_tell_variants_of_a_method_apart() -> None:
@@ -101,11 +104,11 @@ def test_means_over_seeds_tell_variants_of_a_method_apart() -> None:
 
 
 def test_the_picture_of_several_seeds_has_their_least_and_most() -> None:
-    grid = compression.sweep_points(SWEEP)
-    assert grid.headers == ["point", "method", "multiply-adds, %", "top-1, %", "least", "most", "VO rank"]
-    assert ["compressed", "irratt start=random", "50.0", "62.0", "60.0", "64.0", "2"] in grid.rows
-    assert grid.rows[-1] == ["dense", "", "", "80.0", "", "", ""]
-    page = compression.sweep_plot(grid)
+    points = compression.sweep_points(compression.models_of(SWEEP))
+    lines = points.to_csv(index=False).splitlines()
+    assert lines[0] == 'point,method,"multiply-adds, %","top-1, %",least,most,VO rank'
+    assert "compressed,irratt start=random,50.0,62.0,60.0,64.0,2" in lines and lines[-1] == "dense,,,80.0,,,"
+    page = compression.sweep_plot(points)
     assert [axes.get_title() for axes in page.axes] == [
         f"{when} fine-tuning, VO rank {rank}" for rank in (2, 4) for when in ("before", "after")
     ]
@@ -113,8 +116,8 @@ def test_the_picture_of_several_seeds_has_their_least_and_most() -> None:
     assert [bar.get_label() for bar in bars] == ["irratt start=cp", "irratt start=random"]
     reach = bars[1].lines[2][0].get_segments()[0]  # type: ignore[attr-defined]
     assert reach[:, 1].tolist() == [60.0, 64.0]
-    single = compression.sweep_points(SWEEP[:1])
-    assert single.headers == ["point", "method", "multiply-adds, %", "top-1, %"]
+    single = compression.sweep_points(compression.models_of(SWEEP[:1]))
+    assert list(single) == ["point", "method", "multiply-adds, %", "top-1, %"]
 
 
 def test_the_density_of_ranks() -> None:
@@ -134,9 +137,3 @@ def test_a_fusion_matrix_in_blocks() -> None:
     assert blocks.tolist() == [[1.0, 0.0, 0.05, 0.0], [0.25, 0.0, 1.0, 1.0], [0.1, 0.0, 0.1, 0.2], [0.1, 0.0, 0.0, 0.8]]
     order, blocks = compression.reordered(weights[[2, 1, 0, 3]][:, :3])
     assert order == [1, 2, 0, 3] and blocks.argmax(0).tolist() == [0, 0, 1]
-
-
-def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run("a", "task=imagenet scale=paper")
-    assert main(["--compressed", str(path)]) == 1
-    assert "no finished record of a compressed model" in capsys.readouterr().err

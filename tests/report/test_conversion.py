@@ -1,7 +1,6 @@
 """Converted decoders as a table and a plot."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import pytest
 
 from attnlab.errors import DataError
 from attnlab.report import conversion, everything
-from attnlab.report.__main__ import main
-from attnlab.run.store import SavedRecord
+from attnlab.report.command import main
+from attnlab.run.store import collect
 from tests.report.conftest import Run
 
 
@@ -37,7 +36,7 @@ def test_seeds_points_and_methods(tmp_path: Path, run: Run) -> None:
     run("r5", "task=wikitext2 convert=mla", conversion=about("mla", 4.0, 5.0), status="failed")
     run("r6", "task=wikitext2 convert=mla", status="running")  # nothing of a conversion stands in it yet
     out = tmp_path / "out"
-    assert main(["--compressed", str(tmp_path), "--out", str(out)]) == 0
+    assert main(["compressed", str(tmp_path), "--out", str(out)]) == 0
     headers, one, two = read(out / "conversions.csv")
     assert one == ["sample", "mla", "25", "100", "2", "4.50 ± 0.71", "5.50 ± 0.71", "4.50", "1.225 ± 0.035", "1.125"]
     assert two[1] == "mla rotary=two_norm" and two[7] == two[9] == "not run" and len(headers) == len(two)
@@ -54,20 +53,20 @@ def test_windows_in_all_layers_have_no_bytes_per_token(tmp_path: Path, run: Run)
     for name, size in (("original", 600), ("converted", 150)):
         found["points"][name] |= {"cache_bytes_per_token": 0.0, "cache_bytes_measured": size}
     path = run("r1", "task=wikitext2 convert=mla", conversion=found)
-    one = conversion.run_of(SavedRecord(path, json.loads(path.read_text())))
-    assert (one.share, one.sizes) == (25, (600, 150))
+    (run_,) = conversion.runs_of(collect([path])).to_dict("records")
+    assert [run_[key] for key in ("Cache, %", *conversion.SIZES)] == [25, 600, 150]
 
 
 def test_the_lines_of_the_runs_give_the_same_again(tmp_path: Path, run: Run) -> None:
     """So that `make tables` needs no records; a damaged line is named."""
     run("r1", "task=wikitext2 convert=tpa convert.rank=2", conversion=about("tpa", 4.0, 5.25))
     folder = tmp_path / "experiments/convert/sample"
-    assert main(["--compressed", str(tmp_path / "runs"), "--out", str(folder)]) == 0
+    assert main(["compressed", str(tmp_path / "runs"), "--out", str(folder)]) == 0
     ((place, report),) = everything.folders(tmp_path / "experiments")
     assert place == folder
     for path in report([], tmp_path / "again"):
         assert path.suffix == ".png" or path.read_bytes() == (folder / path.name).read_bytes()
     file = folder / "runs.csv"
     file.write_text(file.read_text().replace(",5.25,", ",five,"))
-    with pytest.raises(DataError, match="line 2: .*five"):
-        conversion.read_runs(file)
+    with pytest.raises(DataError, match="line 2: Converted: .*five"):
+        report([], tmp_path / "again")

@@ -19,19 +19,19 @@ def runs(tmp_path: Path, *names: str) -> list[tuple[str, int, Path]]:
 
 
 def test_the_data_has_every_point_of_the_rows(tmp_path: Path) -> None:
-    grid = together("A and B", [*runs(tmp_path, "A", "B", "B"), ("C", 1, tmp_path / "none")], PANELS)
-    assert [row[1:] for row in grid.rows if row[0] == "training loss"] == [
-        [name, str(seed), str(update), repr(value)]
+    data = together([*runs(tmp_path, "A", "B", "B"), ("C", 1, tmp_path / "none")], PANELS)
+    rows = {name: panel.to_numpy().tolist() for name, panel in data.groupby("panel")}
+    assert [row[1:] for row in rows["training loss"]] == [
+        [name, seed, update, value]
         for seed, name in enumerate("ABB")
         for update, value in ((10, 3.0 + seed), (20, 2.5))
     ]
-    perplexities = [row[1:] for row in grid.rows if row[0] == "perplexity, B"]
-    assert perplexities == [["B", str(seed), "20", "2.718281828459045"] for seed in (1, 2)]
+    assert [row[1:] for row in rows["perplexity, B"]] == [["B", seed, 20, 2.718281828459045] for seed in (1, 2)]
 
 
 def test_a_colour_for_each_run_and_names_that_lie_apart(tmp_path: Path) -> None:
     names = [f"a mechanism of long name {i}" for i in range(9)]
-    picture = draw_together(together("nine", runs(tmp_path, *names, names[0]), PANELS[:1]))
+    picture = draw_together(together(runs(tmp_path, *names, names[0]), PANELS[:1]))
     (axes,) = picture.axes
     assert len(axes.lines) == 10
     assert axes.lines[0].get_color() == axes.lines[-1].get_color() != axes.lines[1].get_color()
@@ -46,5 +46,5 @@ def test_a_colour_for_each_run_and_names_that_lie_apart(tmp_path: Path) -> None:
 
 def test_a_run_of_one_panel_alone_is_named(tmp_path: Path) -> None:
     panels = [Panel("loss", "A's loss", rows="A"), Panel("loss", "B's loss", rows="B")]
-    (legend,) = draw_together(together("two", runs(tmp_path, "A", "B"), panels)).legends
+    (legend,) = draw_together(together(runs(tmp_path, "A", "B"), panels)).legends
     assert [text.get_text() for text in legend.get_texts()] == ["A", "B"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from attnlab.errors import DataError
 from attnlab.report import everything, needle
-from attnlab.report.__main__ import main
+from attnlab.report.command import main
 from attnlab.run.store import collect
 
 LENGTHS, DEPTHS = (128, 2048), (0.0, 0.5, 1.0)
@@ -107,25 +108,23 @@ def test_runs_side_by_side(template: dict[str, Any], tmp_path: Path, capsys: pyt
     shown = next(axes for axes in page.axes if axes.get_title() == f"{names[0]}: converted")
     assert [text.get_text() for text in shown.texts] == ["1.00", "1.00", "0.50", "0.50", "1.00", "1.00"]
     assert [text.get_text() for text in shown.get_yticklabels()] == ["0", "0.5", "1"]
-    assert main(["--needle", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    assert main(["needle", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     assert {Path(line).name for line in capsys.readouterr().out.split()} == {
         p.name for p in (tmp_path / "out").iterdir()
     }
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.json").write_text(json.dumps(template))
-    assert main(["--needle", str(tmp_path / "empty")]) == 1
-    assert "give task.score.needle.lengths" in capsys.readouterr().err
+    with pytest.raises(DataError, match="give task.score.needle.lengths"):
+        main(["needle", str(tmp_path / "empty")])
 
 
 @pytest.mark.parametrize("broken", ["cells", "trials", "depth"])
-def test_a_damaged_needle_is_named(
-    template: dict[str, Any], tmp_path: Path, broken: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_needle_is_named(template: dict[str, Any], tmp_path: Path, broken: str) -> None:
     record = write(template, tmp_path / "a.json")
     found = record["conversion"]["points"]["original"]["needle"]
     (found["cells"][0] if broken == "depth" else found)[broken] = None
     if broken == "trials":
         del found["trials"]
     (tmp_path / "a.json").write_text(json.dumps(record))
-    assert main(["--needle", str(tmp_path / "a.json")]) == 1
-    assert "a.json: the needle of a record is damaged" in capsys.readouterr().err
+    with pytest.raises(DataError, match="a.json: the needle of a record is damaged"):
+        main(["needle", str(tmp_path / "a.json")])

@@ -1,62 +1,60 @@
 """Every kind of picture: no text lies on another one or outside the page, and the same numbers give the same bytes."""
 
-import csv
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from attnlab.config.build import CONF
-from attnlab.report import bench, compression, context, curves, figure, points, reasoning
-from attnlab.report.grid import Grid
+from attnlab.report import bench, compression, context, conversion, curves, figure, reasoning
 from attnlab.report.spec import Plot
 
 EXPERIMENTS = CONF.parent / "experiments"
-DRAW: dict[str, Callable[[Grid], Figure]] = {  # committed numbers
-    "irratt/sample/ranks_irratt": compression.ranks_plot,
+TITLE = "a title of the length that such a title has, with the model"
+DRAW: dict[str, Callable[..., Figure]] = {  # committed numbers
+    "irratt/sample/ranks_irratt": partial(compression.ranks_plot, title=TITLE),
     "irratt/fruits360/top1": compression.sweep_plot,
     "mtla/bench/training": bench.plot,
     "tensorllm/sample/accuracy": reasoning.accuracy_plot,
-    "t6/wikitext2_points": partial(points.scatter, plot=Plot("", "", "bytes", "perplexity", log_x=True)),
+    "convert/sample/perplexity": conversion.plot,
+    "t6/wikitext2_points": partial(figure.scatter, plot=Plot("", "", "bytes", "perplexity", log_x=True), title=TITLE),
 }
 
 
-def committed(name: str) -> Grid:
-    with (EXPERIMENTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        headers, *rows = csv.reader(file)
-    return Grid("a title of the length that such a title has, with the model", headers, rows)
+def committed(name: str) -> pd.DataFrame:
+    return pd.read_csv(EXPERIMENTS / f"{name}.csv", keep_default_na=False)
 
 
 def made(kind: str) -> Figure:
     names = [f"mechanism {i} of a long name" for i in range(12)]
     if kind == "context":
         rows = [
-            [name, str(n), *(str(n * (i + 1)) for _ in range(3)), "", str(i + n), "not run"]
+            (name, n, *(str(n * (i + 1)) for _ in range(3)), "", str(i + n), "not run")
             for i, name in enumerate(names)
             for n in (256, 1024, 4096, 16384, 32768)
         ]
-        return context.draw(Grid("title", context.HEADERS, rows))
+        return context.draw(pd.DataFrame(rows, columns=context.HEADERS), "title")
     if kind == "curves":
-        rows = [
-            [panel, name, str(seed), str(step), str(i + seed / step)]
+        logged = [
+            (panel, name, seed, step, i + seed / step)
             for panel in ("training loss", "validation loss")
             for i, name in enumerate(names)
             for seed in (1, 2)
             for step in (100, 200, 300)
         ]
-        return curves.draw_together(Grid("title", ["panel", "run", "seed", "update", "value"], rows))
+        return curves.draw_together(pd.DataFrame(logged, columns=curves.COLUMNS), "title")
     if kind == "lines":
-        rows = [
-            [name, str(s), str(x), str(x * s + i)] for i, name in enumerate(names) for s in (1, 2) for x in (4, 8, 16)
-        ]
-        return points.lines(Grid("title", points.HEADERS, rows), Plot("", "", "rank", "top-1, %"))
+        points = [(name, s, x, x * s + i) for i, name in enumerate(names) for s in (1, 2) for x in (4, 8, 16)]
+        return figure.seeds(pd.DataFrame(points, columns=figure.POINTS), Plot("", "", "rank", "top-1, %"), "title")
     random = np.random.default_rng(1)
-    rows = [[str(i), str(h), str(t), str(random.normal())] for i in range(3) for h in range(12) for t in range(48)]
-    return compression.fusion_plot(Grid("cp_slimatt, 48 columns a layer", ["layer", "head", "term", "weight"], rows))
+    weights = [(i, h, t, random.normal()) for i in range(3) for h in range(12) for t in range(48)]
+    data = pd.DataFrame(weights, columns=["layer", "head", "term", "weight"])
+    return compression.fusion_plot(data, "cp_slimatt, 48 columns a layer")
 
 
 CASES = [pytest.param(kind, marks=pytest.mark.slow) for kind in (*DRAW, "curves", "lines", "fusion")] + ["context"]

@@ -9,7 +9,7 @@ import pytest
 
 from attnlab.errors import DataError
 from attnlab.report import reasoning
-from attnlab.report.__main__ import main
+from attnlab.report.command import main
 from tests.report.conftest import Run
 
 
@@ -32,7 +32,7 @@ def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[
         run(f"r{seed}", row, compression=about(accuracy))
     run("r3", "task=reasoning task.questions=fever compress=tensorllm compress.keep=0.5", compression=about(70.0))
     out = tmp_path / "out"
-    assert main(["--compressed", str(tmp_path), "--out", str(out)]) == 0
+    assert main(["compressed", str(tmp_path), "--out", str(out)]) == 0
     headers, one, two = read(out / "sweep.csv")
     assert one[:5] == ["sample llama", "fever", "tensorllm", "0.5", ""]
     assert one[5:10] == ["1", "4.00", "10.0", "90.0 ± 5.0", "70.0 ± 5.0"]  # standard errors over the questions
@@ -46,14 +46,14 @@ def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[
     assert points[3] == ["sample llama", "fever", "dense", "1", "2", "90.000", "0.000"]
     assert (out / "accuracy.png").is_file()
     file = out / "runs.csv"
-    for path in reasoning.write(reasoning.read_runs(file), tmp_path / "again")[:4]:
+    for path in reasoning.render_again(out, tmp_path / "again")[:4]:
         other = (out / path.name).read_text()
         assert path.read_text() == re.sub(
             r"(70\.0|90\.0|1\.250) ± (5\.0|0\.100)", r"\1", other
         )  # of one seed no line has these
     file.write_text(file.read_text().replace(",50,", ",fifty,"))
-    with pytest.raises(DataError, match="line 3: .*fifty"):
-        reasoning.read_runs(file)
+    with pytest.raises(DataError, match="line 3: accuracy compressed: .*fifty"):
+        reasoning.render_again(out, tmp_path / "again")
 
 
 def test_runs_with_other_settings_or_another_corpus_are_other_rows(tmp_path: Path, run: Run) -> None:
@@ -64,7 +64,7 @@ def test_runs_with_other_settings_or_another_corpus_are_other_rows(tmp_path: Pat
         more = more.replace("R", str(tmp_path / "real"))
         run(f"r{i}", f"{row} {more}".rstrip(), compression=about(accuracy), started=f"2026-01-0{i + 1}T00:00:00+00:00")
     out = tmp_path / "out"
-    assert main(["--compressed", str(tmp_path), "--out", str(out)]) == 0
+    assert main(["compressed", str(tmp_path), "--out", str(out)]) == 0
     rows = [line[1:6] + line[9:10] for line in read(out / "sweep.csv")[1:]]
     assert sorted(rows) == [
         ["fever", "tensorllm", "0.5", "", "1", "60.0 ± 5.0"],

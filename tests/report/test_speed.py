@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from attnlab.config.build import CONF
-from attnlab.report.__main__ import main
+from attnlab.errors import DataError
+from attnlab.report.command import main
 from tests.report.conftest import Run
 from tests.report.test_bench import DECODING, bench, measured, training
 
@@ -25,7 +26,7 @@ def test_a_line_for_each_ratio(tmp_path: Path, run: Run, capsys: pytest.CaptureF
     first = bench(run, "a", [training(512, 1.2), decoding | {"ratios": [pair | {"cache": 4.0}]}])
     second = bench(run, "b", [training(1024, 0.5), DECODING])  # it has no ratio of decoding
     out = tmp_path / "out"
-    assert main(["--speed", str(first), str(second), "--out", str(out)]) == 0
+    assert main(["speed", str(first), str(second), "--out", str(out)]) == 0
     assert capsys.readouterr().out.split() == [str(out / "SPEED.md")]
     page = (out / "SPEED.md").read_text()
     training_page, decoding_page = page[page.index("## Training step") :].split("## Decoding, token by token")
@@ -43,7 +44,7 @@ def test_the_peak_of_almost_nothing_is_not_divided(tmp_path: Path, run: Run) -> 
     row = training(512, 1.2)
     row["variants"]["mtla"] = measured(0.01, 0.5)
     path = bench(run, "a", [row])
-    assert main(["--speed", str(path)]) == 0
+    assert main(["speed", str(path)]) == 0
     assert "Times less memory |" not in (path.parent / "SPEED.md").read_text()
 
 
@@ -61,7 +62,7 @@ def test_one_mechanism_beside_many_is_a_table_by_length(tmp_path: Path, run: Run
         return {"what": "training", "batch": 2, "prefix": 0, "text": text, "variants": variants, "ratios": pairs}
 
     path = bench(run, "a", [row(32), row(64)])
-    assert main(["--speed", str(path)]) == 0
+    assert main(["speed", str(path)]) == 0
     page = (path.parent / "SPEED.md").read_text()
     times, memory, shares = page[page.index("## All mechanisms by length") :].split("\n### ")[1:]
     assert [line[1:] for line in cells(times, "| `")] == [
@@ -77,9 +78,9 @@ def test_one_mechanism_beside_many_is_a_table_by_length(tmp_path: Path, run: Run
     assert "Training step" not in page and "[record](record.json)" in times
 
 
-def test_nothing_to_show(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--speed", str(bench(run, "a", [DECODING]))]) == 1
-    assert "no finished record of mode=bench with a ratio" in capsys.readouterr().err
+def test_nothing_to_show(run: Run) -> None:
+    with pytest.raises(DataError, match="no finished record of mode=bench with a ratio"):
+        main(["speed", str(bench(run, "a", [DECODING]))])
 
 
 SPREAD = r"[\d.]+ \([\d.]+ to [\d.]+\)"

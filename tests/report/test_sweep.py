@@ -108,7 +108,7 @@ def test_other_settings_have_columns_and_are_not_seeds(job: Job, tmp_path: Path)
     job("0_a", "attention=mla seed=1 rank=128", inference__batch=8)
     job("1_a", "attention=mla seed=1 rank=64", inference__protocol="another search")
     job("2_a", "attention=mla seed=2 rank=64")
-    grid = sweep.table(collect([tmp_path / "runs"]))
+    grid = sweep.table(sweep.jobs_of(collect([tmp_path / "runs"])))
     assert grid.headers[:4] == ["Job", "Mechanism", "rank", "Seed"]
     assert [row[:4] for row in grid.rows] == [
         *(["0_a", "mla", "128", "1"], ["1_a", "mla", "64", "1"], ["2_a", "mla", "64", "2"]),
@@ -121,11 +121,11 @@ def test_several_metrics_are_named_in_each_row_and_not_drawn(job: Job, tmp_path:
     job("0_a", "attention=mha")
     job("1_a", "attention=mla", quality={"wer": 31.5})
     job("2_a", "attention=mqa", quality={"wer": 0.0}, kv_cache__elements_per_token_per_layer=0)
-    found = collect([tmp_path / "runs"])
-    grid = sweep.table(found)
+    jobs = sweep.jobs_of(collect([tmp_path / "runs"]))
+    grid = sweep.table(jobs)
     assert [row[grid.headers.index("Quality")] for row in grid.rows] == ["20 BLEU", "31.5 WER", "0 WER"]
     assert grid.rows[2][grid.headers.index("Cache per token and layer, numbers")] == "of fixed size"
-    assert not sweep.over_each(found, "cache").rows
+    assert sweep.points_over(jobs, "cache")[0].empty
 
 
 def test_a_damaged_record_is_a_job_without_one(job: Job, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_losses_of_all_jobs_on_one_axis(job: Job, tmp_path: Path) -> None:
         ("validation loss", "mha", "1", "2", "6.0"),
         ("validation loss", "mha", "2", "2", "12.0"),
     ]
-    figure = draw_together(together("", sweep.labels(sweep.collect([tmp_path / "runs"]))))
+    figure = draw_together(together(sweep.labels(sweep.jobs_of(collect([tmp_path / "runs"])))))
     (training, validation) = figure.axes
     assert [np.asarray(line.get_ydata()).tolist() for line in training.lines] == [[5.0, 4.0], [10.0, 8.0]]
     assert training.lines[1].get_color() == validation.lines[1].get_color() == training.lines[0].get_color()
@@ -224,9 +224,9 @@ def test_a_picture_is_over_what_the_sweep_varies(
             rate = {"rate": {"rate": 1 / float(keep)}} if keep else {}
             more["compression"] = rate or {"remaining": {"multiply_adds_percent": 10.0 * (rank or 0)}}
         job(f"{number}_a", f"attention=mha seed=1 {words}", **more)
-    found = collect([tmp_path / "runs"])
-    over, lines = sweep.drawn_over(found)
-    drawn = [(row[0], float(row[2])) for row in sweep.over_each(found, over, lines).rows]
+    jobs = sweep.jobs_of(collect([tmp_path / "runs"]))
+    over, lines = sweep.drawn_over(jobs)
+    drawn = [(row[0], float(row[2])) for row in sweep.points_over(jobs, over, lines)[0].to_numpy()]
     assert (over, sorted(drawn)) == expected and lines == (over != "bytes")
 
 
@@ -234,7 +234,7 @@ def test_jobs_that_are_left_to_another_process(job: Job, tmp_path: Path) -> None
     """One that runs there, one that has no record there yet; and one that was ended here."""
     path = job("1_mha", "attention=mha", status="running")
     with locked(path.parent):
-        rows = sweep.unfinished(collect([path]), {"2_mha": "leave", "3_mha": "start"}).rows
+        rows = sweep.unfinished(sweep.jobs_of(collect([path])), {"2_mha": "leave", "3_mha": "start"}).rows
     assert rows[0][-2] == "running" and rows[0][-1].startswith("in progress elsewhere (process ")
     assert [[row[0], *row[-2:]] for row in rows[1:]] == [
         ["2_mha", "left to another multirun", "another multirun had taken it"],

@@ -12,7 +12,6 @@ import pytest
 from attnlab.callbacks.summary import show
 from attnlab.config.check import compose
 from attnlab.config.compose import one_line
-from attnlab.report import __main__ as tables
 from attnlab.report import runs
 from attnlab.run import job
 from attnlab.run import record as records
@@ -37,7 +36,6 @@ WAYS: dict[str, Callable[[Path], object]] = {
     "runs of nothing": lambda folder: runs.main([str(folder), "task=nothing"]),
     "runs compare": lambda folder: runs.main(["compare", *(str(path.parent) for path in folder.rglob("record.json"))]),
     "runs prune": lambda folder: runs.main(["prune", "failed", str(folder)]),
-    "report --runs": lambda folder: tables.main(["--runs", str(folder)]),
     "the end of a run": lambda folder: show(records.read(next(folder.rglob("record.json")).parent), folder),
     "a log line": told,
     "an error": lambda folder: print(f"error: {one_line(ValueError(f'{folder}: {LINES}'))}"),

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from attnlab.errors import DataError
 from attnlab.report import figure
 from attnlab.report.grid import Grid, facts
@@ -16,50 +18,42 @@ if TYPE_CHECKING:
 HEADERS = ["Record", "Mechanism", "What", "Shape", "Variant", "ms", "ms least", "ms most", "Tokens/s", "Peak MiB"]
 HEADERS += ["Cache MiB", "Times faster", "faster least", "faster most", "Times less peak memory", "Times less cache"]
 CURVES = ["record", "mechanism", "against", "batch", "prefix", "text", "seconds", "least", "most", "peak memory"]
+ENDS = ("median", "min", "max")
+
+
+def finished(records: Sequence[SavedRecord]) -> list[SavedRecord]:
+    """The finished records of mode=bench."""
+    return [saved for saved in records if "bench" in saved.record and saved.record["status"] == "finished"]
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write bench.md and bench.csv; where training was measured, also training.csv and training.png.
-
-    Args:
-        records: records of mode=bench; others and unfinished ones are left out.
-        directory: where the files are written.
-
-    Returns:
-        The paths of the files.
+    """Write bench.{md,csv}; where training was measured, also training.{csv,png}. Return their paths.
 
     Raises:
         DataError: there is no finished record of mode=bench.
-        WriteError: a file cannot be written.
     """
-    benches = [found for found in records if "bench" in found.record and found.record["status"] == "finished"]
+    benches = finished(records)
     if not benches:
         raise DataError("no finished record of mode=bench among those given")
-    paths = bench_table(benches).write(directory / "bench", "md", "csv")
-    sweep = curves(benches)
-    if sweep.rows:
-        paths += figure.write(directory / "training", sweep, plot)
-    return paths
+    return bench_table(benches).write(directory / "bench", "md", "csv") + figure.write(
+        directory / "training", curves(benches), plot
+    )
 
 
 def bench_table(benches: Sequence[SavedRecord]) -> Grid:
     """A row for each variant of each measurement.
 
-    Times are medians over rounds.  "Times faster" is the variant's time divided by the mechanism's.
-
-    Args:
-        benches: records of mode=bench.
+    Times are medians over rounds. "Times faster" is the variant's time divided by the mechanism's.
     """
     grid = Grid("Benchmarks with random weights", HEADERS)
-    grid.list_records([facts(f"R{i}", found, _protocol(found)) for i, found in enumerate(benches, 1)])
-    for i, found in enumerate(benches, 1):
-        bench = found.record["bench"]
-        for row in bench["rows"]:
+    grid.list_records([facts(f"R{i}", saved, _protocol(saved)) for i, saved in enumerate(benches, 1)])
+    for i, saved in enumerate(benches, 1):
+        for row in saved.record["bench"]["rows"]:
             shape = " ".join(f"{k} {v}" for k, v in row.items() if k not in ("what", "variants", "ratios"))
             pairs = {pair["against"]: pair for pair in row["ratios"]}
             for name, values in row["variants"].items():
                 pair = pairs.get(name, {})
-                cells = [f"R{i}", found.mechanism, row["what"], shape, name]
+                cells = [f"R{i}", saved.mechanism, row["what"], shape, name]
                 grid.rows.append(cells + _measured(values) + _compared(pair))
                 for what, reason in ((name, values.get(NOT_RUN)), (f"ratio against {name}", pair.get(NOT_RUN))):
                     if reason:
@@ -67,70 +61,62 @@ def bench_table(benches: Sequence[SavedRecord]) -> Grid:
     return grid
 
 
-def _protocol(found: SavedRecord) -> str:
+def _protocol(saved: SavedRecord) -> str:
     """How a record was measured, without what is explained at length."""
-    protocol = found.record["bench"]["protocol"]
+    protocol = saved.record["bench"]["protocol"]
     return ", ".join(f"{k} {v}" for k, v in protocol.items() if not isinstance(v, str) or len(v) < 40)
 
 
 def _measured(values: dict[str, Any]) -> list[str]:
     if NOT_RUN in values:
         return [NOT_RUN, "", "", "", "", ""]
-    times = [f"{1e3 * values['seconds'][key]:.4g}" for key in ("median", "min", "max")]
+    times = [f"{1e3 * values['seconds'][key]:.4g}" for key in ENDS]
+    return [*times, f"{values['tokens_per_second']:.4g}", *memory(values, missing="")]
+
+
+def memory(values: dict[str, Any], missing: str) -> list[str]:
+    """Peak and cache of a variant in MiB; `missing`: the cell of a variant without a cache."""
     peak, cache = values["peak_memory_mib"], values.get("cache_bytes")
-    memory = [f"{peak:.4g}" if isinstance(peak, int | float) else NOT_RUN]
-    return [*times, f"{values['tokens_per_second']:.4g}", *memory, f"{cache['measured'] / 2**20:.4g}" if cache else ""]
+    return [
+        f"{peak:.4g}" if isinstance(peak, int | float) else NOT_RUN,
+        f"{cache['measured'] / 2**20:.4g}" if cache else missing,
+    ]
 
 
 def _compared(pair: dict[str, Any]) -> list[str]:
     if "seconds" not in pair:
         return [NOT_RUN if NOT_RUN in pair else "", "", "", "", ""]
-    times = [f"{pair['seconds'][key]:.4g}" for key in ("median", "min", "max")]
+    times = [f"{pair['seconds'][key]:.4g}" for key in ENDS]
     return times + [f"{pair[key]:.4g}" if key in pair else "" for key in ("peak_memory", "cache")]
 
 
-def curves(benches: Sequence[SavedRecord]) -> Grid:
-    """The measured ratios of training steps: time and peak memory of the other variant divided by the mechanism's.
-
-    Args:
-        benches: records of mode=bench.
-    """
-    grid = Grid("Training: ratios over the text length", CURVES)
-    for i, found in enumerate(benches, 1):
-        for row in found.record["bench"]["rows"]:
-            for pair in row["ratios"]:
-                if row["what"] == "training" and "seconds" in pair:
-                    cells = [f"R{i}", found.mechanism, pair["against"], row["batch"], row["prefix"], row["text"]]
-                    cells += [pair["seconds"][key] for key in ("median", "min", "max")]
-                    grid.rows.append([str(cell) for cell in [*cells, pair.get("peak_memory", NOT_RUN)]])
-    return grid
+def curves(benches: Sequence[SavedRecord]) -> pd.DataFrame:
+    """The measured ratios of training steps: time and peak memory of the other variant divided by the mechanism's."""
+    rows = [
+        [f"R{i}", saved.mechanism, pair["against"], row["batch"], row["prefix"], row["text"],
+         *(pair["seconds"][key] for key in ENDS), pair.get("peak_memory", NOT_RUN)]
+        for i, saved in enumerate(benches, 1)
+        for row in saved.record["bench"]["rows"]
+        for pair in row["ratios"]
+        if row["what"] == "training" and "seconds" in pair
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=CURVES, dtype=object)
 
 
-def plot(sweep: Grid) -> "Figure":
-    """Ratios of time on the left and of peak memory on the right, a line for each record and reference.
-
-    Args:
-        sweep: as :func:`curves` gives it.
-    """
-    from matplotlib.figure import Figure
-
-    panels = Figure(figsize=(11, 4.2), layout="constrained")
-    time, memory = panels.subplots(1, 2)
-    lines: dict[tuple[str, ...], list[list[str]]] = {}
-    for row in sweep.rows:
-        lines.setdefault(tuple(row[:5]), []).append(row[5:])
-    for (record, mechanism, against, _, _), points in lines.items():
-        points.sort(key=lambda point: int(point[0]))
-        label = f"{mechanism} / {against} ({record})"
-        x, y, least, most = ([float(point[k]) for point in points] for k in range(4))
-        (drawn,) = time.plot(x, y, marker="o", label=label)
-        time.fill_between(x, least, most, color=drawn.get_color(), alpha=0.15)
-        known = [(float(point[0]), float(point[4])) for point in points if point[4] != NOT_RUN]
-        memory.plot(*zip(*known, strict=True) if known else ([], []), marker="o", label=label)
-    for axes, what in ((time, "times faster (median, least to most)"), (memory, "times less peak memory")):
+def plot(data: pd.DataFrame) -> "Figure":
+    """Ratios of time on the left and of peak memory on the right, a line for each record and reference."""
+    data = data.assign(memory=pd.to_numeric(data["peak memory"], errors="coerce"), text=data["text"].astype(int))
+    data["line"] = data["mechanism"] + " / " + data["against"] + " (" + data["record"] + ")"
+    data["shape"] = data[["line", "batch", "prefix"]].astype(str).agg(" ".join, axis=1)  # a line of its own
+    page, [[time, peak]] = figure.panels(1, 2, (11, 4.2))
+    names = list(data["shape"].unique())
+    figure.lines(time, data, "shape", names, "text", "seconds", ("least", "most"))
+    figure.lines(peak, data.dropna(subset="memory"), "shape", names, "text", "memory")
+    for axes, what in ((time, "times faster (median, least to most)"), (peak, "times less peak memory")):
         axes.set(xscale="log", ylim=(0, None), xlabel="text length T", ylabel=what)
-        axes.set_xticks(ticks := sorted({int(row[5]) for row in sweep.rows}), [str(tick) for tick in ticks])
+        axes.set_xticks(ticks := sorted(data["text"].unique()), [str(tick) for tick in ticks])
         axes.minorticks_off()
         axes.axhline(1, color="grey", linewidth=0.8)
-    time.legend(fontsize=7)
-    return panels
+    handles, _ = time.get_legend_handles_labels()
+    time.legend(handles, list(data.drop_duplicates("shape")["line"]), fontsize=7)
+    return page

@@ -1,26 +1,19 @@
-"""Records of compressed models: a table and a plot of top-1 over multiply-adds, ranks of heads, fusion matrices."""
+"""Records of compressed vision models: a table, means over seeds, and plots of top-1, ranks and fusion matrices."""
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from attnlab.errors import DataError
 from attnlab.report import figure
+from attnlab.report.frame import frame, spread
 from attnlab.report.grid import Grid, facts
 from attnlab.report.significance import standard_error
-from attnlab.report.variants import (
-    DENSE,
-    POINTS,
-    VO_RANK,
-    columns_of,
-    error_of,
-    layers_of,
-    means_table,
-    value_ranks,
-    variants,
-)
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
@@ -30,197 +23,213 @@ if TYPE_CHECKING:
 
     Vector = np.ndarray[Any, np.dtype[np.float64]]
 
-HEADERS = ["Record", "Method", "Rank", "Seed", "Columns of a layer", "Relative error", "Attention multiply-adds, %"]
-HEADERS += ["Multiply-adds, %", "Parameters, %", "Top-1 dense", "compressed", "fine-tuned"]
+SHARES = {"attention": "Attention multiply-adds, %", "multiply_adds": "Multiply-adds, %", "parameters": "Parameters, %"}
+POINTS = {"compressed": "before fine-tuning", "finetuned": "after fine-tuning"}
+DENSE = "dense"
+VO_RANK = "VO rank"
+BASELINE = "truncatt"
+OF_ONE_LINE = ("rank", "vo_rank", "start_seed")  # settings in which the points of a line may differ
 COMPRESSED = "compressed"  # the folder of a run directory that holds the model
+X, Y = "multiply-adds, %", "top-1, %"  # of the plot
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write the table sweep.{md,csv,tex}, and figures with their data as CSV beside them.
+    """Write the table sweep.{md,csv,tex}, and figures with their data as CSV beside them; return their paths.
 
     With several seeds also means.{md,csv,tex}, a row for each setting. top1: top-1 over multiply-adds. For each method
     whose heads' ranks differ, ranks_<method>: those of the record in the middle of its ranks. fusion_<method>: the
     fusion matrices of the same record, where its run directory still has the compressed model. Methods that differ in
     other settings than ranks have these in the names of their files.
 
-    Args:
-        records: records of mode=train with compress=.
-        directory: where to write.
-
-    Returns:
-        The paths written.
-
     Raises:
         DataError: no record has a compressed model.
     """
-    found = [f for f in records if f.record["status"] == "finished" and layers_of(f)]
-    if not found:
+    compressed = [saved for saved in records if saved.record["status"] == "finished" and layers_of(saved)]
+    if not compressed:
         raise DataError("no finished record of a compressed model among those given")
-    paths = sweep_table(found).write(directory / "sweep", "md", "csv", "tex")
-    if len({f.record["seed"] for f in found}) > 1:
-        paths += means_table(found).write(directory / "means", "md", "csv", "tex")
-    paths += figure.write(directory / "top1", sweep_points(found), sweep_plot)
-    named = variants(found)
-    for name in sorted(set(named.values())):
-        method = re.sub(r"[ =]", "_", name)
-        mine = sorted((f for f in found if named[f.path] == name), key=columns_of)
-        middle = mine[(len(mine) - 1) // 2]
-        ranks = [layer["ranks"] for layer in layers_of(middle)]
-        if any(isinstance(each, list) and len(set(each)) > 1 for each in ranks):
-            paths += figure.write(directory / f"ranks_{method}", head_ranks(middle), ranks_plot)
-        folder = middle.path.parent / COMPRESSED
-        if folder.is_dir() and (fusion := fusions(middle, folder)).rows:
-            paths += figure.write(directory / f"fusion_{method}", fusion, fusion_plot)
+    models = models_of(compressed)
+    paths = sweep_table(models).write(directory / "sweep", "md", "csv", "tex")
+    if models["seed"].nunique() > 1:
+        paths += means_table(models).write(directory / "means", "md", "csv", "tex")
+    paths += figure.write(directory / "top1", sweep_points(models), sweep_plot)
+    for name, same in models.groupby("method"):
+        method = re.sub(r"[ =]", "_", str(name))
+        ordered = same.sort_values("columns", kind="stable")["saved"].tolist()
+        middle = ordered[(len(ordered) - 1) // 2]
+        paths += pictures(middle, {kind: directory / f"{kind}_{method}" for kind in ("ranks", "fusion")})
     return paths
 
 
-def sweep_table(found: Sequence[SavedRecord]) -> Grid:
-    """A row for each record: sizes in percent of the dense model, top-1 before and after fine-tuning, in percent.
+def pictures(saved: SavedRecord, stems: dict[str, Path]) -> list[Path]:
+    """Write the figures of one record, by their kinds: ranks, fusion. Without anything to show write nothing."""
+    title, folder = f"{saved.record['compress']}, {_columns(saved):g} columns a layer", saved.path.parent / COMPRESSED
+    paths = []
+    if "ranks" in stems:
+        paths += figure.write(stems["ranks"], head_ranks(saved), partial(ranks_plot, title=title))
+    if "fusion" in stems and folder.is_dir():
+        paths += figure.write(stems["fusion"], fusions(folder), partial(fusion_plot, title=title))
+    return paths
 
-    Args:
-        found: finished records of compressed models.
-    """
-    grid = Grid("Compressed attention: top-1 before and after fine-tuning", HEADERS)
-    names, own_ranks = variants(found), value_ranks(found)
-    if own_ranks:
-        grid.headers = [*HEADERS[:3], VO_RANK, *HEADERS[3:]]
 
-    def order(one: SavedRecord) -> tuple[Any, ...]:
-        return names[one.path], own_ranks.get(one.path, 0), columns_of(one), one.record["seed"]
+def models_of(records: Sequence[SavedRecord]) -> pd.DataFrame:
+    """The compressed models of finished records, with their top-1 in percent (NaN: not measured) and sizes."""
+    settings = {saved.path: _settings(saved) for saved in records}
 
-    ordered = sorted(found, key=order)
-    for i, one in enumerate(ordered, 1):
-        record, about = one.record, one.record["compression"]
-        left, quality = about["remaining"], about["quality"]
-        cells = [f"R{i}", names[one.path], str(record["rank"])]
-        cells += [str(own_ranks[one.path])] if own_ranks else []
-        cells += [str(record["seed"]), f"{columns_of(one):g}"]
-        cells += [f"{error_of(one):.3f}"]
-        cells += [f"{left[f'{key}_percent']:.1f}" for key in ("attention", "multiply_adds", "parameters")]
-        cells += [_top1(quality[point]) for point in ("dense", *POINTS)]
-        grid.rows.append(cells)
-    grid.list_records([facts(f"R{i}", one) for i, one in enumerate(ordered, 1)])
-    grid.notes.insert(0, "Columns of a layer: query-key columns of all heads together, mean over the layers.")
-    errors = [error for one in found if (error := standard_error(one, "quality.top1")) is not None]
+    def method(saved: SavedRecord) -> str:
+        """The method with those settings, without ranks and seeds, in which its records differ."""
+        mine, name = settings[saved.path], saved.record["compress"]
+        others = [settings[other.path] for other in records if other.record["compress"] == name]
+        keys = [k for k in mine if k not in OF_ONE_LINE and any(other.get(k) != mine[k] for other in others)]
+        return " ".join([name, *(f"{key}={mine[key]}" for key in keys)])
+
+    return frame(
+        records,
+        method=method,
+        rank="rank",
+        seed="seed",
+        vo_rank=lambda saved: int(settings[saved.path].get("vo_rank") or 0),  # 0: the default
+        columns=_columns,
+        error=lambda saved: mean(layer["qk_error"] for layer in layers_of(saved)),
+        **{key: f"compression.remaining.{key}_percent" for key in SHARES},
+        **{point: partial(_top1, point=point) for point in (DENSE, *POINTS)},
+    )
+
+
+def sweep_table(models: pd.DataFrame) -> Grid:
+    """A row for each record: sizes in percent of the dense model, top-1 before and after fine-tuning, in percent."""
+    several = models["vo_rank"].nunique() > 1
+    headers = ["Record", "Method", "Rank", *[VO_RANK] * several, "Seed", "Columns of a layer", "Relative error"]
+    headers += [*SHARES.values(), "Top-1 dense", "compressed", "fine-tuned"]
+    grid = Grid("Compressed attention: top-1 before and after fine-tuning", headers)
+    models = models.sort_values(["method", "vo_rank", "columns", "seed"], kind="stable")
+    for i, model in enumerate(models.itertuples(index=False), 1):
+        cells = [f"R{i}", model.method, str(model.rank), *[str(model.vo_rank)] * several, str(model.seed)]
+        cells += [f"{model.columns:g}", f"{model.error:.3f}", *(f"{getattr(model, key):.1f}" for key in SHARES)]
+        grid.rows.append(cells + [_spread([getattr(model, point)], 1) for point in (DENSE, *POINTS)])
+    grid.notes = ["Columns of a layer: query-key columns of all heads together, mean over the layers."]
+    grid.notes += ["Relative error: of the query-key weights, Frobenius norm, mean over the layers."]
+    errors = [error for saved in models["saved"] if (error := standard_error(saved, "quality.top1")) is not None]
     if errors:
         span = " to ".join(dict.fromkeys(f"{error:.1f}" for error in (min(errors), max(errors))))
-        grid.notes.insert(1, f"Standard error of a top-1 after fine-tuning, over the images: {span} points.")
-    grid.notes.insert(1, "Relative error: of the query-key weights, Frobenius norm, mean over the layers.")
+        grid.notes.append(f"Standard error of a top-1 after fine-tuning, over the images: {span} points.")
+    grid.list_records([facts(f"R{i}", saved) for i, saved in enumerate(models["saved"], 1)])
     return grid
 
 
-def sweep_points(found: Sequence[SavedRecord]) -> Grid:
+def means_table(models: pd.DataFrame) -> Grid:
+    """A row for each setting: means over the seeds, and their standard deviations."""
+    several = models["vo_rank"].nunique() > 1
+    headers = [*[VO_RANK] * several, "Columns of a layer", "Method", "Seeds", "Relative error"]
+    headers += ["Ranks unlike global_svd's", "Fusion in own heads", "Multiply-adds, %"]
+    headers += ["Top-1 dense", "compressed", "drop", "fine-tuned"]
+    headers += [f"less {BASELINE}'s, {when}" for when in POINTS.values()]
+    grid = Grid("Compressed attention: means over seeds", headers)
+    groups = dict(list(models.groupby(["vo_rank", "columns", "method"])))
+    for (vo_rank, columns, name), same in groups.items():
+        layers = [layer for saved in same["saved"] for layer in layers_of(saved)]
+        cells = [f"{vo_rank:g}"] * several + [f"{columns:g}", name, ", ".join(map(str, sorted(same["seed"])))]
+        cells += [_spread(same["error"], 3), _discovered(layers), _in_own_heads(layers)]
+        cells.append(f"{mean(same['multiply_adds']):.1f}")
+        drop = same[DENSE] - same["compressed"]
+        cells += [_spread(values, 1) for values in (same[DENSE], same["compressed"], drop, same["finetuned"])]
+        baseline = groups.get((vo_rank, columns, BASELINE), same.iloc[:0])
+        for point in POINTS:
+            less = (
+                same.set_index("seed")[point] - baseline.drop_duplicates("seed", keep="last").set_index("seed")[point]
+            )
+            paired = name != BASELINE and set(same["seed"]) <= set(baseline["seed"])
+            cells.append(_spread(less.reindex(same["seed"]), 1) if paired else "–")
+        grid.rows.append(cells)
+    grid.notes = [
+        "Mean ± standard deviation over the seeds, each of which has a dense model of its own; drop: dense less "
+        "compressed, in points.",
+        f"Less {BASELINE}'s: points of top-1 more than {BASELINE} at the same ranks from the same dense model, seed by "
+        "seed.",
+        "Relative error: of the query-key weights, Frobenius norm, mean over the layers.",
+        "Ranks unlike global_svd's: heads whose query-key rank is not that of the largest singular values, of all "
+        "heads of all layers and seeds.",
+        "Fusion in own heads: of CP SlimAtt before fine-tuning, the share of the squared weights of a column that lies "
+        "in its own head; 1 is block-diagonal.",
+    ]
+    return grid
+
+
+def sweep_points(models: pd.DataFrame) -> pd.DataFrame:
     """The data of :func:`sweep_plot`: the mean over the seeds of each method and each share of multiply-adds.
 
     With several seeds also the least and the most of them; with several value-output ranks these too.
-
-    Args:
-        found: finished records of compressed models.
     """
-    names, own_ranks = variants(found), value_ranks(found)
-    several = len({f.record["seed"] for f in found}) > 1
-    headers = ["point", "method", "multiply-adds, %", "top-1, %", *["least", "most"] * several]
-    grid = Grid("Top-1 over multiply-adds", [*headers, *[VO_RANK] * bool(own_ranks)])
+    columns = ["point", "method", X, Y, *["least", "most"] * (models["seed"].nunique() > 1)]
+    rows = []
     for point in POINTS:
-        values: dict[tuple[int, str, float], list[float]] = {}
-        for one in found:
-            about = one.record["compression"]
-            if isinstance(about["quality"][point], dict):
-                place = names[one.path], about["remaining"]["multiply_adds_percent"]
-                values.setdefault((own_ranks.get(one.path, 0), *place), []).append(about["quality"][point]["top1"])
-        for (value_rank, method, x), mine in sorted(values.items()):
-            cells = [point, method, repr(x), repr(mean(mine)), *[repr(min(mine)), repr(max(mine))] * several]
-            grid.rows.append([*cells, *[str(value_rank)] * bool(own_ranks)])
-    dense = mean(f.record["compression"]["quality"]["dense"]["top1"] for f in found)
-    grid.rows.append([DENSE, "", "", repr(dense), *[""] * (len(grid.headers) - 4)])
-    return grid
+        measured = models.dropna(subset=point)
+        for (rank, method, x), same in measured.groupby(["vo_rank", "method", "multiply_adds"]):
+            rows.append([point, method, x, mean(same[point]), min(same[point]), max(same[point]), rank])
+    rows.append([DENSE, "", "", mean(models[DENSE]), "", "", ""])
+    points = pd.DataFrame(rows, columns=["point", "method", X, Y, "least", "most", VO_RANK], dtype=object)
+    return points[[*columns, *[VO_RANK] * (models["vo_rank"].nunique() > 1)]]
 
 
-def sweep_plot(points: Grid) -> "Figure":
+def sweep_plot(points: pd.DataFrame) -> "Figure":
     """Top-1 before and after fine-tuning over the share of multiply-adds, a line for each method.
 
     Bars reach from the least to the most of the seeds; each value-output rank has a row of panels.
-
-    Args:
-        points: as :func:`sweep_points` gives them.
     """
-    from matplotlib.figure import Figure
-
-    dense = next(float(row[3]) for row in points.rows if row[0] == DENSE)
-    cells = [dict(zip(points.headers, row, strict=True)) for row in points.rows if row[0] != DENSE]
-    ranks = sorted({row.get(VO_RANK, "") for row in cells}, key=lambda rank: int(rank or 0))
-    methods = sorted({row["method"] for row in cells})
-    page = Figure(figsize=(11, 4.2 * len(ranks)), layout="constrained")
-    panels = page.subplots(len(ranks), 2, sharey="row", squeeze=False)
-    for pair, rank in zip(panels, ranks, strict=True):
-        for axes, (point, title) in zip(pair, POINTS.items(), strict=True):
-            for i, method in enumerate(methods):
-                mine = [
-                    row for row in cells if (row["point"], row["method"], row.get(VO_RANK, "")) == (point, method, rank)
-                ]
-                if not mine:
-                    continue
-                x, y = ([float(row[name]) for row in mine] for name in ("multiply-adds, %", "top-1, %"))
-                if "least" in points.headers:
-                    ends = [[float(row[name]) for row in mine] for name in ("least", "most")]
-                    reach = [[b - a for a, b in zip(ends[0], y, strict=True)]]
-                    reach += [[a - b for a, b in zip(ends[1], y, strict=True)]]
-                    axes.errorbar(x, y, reach, marker="o", capsize=3, color=f"C{i}", label=method)
-                else:
-                    axes.plot(x, y, marker="o", color=f"C{i}", label=method)
+    (dense,) = points.loc[points["point"] == DENSE, Y].astype(float)
+    points = points[points["point"] != DENSE]
+    points = points.assign(**{VO_RANK: points[VO_RANK].astype(int) if VO_RANK in points else 0})
+    ranks, methods = sorted(points[VO_RANK].unique()), sorted(points["method"].unique())
+    page, panels = figure.panels(len(ranks), 2, (11, 4.2 * len(ranks)), sharey="row")
+    ends = ("least", "most") if "least" in points else ()
+    for row, rank in zip(panels, ranks, strict=True):
+        for axes, (point, title) in zip(row, POINTS.items(), strict=True):
+            mine = points[(points["point"] == point) & (points[VO_RANK] == rank)]
+            figure.lines(axes, mine, "method", methods, X, Y, ends)
             axes.axhline(dense, color="grey", linewidth=0.8, linestyle="--", label="dense, not fine-tuned")
-            axes.set(title=title + (f", VO rank {rank}" if rank else ""))
+            axes.set(title=title + (f", VO rank {rank}" if len(ranks) > 1 else ""))
             axes.set(xlabel="multiply-adds of the model, % of the dense one's")
             axes.grid(alpha=0.3)
-        pair[0].set(ylabel="top-1, %")
-        pair[1].legend(fontsize=8)
+        row[0].set(ylabel=Y)
+        row[1].legend(fontsize=8)
     return page
 
 
-def head_ranks(one: SavedRecord) -> Grid:
-    """The data of :func:`ranks_plot`; no rows where the heads of a layer share their columns.
+def head_ranks(saved: SavedRecord) -> pd.DataFrame:
+    """The data of :func:`ranks_plot`; no rows where the heads share their columns or all have one rank."""
+    layers = [layer["ranks"] for layer in layers_of(saved)]
+    layers = layers if any(isinstance(ranks, list) and len(set(ranks)) > 1 for ranks in layers) else []
+    rows = [
+        (layer, head, rank)
+        for layer, ranks in enumerate(layers)
+        if isinstance(ranks, list)
+        for head, rank in enumerate(sorted(ranks, reverse=True))
+    ]
+    return pd.DataFrame(rows, columns=["layer", "head by rank", "rank"])
 
-    Args:
-        one: the record of a compressed model.
-    """
-    grid = Grid(_title(one), ["layer", "head by rank", "rank"])
-    for layer, about in enumerate(layers_of(one)):
-        if isinstance(about["ranks"], list):
-            ranks = sorted(about["ranks"], reverse=True)
-            grid.rows += [[str(layer), str(head), str(rank)] for head, rank in enumerate(ranks)]
-    return grid
 
-
-def ranks_plot(ranks: Grid) -> "Figure":
+def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
     """IrrAtt, figure 2: the ranks of each layer's heads, and over the layers the density of each head's rank.
 
     As in the paper the heads of a layer are sorted by rank; the density is that of the smallest rank of each layer, of
     the second smallest, and so on.
-
-    Args:
-        ranks: as :func:`head_ranks` gives them.
     """
     import numpy as np
-    from matplotlib.figure import Figure
 
-    numbers = [[int(cell) for cell in row] for row in ranks.rows]
-    layers, heads = 1 + max(row[0] for row in numbers), 1 + max(row[1] for row in numbers)
+    layers, heads = (1 + int(data[column].max()) for column in ("layer", "head by rank"))
     left = 1.2 + 0.9 * layers
-    page = Figure(figsize=(left + 4.6, 3.6), layout="constrained")
-    axes, densities = page.subplots(1, 2, width_ratios=[left, 4.6])
-    for layer, head, rank in numbers:
-        axes.bar(layer + (head - (heads - 1) / 2) * 0.8 / heads, rank, 0.7 / heads, color=f"C{head}")
+    page, [[axes, densities]] = figure.panels(1, 2, (left + 4.6, 3.6), width_ratios=[left, 4.6])
+    at = np.linspace(0, 1.2 * data["rank"].max() + 1, 300)
+    for head in reversed(range(heads)):
+        mine = data[data["head by rank"] == head]
+        axes.bar(mine["layer"] + (head - (heads - 1) / 2) * 0.8 / heads, mine["rank"], 0.7 / heads, color=f"C{head}")
+        densities.plot(at, density(mine["rank"].tolist(), at), color=f"C{head}", label=str(heads - head))
+        densities.plot(mine["rank"], [0.0] * len(mine), "|", color=f"C{head}", clip_on=False)
     axes.set_xticks(range(layers), [str(layer) for layer in range(layers)])
     axes.set(xlabel="layer; its heads by rank", ylabel="rank of the head")
     axes.grid(alpha=0.3, axis="y")
-    at = np.linspace(0, 1.2 * max(row[2] for row in numbers) + 1, 300)
-    for head in reversed(range(heads)):
-        mine = [rank for _, other, rank in numbers if other == head]
-        densities.plot(at, density(mine, at), color=f"C{head}", label=str(heads - head))
-        densities.plot(mine, [0.0] * len(mine), "|", color=f"C{head}", clip_on=False)
     densities.set(xlabel="rank of the head", ylabel="density over the layers", ylim=(0, None))
     densities.legend(title="head, the smallest first", fontsize=8, title_fontsize=8, ncols=2, frameon=False)
-    page.suptitle(ranks.title, fontsize=10)
+    page.suptitle(title, fontsize=10)
     return page
 
 
@@ -243,49 +252,32 @@ def density(ranks: Sequence[int], at: "Vector") -> "Vector":
     return kernels.mean(-1)
 
 
-def fusions(one: SavedRecord, folder: Path) -> Grid:
-    """The data of :func:`fusion_plot`, after fine-tuning; no rows where the fusion is the identity.
-
-    Args:
-        one: the record, for the title.
-        folder: its compressed model.
-    """
+def fusions(folder: Path) -> pd.DataFrame:
+    """The data of :func:`fusion_plot`, of the compressed model in a folder; no rows if the fusion is the identity."""
     from attnlab.compression import folder as folders
 
-    grid = Grid(_title(one), ["layer", "head", "term", "weight"])
     layers = [m for _, m in folders.load(folder).named_modules() if getattr(m, "fusion", None) is not None]
-    for i, layer in enumerate(layers):
-        fusion = layer.weights.detach().float().tolist()
-        grid.rows += [
-            [str(i), str(head), str(term), f"{weight:.6g}"]
-            for head, weights in enumerate(fusion)
-            for term, weight in enumerate(weights)
-        ]
-    return grid
+    rows = [
+        (layer, head, term, f"{weight:.6g}")
+        for layer, module in enumerate(layers)
+        for head, weights in enumerate(module.weights.detach().float().tolist())
+        for term, weight in enumerate(weights)
+    ]
+    return pd.DataFrame(rows, columns=["layer", "head", "term", "weight"])
 
 
-def fusion_plot(fusion: Grid) -> "Figure":
+def fusion_plot(fusion: pd.DataFrame, title: str = "") -> "Figure":
     """IrrAtt, figure 3: the weight of each term (columns) in each head's logits (rows), absolute values.
 
     Above as fine-tuned (a), below with columns rescaled and both reordered (b).
-
-    Args:
-        fusion: as :func:`fusions` gives it.
     """
-    import numpy as np
     from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
 
-    layers: dict[str, dict[tuple[int, int], float]] = {}
-    for layer, head, term, weight in fusion.rows:
-        layers.setdefault(layer, {})[int(head), int(term)] = abs(float(weight))
-    page = Figure(figsize=(1.4 + 2.2 * len(layers), 5.2), layout="constrained")
-    panels = page.subplots(2, len(layers), squeeze=False)
+    layers = list(fusion.assign(weight=fusion["weight"].astype(float).abs()).groupby("layer", sort=False))
+    page, panels = figure.panels(2, len(layers), (1.4 + 2.2 * len(layers), 5.2))
     norm = LogNorm(1e-4, 1)
-    for (above, below), (layer, weights) in zip(panels.T, layers.items(), strict=True):
-        shown = np.zeros([1 + max(place[k] for place in weights) for k in (0, 1)])
-        for place, value in weights.items():
-            shown[place] = value
+    for above, below, (layer, weights) in zip(*panels, layers, strict=True):
+        shown = weights.pivot(index="head", columns="term", values="weight").to_numpy()
         order, blocks = reordered(shown)
         largest = shown.max() or 1.0
         above.imshow((shown / largest).clip(1e-4), norm=norm, aspect="auto", interpolation="nearest")
@@ -293,10 +285,10 @@ def fusion_plot(fusion: Grid) -> "Figure":
         above.set(title=f"layer {layer}", xlabel="term")
         below.set(xlabel="term, by its head")
         below.set_yticks(range(len(order)), [str(head) for head in order], fontsize=7)
-    panels[0, 0].set(ylabel="head (a)")
-    panels[1, 0].set(ylabel="head (b)")
-    page.colorbar(image, ax=panels.ravel().tolist(), label="of the largest; in (b) of its column")
-    page.suptitle(fusion.title, fontsize=9)
+    panels[0][0].set(ylabel="head (a)")
+    panels[1][0].set(ylabel="head (b)")
+    page.colorbar(image, ax=page.axes, label="of the largest; in (b) of its column")
+    page.suptitle(title, fontsize=9)
     return page
 
 
@@ -321,9 +313,40 @@ def reordered(weights: "Vector") -> "tuple[list[int], Vector]":
     return order.tolist(), scaled[order][:, np.argsort(place[owner], kind="stable")]
 
 
-def _title(one: SavedRecord) -> str:
-    return f"{one.record['compress']}, {columns_of(one):g} columns a layer"
+def layers_of(saved: SavedRecord) -> list[dict[str, Any]]:
+    """The entries of a record for each compressed attention layer."""
+    return [layer for layer in saved.record.get("compression", {}).get("layers", []) if "qk_error" in layer]
 
 
-def _top1(quality: Any) -> str:
-    return f"{quality['top1']:.1f}" if isinstance(quality, dict) else NOT_RUN
+def _columns(saved: SavedRecord) -> float:
+    """Query-key columns of a layer, the mean over the layers."""
+    ranks = [layer["ranks"] for layer in layers_of(saved)]
+    return mean(sum(each) if isinstance(each, list) else each for each in ranks)
+
+
+def _settings(saved: SavedRecord) -> dict[str, Any]:
+    """The settings of the method, without its class; empty where a record has no configuration."""
+    return {key: value for key, value in saved.record.get("config", {}).get("compress", {}).items() if key[0] != "_"}
+
+
+def _top1(saved: SavedRecord, point: str) -> float:
+    quality = saved.record["compression"]["quality"][point]
+    return float(quality["top1"]) if isinstance(quality, dict) else float("nan")
+
+
+def _discovered(layers: Sequence[dict[str, Any]]) -> str:
+    """How many heads have another rank than the singular values give them; "–" where that is not known."""
+    known = [layer for layer in layers if "global_ranks" in layer]
+    pairs = [pair for layer in known for pair in zip(layer["ranks"], layer["global_ranks"], strict=True)]
+    return f"{sum(a != b for a, b in pairs)} of {len(pairs)}" if pairs else "–"
+
+
+def _in_own_heads(layers: Sequence[dict[str, Any]]) -> str:
+    """The share of CP SlimAtt's fusion in the heads that its columns belong to."""
+    shares = [layer["fusion_own"] for layer in layers if "fusion_own" in layer]
+    return f"{mean(shares):.3f}" if shares else "–"
+
+
+def _spread(values: "Sequence[float] | pd.Series[float]", digits: int) -> str:
+    """Mean and standard deviation; `not run` where a value is missing."""
+    return NOT_RUN if pd.isna(pd.Series(values)).any() else spread(list(values), f".{digits}f")

@@ -1,5 +1,7 @@
 """The curves of training runs, from their logged metrics: those of one run, or of several on one axis."""
 
+from __future__ import annotations
+
 import csv
 import math
 from collections.abc import Sequence
@@ -7,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnlab.report import figure
-from attnlab.report.grid import Grid
-from attnlab.report.points import STYLES, name_below
 from attnlab.report.spec import Panel
 from attnlab.run.files import write_bytes
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 PANELS = {  # a name that ends in a hyphen: every metric that begins with it
@@ -20,18 +21,13 @@ PANELS = {  # a name that ends in a hyphen: every metric that begins with it
     "accuracy": ("val_accuracy",),
     "learning rate": ("lr-",),
 }
+LOSSES = (Panel("loss", "training loss"), Panel("val_loss", "validation loss"))
+COLUMNS = ["panel", "run", "seed", "update", "value"]
 FEW = 10  # points: they are marked, since one alone has no line
 
 
 def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """The logged metrics of a run, over all its parts where it was resumed.
-
-    Args:
-        directory: the run directory.
-
-    Returns:
-        For each metric its (update, value) pairs.
-    """
+    """The logged metrics of a run directory as (update, value) pairs, over all parts of a resumed run."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for path in sorted(directory.glob("curves*/metrics.csv"), key=lambda p: (len(str(p)), str(p))):
         with open(path, encoding="utf-8", newline="") as file:
@@ -42,88 +38,67 @@ def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def _is_one(name: str, names: tuple[str, ...]) -> bool:
-    """Whether a metric is one of `names`, or begins with one that ends in a hyphen: lr-AdamW."""
-    return any(name == one or (one.endswith("-") and name.startswith(one)) for one in names)
-
-
 def plot_curves(directory: Path) -> Path | None:
-    """Write curves.png into a run directory; its path, or None where nothing was logged.
-
-    Args:
-        directory: the run's, with the curves as CSV.
-    """
-    from matplotlib.figure import Figure
-
+    """Write curves.png into a run directory; None where nothing was logged."""
     curves = read_curves(directory)
-    panels = {title: [n for n in curves if _is_one(n, names)] for title, names in PANELS.items()}
-    panels = {title: names for title, names in panels.items() if names}
-    if not panels:
+    names = {
+        title: [
+            name for name in curves if name in metrics or name.startswith(tuple(m for m in metrics if m[-1] == "-"))
+        ]
+        for title, metrics in PANELS.items()
+    }
+    names = {title: metrics for title, metrics in names.items() if metrics}
+    if not names:
         return None
-    picture = Figure(figsize=(4.5 * len(panels), 3.2), layout="constrained")
-    axes = picture.subplots(1, len(panels), squeeze=False)
-    for axis, (title, names) in zip(axes[0], panels.items(), strict=True):
-        for name in names:
-            axis.plot(
-                *zip(*curves[name], strict=True),
-                label=name,
-                linewidth=1.2,
-                marker="." if len(curves[name]) < FEW else None,
-            )
-        axis.set(title=title, xlabel="update")
-        axis.legend(frameon=False)
-        axis.grid(alpha=0.3)
+    page, [row] = figure.panels(1, len(names), (4.5 * len(names), 3.2))
+    for axes, (title, metrics) in zip(row, names.items(), strict=True):
+        for name in metrics:
+            marker = "." if len(curves[name]) < FEW else None
+            axes.plot(*zip(*curves[name], strict=True), label=name, linewidth=1.2, marker=marker)
+        axes.set(title=title, xlabel="update")
+        axes.legend(frameon=False)
+        axes.grid(alpha=0.3)
     path = directory / "curves.png"
-    write_bytes(path, figure.png(picture))
+    write_bytes(path, figure.png(page))
     return path
 
 
-LOSSES = (Panel("loss", "training loss"), Panel("val_loss", "validation loss"))
-
-
-def together(title: str, runs: Sequence[tuple[str, int, Path]], panels: Sequence[Panel] = LOSSES) -> Grid:
-    """The data of :func:`draw_together`: a row for each point; none of runs that have no curves.
+def together(runs: Sequence[tuple[str, int, Path]], panels: Sequence[Panel] = LOSSES) -> pd.DataFrame:
+    """The curves of several runs: a row for each point, with COLUMNS.
 
     Args:
-        title: of the figure.
         runs: label, seed and run directory of each.
-        panels: the metrics.
     """
-    grid = Grid(title, ["panel", "run", "seed", "update", "value"])
+    import pandas as pd
+
     logged = {directory: read_curves(directory) for _, _, directory in runs}
-    for panel in panels:
-        for label, seed, directory in (run for run in runs if run[0].startswith(panel.rows)):
-            for update, value in logged[directory].get(panel.metric, []):
-                drawn = math.exp(value) if panel.exp else value
-                grid.rows.append([panel.label, label, str(seed), str(update), repr(drawn)])
-    return grid
+    rows = [
+        (panel.label, label, seed, update, math.exp(value) if panel.exp else value)
+        for panel in panels
+        for label, seed, directory in runs
+        if label.startswith(panel.rows)
+        for update, value in logged[directory].get(panel.metric, [])
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def draw_together(data: Grid) -> "Figure":
+def draw_together(data: pd.DataFrame, title: str = "") -> Figure:
     """A panel for each metric and a line for each run, of one colour for all its seeds; the names stand below.
 
     Args:
-        data: as :func:`together` gives them.
+        data: as :func:`together` gives it.
     """
-    from matplotlib.figure import Figure
-
-    names = list(dict.fromkeys(row[0] for row in data.rows))
-    runs = list(dict.fromkeys(row[1] for row in data.rows))
-    picture = Figure(figsize=(1 + 4.4 * len(names), 4), layout="constrained")
-    panels = picture.subplots(1, len(names), squeeze=False)[0]
-    for axes, name in zip(panels, names, strict=True):
-        lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
-        for _, run, seed, update, value in (row for row in data.rows if row[0] == name):
-            lines.setdefault((run, seed), []).append((int(update), float(value)))
-        for (run, _), line in lines.items():
+    names, runs = list(data["panel"].unique()), list(data["run"].unique())
+    page, [row] = figure.panels(1, len(names), (1 + 4.4 * len(names), 4))
+    for axes, name in zip(row, names, strict=True):
+        for (run, _), line in data[data["panel"] == name].groupby(["run", "seed"], sort=False):
             number = runs.index(run)
-            style = STYLES[number // 10 % len(STYLES)]
-            axes.plot(*zip(*sorted(line), strict=True), style, color=f"C{number % 10}", linewidth=1.1, label=run,
+            points = line[["update", "value"]].astype(float).sort_values(["update", "value"])
+            style = figure.STYLES[number // 10 % len(figure.STYLES)]
+            axes.plot(points["update"], points["value"], style, color=f"C{number % 10}", linewidth=1.1, label=run,
                       marker="." if len(line) < FEW else None)  # fmt: skip
-        axes.set(xlabel="update", ylabel=name)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    if data.title:
-        picture.suptitle(data.title, fontsize=10)
-    name_below(picture, runs)
-    return picture
+        figure.plain(axes, xlabel="update", ylabel=name)
+    if title:
+        page.suptitle(title, fontsize=10)
+    figure.name_below(page)
+    return page

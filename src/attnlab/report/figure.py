@@ -1,34 +1,50 @@
 """Figures, each drawn from a table of numbers that is saved beside it as CSV."""
 
+from __future__ import annotations
+
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import mean
+from typing import TYPE_CHECKING, Any
 
-from attnlab.report.grid import Grid
+from attnlab.report.spec import Plot
 from attnlab.run.files import write_bytes
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 KEY = "Data"  # of the PNG's own text: the SHA-256 of the CSV that it was drawn from
+STYLES = ("-", "--", ":", "-.")  # of lines, after each ten colours
+POINTS = ["row", "seed", "x", "y"]  # the columns of scatter and seeds
+SIDES = (  # of a point: offsets to the right and up, and the text's side that lies there; the last if none is free
+    (8, 0, "left", "center"), (-8, 0, "right", "center"), (0, 8, "center", "bottom"), (0, -8, "center", "top"),
+    (7, 7, "left", "bottom"), (7, -7, "left", "top"), (-7, 7, "right", "bottom"), (-7, -7, "right", "top"),
+    (0, 20, "center", "bottom"), (0, -20, "center", "top"), (0, 32, "center", "bottom"), (0, -32, "center", "top"),
+    (0, -44, "center", "top"),
+)  # fmt: skip
+MANY = 16  # labels for which a page is larger
 
 
-def write(stem: Path, data: Grid, draw: Callable[[Grid], "Figure"]) -> list[Path]:
-    """Write `stem`.csv, and `stem`.png unless it was drawn from the same CSV already.
+def write(stem: Path, data: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]) -> list[Path]:
+    """Write `stem`.csv, and `stem`.png unless it was drawn from the same CSV already. Without rows write nothing.
 
     Pictures of one figure differ between versions of matplotlib and fonts; their numbers do not.
 
     Args:
         stem: the path without suffix.
         data: everything that `draw` reads.
-        draw: the figure of a table.
 
     Returns:
         Both paths.
     """
-    text = data.csv().encode()
+    if data.empty:
+        return []
+    text = data.to_csv(index=False, lineterminator="\n").encode()
     digest = hashlib.sha256(text).hexdigest()
     table, picture = stem.with_name(f"{stem.name}.csv"), stem.with_name(f"{stem.name}.png")
     write_bytes(table, text)
@@ -38,11 +54,7 @@ def write(stem: Path, data: Grid, draw: Callable[[Grid], "Figure"]) -> list[Path
 
 
 def drawn_from(picture: Path) -> str | None:
-    """The SHA-256 of the CSV that a PNG was drawn from; None if there is no such file or it names none.
-
-    Args:
-        picture: the path of the PNG.
-    """
+    """The SHA-256 of the CSV that a PNG was drawn from; None if there is no such file or it names none."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -52,13 +64,147 @@ def drawn_from(picture: Path) -> str | None:
         return None
 
 
-def png(figure: "Figure", digest: str = "") -> bytes:
-    """A figure as PNG, with the digest of its data in it.
-
-    Args:
-        figure: of matplotlib.
-        digest: SHA-256 of the CSV that it was drawn from; empty: none is stored.
-    """
+def png(figure: Figure, digest: str = "") -> bytes:
+    """A figure as PNG, with the SHA-256 of its data in it unless that is empty."""
     file = io.BytesIO()
     figure.savefig(file, dpi=150, format="png", metadata={KEY: digest} if digest else None)
     return file.getvalue()
+
+
+def panels(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Figure, list[list[Axes]]]:
+    """A page with a grid of panels; `size` in inches."""
+    from matplotlib.figure import Figure
+
+    page = Figure(figsize=size, layout="constrained")
+    return page, page.subplots(rows, columns, squeeze=False, **more).tolist()
+
+
+def plain(axes: Axes, **labels: Any) -> None:
+    """Set the labels of a panel, draw a faint grid, and leave out the upper and the right border."""
+    axes.set(**labels)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def lines(
+    axes: Axes, data: pd.DataFrame, by: str, names: Sequence[str], x: str, y: str, ends: Sequence[str] = (), **more: Any
+) -> None:
+    """Draw a line for each name, with a marker at each point.
+
+    Args:
+        data: of one panel.
+        by: the column of the names.
+        names: of every panel: a name has the same colour in all of them.
+        ends: the columns of the lower and upper ends of error bars.
+    """
+    for number, name in enumerate(names):
+        line = data[data[by] == name].sort_values(x, kind="stable")
+        if line.empty:
+            continue
+        xs, ys, *bars = (line[column].astype(float).to_numpy() for column in (x, y, *ends))
+        axes.errorbar(xs, ys, [abs(ys - end) for end in bars] or None, color=f"C{number % 10}", marker="o", capsize=2,
+                      linestyle=STYLES[number // 10 % len(STYLES)], label=name, **{"markersize": 5} | more)  # fmt: skip
+
+
+def name_below(page: Figure) -> None:
+    """Put a legend below the panels. Each label stands once; the page grows by the rows of the legend."""
+    handles: dict[str, Artist] = {}
+    for axes in page.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(str(label), handle)
+    width = 0.6 + 0.065 * max(map(len, handles))  # inches of one name at 8 points, with its line
+    columns = max(1, min(len(handles), int(page.get_figwidth() / width)))
+    page.set_figheight(page.get_figheight() + 0.2 * -(-len(handles) // columns))
+    page.legend(
+        list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )
+
+
+def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
+    """A point for each row at the mean of its seeds, with the row's label beside it and a small dot for each seed.
+
+    Args:
+        points: with the columns POINTS.
+    """
+    page, axes = _page(plot, title)
+    means = []
+    rows = points.astype({"x": float, "y": float}).groupby("row", sort=False)
+    if len(rows) > MANY:
+        page.set_size_inches(10, 6.5)
+    for number, (label, seeds) in enumerate(rows):
+        x, y = mean(seeds["x"].tolist()), mean(seeds["y"].tolist())
+        means.append((str(label), x, y))
+        if len(seeds) > 1:
+            axes.plot(seeds["x"], seeds["y"], "o", markersize=3, color=f"C{number}", alpha=0.6)
+        axes.plot(x, y, "o", markersize=7, color=f"C{number}")
+    if plot.frontier:
+        best = frontier([(x, y) for _, x, y in means], plot.frontier)
+        axes.plot(*zip(*best, strict=True), color="gray", linewidth=1, linestyle="--", zorder=0, drawstyle="steps-post")
+    if not plot.log_x:
+        axes.set_xlim(0, None)  # after the points: from here on the limits stay as they are
+    _place_labels(page, means)
+    return page
+
+
+def frontier(points: Sequence[tuple[float, float]], better: str) -> list[tuple[float, float]]:
+    """The points (x, y) that no other surpasses at as small an x (Pareto), from the smallest x on.
+
+    Args:
+        better: "max" or "min": which y are better. Smaller x are better.
+    """
+    sign = 1 if better == "max" else -1
+    best: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda point: (point[0], -sign * point[1])):
+        if not best or sign * y > sign * best[-1][1]:
+            best.append((x, y))
+    return best
+
+
+def seeds(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
+    """A line for each row through the means at each x, with bars from the least to the most of the seeds.
+
+    Args:
+        points: with the columns POINTS.
+    """
+    page, axes = _page(plot, title)
+    at = points.astype({"x": float, "y": float}).groupby(["row", "x"], sort=False)["y"]
+    means = at.agg(["mean", "min", "max"]).reset_index()
+    lines(axes, means, "row", list(points["row"].unique()), "x", "mean", ("min", "max"))
+    name_below(page)
+    return page
+
+
+def _page(plot: Plot, title: str) -> tuple[Figure, Axes]:
+    from matplotlib.ticker import ScalarFormatter
+
+    page, [[axes]] = panels(1, 1, (6.4, 3.6))
+    plain(axes, xlabel=plot.x_label, ylabel=plot.y_label)
+    if title:
+        axes.set_title(title, fontsize=10)
+    axes.margins(0.12)
+    if plot.log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+    return page, axes
+
+
+def _place_labels(page: Figure, points: Sequence[tuple[str, float, float]]) -> None:
+    """Write each label beside its point (label, x, y), on the first side where it covers no point and no label."""
+    from matplotlib.transforms import Bbox
+
+    (axes,) = page.axes
+    page.draw_without_rendering()  # the layout decides where the points are
+    dot = 6 * page.dpi / 72  # half the side of the square around a point, with room for the line of its circle
+    centres = axes.transData.transform([(x, y) for _, x, y in points])
+    taken = [Bbox.from_bounds(x - dot, y - dot, 2 * dot, 2 * dot) for x, y in centres]
+    for label, x, y in points:
+        for right, up, horizontal, vertical in SIDES:
+            text = axes.annotate(
+                label, (x, y), textcoords="offset points", xytext=(right, up), fontsize=9, ha=horizontal, va=vertical
+            )
+            box = text.get_window_extent()
+            inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
+            if (inside and not box.count_overlaps(taken)) or (right, up, horizontal, vertical) == SIDES[-1]:
+                taken.append(box)
+                break
+            text.remove()

@@ -17,14 +17,10 @@ LATEX |= {"–": "--", "—": "---"} | {character: f"\\{character}" for characte
 
 @dataclass
 class Grid:
-    """A table.
+    """A table: a title, headers, one text for each column of a row, and notes below it with code in backquotes.
 
     Args:
-        title: the heading or caption.
-        headers: of the columns.
-        rows: one text for each column.
-        notes: sentences below the table, in which backquotes mark code.
-        records: what is known of each record behind the table; a CSV of its own.
+        records: facts of each record behind the table by their headings; they go to a CSV file beside it.
     """
 
     title: str
@@ -34,11 +30,7 @@ class Grid:
     records: list[dict[str, str]] = field(default_factory=list)
 
     def list_records(self, records: Sequence[dict[str, str]]) -> None:
-        """Note where the records lie, and list them in the CSV beside the table.
-
-        Args:
-            records: of each one its name in the table, its `File`, and other facts by their headings.
-        """
+        """Note where the records lie. Each has its name in the table, its `File` and other facts."""
         if not records:
             return
         self.records = list(records)
@@ -48,88 +40,63 @@ class Grid:
         self.notes.append(f"Records: {files} in `{folder}`, listed in the CSV file that ends in _records ({facts}).")
 
     def markdown(self) -> str:
-        """A heading, a table with the numbers flush right, and the notes as a list."""
-
-        def line(cells: Iterable[str]) -> str:
-            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-        rule = "| " + " | ".join(["---"] + ["---:"] * (len(self.headers) - 1)) + " |"
-        table = [line(self.headers), rule, *map(line, self.rows)]
+        """A heading, a table with numbers flush right, and the notes as a list."""
+        rule = ["---"] + ["---:"] * (len(self.headers) - 1)
+        cells = [self.headers, rule, *self.rows]
+        lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells]
         notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
-        return "\n".join([f"# {self.title}", "", *table, *notes, ""])
+        return "\n".join([f"# {self.title}", "", *lines, *notes, ""])
 
     def latex(self) -> str:
-        r"""A `table` environment that needs the booktabs package, with the notes below the rows."""
-
-        def line(cells: Sequence[str]) -> str:
-            return " & ".join(map(escape, cells)) + r" \\"
-
+        r"""A `table` environment with the notes below the rows. It needs the package booktabs."""
+        headers, *rows = (" & ".join(map(escape, row)) + r" \\" for row in [self.headers, *self.rows])
+        columns = "l" + "r" * (len(self.headers) - 1)
+        begin = [r"\begin{table}\centering\footnotesize", f"\\caption{{{escape(self.title)}}}"]
+        begin += [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", headers, r"\midrule"]
         notes = [f"\\par\\smallskip\\noindent {escape(note)}" for note in self.notes]
-        return "\n".join(
-            [
-                r"\begin{table}\centering\footnotesize",
-                f"\\caption{{{escape(self.title)}}}",
-                f"\\begin{{tabular}}{{l{'r' * (len(self.headers) - 1)}}}",
-                r"\toprule",
-                line(self.headers),
-                r"\midrule",
-                *map(line, self.rows),
-                r"\bottomrule",
-                r"\end{tabular}",
-                r"\raggedright",
-                *notes,
-                r"\end{table}",
-                "",
-            ]
-        )
+        end = [r"\bottomrule", r"\end{tabular}", r"\raggedright", *notes, r"\end{table}", ""]
+        return "\n".join([*begin, *rows, *end])
 
     def csv(self) -> str:
         """Headers and rows, without title and notes."""
         return _csv([self.headers, *self.rows])
 
     def write(self, stem: Path, *kinds: str) -> list[Path]:
-        """Write the table to files.
+        """Write the table to files, and the facts of its records to `stem`_records.csv.
 
         Args:
             stem: the path without suffix.
-            kinds: the suffixes, of md, tex and csv.
+            kinds: suffixes: md, tex, csv.
 
         Returns:
-            The paths of the files.
+            The paths written.
 
         Raises:
             WriteError: a file cannot be written.
         """
         texts = {"md": self.markdown, "tex": self.latex, "csv": self.csv}
-        paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
-        for path, kind in zip(paths, kinds, strict=True):
-            write_text(path, texts[kind]())
+        files = {stem.with_name(f"{stem.name}.{kind}"): texts[kind]() for kind in kinds}
         if self.records:
-            paths.append(stem.with_name(f"{stem.name}_records.csv"))
-            write_text(paths[-1], _csv([list(self.records[0]), *(list(record.values()) for record in self.records)]))
-        return paths
-
-
-def _csv(rows: Iterable[Sequence[str]]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    return file.getvalue()
+            rows = [list(self.records[0]), *(list(record.values()) for record in self.records)]
+            files[stem.with_name(f"{stem.name}_records.csv")] = _csv(rows)
+        for path, text in files.items():
+            write_text(path, text)
+        return list(files)
 
 
 def facts(name: str, saved: SavedRecord, protocol: str = "") -> dict[str, str]:
-    """The facts of a record behind a table.
+    """The facts of a record behind a table, by their headings.
 
     Args:
-        name: what the table calls it.
-        saved: the record.
-        protocol: how it was measured; empty: as its `inference.protocol` says.
+        name: what the table calls the record.
+        protocol: how it was measured. Default: its `inference.protocol`.
     """
     record, environment = saved.record, saved.record["environment"]
     return {
         "Record": name,
         "File": saved.name,
         "Seed": str(record["seed"]),
-        "Corpus": re.sub(r" at .*(?=: train )", "", record["corpus"]),  # without where it lies
+        "Corpus": re.sub(r" at .*(?=: train )", "", record["corpus"]),  # without its path
         "Device": environment["device"],
         "Git": environment["git"],
         "Protocol": protocol or record["inference"]["protocol"],
@@ -138,6 +105,12 @@ def facts(name: str, saved: SavedRecord, protocol: str = "") -> dict[str, str]:
 
 
 def escape(text: str) -> str:
-    """`text` with LaTeX's special characters escaped; text in backquotes becomes typewriter."""
+    """Escape LaTeX's special characters; text in backquotes becomes typewriter."""
     plain = "".join(LATEX.get(character, character) for character in text)
     return re.sub(r"`([^`]*)`", r"\\texttt{\1}", plain)
+
+
+def _csv(rows: Iterable[Sequence[str]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()

@@ -31,23 +31,16 @@ PLACES = {  # a row's command names files that only exist where the row is measu
 
 
 def scored(records: Sequence[SavedRecord], spec: Spec) -> tuple[list[SavedRecord], list[SavedRecord]]:
-    """Finished records that have a score; those among them that read the specification's corpus.
-
-    Args:
-        records: of any task and status.
-        spec: the table; it names modes and corpus.
-    """
-    found = [f for f in records if f.record["status"] == "finished" and f.record["mode"] in spec.modes]
-    return found, [f for f in found if is_corpus(f.record["corpus"], spec.corpus)]
+    """The finished records of the specification's modes, and those among them that read its corpus."""
+    every = [saved for saved in records if saved.record["status"] == "finished" and saved.record["mode"] in spec.modes]
+    return every, [saved for saved in every if is_corpus(saved.record["corpus"], spec.corpus)]
 
 
 def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
     """Whether a record's `corpus` is the one that a specification names: its name, and its size within the bounds.
 
     Args:
-        text: the record's `corpus`.
-        wanted: the specification's: `name`, and `train`, the least and the largest number of training sentences (or
-            test questions).
+        wanted: `name`, and `train`, the least and the largest number of training sentences (or test questions).
     """
     sizes = re.findall(r"\btrain (\d+)|\b(\d+) test questions", text)
     if not wanted or not sizes:
@@ -57,16 +50,11 @@ def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
     return bool(text.startswith(wanted["name"])) and least <= int(trained or asked) <= most
 
 
-def is_of(found: SavedRecord, spec: Spec) -> bool:
-    """Whether a record read the corpus of a specification, or of one of its rows; one that names none takes all.
-
-    Args:
-        found: the record.
-        spec: the table.
-    """
+def is_of(saved: SavedRecord, spec: Spec) -> bool:
+    """Whether a record read the corpus of a specification, or of one of its rows; one that names none takes all."""
     rows = [{"name": row.corpus, "train": row.train} for row in spec.rows if row.corpus and row.train]
-    wanted = [spec.corpus] * bool(spec.corpus) + rows
-    return not wanted or any(is_corpus(found.record["corpus"], one) for one in wanted)
+    corpora = [spec.corpus] * bool(spec.corpus) + rows
+    return not corpora or any(is_corpus(saved.record["corpus"], corpus) for corpus in corpora)
 
 
 def choose(row: Row, records: Sequence[SavedRecord], spec: Spec) -> list[tuple[SavedRecord, list[str]]]:
@@ -75,9 +63,8 @@ def choose(row: Row, records: Sequence[SavedRecord], spec: Spec) -> list[tuple[S
     Another pretrained model never stands for a row, nor does a trained one for a row with mode=test.
 
     Args:
-        row: the row; one without a command has no records.
+        row: one without a command has no records.
         records: scored records that read the specification's corpus, the oldest first.
-        spec: the row's table.
     """
     if not records or not row.command or not spec.quality:
         return []
@@ -87,26 +74,26 @@ def choose(row: Row, records: Sequence[SavedRecord], spec: Spec) -> list[tuple[S
     keys |= {"stride": cfg.stride, "rank": cfg.rank}
     if cfg.task.get("weights") is None:  # else the attention is the model's
         keys["attention"] = cfg.choices.attention or "none"
-    mine = [f for f in records if f.record["corpus"].startswith(row.corpus) and _is_model(f, row, overrides)]
+    records = [f for f in records if f.record["corpus"].startswith(row.corpus) and _is_model(f, row, overrides)]
     if cfg.mode == "test":
-        mine = [f for f in mine if f.record["mode"] == "test" and f.record["config"].get("checkpoint") is None]
-    found = [(f, differences(f, overrides, row.start)) for f in mine if f.number(spec.quality) is not None]
-    exact = [pair for pair in found if not pair[1]]
-    alike = [pair for pair in found if all(pair[0].record.get(key) == value for key, value in keys.items())]
+        records = [f for f in records if f.record["mode"] == "test" and f.record["config"].get("checkpoint") is None]
+    pairs = [(f, differences(f, overrides, row.start)) for f in records if f.number(spec.quality) is not None]
+    exact = [pair for pair in pairs if not pair[1]]
+    alike = [pair for pair in pairs if all(pair[0].record.get(key) == value for key, value in keys.items())]
     pattern = written(OmegaConf.select(cfg, PATTERN))  # every stack of several mechanisms is called hybrid
     alike = [pair for pair in alike if (pair[0].record["config"].get("attention") or {}).get("pattern") == pattern]
     return list({pair[0].record["seed"]: pair for pair in exact or alike}.values())
 
 
-def _is_model(found: SavedRecord, row: Row, overrides: Sequence[str]) -> bool:
+def _is_model(saved: SavedRecord, row: Row, overrides: Sequence[str]) -> bool:
     """Whether a record starts from the pretrained model of a row, or from the compressed one of its `start`."""
     untouched = composed(*overrides).mode == "test"
     keys = MODEL | {"task.model.weights"} if untouched else MODEL  # a local copy of the weights has another name
     start = architecture(composed(*shlex.split(row.start)))["compression"] if row.start else None
-    if found.record.get("compression", {}).get("start") != start:
+    if saved.record.get("compression", {}).get("start") != start:
         return False
-    mine, theirs = dict(leaves(found.canonical)), _recipe(*overrides)
-    return all(mine.get(key) == theirs.get(key) for key in keys)
+    recipe, expected = dict(leaves(saved.canonical)), _recipe(*overrides)
+    return all(recipe.get(key) == expected.get(key) for key in keys)
 
 
 @cache
@@ -114,9 +101,6 @@ def composed(*overrides: str) -> DictConfig:
     """The configuration of a command line. Cached, because every table of a report composes its rows again; read-only.
 
     Of a pretrained decoder only the name is known: its folder need not be here.
-
-    Args:
-        overrides: its settings.
     """
     return check(overrides, complete=pretrained_decoder).jobs[0]
 
@@ -127,41 +111,40 @@ def _recipe(*overrides: str) -> dict[str, Any]:
     return dict(leaves(canonical(composed(*overrides))))
 
 
-def differences(found: SavedRecord, overrides: Sequence[str], start: str = "") -> list[str]:
+def differences(saved: SavedRecord, overrides: Sequence[str], start: str = "") -> list[str]:
     """In what the recipe of a record differs from that of a command line; one text for each key.
 
     Args:
-        found: the record.
         overrides: of the row's command.
         start: the overrides of the run whose compressed model the row starts from; empty: it starts from none.
     """
-    if not found.canonical:
+    if not saved.canonical:
         return ["no configuration is known of this old record: its recipe is unknown"]
-    mine, theirs = dict(leaves(found.canonical)), dict(_recipe(*overrides))
-    if "task.weights" in theirs:  # what a run has read from its model
+    recipe, expected = dict(leaves(saved.canonical)), dict(_recipe(*overrides))
+    if "task.weights" in expected:  # what a run has read from its model
         parts = tuple(f"{node}." for node in OF_THE_MODEL)
-        for leaves_of in (mine, theirs):
+        for leaves_of in (recipe, expected):
             for key in [key for key in leaves_of if f"{key}.".startswith(parts)]:
                 del leaves_of[key]
     wrong = []
     if start:
-        mine.pop("task.model.weights", None)
-        theirs.pop("task.model.weights", None)
+        recipe.pop("task.model.weights", None)
+        expected.pop("task.model.weights", None)
     for key, without in PLACES.items():
-        if theirs.get(key) is not None:
-            theirs.pop(key)
-            if mine.pop(key, None) is None:
+        if expected.get(key) is not None:
+            expected.pop(key)
+            if recipe.pop(key, None) is None:
                 wrong.append(without)
     wrong += [
-        f"{key}={mine.get(key, 'unset')} instead of {theirs.get(key, 'unset')}"
-        for key in sorted(mine.keys() | theirs.keys())
-        if mine.get(key, "unset") != theirs.get(key, "unset")
+        f"{key}={recipe.get(key, 'unset')} instead of {expected.get(key, 'unset')}"
+        for key in sorted(recipe.keys() | expected.keys())
+        if recipe.get(key, "unset") != expected.get(key, "unset")
     ]
-    tested = found.record["mode"] == "test"
-    if tested and found.record["config"].get("checkpoint") is not None:
+    tested = saved.record["mode"] == "test"
+    if tested and saved.record["config"].get("checkpoint") is not None:
         wrong.append("scored with mode=test: how the checkpoint was trained is not in this record")
     elif tested != ((mode := composed(*overrides).mode) == "test"):
-        wrong.append(f"mode={found.record['mode']} instead of {mode}")
+        wrong.append(f"mode={saved.record['mode']} instead of {mode}")
     return wrong
 
 
@@ -169,26 +152,21 @@ def statistics(row: Row, records: Sequence[SavedRecord]) -> Mapping[str, float]:
     """What the newest record of mode=statistics says of the split of a row; empty where none has read its corpus.
 
     Args:
-        row: with `corpus`, `split` and `train`.
-        records: every record there is, the oldest first.
+        records: the oldest first.
     """
-    for found in reversed(records):
-        splits, text = found.record.get("statistics", {}), found.record["corpus"]
-        if found.record["status"] != "finished" or row.split not in splits:
+    for saved in reversed(records):
+        splits, text = saved.record.get("statistics", {}), saved.record["corpus"]
+        if saved.record["status"] != "finished" or row.split not in splits:
             continue
         if text == "sample":
             sizes = ", ".join(f"{name} {values['utterances']}" for name, values in splits.items())
-            text = f"sample of {found.record['task']}: {sizes}"
+            text = f"sample of {saved.record['task']}: {sizes}"
         if is_corpus(text, {"name": row.corpus, "train": row.train}):
             return dict(splits[row.split])
     return {}
 
 
-def protocol(found: SavedRecord) -> list[Any]:
-    """What two records must share before their times or memory are compared.
-
-    Args:
-        found: the record.
-    """
-    plain = dict(leaves(found.record))
+def protocol(saved: SavedRecord) -> list[Any]:
+    """What two records must share before their times or memory are compared."""
+    plain = dict(leaves(saved.record))
     return [plain.get("identity.corpus" if key == "corpus" else key) for key in PROTOCOL]

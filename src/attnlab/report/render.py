@@ -6,9 +6,10 @@ from math import exp
 from pathlib import Path
 from statistics import mean
 
+import pandas as pd
 from omegaconf import OmegaConf
 
-from attnlab.report import compression, context, curves, figure, points
+from attnlab.report import compression, context, curves, figure
 from attnlab.report.grid import Grid, facts
 from attnlab.report.match import choose, composed, protocol, scored, statistics
 from attnlab.report.significance import has_predictions, standard_error, sure
@@ -18,69 +19,43 @@ from attnlab.run.store import SavedRecord
 
 
 def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[Path]:
-    """Write the table as Markdown, LaTeX and CSV, and its plots and curves if it has such and any point.
-
-    With the files of :func:`pictures`.
+    """Write the table as Markdown, LaTeX and CSV, and its plots, curves and pictures if they have anything to show.
 
     Args:
-        spec: the table.
-        records: every record there is, the oldest first.
+        records: the oldest first.
         stem: the path of the files without suffix.
     """
     if spec.picture == "context":
-        paths = context.table(spec, records).write(stem, "md", "tex", "csv")
         data = context.data(spec, records)
-        known = any(row[2] != NOT_RUN for row in data.rows)
-        return paths + (figure.write(stem.with_name(f"{stem.name}_points"), data, context.draw) if known else [])
+        data = data if (data["ms"] != NOT_RUN).any() else data.iloc[:0]
+        draw = partial(context.draw, title=spec.title)
+        paths = context.table(spec, records).write(stem, "md", "tex", "csv")
+        return paths + figure.write(stem.with_name(f"{stem.name}_points"), data, draw)
     paths = table(spec, records).write(stem, "md", "tex", "csv")
+    usable = scored(records, spec)[1]
+    chosen = [(row, *pair) for row in spec.rows for pair in choose(row, usable, spec)] if spec.drawn else []
     for plot in spec.plots:
-        drawn = plot_points(spec, plot, records)
-        if drawn.rows:
-            paths += figure.write(stem.with_name(f"{stem.name}_{plot.name}"), drawn, partial(points.scatter, plot=plot))
-    return paths + pictures(spec, records, stem)
-
-
-def pictures(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[Path]:
-    """Write the figure of the rows' curves, or that of one row's ranks or fusion matrices, with its data as CSV.
-
-    Only runs of a row's own recipe are drawn. Where there is none, nothing is written.
-
-    Args:
-        spec: the table.
-        records: every record there is, the oldest first.
-        stem: the path of the table's files without suffix.
-
-    Returns:
-        The paths of the files.
-    """
-    if not spec.curves and not spec.picture:
-        return []
-    _, usable = scored(records, spec)
-    exact = [(row, found) for row in spec.rows for found, wrong in choose(row, usable, spec) if not wrong]
+        draw = partial(figure.scatter, plot=plot, title=spec.title)
+        points = plot_points(plot, [(row.label, saved) for row, saved, _ in chosen])
+        paths += figure.write(stem.with_name(f"{stem.name}_{plot.name}"), points, draw)
+    exact = [(row, saved) for row, saved, wrong in chosen if not wrong]  # only these have curves and pictures
     if spec.curves:
-        runs = [(row.label, int(found.record["seed"]), found.path.parent) for row, found in exact]
-        data = curves.together(spec.title, runs, spec.curves)
-        return figure.write(stem.with_name(f"{stem.name}_curves"), data, curves.draw_together) if data.rows else []
-    if not exact:
-        return []
-    found, place = exact[0][1], stem.with_name(f"{stem.name}_{spec.picture}")
-    folder = found.path.parent / compression.COMPRESSED
-    if spec.picture == "ranks":
-        data = compression.head_ranks(found)
-        return figure.write(place, data, compression.ranks_plot) if data.rows else []
-    if not folder.is_dir():
-        return []
-    data = compression.fusions(found, folder)
-    return figure.write(place, data, compression.fusion_plot) if data.rows else []
+        runs = [(row.label, int(saved.record["seed"]), saved.path.parent) for row, saved in exact]
+        data, draw = curves.together(runs, spec.curves), partial(curves.draw_together, title=spec.title)
+        paths += figure.write(stem.with_name(f"{stem.name}_curves"), data, draw)
+    elif spec.picture and exact:
+        paths += compression.pictures(exact[0][1], {spec.picture: stem.with_name(f"{stem.name}_{spec.picture}")})
+    return paths
+
+
+def plot_points(plot: Plot, records: Sequence[tuple[str, SavedRecord]]) -> pd.DataFrame:
+    """The data of a plot: a point for each labelled record that has both numbers."""
+    rows = [(label, saved.record["seed"], saved.number(plot.x), saved.number(plot.y)) for label, saved in records]
+    return pd.DataFrame(rows, columns=figure.POINTS, dtype=object).dropna()
 
 
 def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
-    """The table of a specification, filled from the records that stand for its rows.
-
-    Args:
-        spec: the table.
-        records: every record there is, the oldest first.
-    """
+    """The table of a specification, filled from the records that stand for its rows; the oldest first."""
     marks = {name: f"[{'abcdefghijkl'[i]}]" for i, name in enumerate(spec.notes)}
     grid = Grid(spec.title, ["Model", *spec.facts.values()])
     for column in spec.columns:
@@ -89,141 +64,151 @@ def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
         grid.headers += [f"{column.label}{mark}, published", f"{column.label}, ours"] if both else [column.label + mark]
     grid.notes = [f"Published: {spec.source}." if any(map(spec.published, spec.columns)) else f"{spec.source}."]
     grid.notes += [f"{marks[name]} {text.strip()}" for name, text in spec.notes.items()]
-
     every, usable = scored(records, spec)
-    chosen = {row.label: choose(row, usable, spec) for row in spec.rows if row.command}
-    names = {f.path: f"R{i}" for i, f in enumerate((f for fs in chosen.values() for f, _ in fs), 1)}
+    filled = Filled(spec, records, {row.label: choose(row, usable, spec) for row in spec.rows if row.command})
     for row in spec.rows:
-        mine, baseline = _runs(row.label, chosen), _exact(row.baseline or spec.baseline, chosen)
         cells = [f"{row.label} {marks[row.note]}" if row.note else row.label]
-        sizes = {
-            "parameters": f"{row.parameters:,}" if row.parameters else "–",
-            "cache": f"{row.cache:g}" if row.cache else "–",
-        }
+        sizes = {"parameters": f"{row.parameters:,}" if row.parameters else "–"}
+        sizes |= {"cache": f"{row.cache:g}" if row.cache else "–"}
         cells += [str({**sizes, **row.facts}.get(key, "–")) for key in spec.facts]
         for column in spec.columns:
             if spec.published(column):
                 cells.append(row.published.get(column.key, "–"))
-            if column.statistic:
-                found = statistics(row, records)
-                size = found.get(column.statistic)
-                cells.append(("–" if found else NOT_RUN) if size is None else f"{size:,.{column.digits}f}")
-            else:
-                cells.append(_ours(column, row, spec, mine, baseline, names) if row.command else "–")
+            cells.append(filled.cell(column, row))
         grid.rows.append(cells)
-    grid.list_records(
-        [{"Record": "", "Row": row} | facts(names[f.path], f) for row, fs in chosen.items() for f, _ in fs]
-    )
-    for row, fs in chosen.items():
-        grid.notes += [f"{names[f.path]} {row}: NOT the row's recipe: {', '.join(why)}" for f, why in fs if why]
-    if any(" ± " in cell for row in grid.rows for cell in row[1:]):
-        grid.notes.append("±: standard error over the items of the test set, of one seed.")
-    for row in spec.rows:
-        if row.label != (label := row.baseline or spec.baseline):
-            grid.notes += _surely(_exact(label, chosen), _runs(row.label, chosen), names)
+    grid.list_records(filled.facts())
+    grid.notes += filled.notes(errors=any(" ± " in cell for row in grid.rows for cell in row[1:]))
     grid.notes += _left_out(every, usable, spec) if spec.corpus else []
-    measured = any(column.measured for column in spec.columns)
-    missing = [row for row in spec.rows if measured and row.command and not chosen[row.label]]
-    missing = [row for row in missing if not row.split or not statistics(row, records)]
-    if missing and spec.before:
-        grid.notes.append(f"{NOT_RUN}: first, for every row, `{spec.before}`")
-    commands = dict.fromkeys(spec.row_command(row) for row in missing)
-    for command in commands:  # several rows of a table may need the same run
-        labels = ", ".join(row.label for row in missing if spec.row_command(row) == command)
-        grid.notes.append(f"{NOT_RUN}: {labels}: `{command}`")
-    if missing and spec.after:
-        grid.notes.append(f"{NOT_RUN}: then, with the run directory of each row, `{spec.after}`")
+    grid.notes += filled.commands()
     return grid
 
 
-def _runs(label: str, chosen: Mapping[str, Sequence[tuple[SavedRecord, list[str]]]]) -> list[SavedRecord]:
-    """The records that stand for a row."""
-    return [found for found, _ in chosen.get(label, [])]
-
-
-def _exact(label: str, chosen: Mapping[str, Sequence[tuple[SavedRecord, list[str]]]]) -> list[SavedRecord]:
-    """The records of a row's own recipe. Only these are a baseline: a marked record's drop would show no mark."""
-    return [found for found, wrong in chosen.get(label, []) if not wrong]
-
-
-def plot_points(spec: Spec, plot: Plot, records: Sequence[SavedRecord]) -> Grid:
-    """The data of a plot: a point for each row and seed that has both numbers.
+class Filled:
+    """Our numbers of a table.
 
     Args:
-        spec: the table.
-        plot: one of its plots.
-        records: every record there is, the oldest first.
+        records: of any task, the oldest first.
+        chosen: by the label of a row the records that stand for it, each with what its recipe differs in.
     """
-    grid = Grid(spec.title, points.HEADERS)
-    _, usable = scored(records, spec)
-    for row in spec.rows:
-        for found, _ in choose(row, usable, spec):
-            x, y = found.number(plot.x), found.number(plot.y)
-            if x is not None and y is not None:
-                grid.rows.append([row.label, str(found.record["seed"]), repr(x), repr(y)])
-    return grid
+
+    def __init__(
+        self,
+        spec: Spec,
+        records: Sequence[SavedRecord],
+        chosen: Mapping[str, Sequence[tuple[SavedRecord, list[str]]]],
+    ) -> None:
+        self.spec, self.records, self.chosen = spec, records, chosen
+        paths = (saved.path for pairs in chosen.values() for saved, _ in pairs)
+        self.names = {path: f"R{i}" for i, path in enumerate(paths, 1)}
+
+    def of(self, row: Row) -> list[SavedRecord]:
+        """The records that stand for a row."""
+        return [saved for saved, _ in self.chosen.get(row.label, [])]
+
+    def baseline(self, row: Row) -> list[SavedRecord]:
+        """The records of the recipe of a row's baseline: a difference to one of another recipe would have no mark."""
+        return [saved for saved, wrong in self.chosen.get(row.baseline or self.spec.baseline, []) if not wrong]
+
+    def cell(self, column: Column, row: Row) -> str:
+        """Our number of a row."""
+        if column.statistic:
+            values = statistics(row, self.records)
+            size = values.get(column.statistic)
+            return ("–" if values else NOT_RUN) if size is None else f"{size:,.{column.digits}f}"
+        if column.computed:
+            is_known = row.command and column.key in row.computed
+            return f"{row.computed[column.key]:,.{column.digits}f}{column.unit}" if is_known else "–"
+        if row.command and (column.setting or column.key in row.settings):
+            return _setting(row.settings.get(column.key, column.setting), row, self.spec)
+        if not row.command or not column.measured:
+            return "–"
+        if column.ratio:
+            return self._ratio(column, row)
+        if column.against:
+            ours, others = (_numbers(column.against, records) for records in (self.of(row), self.baseline(row)))
+            return f"{mean(ours) - mean(others):+.{column.digits}f}" if ours and others else NOT_RUN
+        values = [value for saved in self.of(row) if (value := _value(column, saved)) is not None]
+        if not values:
+            return NOT_RUN
+        middle, least, most = (f"{value:.{column.digits}f}" for value in (mean(values), min(values), max(values)))
+        if len(values) > 1:
+            spread = f"{len(values)} seeds" if least == most else f"{least}–{most}, {len(values)} seeds"
+            return f"{middle} ({spread})"
+        errors = [standard_error(saved, column.value) for saved in self.of(row) if column.value and not column.exp]
+        known = [error * column.factor for error in errors if error is not None]
+        return f"{middle} ± {known[0]:.{column.digits}f}" if len(known) == 1 else middle
+
+    def _ratio(self, column: Column, row: Row) -> str:
+        """The baseline's number divided by the row's, of the newest two records that were measured in the same way."""
+        mine, baseline = (
+            sorted(records, key=lambda saved: saved.record["started"], reverse=True)
+            for records in (self.of(row), self.baseline(row))
+        )
+        pairs = [(one, other) for one in mine for other in baseline if protocol(one) == protocol(other)]
+        for one, other in pairs:
+            above, below = other.number(column.ratio), one.number(column.ratio)
+            if above is not None and below:
+                return f"{above / below:.{column.digits}f} ({self.names[other.path]}/{self.names[one.path]})"
+        return "protocols differ" if mine and baseline and not pairs else NOT_RUN
+
+    def facts(self) -> list[dict[str, str]]:
+        """The facts of each record in the table."""
+        pairs = [(label, saved) for label, chosen in self.chosen.items() for saved, _ in chosen]
+        return [{"Record": "", "Row": label} | facts(self.names[saved.path], saved) for label, saved in pairs]
+
+    def notes(self, errors: bool) -> list[str]:
+        """Which records are not of the row's recipe, and how sure the differences to the baselines are.
+
+        Args:
+            errors: whether the table has standard errors.
+        """
+        lines = [
+            f"{self.names[saved.path]} {label}: NOT the row's recipe: {', '.join(wrong)}"
+            for label, chosen in self.chosen.items()
+            for saved, wrong in chosen
+            if wrong
+        ]
+        lines += ["±: standard error over the items of the test set, of one seed."] * errors
+        for row in self.spec.rows:
+            pairs = [(one, other) for one in self.baseline(row) for other in self.of(row)]
+            if row.label == (row.baseline or self.spec.baseline):
+                continue
+            for one, other in pairs:
+                if one.record["seed"] == other.record["seed"] and has_predictions(one) and has_predictions(other):
+                    about = f"{self.names[other.path]} against {self.names[one.path]}"
+                    lines += [f"{about}: {line}" for line in sure(one, other)]
+        return lines
+
+    def commands(self) -> list[str]:
+        """The commands of the rows that have no record. Several rows may need the same run."""
+        spec = self.spec
+        measured = any(column.measured for column in spec.columns)
+        missing = [row for row in spec.rows if measured and row.command and not self.chosen[row.label]]
+        missing = [row for row in missing if not row.split or not statistics(row, self.records)]
+        labels: dict[str, list[str]] = {}
+        for row in missing:
+            labels.setdefault(spec.row_command(row), []).append(row.label)
+        lines = [f"first, for every row, `{spec.before}`"] * bool(missing and spec.before)
+        lines += [f"{', '.join(names)}: `{command}`" for command, names in labels.items()]
+        lines += [f"then, with the run directory of each row, `{spec.after}`"] * bool(missing and spec.after)
+        return [f"{NOT_RUN}: {line}" for line in lines]
 
 
-def _ours(
-    column: Column,
-    row: Row,
-    spec: Spec,
-    mine: Sequence[SavedRecord],
-    baseline: Sequence[SavedRecord],
-    names: Mapping[Path, str],
-) -> str:
-    if column.computed:
-        known = column.key in row.computed
-        return f"{row.computed[column.key]:,.{column.digits}f}{column.unit}" if known else "–"
-    if column.setting or column.key in row.settings:
-        return _setting(row.settings.get(column.key, column.setting), row, spec)
-    if not column.measured:
-        return "–"
-    if column.against:
-        ours, theirs = ([v for f in found if (v := f.number(column.against)) is not None] for found in (mine, baseline))
-        return f"{mean(ours) - mean(theirs):+.{column.digits}f}" if ours and theirs else NOT_RUN
-    if column.ratio:
-        return _ratio(column, mine, baseline, names)
-    values = [value for found in mine if (value := _value(column, found)) is not None]
-    if not values:
-        return NOT_RUN
-    middle, least, most = (f"{value:.{column.digits}f}" for value in (mean(values), min(values), max(values)))
-    if len(values) > 1:
-        spread = f"{len(values)} seeds" if least == most else f"{least}–{most}, {len(values)} seeds"
-        return f"{middle} ({spread})"
-    error = _error(column, mine)
-    return middle if error is None else f"{middle} ± {error:.{column.digits}f}"
+def _numbers(key: str, records: Sequence[SavedRecord]) -> list[float]:
+    return [value for saved in records if (value := saved.number(key)) is not None]
 
 
-def _value(column: Column, found: SavedRecord) -> float | None:
+def _value(column: Column, saved: SavedRecord) -> float | None:
     """The number of one record; of a mean only where the record has all of them."""
-    values = [found.number(key) for key in column.mean or [column.value]]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    keys = column.mean or [column.value]
+    values = [value for key in keys for value in _numbers(key, [saved])]
+    if len(values) < len(keys):
         return None
-    return (exp(mean(known)) if column.exp else mean(known)) * column.factor
-
-
-def _error(column: Column, mine: Sequence[SavedRecord]) -> float | None:
-    """The standard error over the items of the test set, of a share of one record."""
-    errors = [standard_error(found, column.value) for found in mine if column.value and not column.exp]
-    known = [error * column.factor for error in errors if error is not None]
-    return known[0] if len(known) == 1 else None
-
-
-def _surely(baseline: Sequence[SavedRecord], mine: Sequence[SavedRecord], names: Mapping[Path, str]) -> list[str]:
-    """How sure the differences of a row to the baseline are, of those seeds of which both have predictions."""
-    pairs = [
-        (one, two)
-        for one in baseline
-        for two in mine
-        if one.record["seed"] == two.record["seed"] and has_predictions(one) and has_predictions(two)
-    ]
-    return [f"{names[two.path]} against {names[one.path]}: {said}" for one, two in pairs for said in sure(one, two)]
+    return (exp(mean(values)) if column.exp else mean(values)) * column.factor
 
 
 def _setting(key: str, row: Row, spec: Spec) -> str:
-    """A value of the row's configuration; a class by its name, a key that there is not as a dash."""
+    """A value of the row's configuration, a class by its name. Missing keys are shown as –."""
     value = OmegaConf.select(composed(*spec.overrides(row)), key) if key else None
     if value is None:
         return "–"
@@ -232,25 +217,9 @@ def _setting(key: str, row: Row, spec: Spec) -> str:
     return value.rpartition(".")[2] if isinstance(value, str) else str(value)
 
 
-def _ratio(
-    column: Column, mine: Sequence[SavedRecord], baseline: Sequence[SavedRecord], names: Mapping[Path, str]
-) -> str:
-    """Of the newest two records that were measured in the same way."""
-    pairs = [
-        (theirs.number(column.ratio), own.number(column.ratio), own, theirs)
-        for own in sorted(mine, key=lambda f: f.record["started"], reverse=True)
-        for theirs in sorted(baseline, key=lambda f: f.record["started"], reverse=True)
-        if protocol(own) == protocol(theirs)
-    ]
-    for above, below, own, theirs in pairs:
-        if above is not None and below:
-            return f"{above / below:.{column.digits}f} ({names[theirs.path]}/{names[own.path]})"
-    return "protocols differ" if mine and baseline and not pairs else NOT_RUN
-
-
 def _left_out(every: Sequence[SavedRecord], usable: Sequence[SavedRecord], spec: Spec) -> list[str]:
-    others = [found for found in every if found not in usable]
-    sample = sum(found.record["corpus"] == "sample" for found in others)
+    others = [saved for saved in every if saved not in usable]
+    sample = sum(saved.record["corpus"] == "sample" for saved in others)
     name = spec.corpus["name"]
     other = f"data other than {name}" if name else "other data"
     counts = {"the embedded sample corpus": sample, other: len(others) - sample}

@@ -191,6 +191,11 @@ class Spec:
         keys = (key for column in self.columns for key in (column.value, *column.mean))
         return next((key for key in keys if key.startswith("quality.")), "")
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the table has figures of its rows."""
+        return bool(self.plots or self.curves or self.picture)
+
     def row_command(self, row: Row) -> str:
         """The command that measures a row."""
         return self.command.format(row=row.command)
@@ -206,10 +211,7 @@ class Spec:
 
 
 def read_spec(path: Path) -> Spec:
-    """The specification in a YAML file.
-
-    Args:
-        path: the file, for instance experiments/mtla/table1.yaml.
+    """The specification in a YAML file, for instance experiments/mtla/table1.yaml.
 
     Raises:
         ConfigError: the file is missing, or is not such a specification.

@@ -1,4 +1,8 @@
-"""Every ratio of records of mode=bench in one page: a table for each kind of measurement, a line for each ratio."""
+"""Every ratio of records of mode=bench in one page, SPEED.md.
+
+Ratios of one measurement are lines of a table for its kind. A record that compares one mechanism with many by the
+length has tables of its own, with a line for each mechanism and a column for each length.
+"""
 
 import os
 import shlex
@@ -7,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.errors import DataError
+from attnlab.report.bench import finished
 from attnlab.report.grid import Grid
-from attnlab.report.speed_matrix import grids, is_wide
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
@@ -38,89 +42,159 @@ UNITS = {"text": "{} positions", "prefix": "prefix {}", "context": "{} cached", 
 UNITS |= {"batch": "batch {}", "tokens": "{} tokens", "multiply_adds_percent": "{} % of the multiply-adds"}
 UNITS |= {"rate": "rate {}", "ranks": "ranks {}", "tensors": "tensors {}"}
 LEAST_PEAK = 1.0  # MiB: below it the ratio of two peaks is noise
+LEAST = 4  # references from which on a record has tables by the length
+MEASURES = {
+    "seconds": "time by wall clock, over `{}`'s of the same round",
+    "peak_memory": "peak memory, over `{}`'s",
+    "cache": "cache, over `{}`'s",
+}
+LENGTHS = {"training": "text", "model": "text", "decoding": "context", "generation": "context", "prefill": "text"}
+SHARE = "share_outside_products"
+NOISE = (
+    "Products were timed in another run than the whole: these shares are off by ten percent or so either way; "
+    "disturbed: other work slowed the products down"
+)
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write SPEED.md.
-
-    Args:
-        records: records of mode=bench; others and unfinished ones are left out.
-        directory: where the file is written. Its links to the records begin here.
-
-    Returns:
-        The path of the file.
+    """Write SPEED.md; its links to the records begin in `directory`.
 
     Raises:
         DataError: there is no finished record of mode=bench with a ratio.
-        WriteError: the file cannot be written.
     """
-    benches = [found for found in records if "bench" in found.record and found.record["status"] == "finished"]
     kinds: dict[str, Grid] = {}
-    wide: list[Grid] = []
-    for found in sorted(benches, key=lambda one: one.path.as_posix()):
-        if is_wide(found):
-            wide += grids(found, ", ".join(_place(found, directory)))
+    by_length: list[Grid] = []
+    for saved in sorted(finished(records), key=lambda saved: saved.path.as_posix()):
+        rows = saved.record["bench"]["rows"]
+        if rows and all(_is_by_length(row) for row in rows):
+            by_length += grids(saved, ", ".join(_place(saved, directory)))
             continue
-        for row in found.record["bench"]["rows"]:
+        for row in rows:
             if row["ratios"]:
                 grid = kinds.setdefault(row["what"], Grid(KINDS.get(row["what"], row["what"]), HEADERS))
-                about = found.record["bench"]["protocol"].get(row["what"])
+                about = saved.record["bench"]["protocol"].get(row["what"])
                 grid.notes = [f"Measured: {about.replace('<', '&lt;')}"] if about else grid.notes
-                grid.rows += [_line(found, row, pair, directory) for pair in row["ratios"]]
-    if not kinds and not wide:
+                grid.rows += [_line(saved, row, pair, directory) for pair in row["ratios"]]
+    if not kinds and not by_length:
         raise DataError("no finished record of mode=bench with a ratio among those given")
     order = sorted(kinds, key=lambda kind: [*KINDS, kind].index(kind))
-    parts = [f"# {TITLE}\n\n{ABOUT}", *["## All mechanisms by length\n"] * bool(wide)]
-    parts += [f"##{grid.markdown()}" for grid in wide] + [f"#{_filled(kinds[kind]).markdown()}" for kind in order]
+    parts = [f"# {TITLE}\n\n{ABOUT}", *["## All mechanisms by length\n"] * bool(by_length)]
+    parts += [f"##{grid.markdown()}" for grid in by_length] + [f"#{_filled(kinds[kind]).markdown()}" for kind in order]
     path = directory / "SPEED.md"
     write_text(path, "\n".join(parts))
     return [path]
 
 
+def grids(saved: SavedRecord, place: str) -> list[Grid]:
+    """The tables by length: times, peak memory, caches, and shares outside of matrix products if it has these.
+
+    Args:
+        place: machine and link, for the note below each table.
+    """
+    kinds: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+    for row in saved.record["bench"]["rows"]:
+        kinds.setdefault((row["what"], bool(row.get("reorder"))), []).append(row)
+    tables = []
+    for (what, reorder), rows in kinds.items():
+        of = rows[0]["ratios"][0]["of"]
+        fixed = ", ".join(f"{key} {rows[0][key]}" for key in ("batch", "prefix", "steps") if rows[0].get(key))
+        width = (saved.record["config"]["task"].get("model") or {}).get("d_model")
+        title = f"{what}{', rows reordered' * reorder}, {f'd {width}, ' * bool(width)}{fixed}"
+        headers = ["Mechanism", *(f"{row[LENGTHS[what]]} positions" for row in rows)]
+        for measure, words in MEASURES.items():
+            first = [f"`{of}`", *(_own(row["variants"][of], measure) for row in rows)]
+            others = [
+                [f"`{name}`", *(_ratio(row, name, measure) for row in rows)]
+                for name in rows[0]["variants"]
+                if name != of
+            ]
+            if any(cell for line in others for cell in line[1:] if not cell.startswith(NOT_RUN)):
+                tables.append(Grid(f"{title}: {words.format(of)}", headers, [first, *others], [place]))
+        shares = [
+            [f"`{name}`", *(_share(row["variants"].get(name, {})) for row in rows)] for name in rows[0]["variants"]
+        ]
+        if any(cell for line in shares for cell in line[1:]):
+            notes = [NOISE, place]
+            tables.append(Grid(f"{title}: share of the time outside of matrix products", headers, shares, notes))
+    return tables
+
+
+def _is_by_length(row: dict[str, Any]) -> bool:
+    """Whether a measurement compares one mechanism with many."""
+    references = {pair["of"] for pair in row["ratios"]}
+    return row["what"] in LENGTHS and len(row["ratios"]) >= LEAST and len(references) == 1
+
+
+def _own(variant: dict[str, Any], measure: str) -> str:
+    """The number itself, of the mechanism with which the others are compared."""
+    if measure == "seconds":
+        return f"{1e3 * variant['seconds']['median']:.3g} ms" if "seconds" in variant else NOT_RUN
+    if measure == "peak_memory":
+        peak = variant.get("peak_memory_mib")
+        return f"{peak:.3g} MiB" if isinstance(peak, int | float) else ""
+    return f"{variant['cache_bytes']['measured'] / 2**20:.3g} MiB" if "cache_bytes" in variant else ""
+
+
+def _ratio(row: dict[str, Any], name: str, measure: str) -> str:
+    """A cell: median (least to most) of a time, one number of a memory; empty where it was not measured."""
+    pair: dict[str, Any] = next((pair for pair in row["ratios"] if pair["against"] == name), {})
+    if NOT_RUN in pair:
+        return f"{NOT_RUN}: {pair[NOT_RUN]}" if measure == "seconds" else ""
+    value = pair.get(measure)
+    return _spread(value) if isinstance(value, dict) else f"{value:.3g}" if isinstance(value, int | float) else ""
+
+
+def _share(variant: dict[str, Any]) -> str:
+    share = variant.get(SHARE)
+    if isinstance(share, float) and share < 0:  # the products alone took longer than the whole
+        return "disturbed"
+    return f"{share:.0%}" if isinstance(share, float) else ""
+
+
 def _filled(grid: Grid) -> Grid:
     """The table without the columns that no row fills."""
-    kept = [i for i in range(len(grid.headers)) if any(row[i] for row in grid.rows)]
-    rows = [[row[i] for i in kept] for row in grid.rows]
-    return Grid(grid.title, [grid.headers[i] for i in kept], rows, grid.notes)
+    columns = [column for column in zip(grid.headers, *grid.rows, strict=True) if any(column[1:])]
+    headers, *rows = ([*row] for row in zip(*columns, strict=True))
+    return Grid(grid.title, headers, rows, grid.notes)
 
 
-def _line(found: SavedRecord, row: dict[str, Any], pair: dict[str, Any], directory: Path) -> list[str]:
+def _line(saved: SavedRecord, row: dict[str, Any], pair: dict[str, Any], directory: Path) -> list[str]:
     """The cells of one ratio; a ratio that was not measured says why."""
-    record = _place(found, directory)
+    record = _place(saved, directory)
     other = "published" if pair["against"] == f"published_{pair['of']}" else f"`{pair['against']}`"
-    start = [_what(found), other, _shape(found, row)]
+    start = [_what(saved), other, _shape(saved, row)]
     if "seconds" not in pair:
         return [*start, f"{NOT_RUN}: {pair[NOT_RUN]}", "", "", "", *record]
-    own = row["variants"].get(pair["of"], {}).get("peak_memory_mib")
-    whole = isinstance(own, int | float) and own >= LEAST_PEAK
-    memory = f"{pair['peak_memory']:.3g}" if whole and "peak_memory" in pair else ""
+    peak = row["variants"].get(pair["of"], {}).get("peak_memory_mib")
+    is_large = isinstance(peak, int | float) and peak >= LEAST_PEAK
+    memory = f"{pair['peak_memory']:.3g}" if is_large and "peak_memory" in pair else ""
     cache = f"{pair['cache']:.3g}" if "cache" in pair else ""
     processor = _spread(pair["cpu_seconds"]) if "cpu_seconds" in pair else ""
     return [*start, _spread(pair["seconds"]), processor, memory, cache, *record]
 
 
-def _place(found: SavedRecord, directory: Path) -> list[str]:
+def _place(saved: SavedRecord, directory: Path) -> list[str]:
     """The machine, and a link to the record."""
-    environment, protocol = found.record["environment"], found.record["bench"]["protocol"]
+    environment, protocol = saved.record["environment"], saved.record["bench"]["protocol"]
     device, threads = environment["device"].removeprefix("cpu: "), environment["threads"]
     place = f"{device}, {threads} thread{'s' if threads != 1 else ''}"
     place += f"; {protocol['busy_cores_before']:.1f} cores busy" if "busy_cores_before" in protocol else ""
-    return [place, f"[record]({Path(os.path.relpath(found.path, directory)).as_posix()})"]
+    return [place, f"[record]({Path(os.path.relpath(saved.path, directory)).as_posix()})"]
 
 
-def _what(found: SavedRecord) -> str:
+def _what(saved: SavedRecord) -> str:
     """The mechanism; of a compressed model the method with the settings of its command."""
-    if "compression" not in found.record:
-        return f"`{found.mechanism}`"
-    words = [word.removeprefix("compress.") for word in shlex.split(found.record["command"])]
-    keys = {"model", "rank", *(found.record["config"].get("compress") or {})}
+    if "compression" not in saved.record:
+        return f"`{saved.mechanism}`"
+    words = [word.removeprefix("compress.") for word in shlex.split(saved.record["command"])]
+    keys = {"model", "rank", *(saved.record["config"].get("compress") or {})}
     settings = [word for word in words if word.partition("=")[0] in keys]
-    return f"`{' '.join([found.record['compress'], *settings])}`"
+    return f"`{' '.join([saved.record['compress'], *settings])}`"
 
 
-def _shape(found: SavedRecord, row: dict[str, Any]) -> str:
+def _shape(saved: SavedRecord, row: dict[str, Any]) -> str:
     """The width of the layer and the sizes that are not zero, in words."""
-    width = (found.record["config"]["task"].get("model") or {}).get("d_model")
+    width = (saved.record["config"]["task"].get("model") or {}).get("d_model")
     words = [f"d {width}"] if width else []
     words += [form.format(row[key]) for key, form in UNITS.items() if row.get(key)]
     return ", ".join(words + (["rows reordered"] if row.get("reorder") else []))

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
 from types import MappingProxyType
+from typing import Any
 
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
 from rich.table import Table
 
 from attnlab.callbacks import summary
-from attnlab.report import curves, figure, points
+from attnlab.report import curves, figure
+from attnlab.report.frame import frame, known, number, spread
 from attnlab.report.grid import Grid
 from attnlab.report.spec import Plot
 from attnlab.run.console import Screen
@@ -23,15 +25,13 @@ from attnlab.run.files import write_text
 from attnlab.run.lock import held
 from attnlab.run.record import BUSY, NOT_RUN
 from attnlab.run.store import SavedRecord, collect
-from attnlab.run.sweep import SweepJob, listed
+from attnlab.run.sweep import listed
 
 STEM = "comparison"
-UNFINISHED = "unfinished"
 FINISHED = "finished"
 MEAN = "mean ± sd"
 WIDTH = 160  # columns where the output is not a terminal
-IN_THE_MECHANISM = {"attention", "compress", "stride"}  # settings that :func:`mechanism` names
-OF_THE_RUN = {"seed", "data_root", "cache_dir"}
+HIDDEN = {"attention", "compress", "stride", "seed", "data_root", "cache_dir"}  # settings that have no column
 NUMBERS = {  # column: where the record has it, and the format
     "Parameters": ("parameters.total", ",.0f"),
     "Cache per token and layer, numbers": ("kv_cache.elements_per_token_per_layer", "g"),
@@ -50,6 +50,7 @@ OVER = {  # what the picture's x can be: where the record has it, and the label 
     "multiply-adds": ("compression.remaining.multiply_adds_percent", "multiply-adds, % of the dense model's"),
     "bytes": ("kv_cache.bytes_per_position", "cache in bytes per token, all layers"),
     "cache": ("kv_cache.elements_per_token_per_layer", "cached numbers per token and layer"),
+    SPEED: (NUMBERS[SPEED][0], "decoded tokens per second"),
 }
 
 
@@ -63,8 +64,7 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     curves. The tables are also printed to stderr: standard output is for the jobs' results.
 
     Args:
-        directory: the multirun's, with one run directory for each job.
-        planned: the configuration of each job, by which those that were never started are found; empty: nobody knows.
+        planned: the configuration of each job, by which those that were never started are found. Empty: unknown.
         swept: the keys that the command line gives several values.
 
     Returns:
@@ -73,213 +73,221 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     Raises:
         WriteError: a file cannot be written.
     """
-    jobs = listed(directory)
-    if not jobs:
+    listed_jobs = listed(directory)
+    if not listed_jobs:
         return []
-    found = records(jobs)
-    known = {one.path.parent for one in found}
-    names = {job.directory: job.name for job in jobs}
-    home = directory if any(job.directory.parent != directory for job in jobs) else None
-    grid = table(found, names, home)
-    begun = {job.number for job in jobs}
-    never = {number: cfg for number, cfg in enumerate(planned) if number not in begun}
-    without = {job.name: job.what for job in jobs if job.directory not in known}
-    failed = unfinished(found, without, names, home, never, swept)
+    settings = {
+        job.directory / "record.json": job.settings for job in reversed(listed_jobs)
+    }  # once, if two jobs are one run
+    files = [file for file in reversed(settings) if file.is_file()]
+    read = {saved.path: saved for saved in (collect(files) if files else [])}
+    records = [_as_in_this_multirun(read[file], settings[file]) for file in files if file in read]
+    names = {job.directory: job.name for job in listed_jobs}
+    elsewhere = any(job.directory.parent != directory for job in listed_jobs)
+    jobs = jobs_of(records, names, directory if elsewhere else None)
+    begun = {job.number for job in listed_jobs}
+    never = {i: cfg for i, cfg in enumerate(planned) if i not in begun}
+    without = {job.name: job.what for job in listed_jobs if job.directory / "record.json" not in read}
+    grid, failed = table(jobs), unfinished(jobs, without, never, swept)
     tables = [grid, *([failed] if failed.rows else [])]
-    for one in tables:
-        show(one)
+    for each in tables:
+        show(each)
+    write_text(directory / f"{STEM}.md", "\n".join(each.markdown() for each in tables))
     plain = [[_unseparated(cell, name) for cell, name in zip(row, grid.headers, strict=True)] for row in grid.rows]
-    write_text(directory / f"{STEM}.md", "\n".join(one.markdown() for one in tables))
     paths = [directory / f"{STEM}.md", *replace(grid, rows=plain).write(directory / STEM, "csv")]
     if failed.rows:
-        paths += failed.write(directory / f"{STEM}_{UNFINISHED}", "csv")
-    over, lines = drawn_over(found)
+        paths += failed.write(directory / f"{STEM}_unfinished", "csv")
+    over, is_line = drawn_over(jobs)
     for name, x, draw in (
-        ("points", over, points.lines if lines else points.scatter),
-        ("speed", SPEED, points.scatter),
+        ("points", over, figure.seeds if is_line else figure.scatter),
+        ("speed", SPEED, figure.scatter),
     ):
-        data = over_each(found, x, lines and name == "points")
-        if len({tuple(row[::2]) for row in data.rows}) > 1:
-            label = OVER[x][1] if x in OVER else "decoded tokens per second"
-            plot = Plot("", "", label, data.title, name=name)
-            paths += figure.write(directory / f"{STEM}_{name}", data, partial(draw, plot=plot))
-    losses = curves.together("", labels(found))
-    if len({tuple(row[1:3]) for row in losses.rows}) > 1:
+        data, title = points_over(jobs, x, is_line and name == "points")
+        if len(data.drop_duplicates(["row", "x"])) > 1:
+            plot = Plot("", "", OVER[x][1], title, name=name)
+            paths += figure.write(directory / f"{STEM}_{name}", data, partial(draw, plot=plot, title=title))
+    losses = curves.together(labels(jobs))
+    if len(losses.drop_duplicates(["run", "seed"])) > 1:
         paths += figure.write(directory / f"{STEM}_curves", losses, curves.draw_together)
     return paths
 
 
-def records(jobs: Sequence[SweepJob]) -> list[SavedRecord]:
-    """The records of jobs, in the order of the jobs, each with the settings that it has in this multirun.
+def _as_in_this_multirun(saved: SavedRecord, settings: Sequence[str]) -> SavedRecord:
+    """A job's record with the command of this multirun; another one may have finished it."""
+    command = {"command": shlex.join(["python", "-m", "attnlab", *settings])} if settings else {}
+    return SavedRecord(saved.path, saved.record | command)
+
+
+def jobs_of(
+    records: Sequence[SavedRecord], names: Mapping[Path, str] | None = None, home: Path | None = None
+) -> pd.DataFrame:
+    """The jobs of a multirun: a row for each record; its attribute `varied` names the settings in which they differ.
 
     Args:
-        jobs: of a multirun; those without a record that can be read are left out.
+        records: in the order of the rows.
+        names: of the jobs by their run directories. Default: the directories' names.
+        home: the multirun's directory where some of its jobs lie elsewhere: `Directory` is relative to it.
     """
-    files = [file for job in jobs if (file := job.directory / "record.json").is_file()]
-    read = {one.path: one for one in collect(files)} if files else {}
-    found = []
-    for job in jobs:
-        if one := read.pop(job.directory / "record.json", None):  # once, if two jobs are one run
-            command = {"command": shlex.join(["python", "-m", "attnlab", *job.settings])} if job.settings else {}
-            found.append(SavedRecord(one.path, one.record | command))
-    return found
+    jobs = frame(
+        records,
+        Job=lambda saved: (names or {}).get(saved.path.parent, saved.path.parent.name),
+        Mechanism=mechanism,
+        Seed=lambda saved: str(saved.record["seed"]),
+        Directory=lambda saved: home and Path(os.path.relpath(saved.path.parent, home)).as_posix(),
+        Status="status",
+        Metric=metric,
+        Score=lambda saved: saved.number(f"quality.{metric(saved)}"),
+        Protocol=_protocol,
+        **{name: number(key) for name, (key, _) in NUMBERS.items()},
+    )
+    settings = pd.DataFrame([_settings(saved) for saved in records], dtype=object, index=jobs.index)
+    varied = [key for key in settings if key not in HIDDEN and settings[key].nunique(dropna=False) > 1]
+    jobs = jobs.join(settings[varied].fillna(""))
+    jobs.attrs["varied"] = varied
+    return jobs
 
 
-def table(found: Sequence[SavedRecord], names: Mapping[Path, str] | None = None, home: Path | None = None) -> Grid:
+def table(jobs: pd.DataFrame) -> Grid:
     """A row for each finished job, then one for each mechanism with its settings that has more than one seed.
 
-    Args:
-        found: the jobs' records, in the order of the rows.
-        names: of the jobs by their run directories; None: the directories' own names.
-        home: the multirun's directory where some of its jobs lie elsewhere: a column then has their directories.
-
-    Returns:
-        The table. Columns that no job has a number for are left out, and a note names them; another note says how the
-        speed of decoding was measured, or that it was not measured alike.
+    Columns that no job has a number for are left out, and a note names them. Another note says how the speed of
+    decoding was measured, or that it was not measured alike.
     """
-    varied = settings(found)
-    done = [one for one in found if one.record["status"] == FINISHED]
-    metrics = {name for one in done if (name := metric(one))}
-    quality = summary.label(metrics.pop()) if len(metrics) == 1 else "Quality"
-    present = [name for name in NUMBERS if any(_number(one, name) is not None for one in done)]
-    place = ["Directory"] if home else []
+    varied, done = jobs.attrs["varied"], jobs[jobs["Status"] == FINISHED]
+    metrics = done["Metric"].dropna().unique()
+    quality = summary.label(metrics[0]) if len(metrics) == 1 else "Quality"
+    present = [name for name in NUMBERS if done[name].notna().any()]
+    place = ["Directory"] if jobs["Directory"].notna().any() else []
     grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality, *present, *place])
-    for one in done:
-        score = _score(one)
-        cells = _named(one, varied, names)
-        cells += [
-            NOT_RUN if score is None else f"{score:g}" + f" {summary.label(metric(one) or '')}" * (quality == "Quality")
-        ]
-        cells += [cell(_number(one, name), name) for name in present]
-        grid.rows.append([*cells, *([_place(one, home)] if home else [])])
-    for same in groups(found):
+    for _, job in done.iterrows():
+        score = NOT_RUN if job["Score"] is None else f"{job['Score']:g}"
+        unit = f" {summary.label(job['Metric'] or '')}" if quality == "Quality" and job["Score"] is not None else ""
+        numbers = [cell(job[name], name) for name in present]
+        grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score + unit, *numbers, *job[place]])
+    for group, same in groups(jobs):
         if len(same) > 1:
-            grid.rows.append([*_means(same, varied, present), *[""] * len(place)])
-    if said := _corpus_and_updates(done):
-        grid.notes.append(said)
+            cells = [MEAN, *group, ", ".join(same["Seed"]), spread(same["Score"].tolist(), ".2f")]
+            grid.rows.append([*cells, *(_mean(known(same[name]), name) for name in present), *[""] * len(place)])
+    if note := _corpus_and_updates(done["saved"].tolist()):
+        grid.notes.append(note)
     kinds = dict.fromkeys(name.partition(",")[0] for name in NUMBERS if "images" not in name)  # in whichever unit
     absent = [kind.lower() for kind in kinds if not any(name.startswith(kind) for name in present)]
-    if absent and done:
+    if absent and len(done):
         grid.notes.append(f"{NOT_RUN} in any job: {', '.join(absent)}.")
-    ways = _protocols(done)
-    if ways:
-        said = f"{ways.pop()}." if len(ways) == 1 else "not alike in all jobs, see `inference` in their records."
-        grid.notes.append(f"Speed and memory of scoring: {said}")
-    busy = max((one.number("inference.busy_cores_before") or 0.0 for one in done), default=0.0)
+    protocols = done["Protocol"].dropna().unique()
+    if len(protocols):
+        alike = (
+            f"{protocols[0]}." if len(protocols) == 1 else "not alike in all jobs, see `inference` in their records."
+        )
+        grid.notes.append(f"Speed and memory of scoring: {alike}")
+    busy = max((saved.number("inference.busy_cores_before") or 0.0 for saved in done["saved"]), default=0.0)
     if busy > BUSY:
         grid.notes.append(f"Other programs kept up to {busy:.1f} cores busy before scoring: speeds are not comparable.")
     return grid
 
 
 def unfinished(
-    found: Sequence[SavedRecord],
+    jobs: pd.DataFrame,
     without: Mapping[str, str] = MappingProxyType({}),
-    names: Mapping[Path, str] | None = None,
-    home: Path | None = None,
-    never: Mapping[int, DictConfig] | None = None,
+    never: Mapping[int, DictConfig] = MappingProxyType({}),
     swept: Sequence[str] = (),
 ) -> Grid:
     """A row for each job that has not finished: how it ended, and its error.
 
     Args:
-        found: the jobs' records; finished ones are left out.
         without: names of jobs that have no record that can be read, and what each did, see
             :class:`attnlab.run.sweep.Decision`.
-        names: as for :func:`table`.
-        home: the same.
         never: the configurations of jobs that were never started, by their numbers.
         swept: the keys in which these may differ, whose columns they need.
     """
-    varied = settings(found)
-    if never:
-        varied += [key for key in swept if key not in {*varied, *IN_THE_MECHANISM, *OF_THE_RUN}]
-    place = ["Directory"] if home else []
-    grid = Grid("Not finished", ["Job", "Mechanism", *varied, "Seed", *place, "Status", "Error"])
-    for one in found:
-        status, error = one.record["status"], one.record.get("error")
-        if status != FINISHED:
-            cells = [*_named(one, varied, names), *([_place(one, home)] if home else [])]
-            holder = held(one.path.parent) if status == "running" else None
-            said = f"in progress elsewhere ({holder}), left to it" if holder else " ".join(str(error or "").split())
-            grid.rows.append([*cells, status, said])
+    varied = list(jobs.attrs["varied"])
+    more = [key for key in swept if key not in {*varied, *HIDDEN}] if never else []
+    place = ["Directory"] if jobs["Directory"].notna().any() else []
+    grid = Grid("Not finished", ["Job", "Mechanism", *varied, *more, "Seed", *place, "Status", "Error"])
+    for _, job in jobs[jobs["Status"] != FINISHED].iterrows():
+        record, directory = job["saved"].record, job["saved"].path.parent
+        holder = held(directory) if job["Status"] == "running" else None
+        error = f"in progress elsewhere ({holder}), left to it" if holder else str(record.get("error") or "")
+        settings = _settings(job["saved"])
+        cells = [job["Job"], job["Mechanism"], *(settings.get(key, "") for key in [*varied, *more]), job["Seed"]]
+        grid.rows.append([*cells, *job[place], job["Status"], " ".join(error.split())])
     blank = [""] * (len(grid.headers) - 3)
     for name, what in without.items():
-        left = what == "leave"
-        said = "another multirun had taken it" if left else "it was ended before it could write one"
-        grid.rows.append([name, *blank, "left to another multirun" if left else "without a record", said])
-    grid.rows += [_never(number, cfg, varied, bool(home)) for number, cfg in (never or {}).items()]
+        left = "left to another multirun", "another multirun had taken it"
+        ended = "without a record", "it was ended before it could write one"
+        grid.rows.append([name, *blank, *(left if what == "leave" else ended)])
+    for i, cfg in never.items():
+        values = [cfg.choices[key] if key in cfg.choices else OmegaConf.select(cfg, key) for key in [*varied, *more]]
+        cells = [str(i), _mechanism_of(cfg), *("" if value is None else str(value) for value in values), str(cfg.seed)]
+        grid.rows.append([*cells, *[""] * len(place), "never started", ""])
     return grid
 
 
-def drawn_over(found: Sequence[SavedRecord]) -> tuple[str, bool]:
+def groups(jobs: pd.DataFrame) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
+    """The finished jobs with a score by mechanism and settings: those that differ in the seed alone are together."""
+    done = jobs[(jobs["Status"] == FINISHED) & jobs["Score"].notna()]
+    return list(done.groupby(["Mechanism", *jobs.attrs["varied"]], sort=False)) if len(done) else []
+
+
+def drawn_over(jobs: pd.DataFrame) -> tuple[str, bool]:
     """What the quality is drawn over, a key of OVER, and whether as lines.
 
     Ranks or compression rates where the jobs differ in them: the rank of one method; of several methods, whose ranks
     are not comparable, or where other settings of the compression differ, the compression rate or the remaining
     multiply-adds. Otherwise the cache, in bytes where all jobs have them.
-
-    Args:
-        found: the jobs' records.
     """
-    done = [one for same in groups(found) for one in same]
-    varied = settings(found)
-    methods = {mechanism(one) for one in done}
-    if any("compression" in one.record for one in done):
-        ranks = "rank" in varied and len(methods) == 1
-        known = [
-            name for name in ("rate", "multiply-adds") if all(one.number(OVER[name][0]) is not None for one in done)
-        ]
-        return ("rank" if ranks or not known else known[0]), True
-    if "rank" in varied and len({one.number("rank") for one in done} - {None}) > 1:
+    done = [saved for _, same in groups(jobs) for saved in same["saved"]]
+    measured = [name for name, (key, _) in OVER.items() if all(saved.number(key) is not None for saved in done)]
+    is_swept = "rank" in jobs.attrs["varied"]
+    if any("compression" in saved.record for saved in done):
+        methods = {mechanism(saved) for saved in done}
+        rates = [name for name in ("rate", "multiply-adds") if name in measured]
+        return ("rank" if (is_swept and len(methods) == 1) or not rates else rates[0]), True
+    if is_swept and len({saved.number("rank") for saved in done} - {None}) > 1:
         return "rank", True
-    sized = done and all(one.number(OVER["bytes"][0]) is not None for one in done)
-    return ("bytes" if sized else "cache"), False
+    return ("bytes" if done and "bytes" in measured else "cache"), False
 
 
-def over_each(found: Sequence[SavedRecord], x: str, lines: bool = False) -> Grid:
-    """The data of a picture: a row for each finished job with both numbers; none if jobs have several metrics.
+def points_over(jobs: pd.DataFrame, x: str, is_line: bool = False) -> tuple[pd.DataFrame, str]:
+    """The data of a picture, a row for each finished job with both numbers, and the name of the metric.
 
-    Args:
-        found: the jobs' records.
-        x: a key of OVER, or SPEED; of the speed no rows unless all jobs were measured alike.
-        lines: whether jobs that differ in ranks or in KEPT alone are of one row.
-    """
-    metrics = {name for one in found if (name := metric(one))}
-    grid = Grid(summary.label(metrics.pop()) if len(metrics) == 1 else "", points.HEADERS)
-    done = [one for same in groups(found) for one in same] if grid.title else []
-    if x == SPEED and len(_protocols(done)) > 1:
-        return grid
-    key = OVER[x][0] if x in OVER else NUMBERS[x][0]
-    varied = [name for name in settings(found) if not (lines and (name == KEPT or "rank" in name))]
-    for one in done:
-        size, score = one.number(key), _score(one)
-        if size is not None and score is not None:
-            label = " ".join([mechanism(one), *filter(None, _settings(one, varied))])
-            grid.rows.append([label, str(one.record["seed"]), repr(size), repr(score)])
-    return grid
-
-
-def labels(found: Sequence[SavedRecord]) -> list[tuple[str, int, Path]]:
-    """Name, seed and run directory of each job; the name: the mechanism and the settings in which the jobs differ.
+    There are no rows if jobs have several metrics, or were measured for SPEED in different ways.
 
     Args:
-        found: the jobs' records.
+        x: a key of OVER.
+        is_line: whether jobs that differ in ranks or in KEPT alone are of one row.
     """
-    varied = settings(found)
+    metrics = jobs["Metric"].dropna().unique()
+    done = [job for _, same in groups(jobs) for _, job in same.iterrows()] if len(metrics) == 1 else []
+    if x == SPEED and len({job["Protocol"] for job in done} - {None}) > 1:
+        done = []
+    varied = [name for name in jobs.attrs["varied"] if not (is_line and (name == KEPT or "rank" in name))]
+    rows = [
+        (
+            " ".join(filter(None, job[["Mechanism", *varied]])),
+            job["Seed"],
+            job["saved"].number(OVER[x][0]),
+            job["Score"],
+        )
+        for job in done
+    ]
+    points = pd.DataFrame(rows, columns=figure.POINTS, dtype=object).dropna()
+    return points, summary.label(metrics[0]) if len(metrics) == 1 else ""
+
+
+def labels(jobs: pd.DataFrame) -> list[tuple[str, int, Path]]:
+    """Name, seed and run directory of each job; the name: the mechanism and the settings in which the jobs differ."""
     named: dict[tuple[str, int], Path] = {}
-    for one in found:
-        given, seed, folder = _given(one), int(one.record["seed"]), one.path.parent
-        label = " ".join([mechanism(one), *(f"{k.rpartition('.')[2]}={given[k]}" for k in varied if k in given)])
+    for saved in jobs["saved"]:
+        settings, seed, folder = _settings(saved), int(saved.record["seed"]), saved.path.parent
+        words = [f"{k.rpartition('.')[2]}={settings[k]}" for k in jobs.attrs["varied"] if k in settings]
+        label = " ".join([mechanism(saved), *words])
         named[(label if (label, seed) not in named else f"{label} ({folder.name})"), seed] = folder
     return [(label, seed, folder) for (label, seed), folder in named.items()]
 
 
 def show(grid: Grid) -> None:
-    """Print a table and its notes to stderr.
-
-    Args:
-        grid: as :func:`table` or :func:`unfinished` gives it.
-    """
+    """Print a table and its notes to stderr."""
     console = Screen(stderr=True, width=None if sys.stderr.isatty() else WIDTH, highlight=False)
     shown = Table(title=grid.title, title_justify="left", box=None, pad_edge=False)
     for name in grid.headers:
@@ -292,116 +300,35 @@ def show(grid: Grid) -> None:
         console.print(note, markup=False)
 
 
-def settings(found: Sequence[SavedRecord]) -> list[str]:
-    """The keys in which the jobs' command lines differ, without the seed and what the mechanism's name says.
-
-    Args:
-        found: the jobs' records.
-    """
-    given = [_given(one) for one in found]
-    keys = list(dict.fromkeys(key for each in given for key in each))
-    hidden = IN_THE_MECHANISM | OF_THE_RUN
-    return [key for key in keys if key not in hidden and len({each.get(key) for each in given}) > 1]
-
-
-def groups(found: Sequence[SavedRecord]) -> list[list[SavedRecord]]:
-    """The finished jobs that have a score, together where they differ in the seed alone.
-
-    Args:
-        found: the jobs' records.
-    """
-    varied = settings(found)
-    same: dict[tuple[str, ...], list[SavedRecord]] = {}
-    for one in found:
-        if one.record["status"] == FINISHED and _score(one) is not None:
-            same.setdefault((mechanism(one), *_settings(one, varied)), []).append(one)
-    return list(same.values())
-
-
-def mechanism(one: SavedRecord) -> str:
-    """The attention mechanism with its stride, and the method of compression: those that the job has.
-
-    Args:
-        one: the job's record.
-    """
-    names = [one.mechanism, one.record["compress"]]
+def mechanism(saved: SavedRecord) -> str:
+    """The attention mechanism with its stride, and the method of compression: those that the job has."""
+    names = [saved.mechanism, saved.record["compress"]]
     return " ".join(name for name in names if not name.startswith("none")) or "none"
 
 
-def metric(one: SavedRecord) -> str | None:
-    """The name of the first number of a record's quality, for instance bleu; None where nothing was scored.
-
-    Args:
-        one: the job's record.
-    """
-    return next((name for name in one.record["quality"] if one.number(f"quality.{name}") is not None), None)
-
-
-def _means(same: Sequence[SavedRecord], varied: Sequence[str], present: Sequence[str]) -> list[str]:
-    """The row of several seeds: means with standard deviations; sizes do not depend on the seed."""
-    seeds = ", ".join(str(one.record["seed"]) for one in same)
-    cells = [MEAN, mechanism(same[0]), *_settings(same[0], varied), seeds]
-    cells.append(_spread([value for one in same if (value := _score(one)) is not None], ".2f"))
-    for name in present:
-        values = [value for one in same if (value := _number(one, name)) is not None]
-        form = NUMBERS[name][1]
-        alike = name in SIZES and len(set(values)) == 1
-        cells.append(cell(values[0], name) if alike or len(values) == 1 else _spread(values, form))
-    return cells
-
-
-def _named(one: SavedRecord, varied: Sequence[str], names: Mapping[Path, str] | None) -> list[str]:
-    """The first cells of a job's row."""
-    folder = one.path.parent
-    return [(names or {}).get(folder, folder.name), mechanism(one), *_settings(one, varied), str(one.record["seed"])]
-
-
-def _never(number: int, cfg: DictConfig, varied: Sequence[str], placed: bool) -> list[str]:
-    """The row of a job that was never started."""
-    choices = cfg.choices
-    about = {"attention": choices.attention or "none", "stride": cfg.stride, "compress": choices.compress}
-    about["config"] = {"attention": {"pattern": OmegaConf.select(cfg, "attention.pattern")}}
-    values = (choices[key] if key in choices else OmegaConf.select(cfg, key) for key in varied)
-    cells = [
-        str(number),
-        mechanism(SavedRecord(Path(), about)),
-        *("" if value is None else str(value) for value in values),
-    ]
-    return [*cells, str(cfg.seed), *[""] * placed, "never started", ""]
-
-
-def _place(one: SavedRecord, home: Path) -> str:
-    return Path(os.path.relpath(one.path.parent, home)).as_posix()
-
-
-def _protocols(found: Sequence[SavedRecord]) -> set[str]:
-    """How the jobs were measured while they were scored."""
-    return {_protocol(one) for one in found if one.number("inference.seconds") is not None}
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    return f"{mean(values):{form}} ± {stdev(values):{form}}" if len(values) > 1 else NOT_RUN
-
-
-def _score(one: SavedRecord) -> float | None:
-    name = metric(one)
-    return None if name is None else one.number(f"quality.{name}")
-
-
-def _number(one: SavedRecord, column: str) -> float | None:
-    return one.number(NUMBERS[column][0])
+def metric(saved: SavedRecord) -> str | None:
+    """The name of the first number of a record's quality, for instance bleu; None where nothing was scored."""
+    return next((name for name in saved.record["quality"] if saved.number(f"quality.{name}") is not None), None)
 
 
 def cell(value: float | None, column: str) -> str:
-    """A number as the table shows it.
-
-    Args:
-        value: None: it was not measured.
-        column: one of NUMBERS.
-    """
+    """A number as the column of NUMBERS shows it; None: it was not measured."""
     if value == 0 and column == SIZES[1]:
         return "of fixed size"
     return NOT_RUN if value is None else format(value, NUMBERS[column][1])
+
+
+def _mean(values: list[float], column: str) -> str:
+    """The mean over several seeds; sizes do not depend on the seed."""
+    if len(values) == 1 or (column in SIZES and len(set(values)) == 1):
+        return cell(values[0], column)
+    return spread(values, NUMBERS[column][1])
+
+
+def _mechanism_of(cfg: DictConfig) -> str:
+    record: dict[str, Any] = {"attention": cfg.choices.attention or "none", "stride": cfg.stride}
+    record["config"] = {"attention": {"pattern": OmegaConf.select(cfg, "attention.pattern")}}
+    return mechanism(SavedRecord(Path(), record | {"compress": cfg.choices.compress}))
 
 
 def _unseparated(cell: str, column: str) -> str:
@@ -409,30 +336,28 @@ def _unseparated(cell: str, column: str) -> str:
     return cell.replace(",", "") if column in NUMBERS else cell
 
 
-def _corpus_and_updates(found: Sequence[SavedRecord]) -> str:
+def _corpus_and_updates(records: Sequence[SavedRecord]) -> str:
     """The corpus and the updates of finished trainings; empty where there are none."""
-    trained = [one for one in found if one.number("training.steps") is not None]
-    corpora = sorted({str(one.record["corpus"]) for one in trained})
-    steps = sorted({int(one.number("training.steps") or 0) for one in trained})
+    trained = [saved for saved in records if saved.number("training.steps") is not None]
     if not trained:
         return ""
+    corpora = sorted({str(saved.record["corpus"]) for saved in trained})
+    steps = sorted({int(saved.number("training.steps") or 0) for saved in trained})
     corpus = "embedded sample corpus" if corpora == ["sample"] else "; ".join(corpora)
     return f"Corpus: {corpus}. Updates: {' to '.join(str(n) for n in dict.fromkeys((steps[0], steps[-1])))}."
 
 
-def _given(one: SavedRecord) -> dict[str, str]:
+def _settings(saved: SavedRecord) -> dict[str, str]:
     """The settings of the job's command line."""
-    words = shlex.split(one.record["command"])
+    words = shlex.split(saved.record["command"])
     words = words[words.index("attnlab") + 1 :] if "attnlab" in words else words
     return {key: value for key, equals, value in (word.partition("=") for word in words) if equals and key[0] != "-"}
 
 
-def _settings(one: SavedRecord, varied: Sequence[str]) -> list[str]:
-    given = _given(one)
-    return [given.get(key, "") for key in varied]
-
-
-def _protocol(one: SavedRecord) -> str:
-    about = one.record["inference"]
-    parts = [f"beam {about['beam']}"] if one.number("inference.beam") is not None else []
-    return ", ".join([str(about["protocol"]), *parts, str(about["dtype"]), one.record["environment"]["device"]])
+def _protocol(saved: SavedRecord) -> str | None:
+    """How a job was measured while it was scored; None where it was not."""
+    about = saved.record["inference"]
+    if saved.number("inference.seconds") is None:
+        return None
+    beam = [f"beam {about['beam']}"] if saved.number("inference.beam") is not None else []
+    return ", ".join([str(about["protocol"]), *beam, str(about["dtype"]), saved.record["environment"]["device"]])

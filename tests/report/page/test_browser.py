@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlab.report.page import command
+from attnlab.report import command
 from tests.report.page.conftest import Write
 
 pytest.importorskip("bokeh")

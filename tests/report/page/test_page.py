@@ -14,8 +14,7 @@ import pytest
 
 from attnlab import cli
 from attnlab.errors import ConfigError, DataError
-from attnlab.report import sweep
-from attnlab.report.page import command
+from attnlab.report import command, sweep
 from attnlab.report.page.gather import POINTS, differing, gather, thinned
 from tests.report.page.conftest import RECORD, ROOT, Write
 
