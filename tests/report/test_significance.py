@@ -216,8 +216,8 @@ def test_what_is_refused(scored: Scored) -> None:
         "line 3: reference 'another'": scored(
             "other", GOOD, {"bleu": 9.0}, [REFERENCES[0], "another", *REFERENCES[2:]]
         ),
-        "the record says 12.0": scored("score", GOOD, {"bleu": 12.0}),
-        "has WER, and ": scored("metric", GOOD, {"wer": 12.0}),
+        "the record has 12.0": scored("score", GOOD, {"bleu": 12.0}),
+        "has WER: a paired test": scored("metric", GOOD, {"wer": 12.0}),
         "none/predictions.tsv: cannot be read": scored("none", None, bleu(GOOD)),
     }
     for name, value in (("nan", float("nan")), ("huge", 10**400), ("text", "nan"), ("true", True)):
@@ -233,7 +233,7 @@ def test_what_is_refused(scored: Scored) -> None:
             significance.differences(one, two)
         assert "\n" not in str(raised.value)
     few = [scored(f"few{n}", GOOD[:29], bleu(GOOD[:29], REFERENCES[:29]), REFERENCES[:29]) for n in range(2)]
-    with pytest.raises(DataError, match="too few items for a paired test: expected at least 30, got 29"):
+    with pytest.raises(DataError, match="expected at least 30 items for a paired test, got 29"):
         significance.differences(few[0], few[1])
 
 
@@ -270,7 +270,7 @@ def test_the_command_that_compares_runs(scored: Scored, tmp_path: Path, capsys: 
         r"\(paired bootstrap of 40 items, 1000 resamples, seed 12345; sacrebleu's own p is 0.0010\)",
         lines[at + 1],
     )
-    assert lines[at + 2].startswith(f"{tmp_path}/runs/c: not run: ") and "39 predictions" in lines[at + 2]
+    assert lines[at + 2].startswith(f"{tmp_path}/runs/c: not run: ") and "39 rows" in lines[at + 2]
     assert lines[at + 3].startswith(f"{tmp_path}/runs/d: not run: {tmp_path}/runs/d/predictions.tsv: cannot be read")
 
 
@@ -280,7 +280,7 @@ def test_runs_that_cannot_be_tested_say_why(scored: Scored, tmp_path: Path, caps
         scored(f"bleu_{name}", None, {"bleu": 20.0})
         scored(f"none_{name}", None, {})
     for name, why in (
-        ("", "there is no paired test for perplexity; there is one for BLEU, ROUGE, WER and accuracies"),
+        ("", "has perplexity: a paired test needs BLEU, ROUGE, WER or an accuracy"),
         ("bleu_", "predictions.tsv: cannot be read"),
         ("none_", "has no score, and "),
     ):

@@ -1,7 +1,7 @@
 """Records of compressed language models: a table, and a plot of accuracy over the compression rate."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -78,11 +78,12 @@ def runs_of(records: Sequence[SavedRecord]) -> pd.DataFrame:
 
     Records of one recipe and corpus belong together. A sample world follows from its seed: all count as one corpus.
     """
-    runs = frame(sorted(records, key=lambda saved: str(saved.record["started"])), **{
+    columns: dict[str, str | Callable[[SavedRecord], Any]] = {
         "Model": _model, "Questions": _questions, "Method": "compress", "Kept": _keep, "Seed": "seed",
         "recipe": "identity.recipe", "corpus": _corpus, "settings": _settings,
         "Corpus": "corpus", "Device": "environment.device", "Git": "environment.git", "Command": "command",
-    })  # fmt: skip
+    }  # fmt: skip
+    runs = frame(sorted(records, key=lambda saved: str(saved.record["started"])), **columns)
     runs = runs.join(pd.DataFrame(map(_numbers, runs["saved"]), index=runs.index))
     same = [*GROUP[:4], "recipe", "corpus"]
     runs = runs.astype({"Kept": float, "Seed": int}).drop_duplicates([*same, "Seed"], keep="last")

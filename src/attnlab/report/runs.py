@@ -6,7 +6,7 @@ Everything comes from the index of the folder (:mod:`attnlab.run.ledger`); nothi
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -76,13 +76,7 @@ ABOUT = ("status", "started", "seed", "corpus", "identity.corpus", "environment.
 
 @dataclass(frozen=True)
 class Request:
-    """A command line of `attnlab runs`, in its parts.
-
-    Args:
-        names: words that are neither a filter nor a flag.
-        filters: by key.
-        yes: whether --yes was given.
-    """
+    """A command line of `attnlab runs` in its parts; `names` are words that are neither a filter nor a flag."""
 
     names: list[str]
     filters: dict[str, list[str]]
@@ -91,9 +85,6 @@ class Request:
 
 def main(arguments: Sequence[str]) -> int:
     """Do what the words after `attnlab runs` say.
-
-    Args:
-        arguments: of the command line.
 
     Returns:
         The exit code: 0.
@@ -118,17 +109,16 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"runs {first}: neither a folder nor one of {', '.join(actions)}{nearest(first, list(actions))}"
         )
-    found = _chosen(_ledger(words.names), words.filters)
-    print("\n".join(lines(found)))
-    print(counted(len(found), "run"), file=sys.stderr)
+    runs = _chosen(_ledger(words.names), words.filters)
+    rows = _aligned([HEADINGS, *map(_cells, runs)], right={HEADINGS.index("seed"), HEADINGS.index("cache")})
+    errors = [printable(f"  ({' '.join(run.error.split())[:120]})") if run.error else "" for run in runs]
+    print("\n".join(map("".join, zip(rows, ["", *errors], strict=True))))
+    print(counted(len(runs), "run"), file=sys.stderr)
     return 0
 
 
 def parsed(arguments: Sequence[str]) -> Request:
     """The parts of a command line.
-
-    Args:
-        arguments: the words after `attnlab runs`.
 
     Raises:
         ConfigError: an unknown flag or key.
@@ -149,67 +139,38 @@ def parsed(arguments: Sequence[str]) -> Request:
     return Request(names, filters, yes)
 
 
-def lines(found: Sequence[LedgerEntry]) -> list[str]:
-    """A table of runs as text, with its headings.
-
-    Args:
-        found: the runs.
-    """
-    rows = [HEADINGS, *map(_cells, found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    right = {HEADINGS.index(name) for name in ("seed", "cache")}
-    texts = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        texts.append("  ".join(cells).rstrip())
-    for i, run in enumerate(found, 1):
-        texts[i] += printable(f"  ({' '.join(run.error.split())[:120]})") if run.error else ""
-    return texts
-
-
 def compare(words: Request) -> None:
-    """Print in what runs differ, their numbers side by side, and how sure the differences to the first run are.
-
-    Args:
-        words: two or more run directories or records.
-    """
+    """Print in what two or more runs differ, their numbers, and how sure the differences to the first run are."""
     if len(words.names) < 2 or words.filters:
         raise ConfigError("runs compare takes two or more run directories or records, and nothing else")
     files = [path / RECORD if (path := Path(name)).is_dir() else path for name in words.names]
     for file in files:
         if not file.is_file():
             raise DataError(f"{file}: no such file; expected a run directory or its record")
-    read = {one.path: one for one in collect(files)}
+    read = {saved.path: saved for saved in collect(files)}
     if unread := [file for file in files if file not in read]:
         raise DataError(f"{unread[0]}: not a record that can be read")
     runs = [read[file] for file in files]
-    texts = [["", *words.names], *_rows(runs, ABOUT, always=True)]
+    plain = [dict(leaves(run.record)) for run in runs]
     recipes = [dict(leaves(run.canonical)) for run in runs]
-    keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
-    differing = [key for key in keys if len({str(recipe.get(key, "unset")) for recipe in recipes}) > 1]
-    alike = "" if differing else " (the same)"
-    texts.append([f"RECIPE{alike}", *[""] * len(runs)])
-    texts += [[key, *(str(recipe.get(key, "unset")) for recipe in recipes)] for key in sorted(differing)]
-    texts.append(["NUMBERS", *[""] * len(runs)])
+    rows = [["", *words.names], *([key, *(str(each.get(key, NOT_RUN)) for each in plain)] for key in ABOUT)]
+    settings = {key: [str(recipe.get(key, "unset")) for recipe in recipes] for recipe in recipes for key in recipe}
+    differing = [[key, *values] for key, values in sorted(settings.items()) if len(set(values)) > 1]
+    rows += [[f"RECIPE{'' if differing else ' (the same)'}", *[""] * len(runs)], *differing]
+    rows.append(["NUMBERS", *[""] * len(runs)])
     quality = dict.fromkeys(f"quality.{name}" for run in runs for name in run.record["quality"])
-    texts = [list(map(printable, row)) for row in [*texts, *_rows(runs, [*quality, *COMPARED])]]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    for row in texts:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for key in [*quality, *COMPARED]:
+        first, *_ = numbers = [run.number(key) for run in runs]
+        if any(number is not None for number in numbers):
+            rows.append([key, *(_number(run, key, first) for run in runs)])
+    print("\n".join(_aligned([list(map(printable, row)) for row in rows])))
     print(printable(f"SIGNIFICANCE, against {words.names[0]}"))
     for name, run in zip(words.names[1:], runs[1:], strict=True):
         print("\n".join(printable(f"{name}: {line}") for line in sure(runs[0], run)))
 
 
 def missing(words: Request) -> None:
-    """Print the commands of the rows for which there is no finished record of the row's recipe.
-
-    Args:
-        words: specifications of tables, and perhaps a folder.
-    """
+    """Print the commands of the rows of tables for which there is no finished record of the row's recipe."""
     from attnlab.report.context import newest
     from attnlab.report.match import choose, scored
     from attnlab.report.spec import read_spec
@@ -219,9 +180,8 @@ def missing(words: Request) -> None:
         raise ConfigError("runs missing takes specifications of tables, such as experiments/mtla/table1.yaml")
     roots = [name for name in words.names if name not in specs]
     runs = _chosen(_ledger(roots), words.filters) if roots or OUTPUTS.is_dir() else []
-    chosen = [run for run in runs if run.status == "finished"]
     for name, spec in specs.items():
-        files = [run.directory / RECORD for run in chosen if run.mode in spec.modes]
+        files = [run.directory / RECORD for run in runs if run.status == "finished" and run.mode in spec.modes]
         records = collect(files) if files else []
         rows = [row for row in spec.rows if row.command]
         if spec.picture == "context":
@@ -229,10 +189,9 @@ def missing(words: Request) -> None:
         else:
             usable = scored(records, spec)[1]
             lacking = [row for row in rows if not any(not wrong for _, wrong in choose(row, usable, spec))]
-        commands = list(
-            dict.fromkeys([spec.before] * bool(spec.before and lacking) + [spec.row_command(r) for r in lacking])
-        )
-        print(*commands, sep="\n", end="\n" if commands else "")
+        commands = [spec.before] * bool(spec.before and lacking) + [spec.row_command(row) for row in lacking]
+        for command in dict.fromkeys(commands):
+            print(command)
         print(f"{name}: {len(lacking)} of {len(rows)} rows are still to be run", file=sys.stderr)
 
 
@@ -241,9 +200,6 @@ def prune(words: Request) -> None:
 
     Only run directories below the folder are removed, none that is in progress, reached through a link, holds anything
     that no run has written, or was used by another run of the folder.
-
-    Args:
-        words: what to remove, filters, and perhaps a folder.
     """
     what = [name for name in words.names if name in PRUNED]
     rest = [name for name in words.names if name not in PRUNED]
@@ -278,9 +234,9 @@ def prune(words: Request) -> None:
         print(printable(f"{path}  {size:,.1f} MiB  {why}"))
         count += 1
     them = "it" if count == 1 else "them"
-    said = "removed" if words.yes else f"would be removed: the same command with --yes removes {them}"
+    done = "removed" if words.yes else f"would be removed: the same command with --yes removes {them}"
     left = f"; {len(gone) - count} left, see above" if count < len(gone) else ""
-    print(f"{counted(count, 'folder')} {said}{left}", file=sys.stderr)
+    print(f"{counted(count, 'folder')} {done}{left}", file=sys.stderr)
     if failed:
         raise DataError(f"{counted(failed, 'folder')} could not be removed, see above")
 
@@ -305,24 +261,23 @@ def _chosen(ledger: Ledger, filters: Mapping[str, Sequence[str]], quiet: bool = 
         if run.status == BROKEN and not asked:
             print(printable(f"warning: {run.directory / RECORD}: skipped: {run.error}"), file=sys.stderr)
     runs = [run for run in runs if asked or run.status != BROKEN]
-    for key, wanted in filters.items():
-        has = FILTERS[key]
-        wanted = [COMMIT.sub(r"\1*\2", text) for text in wanted] if key == "commit" else wanted
-        kept = [run for run in runs if any(_fits(value, pattern) for value in has(run) for pattern in wanted)]
-        if runs and not kept:
-            there = sorted({_text(value) for run in runs for value in has(run)})
+    for key, patterns in filters.items():
+        values = {id(run): ["null" if value is None else str(value) for value in FILTERS[key](run)] for run in runs}
+        wanted = [COMMIT.sub(r"\1*\2", text) for text in patterns] if key == "commit" else patterns
+        passed = [run for run in runs if any(fnmatchcase(text, want) for text in values[id(run)] for want in wanted)]
+        if runs and not passed:
+            there = sorted({text for texts in values.values() for text in texts})
             known = ", ".join(there[:12]) + (", …" if len(there) > 12 else "")
             print(printable(f"no run has {key}={','.join(wanted)}; there are {known}"), file=sys.stderr)
-        runs = kept
+        runs = passed
     return runs
 
 
-def _fits(value: Any, pattern: str) -> bool:
-    return fnmatchcase(_text(value), pattern)
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value)
+def _aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Rows of cells as lines of text; `right`: the columns that are flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.rjust if i in right else str.ljust for i in range(len(widths))]
+    return ["  ".join(side(*cell) for side, *cell in zip(sides, row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _cells(run: LedgerEntry) -> tuple[str, ...]:
@@ -341,22 +296,9 @@ def _local(started: str) -> str:
         return started
 
 
-def _rows(runs: Sequence[SavedRecord], keys: Iterable[str], always: bool = False) -> list[list[str]]:
-    """A row for each dotted key of records: `always`, as it is, else numbers, with their ratio to the first run's
-    and the standard error of an accuracy."""
-    rows = []
-    for key in keys:
-        numbers = [run.number(key) for run in runs]
-        if always:
-            rows.append([key, *(str(dict(leaves(run.record)).get(key, NOT_RUN)) for run in runs)])
-        elif any(number is not None for number in numbers):
-            errors = [standard_error(run, key) for run in runs]
-            cells = [_number(number, numbers[0], error) for number, error in zip(numbers, errors, strict=True)]
-            rows.append([key, *cells])
-    return rows
-
-
-def _number(value: float | None, first: float | None, error: float | None) -> str:
+def _number(run: SavedRecord, key: str, first: float | None) -> str:
+    """A number of a run with its standard error and its ratio to the first run's number."""
+    value, error = run.number(key), standard_error(run, key)
     if value is None:
         return NOT_RUN
     ratio = f" ({value / first:.3g}x)" if first and value != first else ""

@@ -12,9 +12,11 @@ instead of from the differences (as Moses does): of systems that are equal it ca
 """
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.callbacks.summary import label
@@ -34,9 +36,10 @@ LEVEL = 20  # one in so many: 5 %
 PREDICTIONS = "predictions.tsv"
 HEADINGS = {"reference", "hypothesis"}
 OFF = 0.006  # a record's score is rounded to two digits
+METRICS = ("bleu", "wer", "rouge1", "rouge2", "rougeL", "accuracy", "top1")  # that predictions can give
 COUNTED = {  # shares in percent, by their name in `quality`, and what they are shares of
-    "top1": "images", "top5": "images",
-    "accuracy": ("questions", "sentences"), "accuracy_constrained": "sentences",
+    "top1": ["images"], "top5": ["images"],
+    "accuracy": ["questions", "sentences"], "accuracy_constrained": ["sentences"],
 }  # fmt: skip
 Row = dict[str, str]
 
@@ -47,11 +50,9 @@ class Difference:
 
     Args:
         metric: its name in the records' `quality`.
-        first: the score of the first record.
-        second: that of the second one.
+        first, second: the scores.
         p: how probable a difference of at least this size is if there is none, see :func:`bootstrap`.
-        low: lower end of the 95 % interval of second - first: zero lies outside where p < 0.05, and only there.
-        high: the upper end.
+        low, high: ends of the 95 % interval of second - first: zero lies outside where p < 0.05, and only there.
         sacrebleu: the p of sacrebleu's `PairedTest(test_type="bs")`; None: not BLEU, or the scores are equal.
         items: sentences, questions or images of the test set.
         resamples: how often it was drawn anew.
@@ -70,22 +71,94 @@ class Difference:
     seed: int
 
     def __str__(self) -> str:
-        p = _probability(self.p)
         interval = f"95 % interval {self.low:+.2f} to {self.high:+.2f}"
-        theirs = "" if self.sacrebleu is None else f"; sacrebleu's own p is {_probability(self.sacrebleu)}"
+        other = "" if self.sacrebleu is None else f"; sacrebleu's own p is {_probability(self.sacrebleu)}"
         return (
-            f"{label(self.metric)} {self.second - self.first:+.2f}, {interval}, p = {p} "
-            f"(paired bootstrap of {self.items} items, {self.resamples} resamples, seed {self.seed}{theirs})"
+            f"{label(self.metric)} {self.second - self.first:+.2f}, {interval}, p = {_probability(self.p)} "
+            f"(paired bootstrap of {self.items} items, {self.resamples} resamples, seed {self.seed}{other})"
         )
 
 
-def has_predictions(found: SavedRecord) -> bool:
-    """Whether a record has a file of predictions beside it.
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions of a record: predictions.tsv beside record.json, NAME.predictions.tsv beside NAME.json.
 
-    Args:
-        found: the record.
+    Raises:
+        DataError: of `rows` and `statistics`: the file is missing or damaged.
     """
-    return _file(found).is_file()
+
+    saved: SavedRecord
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        path = self.saved.path
+        return path.parent / PREDICTIONS if path.name == "record.json" else path.with_suffix(f".{PREDICTIONS}")
+
+    @property
+    def metrics(self) -> list[str]:
+        """The record's metrics that predictions can give.
+
+        Beside an accuracy the words after the class are counted; the rows do not tell these from the class.
+        """
+        names = [name for name in METRICS if self.saved.number(f"quality.{name}") is not None]
+        return ["accuracy"] if "accuracy" in names else names
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The items of the test set."""
+        try:
+            with open(self.path, encoding="utf-8", newline="") as file:
+                reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
+                rows = list(reader)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read ({error.strerror}); a run that scores writes it") from error
+        except (ValueError, csv.Error) as error:
+            raise DataError(f"{self.path}: not a file of predictions: {' '.join(str(error).split())}") from error
+        if not set(reader.fieldnames or ()) >= HEADINGS or not rows:
+            raise DataError(f"{self.path}: not a file of predictions: expected rows with {', '.join(sorted(HEADINGS))}")
+        for line, row in enumerate(rows, 2):
+            if None in row.values() or None in row:
+                raise DataError(f"{self.path}, line {line}: expected {len(reader.fieldnames or ())} cells")
+        return rows
+
+    def statistics(self, name: str) -> "Statistics":
+        """(items, statistics) of a metric: what :func:`_bleu` or :func:`_share` takes, summed over the items."""
+        import numpy as np
+
+        pairs = [(row["hypothesis"], row["reference"]) for row in self.rows]
+        values: list[Any]
+        if name == "bleu":
+            from sacrebleu.metrics import BLEU
+
+            scorer = BLEU()
+            scores = [scorer.corpus_score([hypothesis], [[reference]]) for hypothesis, reference in pairs]
+            values = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
+        elif name == "wer":
+            from attnlab.metrics.wer import word_errors
+
+            punctuation = "words as written" in str(self.saved.record["quality"].get("signature"))
+            errors = [word_errors([hypothesis], [reference], punctuation) for hypothesis, reference in pairs]
+            values = [[e["insertions"] + e["deletions"] + e["substitutions"], e["words"]] for e in errors]
+        elif name.startswith("rouge"):
+            from attnlab.metrics.rouge import text_scores
+
+            values = [[score[name], 1] for score in text_scores(pairs)]
+        elif "right" in self.rows[0]:
+            for line, row in enumerate(self.rows, 2):
+                if row["right"] not in ("0", "1"):
+                    raise DataError(f"{self.path}, line {line}: right: expected 0 or 1, got {row['right'][:40]!r}")
+            values = [[int(row["right"]), 1] for row in self.rows]
+        elif name == "top1":
+            values = [[hypothesis == reference, 1] for hypothesis, reference in pairs]
+        else:  # the class is the first word
+            values = [[hypothesis.split()[:1] == reference.split()[:1], 1] for hypothesis, reference in pairs]
+        return np.array(values, dtype=np.float64)
+
+
+def has_predictions(saved: SavedRecord) -> bool:
+    """Whether a record has a file of predictions beside it."""
+    return Predictions(saved).path.is_file()
 
 
 def differences(
@@ -93,11 +166,7 @@ def differences(
 ) -> list[Difference]:
     """How sure the differences between two records are, in each metric that their predictions give.
 
-    Beside record.json the predictions are in predictions.tsv, beside NAME.json in NAME.predictions.tsv.
-
     Args:
-        first: a finished record of a test set.
-        second: another one of the same test set, scored by the same metric.
         resamples: how often the test set is drawn anew, at least 20 times.
         seed: of the draws.
 
@@ -105,49 +174,39 @@ def differences(
         DataError: predictions are missing or damaged, are fewer than FEWEST, are not of the same items, or do not give
             the record's score; or the records are not scored by one metric.
     """
-    metrics = [name for name in _metrics(first) if name in _metrics(second)]
+    one, other = Predictions(first), Predictions(second)
+    metrics = [name for name in one.metrics if name in other.metrics]
     if not metrics:
-        scores = [next((name for name in one.record["quality"] if one.number(f"quality.{name}") is not None), "")
-                  for one in (first, second)]  # fmt: skip
-        mine, theirs = (label(name) or "no score" for name in scores)
-        if mine == theirs != "no score":
-            raise DataError(f"there is no paired test for {mine}; there is one for BLEU, ROUGE, WER and accuracies")
+        names = [
+            next((label(name) for name in saved.record["quality"] if saved.number(f"quality.{name}") is not None), "")
+            for saved in (first, second)
+        ]
         raise DataError(
-            f"{second.name} has {theirs}, and {first.name} has {mine}: a paired test needs BLEU, ROUGE, WER or an "
-            "accuracy of both"
+            f"{first.name} has {names[0] or 'no score'}, and {second.name} has {names[1] or 'no score'}: a paired test "
+            "needs BLEU, ROUGE, WER or an accuracy of both"
         )
-    rows = [_rows(one) for one in (first, second)]
-    _same_items(first, second, *rows)
-    if len(rows[0]) < FEWEST:
-        raise DataError(
-            f"{_file(first)}: too few items for a paired test: expected at least {FEWEST}, got {len(rows[0])}"
-        )
+    _check_items(one, other)
     found = []
     for name in metrics:
         score = _bleu if name == "bleu" else _share
-        own, other = (_statistics(name, each, one) for each, one in zip(rows, (first, second), strict=True))
-        for one, statistics in ((first, own), (second, other)):
-            value, said = score(statistics.sum(0)), one.number(f"quality.{name}")
-            if said is None or not abs(value - said) <= OFF:
+        tables = [predictions.statistics(name) for predictions in (one, other)]
+        for predictions, statistics in zip((one, other), tables, strict=True):
+            value, recorded = score(statistics.sum(0)), predictions.saved.number(f"quality.{name}")
+            if recorded is None or not abs(value - recorded) <= OFF:
                 raise DataError(
-                    f"{_file(one)}: its rows give {name} {value:.2f}, and the record says {said}: they are of another "
-                    "scoring, or the record's counts further references of each text"
+                    f"{predictions.path}: its rows give {name} {value:.2f}, but the record has {recorded}: they are of "
+                    "another scoring, or the record's counts further references of each text"
                 )
-        a, b, p, low, high, moses = bootstrap(own, other, score, resamples, seed)
-        said_by_sacrebleu = moses if name == "bleu" and a != b else None
-        found.append(Difference(name, a, b, p, low, high, said_by_sacrebleu, len(own), resamples, seed))
+        a, b, p, low, high, moses = bootstrap(*tables, score, resamples, seed)
+        sacrebleu = moses if name == "bleu" and a != b else None
+        found.append(Difference(name, a, b, p, low, high, sacrebleu, len(tables[0]), resamples, seed))
     return found
 
 
 def sure(first: SavedRecord, second: SavedRecord) -> list[str]:
-    """A line for each metric in which two records differ, or one that says why there is none.
-
-    Args:
-        first: the record to which the other is compared.
-        second: the other.
-    """
+    """A line for each metric in which the second record differs from the first, or one that says why there is none."""
     try:
-        return [str(one) for one in differences(first, second)]
+        return [str(difference) for difference in differences(first, second)]
     except DataError as error:
         return [f"{NOT_RUN}: {error}"]
 
@@ -165,11 +224,9 @@ def bootstrap(
     sacrebleu counts #{|d_b| - mean |d_b| > |d|} instead; the draws are those of its `PairedTest(test_type="bs")`.
 
     Args:
-        first: (items, statistics) of one system.
-        second: those of another, in the same order.
+        first, second: (items, statistics) of two systems, in the same order.
         score: the score of summed statistics.
         resamples: how often the items are drawn anew, at least 20 times.
-        seed: of the draws.
     """
     import numpy as np
 
@@ -183,29 +240,26 @@ def bootstrap(
     change = drawn[:, 1] - drawn[:, 0]
     away, size = np.sort(np.abs(change - change.mean())), np.abs(change)
     p = (int((away >= abs(other - one)).sum()) + 1) / (resamples + 1)
-    theirs = (int((size - size.mean() > abs(other - one)).sum()) + 1) / (resamples + 1)
+    moses = (int((size - size.mean() > abs(other - one)).sum()) + 1) / (resamples + 1)
     beyond = -(-(resamples + 1) // LEVEL) - 1  # p < 0.05 where fewer than so many draws lie at least as far away as d
     width = float(away[-beyond])
-    return one, other, p, other - one - width, other - one + width, theirs
+    return one, other, p, other - one - width, other - one + width, moses
 
 
-def standard_error(found: SavedRecord, key: str) -> float | None:
+def standard_error(saved: SavedRecord, key: str) -> float | None:
     """The standard error over the items of the test set, in the unit of the number; None: it has none.
 
-    lm-evaluation-harness' and the questions' own are in the record (`KEY_stderr`). The share p of n images or sentences
+    lm-evaluation-harness' and the questions' are in the record (`KEY_stderr`). The share p of n images or sentences
     has sqrt(p (1 - p) / n). A value that is no share, or a count that is none, gives None.
 
     Args:
-        found: the record.
         key: the dotted key of the number.
     """
-    own = found.number(f"{key}_stderr")
+    recorded, value = saved.number(f"{key}_stderr"), saved.number(key)
     section, _, name = key.rpartition(".")
-    value = found.number(key)
-    if own is not None or value is None or section != "quality" or name not in COUNTED:
-        return own
-    units = COUNTED[name]
-    counts = [found.number(f"quality.{unit}") for unit in ([units] if isinstance(units, str) else units)]
+    if recorded is not None or value is None or section != "quality" or name not in COUNTED:
+        return recorded
+    counts = [saved.number(f"quality.{unit}") for unit in COUNTED[name]]
     count = next((count for count in counts if count is not None and count > 0), None)
     if count is None or not 0 <= value <= 100:
         return None
@@ -216,90 +270,21 @@ def _probability(p: float) -> str:
     return f"{p:.3f}" if p >= 0.01 else f"{p:.4f}"
 
 
-def _file(found: SavedRecord) -> Any:
-    """The predictions of a record."""
-    own = found.path.name == "record.json"
-    return found.path.parent / PREDICTIONS if own else found.path.with_suffix(f".{PREDICTIONS}")
-
-
-def _metrics(found: SavedRecord) -> list[str]:
-    """Those of a record's metrics that its predictions can give."""
-    known = ("bleu", "wer", "rouge1", "rouge2", "rougeL", "accuracy", "top1")
-    names = [name for name in known if found.number(f"quality.{name}") is not None]
-    # beside an accuracy the words after the class are counted, which the rows do not tell from the class
-    return ["accuracy"] if "accuracy" in names else names
-
-
-def _rows(found: SavedRecord) -> list[Row]:
-    path = _file(found)
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
-            rows = list(reader)
-    except OSError as error:
+def _check_items(one: Predictions, other: Predictions) -> None:
+    """Refuse predictions of too few items, or of two test sets."""
+    if len(one.rows) != len(other.rows):
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}); a run that scores leaves it beside its record"
-        ) from error
-    except (ValueError, csv.Error) as error:
-        raise DataError(f"{path}: not a file of predictions: {' '.join(str(error).split())}") from error
-    if not set(reader.fieldnames or ()) >= HEADINGS or not rows:
-        raise DataError(f"{path}: not a file of predictions: expected rows with {' and '.join(sorted(HEADINGS))}")
-    for line, row in enumerate(rows, 2):
-        if None in row.values() or None in row:
-            raise DataError(f"{path}, line {line}: expected {len(reader.fieldnames or ())} cells")
-    return rows
-
-
-def _same_items(first: SavedRecord, second: SavedRecord, own: Sequence[Row], other: Sequence[Row]) -> None:
-    if len(own) != len(other):
-        raise DataError(
-            f"{_file(second)}: {len(other)} predictions, and {_file(first)} has {len(own)}: not of one test set"
+            f"{other.path}: {len(other.rows)} rows, but {one.path} has {len(one.rows)}: not of one test set"
         )
-    for line, (mine, theirs) in enumerate(zip(own, other, strict=True), 2):
+    for line, rows in enumerate(zip(one.rows, other.rows, strict=True), 2):
         for key in ("id", "reference"):
-            if mine.get(key) != theirs.get(key):
+            a, b = (row.get(key) for row in rows)
+            if a != b:
                 raise DataError(
-                    f"{_file(second)}, line {line}: {key} {theirs.get(key)!r}, and {_file(first)} has "
-                    f"{mine.get(key)!r}: not of one test set"
+                    f"{other.path}, line {line}: {key} {b!r}, but {one.path} has {a!r}: not of one test set"
                 )
-
-
-def _punctuation(found: SavedRecord) -> bool:
-    """Whether words are what stands between spaces."""
-    return "words as written" in str(found.record["quality"].get("signature"))
-
-
-def _statistics(name: str, rows: Sequence[Row], found: SavedRecord) -> "Statistics":
-    """(items, statistics) of a metric: what :func:`_bleu` or :func:`_share` takes, summed over the items."""
-    import numpy as np
-
-    pairs = [(row["hypothesis"], row["reference"]) for row in rows]
-    if name == "bleu":
-        from sacrebleu.metrics import BLEU
-
-        scorer = BLEU()
-        scores = [scorer.corpus_score([hypothesis], [[reference]]) for hypothesis, reference in pairs]
-        values: list[Any] = [[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in scores]
-    elif name == "wer":
-        from attnlab.metrics.wer import word_errors
-
-        punctuation = _punctuation(found)
-        each = [word_errors([hypothesis], [reference], punctuation) for hypothesis, reference in pairs]
-        values = [[one["insertions"] + one["deletions"] + one["substitutions"], one["words"]] for one in each]
-    elif name.startswith("rouge"):
-        from attnlab.metrics.rouge import text_scores
-
-        values = [[one[name], 1] for one in text_scores([(hypothesis, reference) for hypothesis, reference in pairs])]
-    elif "right" in rows[0]:
-        for line, row in enumerate(rows, 2):
-            if row["right"] not in ("0", "1"):
-                raise DataError(f"{_file(found)}, line {line}: right: expected 0 or 1, got {row['right'][:40]!r}")
-        values = [[int(row["right"]), 1] for row in rows]
-    elif name == "top1":
-        values = [[hypothesis == reference, 1] for hypothesis, reference in pairs]
-    else:  # the class is the first word
-        values = [[hypothesis.split()[:1] == reference.split()[:1], 1] for hypothesis, reference in pairs]
-    return np.array(values, dtype=np.float64)
+    if len(one.rows) < FEWEST:
+        raise DataError(f"{one.path}: expected at least {FEWEST} items for a paired test, got {len(one.rows)}")
 
 
 def _bleu(sums: "Statistics") -> float:

@@ -16,15 +16,15 @@ SIZES = {"parameters": "Parameters", "cache": "Cache per token and layer"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. One of `value`, `mean`, `ratio`, `against`, `computed`, `setting`, `statistic`: our number.
+    """A column of a table. One of value, mean, ratio, against, computed, setting and statistic gives our number.
 
     Args:
         key: its name in a row's `published` and `computed`.
         label: its heading.
         value: a dotted key of the record.
-        mean: dotted keys of the record; the mean of all of them.
-        ratio: the same; the baseline's number divided by the row's.
-        against: the same; the row's number minus the baseline's.
+        mean: dotted keys of the record, whose mean is shown.
+        ratio: a dotted key: the baseline's number divided by the row's.
+        against: a dotted key: the row's number minus the baseline's.
         computed: the row's `computed` number.
         setting: a dotted key of the configuration that the row's command gives; a row may name another.
         statistic: of the row's split, a key of `statistics` in the records of mode=statistics.

@@ -129,9 +129,6 @@ def gather(places: Iterable[Path]) -> list[Shown]:
     What lies below a folder with a record.json belongs to its run; elsewhere every JSON file that is a record counts,
     as in experiments/.
 
-    Args:
-        places: folders and files.
-
     Raises:
         DataError: a place does not exist.
     """
@@ -140,16 +137,16 @@ def gather(places: Iterable[Path]) -> list[Shown]:
         expected = file.name == RECORD
         name = printable(str(file.parent if expected else file))
         try:
-            found = read(file)
+            saved = read(file)
         except DataError as error:
             if expected:
                 runs.append(Shown(name, {}, BROKEN, str(error).removeprefix(f"{file}: skipped, ")))
             else:
                 log.warning("%s", error)
             continue
-        if found is not None:
+        if saved is not None:
             try:
-                runs.append(_shown(found, name, expected))
+                runs.append(_shown(saved, name, expected))
             except (ValueError, LookupError, TypeError, AttributeError) as error:  # of a kind that nothing checks
                 runs.append(Shown(name, {}, BROKEN, f"a damaged record: {type(error).__name__}: {error}"))
         elif expected:
@@ -158,27 +155,16 @@ def gather(places: Iterable[Path]) -> list[Shown]:
 
 
 def differing(hypothesis: str, reference: str) -> list[tuple[str, bool]]:
-    """The words of a hypothesis in parts, each with whether it differs from the reference.
-
-    Args:
-        hypothesis: a text.
-        reference: a text.
-    """
+    """The words of a hypothesis in parts, each with whether it differs from the reference."""
     words, wanted = hypothesis.split(), reference.split()
     steps = SequenceMatcher(None, wanted, words, autojunk=False).get_opcodes()
     return [(" ".join(words[a:b]), kind != "equal") for kind, _, _, a, b in steps if b > a]
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most POINTS of a curve's points, evenly spread, the first and the last among them.
-
-    Args:
-        points: of the whole curve.
-    """
+    """At most POINTS of a curve's points, evenly spread, the first and the last among them."""
     last = len(points) - 1
-    if last < POINTS:
-        return list(points)
-    return [points[round(i * last / (POINTS - 1))] for i in range(POINTS)]
+    return list(points) if last < POINTS else [points[round(i * last / (POINTS - 1))] for i in range(POINTS)]
 
 
 def _files(place: Path) -> Iterator[Path]:
@@ -197,26 +183,26 @@ def _files(place: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(".json"))
 
 
-def _shown(found: SavedRecord, name: str, whole: bool) -> Shown:
-    """`whole`: the record lies in its run directory, with curves and predictions beside it."""
-    record, directory = found.record, found.path.parent
+def _shown(saved: SavedRecord, name: str, in_its_directory: bool) -> Shown:
+    """`in_its_directory`: the record has curves and predictions beside it."""
+    record, directory = saved.record, saved.path.parent
     status, error = record["status"], " ".join(str(record.get("error") or "").split())
     if status == "running" and not lock.alive(record, directory):
         status, error = "interrupted", "its process is gone"
-    metric = sweep.metric(found) or ""
-    numbers = {column: found.number(key) for column, (key, _) in sweep.NUMBERS.items()}
-    quality = found.number(f"quality.{metric}") if metric else None
+    metric = sweep.metric(saved) or ""
+    numbers = {column: saved.number(key) for column, (key, _) in sweep.NUMBERS.items()}
+    quality = saved.number(f"quality.{metric}") if metric else None
     run = Shown(
         name,
         record,
         status,
         error,
-        sweep.mechanism(found),
+        sweep.mechanism(saved),
         metric,
         quality if _is_number(quality) else None,
         {column: value for column, value in numbers.items() if value is not None and _is_number(value)},
     )
-    if whole:
+    if in_its_directory:
         try:
             logged = read_curves(directory)
             for key in LOSSES:

@@ -28,11 +28,7 @@ NEAR = (*sweep.SIZES, sweep.SPEED)  # what is said beside the mouse; the table h
 
 
 def colours(runs: Sequence[Shown]) -> dict[str, str]:
-    """A colour for each mechanism, the clearest for those that the plots show first; above eighteen they repeat.
-
-    Args:
-        runs: of the page.
-    """
+    """A colour for each mechanism, the clearest for those that the plots show first; above eighteen they repeat."""
     cache = [run for run in runs if run.quality is not None and sweep.SIZES[1] in run.numbers]
     scored = [run for run in runs if run.quality is not None]
     names = dict.fromkeys(name for some in (cache, scored, runs) for name in sorted({run.mechanism for run in some}))
@@ -44,7 +40,6 @@ def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
     """The quality of the runs over one of their other numbers; which one, the page's script sets.
 
     Args:
-        runs: of the page.
         first: the number at the beginning, which some run has.
         target: the element that the plot stands in.
     """
@@ -76,8 +71,6 @@ def curves(runs: Sequence[Shown], loss: str, target: str) -> dict[str, Any]:
     """A line for each run that logged a loss; a dot where it logged one once.
 
     Args:
-        runs: of the page.
-        loss: one of LOSSES.
         target: the element that the plot stands in.
     """
     numbers = [i for i, run in enumerate(runs) if run.curves.get(loss)]

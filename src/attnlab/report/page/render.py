@@ -77,12 +77,7 @@ class Group:
 
 
 def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
-    """The page as HTML.
-
-    Args:
-        runs: as :func:`attnlab.report.page.gather.gather` gives them; without any, the page says so in one line.
-        places: where they were found.
-    """
+    """The page as HTML; without runs it says so in one line. `places`: the folders and files that were read."""
     shown_places = printable(", ".join(map(str, places)))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {}  # Bokeh's JSON defines an object where it first stands: never sorted
@@ -124,15 +119,11 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
 
 
 def groups(runs: Sequence[Shown]) -> list[Group]:
-    """The scored runs by task, metric and corpus: those with a cache first, then the largest group.
-
-    Args:
-        runs: of the page.
-    """
-    found: dict[tuple[str, str, str], list[int]] = {}
+    """The scored runs by task, metric and corpus: those with a cache first, then the largest group."""
+    comparable: dict[tuple[str, str, str], list[int]] = {}
     for i, run in enumerate(runs):
         if run.quality is not None:
-            found.setdefault((str(run.record["task"]), run.metric, run.corpus), []).append(i)
+            comparable.setdefault((str(run.record["task"]), run.metric, run.corpus), []).append(i)
     every = [
         Group(
             f"{task} · {label(metric)} · {corpus} ({len(same)})",
@@ -140,18 +131,13 @@ def groups(runs: Sequence[Shown]) -> list[Group]:
             same,
             [name for name in sweep.NUMBERS if any(name in runs[i].numbers for i in same)],
         )
-        for (task, metric, corpus), same in found.items()
+        for (task, metric, corpus), same in comparable.items()
     ]
     return sorted(every, key=lambda group: (sweep.SIZES[1] not in group.measures, -len(group.runs)))
 
 
 def table(runs: Sequence[Shown], measures: Sequence[str]) -> tuple[list[Column], list[list[Cell]]]:
-    """The table's columns and its rows.
-
-    Args:
-        runs: a row for each.
-        measures: columns of numbers, of :data:`attnlab.report.sweep.NUMBERS`.
-    """
+    """The table's columns, among them those of NUMBERS in `measures`, and a row for each run."""
     columns = [Column("Mechanism"), Column("Task"), Column("Quality", "search", "number"), Column("Metric")]
     columns += [Column(name, "search", "number" if name in FIRST.values() else "number extra") for name in measures]
     columns += [Column("Rank", "list", "number extra"), Column("Seed", "list", "number extra")]
@@ -163,18 +149,15 @@ def table(runs: Sequence[Shown], measures: Sequence[str]) -> tuple[list[Column],
 def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
     """The predictions, those of the same source and reference together.
 
-    Args:
-        runs: of the page.
-
     Returns:
         Of each source its first sample, and for each run its position and the parts of its hypothesis.
     """
-    found: dict[tuple[Any, ...], tuple[Sample, Lines]] = {}
+    sources: dict[tuple[Any, ...], tuple[Sample, Lines]] = {}
     for i, run in enumerate(runs):
         for sample in run.samples:
             key = run.record["task"], run.corpus, sample.source, sample.reference
-            found.setdefault(key, (sample, []))[1].append((i, sample.hypothesis))
-    return list(found.values())
+            sources.setdefault(key, (sample, []))[1].append((i, sample.hypothesis))
+    return list(sources.values())
 
 
 def _row(run: Shown, measures: Sequence[str]) -> list[Cell]:
