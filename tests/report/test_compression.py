@@ -1,6 +1,5 @@
 """Compressed models as a table and plots."""
 
-import csv
 from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
@@ -14,10 +13,8 @@ from attnlab.compression import folder
 from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.transform import compress
 from attnlab.report import compression
-from attnlab.report.command import main
 from attnlab.report.grid import Grid
 from attnlab.run.store import SavedRecord
-from tests.report.conftest import Run
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 
@@ -28,30 +25,6 @@ def about(ranks: list[int], before: float, after: float | str, left: float) -> d
     quality |= {"finetuned": {"top1": after} if isinstance(after, float) else after}  # type: ignore[dict-item]
     remaining = {f"{key}_percent": left for key in ("attention", "multiply_adds", "parameters")}
     return {"layers": layers, "quality": quality, "remaining": remaining}
-
-
-@pytest.mark.slow
-def test_table_and_plots(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    first = run("a", "task=imagenet scale=paper compress=irratt rank=192", compression=about([5, 3], 60.0, 75.0, 50.0))
-    run("b", "task=imagenet scale=paper compress=irratt rank=96", compression=about([3, 3], 40.0, "not run", 30.0))
-    run("c", "task=imagenet scale=paper compress=truncatt rank=16", compression=about([4, 4], 55.0, 70.0, 49.0))
-    run("d", "task=imagenet scale=paper")
-    model = timm.create_model("deit_small_patch16_224", **VIT)
-    compress(model, IrrAtt(rank=8, vo_rank=4), None)
-    folder.save(model, first.parent / "compressed", "deit_small_patch16_224", VIT)
-    out = tmp_path / "out"
-    assert main(["compressed", str(tmp_path / "runs"), "--out", str(out)]) == 0
-    assert {Path(line).name for line in capsys.readouterr().out.split()} == {path.name for path in out.iterdir()}
-    rows = list(csv.DictReader((out / "sweep.csv").open()))
-    assert [(row["Method"], row["Columns of a layer"]) for row in rows] == [
-        ("irratt", "6"), ("irratt", "8"), ("truncatt", "8"),
-    ]  # fmt: skip
-    assert [rows[1][key] for key in ("Relative error", "Top-1 dense", "compressed", "fine-tuned")] == [
-        "0.150", "80.0", "60.0", "75.0",
-    ]  # fmt: skip
-    assert rows[0]["fine-tuned"] == "not run"
-    for picture in out.glob("*.png"):
-        assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path) -> None:
@@ -101,23 +74,6 @@ def test_means_over_seeds_tell_variants_of_a_method_apart() -> None:
     one = of_a_sweep("truncatt", 2, 1.0, 2.0, vo_rank=4)
     one.record["compression"]["quality"]["finetuned"] = "not run"
     assert dict(zip(grid.headers, means_table([*SWEEP, one]).rows[-1], strict=True))["fine-tuned"] == "not run"
-
-
-def test_the_picture_of_several_seeds_has_their_least_and_most() -> None:
-    points = compression.sweep_points(compression.models_of(SWEEP))
-    lines = points.to_csv(index=False).splitlines()
-    assert lines[0] == 'point,method,"multiply-adds, %","top-1, %",least,most,VO rank'
-    assert "compressed,irratt start=random,50.0,62.0,60.0,64.0,2" in lines and lines[-1] == "dense,,,80.0,,,"
-    page = compression.sweep_plot(points)
-    assert [axes.get_title() for axes in page.axes] == [
-        f"{when} fine-tuning, VO rank {rank}" for rank in (2, 4) for when in ("before", "after")
-    ]
-    bars = page.axes[0].containers
-    assert [bar.get_label() for bar in bars] == ["irratt start=cp", "irratt start=random"]
-    reach = bars[1].lines[2][0].get_segments()[0]  # type: ignore[attr-defined]
-    assert reach[:, 1].tolist() == [60.0, 64.0]
-    single = compression.sweep_points(compression.models_of(SWEEP[:1]))
-    assert list(single) == ["point", "method", "multiply-adds, %", "top-1, %"]
 
 
 def test_the_density_of_ranks() -> None:

@@ -29,21 +29,6 @@ def test_the_data_has_every_point_of_the_rows(tmp_path: Path) -> None:
     assert [row[1:] for row in rows["perplexity, B"]] == [["B", seed, 20, 2.718281828459045] for seed in (1, 2)]
 
 
-def test_a_colour_for_each_run_and_names_that_lie_apart(tmp_path: Path) -> None:
-    names = [f"a mechanism of long name {i}" for i in range(9)]
-    picture = draw_together(together(runs(tmp_path, *names, names[0]), PANELS[:1]))
-    (axes,) = picture.axes
-    assert len(axes.lines) == 10
-    assert axes.lines[0].get_color() == axes.lines[-1].get_color() != axes.lines[1].get_color()
-    (legend,) = picture.legends
-    assert [text.get_text() for text in legend.get_texts()] == names
-    picture.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in legend.get_texts()]
-    panel = axes.get_tightbbox()
-    assert panel and not any(box.count_overlaps([*boxes[:i], panel]) for i, box in enumerate(boxes))
-    assert all(picture.bbox.x0 <= box.x0 and box.x1 <= picture.bbox.x1 for box in boxes)
-
-
 def test_a_run_of_one_panel_alone_is_named(tmp_path: Path) -> None:
     panels = [Panel("loss", "A's loss", rows="A"), Panel("loss", "B's loss", rows="B")]
     (legend,) = draw_together(together(runs(tmp_path, "A", "B"), panels)).legends

@@ -1,7 +1,6 @@
 """Heat maps of recall over length and depth, from records with a needle in a haystack."""
 
 import copy
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from attnlab.errors import DataError
-from attnlab.report import everything, needle
+from attnlab.report import needle
 from attnlab.report.command import main
 from attnlab.run.store import collect
 
@@ -56,34 +55,6 @@ def write(template: dict[str, Any], place: Path, seed: int = 1, **settings: Any)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(json.dumps(record))
     return record
-
-
-def test_a_record_under_experiments_is_drawn(template: dict[str, Any], tmp_path: Path) -> None:
-    """By `make figures`, and again, once its table is there, by `make tables`."""
-    root = tmp_path / "experiments"
-    folder = root / "convert" / "needle"
-    write(template, folder / "one.json", stride=2)
-    (root / "t6").mkdir()
-    (root / "t6" / "figure9.yaml").write_text(
-        "{title: x, source: x, baseline: a, command: 'run {row}', columns: [], "
-        "rows: [{label: a, command: task=mustc, published: {}}]}"
-    )
-    files = {path.name for path in everything.figures(root) if path.parent == folder}
-    names = {"needle.md", "needle.tex", "needle.csv", "needle_records.csv"}
-    names |= {f"needle_{name}.{kind}" for name in ("recall", "gain") for kind in ("csv", "png")}
-    assert files == names
-    assert (folder / "needle_recall.png").read_bytes().startswith(b"\x89PNG")
-    assert (folder, needle.render) in everything.folders(root)
-    rows = list(csv.DictReader((folder / "needle_recall.csv").open()))
-    assert len(rows) == 2 * len(LENGTHS) * len(DEPTHS)
-    assert {row["run"] for row in rows} == {"mtla keep=0.5 stride=2"}
-    assert [row["value"] for row in rows if row["length"] == "128"] == ["100", "50", "100", "50", "25", "50"]
-    table = list(csv.DictReader((folder / "needle.csv").open()))
-    assert [row["State"] for row in table] == ["original", "converted"]
-    assert table[1] == {
-        "Run": "mtla keep=0.5 stride=2", "State": "converted", "Perplexity": "3.700", "Cache, bytes per token": "256",
-        "Recall, %": "41.7", "Gain, nats": "0.833", "Recall at 128": "41.7", "Recall at 2,048": "41.7",
-    }  # fmt: skip
 
 
 def test_runs_side_by_side(template: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,6 +190,7 @@ def test_broken_specifications(tmp_path: Path) -> None:
         good.replace("note: gate", "corpus: MuST-C"): "its baseline 'MHA' has another corpus",
         good.replace("baseline: MHA\n", ""): "baseline '' is the label of no row",
         good.replace("digits: 2", "digit: 2"): "digit",
+        good + "plots: [{x: a, y: b, x_label: a, y_label: b, frontier: best}]": "frontier 'best': expected max or min",
     }
     for text, expected in broken.items():
         (tmp_path / "t.yaml").write_text(text)
@@ -251,3 +252,13 @@ def test_wrong_words(words: list[str], error: type[Exception], tmp_path: Path, m
     (tmp_path / "experiments").mkdir()
     with pytest.raises(error):
         main(words)
+
+
+@pytest.mark.parametrize("kind", ["bench", "speed", "compressed", "needle"])
+def test_records_with_nothing_to_show(kind: str, run: Run) -> None:
+    path = run("a", "task=mustc scale=paper attention=mha")
+    with pytest.raises(DataError, match="no finished record"):
+        main([kind, str(path)])
+    path.write_text(json.dumps({}))
+    with pytest.raises(DataError, match="no readable record"):
+        main([kind, str(path)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnlab.errors import ConfigError, DataError
-from attnlab.report.runs import _local, main
+from attnlab.report.runs import main
 from attnlab.run.lock import locked
 from tests.report.conftest import Run
 from tests.run.test_ledger import write
@@ -103,11 +103,6 @@ def test_a_comparison(said: Said, run: Run) -> None:
     assert "task.train.clip" not in found  # the same in both
     lines, _ = said("compare", "runs/one", "runs/one")
     assert "RECIPE (the same)" in [line.strip() for line in lines]
-
-
-@pytest.mark.parametrize("started", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "yesterday", ""])
-def test_a_time_of_no_calendar_is_shown_as_it_is(started: str) -> None:
-    assert _local(started) == started
 
 
 def test_a_damaged_record_is_named_by_the_comparison(said: Said, run: Run) -> None:

@@ -129,7 +129,7 @@ def pairs(gains: int, losses: int, items: int) -> tuple["significance.Statistics
 def test_p_is_that_of_a_valid_test_and_agrees_with_the_interval(
     gains: int, losses: int, items: int, exact: float
 ) -> None:
-    _, _, p, low, high, theirs = significance.bootstrap(*pairs(gains, losses, items), significance._share, 1000, 12345)
+    _, _, p, low, high, theirs = significance.bootstrap(*pairs(gains, losses, items), significance.share, 1000, 12345)
     z = abs(gains - losses) / np.sqrt(gains + losses - (gains - losses) ** 2 / items)
     assert p == pytest.approx(erfc(z / sqrt(2)), abs=0.02) and abs(p - exact) < 0.08
     assert (p < 0.05) == (not low <= 0 <= high) and low + high == pytest.approx(200 * (gains - losses) / items)
@@ -144,7 +144,7 @@ def test_an_interval_leaves_out_zero_exactly_where_p_is_small() -> None:
         for gains in range(4, 40, 3):
             systems = pairs(gains, 4, 100)
             _, _, p, low, high, _ = significance.bootstrap(
-                *systems, significance._share, resamples, int(random.integers(99))
+                *systems, significance.share, resamples, int(random.integers(99))
             )
             assert (p < 0.05) == (not low <= 0 <= high)
             seen.add(p < 0.05)
@@ -167,7 +167,7 @@ def test_equal_systems_differ_in_one_of_twenty_tests(items: int, most: float) ->
             wrong = [random.binomial(1 if kind == "accuracy" else words, hard) for _ in range(2)]
             totals = np.ones(items) if kind == "accuracy" else words
             one, two = (np.stack([count, totals], 1).astype(float) for count in wrong)
-            _, _, p, low, high, other = significance.bootstrap(one, two, significance._share, 200, seed)
+            _, _, p, low, high, other = significance.bootstrap(one, two, significance.share, 200, seed)
             assert (p < 0.05) == (not low <= 0 <= high)
             found.append(p < 0.05)
             theirs.append(other < 0.05)

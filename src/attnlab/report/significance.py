@@ -123,7 +123,7 @@ class Predictions:
         return rows
 
     def statistics(self, name: str) -> "Statistics":
-        """(items, statistics) of a metric: what :func:`_bleu` or :func:`_share` takes, summed over the items."""
+        """(items, statistics) of a metric: what :func:`corpus_bleu` or :func:`share` takes, summed over the items."""
         import numpy as np
 
         pairs = [(row["hypothesis"], row["reference"]) for row in self.rows]
@@ -188,7 +188,7 @@ def differences(
     _check_items(one, other)
     found = []
     for name in metrics:
-        score = _bleu if name == "bleu" else _share
+        score = corpus_bleu if name == "bleu" else share
         tables = [predictions.statistics(name) for predictions in (one, other)]
         for predictions, statistics in zip((one, other), tables, strict=True):
             value, recorded = score(statistics.sum(0)), predictions.saved.number(f"quality.{name}")
@@ -287,7 +287,7 @@ def _check_items(one: Predictions, other: Predictions) -> None:
         raise DataError(f"{one.path}: expected at least {FEWEST} items for a paired test, got {len(one.rows)}")
 
 
-def _bleu(sums: "Statistics") -> float:
+def corpus_bleu(sums: "Statistics") -> float:
     """Corpus BLEU of summed counts, totals and lengths."""
     from sacrebleu.metrics import BLEU
 
@@ -295,6 +295,6 @@ def _bleu(sums: "Statistics") -> float:
     return float(BLEU.compute_bleu(counts[:4], counts[4:8], counts[8], counts[9], smooth_method="exp").score)
 
 
-def _share(sums: "Statistics") -> float:
+def share(sums: "Statistics") -> float:
     """The first of two sums in percent of the second."""
     return 100 * float(sums[0]) / max(1.0, float(sums[1]))
