@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend
 from attnlab.attention.ops import backends, partial_softmax
 from attnlab.attention.ops.backends import Backend, choose, dense_attention, forget, noting, prefer, used
 from attnlab.attention.ops.partial_softmax import Past, expanded_attention, merged_attention, rebuilt_attention
-from attnlab.attention.ops.pattern import Run
+from attnlab.attention.ops.pattern import MergedPattern
 from tests.attention.mechanisms import error
 from tests.attention.test_merged import VALUE, WIDTH, dense, draw
 
@@ -163,7 +163,7 @@ def test_calls_and_shapes_are_those_that_torch_declares_for_cuda(backend: Backen
         for n, t, w in ((4, 64, 96), (4, 64, 160), (2, 32, 160))
     )
     past = [Past(held), Past(held, torch.ones(2, 32, device="meta", dtype=torch.bool))]
-    run = Run(64, 0.1, stride, 0.1, backend)
+    run = MergedPattern(64, 0.1, stride, 0.1, backend)
     out, kept = run.forward(q, packed, past)
     dq = torch.empty_like(q)
     dpacked, more = run.backward(torch.empty_like(out), q, packed, past, out, kept, dq)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from attnlab.attention.ops.backends import Backend, choose, prefer
-from attnlab.attention.ops.flex import BLOCK, Part, block_mask, window_saves
+from attnlab.attention.ops.backends import Backend, prefer
+from attnlab.attention.ops.flex import BLOCK, Part, block_mask
 from attnlab.attention.ops.partial_softmax import Past, merged_attention
 from tests.attention.mechanisms import Mechanism, error, prefix_lengths
 from tests.attention.test_merged import VALUE, dense, draw
@@ -73,12 +73,6 @@ def test_a_gradient_on_the_cpu_is_refused_by_name() -> None:
         merged_attention(q, packed, VALUE, 0.7)
     with prefer(Backend.FLEX), torch.no_grad(), pytest.raises(ValueError, match="dropout is 0.1"):
         merged_attention(q, packed, VALUE, 0.7, dropout=0.1)
-
-
-def test_only_wide_windows_save_work() -> None:
-    assert not window_saves(128, 128) and not window_saves(256, 256) and window_saves(512, 512)
-    assert not any(window_saves(window, 256) for window in (128, 1024, 2**16))  # small blocks compute little in vain
-    assert choose("window", torch.zeros(1, 1, 4, 16), window=1024, block=1024) is Backend.SDPA  # of a CPU
 
 
 @pytest.mark.parametrize("device", GPU)

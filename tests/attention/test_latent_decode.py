@@ -13,7 +13,7 @@ from attnlab.attention.ops.kernels import naive
 
 pytest.importorskip("triton")
 from attnlab.attention.ops.kernels import latent, latent_blocks, split
-from attnlab.attention.ops.kernels.latent import Blocks, Segment, latent_decode
+from attnlab.attention.ops.kernels.latent import Blocks, CacheSegment, latent_decode
 from attnlab.attention.ops.kernels.merge import merge_slot
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ class Case(NamedTuple):
         return "-".join(str(value).removeprefix("torch.") for value in self if value is not None).replace(" ", "")
 
 
-def drawn(case: Case, device: torch.device) -> tuple[Tensor, list[Segment], dict[str, int]]:
+def drawn(case: Case, device: torch.device) -> tuple[Tensor, list[CacheSegment], dict[str, int]]:
     """Queries, segments and `value_dim`. What does not exist is NaN."""
     rng, batch = torch.Generator().manual_seed(0), 2 * case.beam
     width = sum(case.widths) if case.groups is None else case.widths[0]
@@ -51,7 +51,7 @@ def drawn(case: Case, device: torch.device) -> tuple[Tensor, list[Segment], dict
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng).to(device, case.dtype)
 
-    def segment(rows: int, slots: int, kind: str) -> Segment:
+    def segment(rows: int, slots: int, kind: str) -> CacheSegment:
         key = draw(rows, case.groups or 1, slots, width)
         value = None if case.groups is None else draw(rows, case.groups, slots, case.widths[1])
         held = torch.randint(1, slots + 1, (rows,), generator=rng).tolist()
@@ -64,8 +64,8 @@ def drawn(case: Case, device: torch.device) -> tuple[Tensor, list[Segment], dict
                 tensor.masked_fill_(~exists.to(device)[:, None, :, None], torch.nan)
         given = torch.tensor(held[:1] if kind == "one" else held, device=device)
         if kind == "mask":
-            return Segment(key, value, mask=exists.to(device))
-        return Segment(key, value, None if kind == "none" else held[0] if kind == "int" else given)
+            return CacheSegment(key, value, mask=exists.to(device))
+        return CacheSegment(key, value, None if kind == "none" else held[0] if kind == "int" else given)
 
     segments = [segment(batch, case.slots, case.counts)]
     if case.prefix:
@@ -83,9 +83,9 @@ def check(case: Case, device: torch.device, blocks: Blocks | None) -> None:
     assert _error(got.cpu(), want) < TOLERANCE[case.dtype] * (100 if case.loud > 1 else 1)
 
 
-def _on_cpu(segment: Segment) -> Segment:
+def _on_cpu(segment: CacheSegment) -> CacheSegment:
     given: dict[str, Any] = segment._asdict()
-    return Segment(**{name: t.cpu() if isinstance(t, Tensor) else t for name, t in given.items()})
+    return CacheSegment(**{name: t.cpu() if isinstance(t, Tensor) else t for name, t in given.items()})
 
 
 def _error(got: Tensor, want: Tensor) -> float:
@@ -147,9 +147,9 @@ def test_a_row_without_any_slot_gets_zeros_and_splits_beyond_a_count_have_no_wei
     q, key = torch.randn(2, 2, 16), torch.full((2, 1, 64, 16), torch.nan)
     key[1, 0, 5:9] = torch.randn(4, 16)
     ends = {"start": torch.tensor([0, 5]), "end": torch.tensor([0, 9], dtype=torch.int32)}
-    y = latent_decode(q, [Segment(key, **ends)], value_dim=16, blocks=SMALL, splits=4)
+    y = latent_decode(q, [CacheSegment(key, **ends)], value_dim=16, blocks=SMALL, splits=4)
     assert not y[0].any()
-    assert _error(y[1:], naive.latent_decode(q[1:], [Segment(key[1:, :, 5:9])], value_dim=16)) < 1e-5
+    assert _error(y[1:], naive.latent_decode(q[1:], [CacheSegment(key[1:, :, 5:9])], value_dim=16)) < 1e-5
 
 
 def test_splits_follow_from_shapes_and_fill_the_device() -> None:
@@ -190,7 +190,7 @@ def test_chosen_blocks_fit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_what_does_not_fit_is_one_error(change: dict[str, Tensor], message: str) -> None:
-    segment = Segment(torch.zeros(2, 1, 4, 24))._replace(**change)
+    segment = CacheSegment(torch.zeros(2, 1, 4, 24))._replace(**change)
     with pytest.raises(ValueError, match=message):
         latent_decode(torch.zeros(2, 3, 24), [segment], value_dim=None if segment.value is not None else 16)
 
@@ -243,8 +243,8 @@ def test_a_captured_step_follows_its_counts() -> None:
 
     def step(slots: Tensor) -> Tensor:
         held = merge_slot(slots, inputs[0], inputs[1], inputs[2], gates, at, stride)
-        text = Segment(slots[:, None], end=held)
-        return latent_decode(inputs[3], [Segment(prefix, end=counts), text], 0.1, value_dim=r)
+        text = CacheSegment(slots[:, None], end=held)
+        return latent_decode(inputs[3], [CacheSegment(prefix, end=counts), text], 0.1, value_dim=r)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -64,20 +64,6 @@ def test_biases_of_each_projection(bias: Any, biased: set[str]) -> None:
     assert names == biased
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_a_subclass_may_change_the_scale(window: int | None) -> None:
-    """README's example: every path of the computation uses it."""
-    attention = randomised(MHA(32, 4) if window is None else SlidingWindow(32, 4, window=window))
-    assert isinstance(attention, MHA)
-    plain = attention(x := torch.randn(2, 6, 32, dtype=torch.float64))
-    attention.scale *= 3
-    sharp = attention(x)
-    assert error(sharp, plain) > 1e-3
-    assert error(attention(x, x[:, :0]), sharp) < 1e-12
-    for chunks in ([1] * 6, [2, 4]):
-        assert error(extend_by(attention, x, attention.new_cache(2, 6), chunks), sharp) < 1e-12
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -30,13 +30,6 @@ def test_half_split_pairs_with_llamas_sign(width: int, theta: float) -> None:
     assert error(turned(x, theta), one_by_one(x, naive.half_split, theta)) < 1e-12
 
 
-def test_a_quarter_turn_takes_the_first_half_to_the_second() -> None:
-    """The sign, without a formula: at 90 degrees (u, v) becomes (-v, u)."""
-    x = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    quarter = rotate(x, torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
-    assert quarter.tolist() == [-4.0, 3.0]
-
-
 def test_adjacent_pairs_are_a_permutation() -> None:
     x, p = torch.randn(50, 12, dtype=torch.float64), adjacent_to_half_split(12)
     assert sorted(p.tolist()) == list(range(12))
@@ -95,15 +88,6 @@ def test_tables_are_float32_or_wider_and_exact_far_out(dtype: torch.dtype) -> No
     )
     assert (cos - angles.cos()).abs().max() < 1e-7
     assert (sin - angles.sin()).abs().max() < 1e-7
-
-
-def test_low_precision_is_rounded_once() -> None:
-    x = torch.randn(1, 64).bfloat16()
-    cos, sin = rotary_table(64, THETA, 5000, x.dtype, x.device)
-    got = rotate(x, cos[4999:], sin[4999:])
-    want = naive.half_split(x[0].double(), 4999, THETA)
-    assert got.dtype == torch.bfloat16
-    assert ((got[0] - want).abs() <= want.abs() * 2**-8).all()
 
 
 def test_an_odd_width_is_an_error() -> None:

@@ -116,16 +116,6 @@ class OppositeWays(TPA):
         return torch.cat((right[..., : self.q_rank, :], other[..., self.q_rank :, :]), -2)
 
 
-@pytest.mark.parametrize("wrong", [KeysAlone, OppositeWays])
-def test_a_wrong_rotation_is_seen(wrong: type[TPA]) -> None:
-    """The check above is one that a mistake fails: logits change when all positions are shifted."""
-    right, x = build("tpa"), random(2, LENGTH, 32)
-    other = wrong(32, 4, 8, q_rank=4).double()
-    other.load_state_dict(right.state_dict())
-    assert error(logits(other, x, 7, 7), logits(other, x, 0, 0)) > 1e-2
-    assert error(logits(right, x, 7, 7), logits(right, x, 0, 0)) < 1e-12
-
-
 class RotatedValues(TPASharedB):
     """Wrong: values read the rotated factor that keys have, as if the cache held it once for both."""
 
@@ -149,17 +139,3 @@ def test_shared_factors_of_values_stay_unrotated() -> None:
     assert error(logits(wrong, x, 7, 7), logits(wrong, x, 0, 0)) < 1e-12
     assert error(outputs(wrong, x, 7), outputs(wrong, x, 0)) > 1e-2
     assert error(outputs(right, x, 7), outputs(right, x, 0)) < 1e-12
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rounded_tables_break_the_theorem(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The released code rounds cos and sin to bfloat16, which are then no rotations: the theorem holds to 3 digits."""
-    attention, x = build(name), random(2, LENGTH, 32)
-    table = attention.rotary_table
-
-    def rounded(length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = (t.bfloat16().double() for t in table(length, like))
-        return cos, sin
-
-    monkeypatch.setattr(attention, "rotary_table", rounded)
-    assert 1e-4 < error(logits(attention, x, 1000, 1000), logits(attention, x, 0, 0)) < 0.05

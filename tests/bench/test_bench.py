@@ -400,13 +400,6 @@ def test_what_a_task_has_not_is_not_measured(task: str, kind: str, tmp_path: Pat
         measured(cfg, tmp_path)
 
 
-def test_a_reference_of_another_size() -> None:
-    cfg = config("bench.overrides=['mha.num_heads=2','mha.num_kv_heads=2','mha.head_dim=16']", attention="tpa")
-    ours, mha, theirs = lineup(cfg, instantiate(cfg.bench))
-    assert (ours.cfg.attention.num_heads, theirs.cfg.attention.num_heads) == (4, 4)
-    assert (mha.cfg.attention.num_heads, mha.cfg.attention.num_kv_heads, mha.cfg.attention.head_dim) == (2, 2, 16)
-
-
 SIZES = {"mtla": (512, 8, 64), "t6": (768, 34, 64)}
 OVERLAYS = [("mtla", "training"), ("mtla", "decoding"), ("mtla", "beam"), ("t6", "training"), ("t6", "decoding")]
 

@@ -29,23 +29,6 @@ def test_operations_are_those_of_the_pairs_that_are_seen() -> None:
     assert attention_operations(*shapes, causal=False, backward=False) == 2 * 4 * 7 * (6 + 2)
 
 
-def test_every_fused_kernel_has_a_formula() -> None:
-    aten = torch.ops.aten
-    found = utilisation._formulas()
-    q, v = torch.Size((1, 2, 4, 8)), torch.Size((1, 2, 4, 6))
-    forward, backward = 2 * 2 * 10 * (8 + 6), 2 * 2 * 10 * (24 + 12)
-    assert found[aten._scaled_dot_product_cudnn_attention](q, q, v, None, True, 0.0, True, scale=1.0) == forward
-    assert found[aten._scaled_dot_product_flash_attention](q, q, v, 0.0, True, scale=1.0) == forward
-    assert found[aten._scaled_dot_product_efficient_attention](q, q, v, None, True, 0.0, True, scale=1.0) == forward
-    state = (None, None)
-    args = (v, q, q, v, v, q, *state, None, None, None, 4, 4, 0.0, True)
-    assert found[aten._scaled_dot_product_cudnn_attention_backward](*args, scale=1.0) == backward
-    args = (v, q, q, v, None, v, q, *state, 0.0, [True] * 4, True)  # type: ignore[assignment]
-    assert found[aten._scaled_dot_product_efficient_attention_backward](*args, scale=1.0) == backward
-    args = (v, q, q, v, v, q, None, None, 4, 4, 0.0, True, *state)  # type: ignore[assignment]
-    assert found[aten._scaled_dot_product_flash_attention_backward](*args, scale=1.0) == backward
-
-
 def test_shares_of_the_peaks_of_a_device_that_is_known() -> None:
     found = utilisation.utilisation("NVIDIA H200", "bfloat16", 2.0, int(989e12), int(4.8e12))
     assert found["share_of_peak_flops"] == found["share_of_peak_bandwidth"] == 0.5

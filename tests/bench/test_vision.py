@@ -8,7 +8,7 @@ import torch
 
 from attnlab.bench import Settings
 from attnlab.bench.compare import compare
-from attnlab.bench.workloads.vision import LayerVariant, PerHead, uneven
+from attnlab.bench.workloads.vision import LayerVariant, PerHead
 from attnlab.config.build import instantiate
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
@@ -58,12 +58,6 @@ def test_a_loop_that_is_wrong_gives_no_ratio(monkeypatch: pytest.MonkeyPatch) ->
     dense, loop = row["ratios"]
     assert "seconds" in dense
     assert loop["not run"] == "loop was not found equal to its reference: output off by 0.01"
-
-
-def test_uneven_ranks() -> None:
-    for total, heads in ((6, 6), (7, 3), (192, 6), (10, 1)):
-        ranks = uneven(total, heads)
-        assert sum(ranks) == total and min(ranks) >= 1 and ranks == sorted(ranks, reverse=True)
 
 
 @pytest.mark.slow

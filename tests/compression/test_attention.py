@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
+from attnlab.compression.modules.attention import CALL, CompressedAttention, FactoredAttention, SlimAttention, buckets
 from attnlab.compression.modules.base import build, describe
 from attnlab.compression.modules.linear import LowRankLinear
-from attnlab.compression.modules.packing import CALL, buckets
 
 RANKS = [7, 5, 4, 1]
 VALUES = [3, 5, 2, 4]
@@ -106,16 +105,6 @@ def test_dropout_only_in_training() -> None:
         assert torch.equal(module(x), module(x))
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_layout_builds_the_module_again(name: str) -> None:
-    module = random(MODULES[name]())
-    again = build(describe(module)).double()
-    again.load_state_dict(module.state_dict())
-    x = torch.randn(2, 7, 10, dtype=torch.float64)
-    assert torch.equal(module(x), again(x))
-    assert again.layout() == module.layout()
-
-
 def test_a_linear_layer_as_two() -> None:
     pair = LowRankLinear(6, 2, 5)
     again = build(describe(pair))
@@ -157,10 +146,3 @@ def test_buckets_are_the_cheapest_of_all() -> None:
             edges = [0, *cuts, 7]
             other = sum((b - a) * -(-ranks[a] // 8) * 8 for a, b in zip(edges, edges[1:], strict=False))
             assert price <= other + CALL * count
-
-
-def test_even_heads_are_not_filled_up() -> None:
-    (bucket,) = buckets([5] * 4, [5] * 4)
-    assert bucket.width == 5
-    (bucket,) = buckets([7, 6, 5, 5], [4] * 4)
-    assert bucket.width == 8

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlab.compression import Method, compress, densify, load, outline, save
+from attnlab.compression import compress, densify, load, outline, save
 from attnlab.compression.counting import multiply_adds
-from attnlab.compression.methods.mlp_svd import MLPSVD
 from attnlab.compression.methods.truncatt import TruncAtt
 from attnlab.errors import ConfigError
 from attnlab.pretrained import ATTENTION, Layer, family_of
@@ -137,16 +136,6 @@ def test_stacked_layers_as_trawl_does(case: Case) -> None:
         torch.testing.assert_close(place.read(planted), weight, rtol=0, atol=1e-12)
 
 
-def test_a_method_of_matrices_needs_no_attention() -> None:
-    """MLPSVD needs only the names of the MLP's matrices: gate, up and down of a Llama."""
-    model = llama().double()
-    with torch.no_grad():
-        expected = model(words())
-        reports = compress(model, MLPSVD(24))
-        torch.testing.assert_close(model(words()), expected, rtol=0, atol=1e-11)
-    assert [key for key in reports[0] if key.endswith("error")] == ["gate_error", "up_error", "down_error"]
-
-
 def test_rotary_positions_break_the_algebra_of_heads() -> None:
     with pytest.raises(ConfigError, match=r"layers.0.self_attn: rotary positions stand between"):
         compress(llama(), TruncAtt(4, 4))
@@ -168,11 +157,3 @@ def test_multiply_adds_of_modules_inside_attention() -> None:
     views = 4 * tokens * (24 * 10 + heads * 5 * (10 + 8))
     assert counts[0]["attention"] - counts[1]["attention"] == 2 * (4 * tokens * 24 * 24 - views)
     assert counts[0]["total"] - counts[0]["attention"] == counts[1]["total"] - counts[1]["attention"]
-
-
-@pytest.mark.parametrize("method", [OneMatrix(0, "fc1", 5), AllHeads([0], [10, 5]), Stacked("fc1", [1, 6])])
-def test_half_precision(method: Method) -> None:
-    model = vit().to(torch.bfloat16)
-    compress(model, method)
-    assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
-    assert model(images().to(torch.bfloat16)).isfinite().all()

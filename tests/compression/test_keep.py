@@ -69,12 +69,6 @@ def test_the_optimum_of_convex_ladders(seed: int, keep: float) -> None:
     assert keep < 1 or set(found.values()) == {None}  # all stays dense
 
 
-def test_the_hull_leaves_out_what_is_never_worth_it() -> None:
-    steps = [Step(4, 0.5, "d"), Step(1, 1.0, "a"), Step(3, 0.9, "c"), Step(2, 0.4, "b"), Step(5, 0.1, "e")]
-    assert [step.value for step in hull(steps)] == ["a", "b", "e"]
-    assert [step.value for step in hull([Step(1, 1.0, "a"), Step(2, 0.6, "b"), Step(3, 0.0, "c")])] == ["a", "c"]
-
-
 def test_too_small_a_budget_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"compress.keep=0.1: the smallest ranks keep 0.2000 of .*; expected 0.2000 to 1"

@@ -117,17 +117,6 @@ def test_the_factors_compute_what_their_matrices_do(name: str, method: str) -> N
     assert changed == expected
 
 
-def test_every_form_is_among_them() -> None:
-    forms = set()
-    for name, method in PAIRS:
-        model = CASES[name].make()
-        outline(model, TensorLLM(**METHODS[method]))
-        for owner in (module for module in model.modules() if isinstance(module, HeadFactors)):
-            forms |= {*owner.forms.items(), *owner.trained.items()}
-    every = {(axis, form) for axis in ("in", "out") for form in ("factors", "merged", "joined", "dense")}
-    assert forms == every | {("out", "stacked")}
-
-
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_full_ranks_change_nothing(name: str) -> None:
@@ -148,15 +137,6 @@ def test_ranks_cut_the_matrices_as_the_paper_says(name: str) -> None:
     tensor = torch.cat([place.split(place.read(rebuilt)) for place in places])
     assert torch.linalg.matrix_rank(tensor.transpose(0, 1).flatten(1)) == 10
     assert torch.linalg.matrix_rank(tensor.movedim(2, 0).flatten(1)) == 5
-
-
-def test_a_stack_rank_of_one_makes_multiples_of_all_matrices() -> None:
-    model = llama(kv_heads=6).double()
-    compress(model, TensorLLM(ranks=[10, 5, 1]))
-    rebuilt = densify(model, llama(kv_heads=6).double())
-    q, *others = (p.split(p.read(rebuilt)) for p in (layers(rebuilt)[0].projections[name] for name in ATTENTION))
-    for other in others:
-        torch.testing.assert_close(q * ((q * other).sum() / q.square().sum()), other, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
@@ -310,15 +290,6 @@ def test_half_precision() -> None:
         assert model(words()).isfinite().all()
 
 
-@torch.no_grad()
-def test_inference_mode() -> None:
-    model = llama()
-    compress(model, TensorLLM(ranks=[6, 2]))
-    expected = model(words())
-    with torch.inference_mode():
-        assert torch.equal(model(words()), expected)
-
-
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_model() -> None:
@@ -362,32 +333,11 @@ def test_what_does_not_fit_is_refused_before_a_weight_is_read(options: dict[str,
             TensorLLM(**options).units(each, layers(each))
 
 
-def test_a_compressed_model_is_not_compressed_again() -> None:
-    for make in (llama, vit):
-        model = make()
-        compress(model, TensorLLM(ranks=[10, 5]))
-        with pytest.raises(ConfigError, match="is compressed already"):
-            compress(model, TensorLLM(ranks=[10, 5]))
-
-
 def test_a_weight_that_is_not_finite_is_named() -> None:
     model = llama()
     model.get_parameter("layers.1.self_attn.v_proj.weight").data[0, 0] = torch.inf
     with pytest.raises(DataError, match=r"layers.1.self_attn.v_proj: its weight has values that are not numbers"):
         compress(model, TensorLLM(ranks=[10, 5]))
-
-
-@pytest.mark.parametrize("options", [{"rank": 0}, {"ranks": [0, 4]}, {"ranks": [4]}, {"stack_rank": 0}, {"sweeps": 0}])
-def test_ranks_of_zero(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"expected"):
-        TensorLLM(**options)
-
-
-def test_two_ways_to_give_ranks_are_one_too_many() -> None:
-    with pytest.raises(ConfigError, match=r"compress.ranks replaces rank="):
-        TensorLLM(rank=3, ranks=[10, 5])
-    with pytest.raises(ConfigError, match=r"expected \[R1, R2, R3\]"):
-        TensorLLM(ranks=[10, 5, 3, 2])
 
 
 def test_an_interrupted_compression_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.compression import compress, densify, load, outline, save
+from attnlab.compression import compress, densify, load, save
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError
-from attnlab.models.build import without_memory
 from attnlab.pretrained import ATTENTION, Layer, family_of, huggingface
 from tests.pretrained.tiny import OPTIONS, ids, logits, tiny
 
@@ -84,20 +83,6 @@ def test_greedy_text_is_that_of_the_dense_matrices() -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_sizes_are_known_without_weights(kind: str) -> None:
-    """On the meta device, modules that several projections share among them."""
-    dense = tiny(kind)
-    method = TensorLLM(ranks=[10, 4])
-    with without_memory():
-        outlined = huggingface.create("tiny", {"model_type": kind, **OPTIONS[kind]})
-        outline(outlined, method)
-    assert all(parameter.is_meta for parameter in outlined.parameters())
-    compress(dense, method)
-    shapes = [{name: value.shape for name, value in model.named_parameters()} for model in (outlined, dense)]
-    assert shapes[0] == shapes[1]
-
-
 @pytest.mark.parametrize(("kind", "given"), [("gptj", [6, 3, 2]), ("gptj", [24, 8, 4]), ("gpt2", [12, 6, 2])])
 @torch.no_grad()
 def test_products_of_weights_follow_a_change_that_torch_does_not_count(kind: str, given: list[int]) -> None:
@@ -111,27 +96,6 @@ def test_products_of_weights_follow_a_change_that_torch_does_not_count(kind: str
     compress(fresh, TensorLLM(ranks=given))
     fresh.load_state_dict(model.state_dict())
     torch.testing.assert_close(logits(model, ids()), logits(fresh, ids()), rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_after_autocast_the_products_have_their_own_type_again() -> None:
-    model = tiny("gptj")
-    compress(model, TensorLLM(ranks=[6, 3, 2]))
-    before = logits(model, ids())
-    with torch.autocast("cpu", torch.bfloat16):
-        low = logits(model, ids())
-    assert torch.equal(logits(model, ids()), before) and not torch.equal(low.float(), before)
-
-
-@torch.no_grad()
-def test_a_product_that_matrices_share_is_of_the_weights_as_they_are() -> None:
-    model = tiny("gptj")
-    compress(model, TensorLLM(ranks=[6, 3, 2]))
-    attention: Any = model.get_submodule("transformer.h.0.attn")
-    x = torch.randn(1, 3, attention.q_proj.in_features)
-    attention.q_proj(x)
-    attention.factors.u1.mul_(2)
-    torch.testing.assert_close(attention.k_proj(x), x @ attention.k_proj.weight.T, rtol=0, atol=1e-5)
 
 
 def test_a_model_of_several_types_keeps_them(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from torch import nn
 
 from attnlab.compression import compress, densify, outline
 from attnlab.compression.counting import parameters
-from attnlab.compression.methods.laser import LASER
 from attnlab.compression.methods.trawl import TRAWL
 from attnlab.errors import ConfigError
 from attnlab.pretrained import family_of
@@ -67,37 +66,6 @@ def test_a_stack_rank_squeezes() -> None:
         reports += compress(model, TRAWL(layers=[-1], method="tucker", rank=4, stack_rank=stack_rank))
     free, full, squeezed = (report["error"] for report in reports)
     assert free < 1e-6 and full < 1e-6 and squeezed > 0.1
-
-
-@pytest.mark.parametrize("method", ["cp", "tucker"])
-def test_shared_spaces_cost_accuracy_beside_separate_ones(method: str) -> None:
-    model, other = llama().double(), llama().double()
-    (shared,) = compress(model, TRAWL(layers=[0], method=method, rank=8))  # type: ignore[arg-type]
-    best = compress(other, LASER(layers=[0], matrices="mlp", rank=8))
-    assert {key.rpartition(".")[2] for key in shared["errors"]} == {"gate", "up", "down"}
-    for report in best:
-        ((name, error),) = [(k.removesuffix("_error"), v) for k, v in report.items() if k.endswith("_error")]
-        assert shared["errors"][f"layers.0.{name}"] > error
-    history = shared["history"]
-    assert all(after <= before + 1e-9 for before, after in zip(history, history[1:], strict=False))
-
-
-def test_seeds() -> None:
-    out = []
-    for seed in (0, 0, 1):
-        model = llama()
-        compress(model, TRAWL(layers=[0], rank=5, start="random", sweeps=3, seed=seed))
-        out.append(model(words()))
-    assert torch.equal(out[0], out[1]) and not torch.equal(out[0], out[2])
-
-
-@pytest.mark.parametrize("method", ["cp", "tucker"])
-def test_more_starts_are_never_worse(method: str) -> None:
-    errors = [
-        compress(llama(), TRAWL(layers=[0], method=method, rank=5, start="random", sweeps=8, starts=starts))[0]["error"]  # type: ignore[arg-type]
-        for starts in (1, 4)
-    ]
-    assert errors[1] < errors[0] if method == "cp" else errors[1] <= errors[0]
 
 
 def test_a_budget_is_used_up_to_one_rank() -> None:

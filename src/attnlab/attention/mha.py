@@ -90,7 +90,7 @@ class MHA(PositionalAttention):
         """(B, T, d) -> (B, H, T, D), rotated."""
         return self._rotated(self.query_norm(self._heads(x, self.query)), angles)
 
-    def _kept(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:
+    def _entries(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:
         """Keys, rotated, and values: (B, T, d) -> (B, G, T, D) each."""
         key = self.key_norm(self._heads(x, self.key))
         return {"key": self._rotated(key, angles), "value": self._heads(x, self.value)}
@@ -122,17 +122,17 @@ class MHA(PositionalAttention):
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
         angles, before = self._angles(x, prefix, prefix_lengths)
-        q, (k, v) = self._queries(x, angles), self._kept(x, angles).values()
+        q, (k, v) = self._queries(x, angles), self._entries(x, angles).values()
         if prefix is None:
             return self._join(dense_attention(q, k, v, causal=True, dropout=self._dropout, scale=self.scale))
         mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
-        past = Past(self._pack(**self._kept(prefix, before)), mask)
+        past = Past(self._pack(**self._entries(prefix, before)), mask)
         return self._attend(q, self._pack(k, v), [past], self._dropout)
 
     def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         angles, _ = self._angles(x, None, None)
         mask = length_mask(lengths, x.shape[1])[:, None, None]
-        key, value = self._kept(x, angles).values()
+        key, value = self._entries(x, angles).values()
         q = self._queries(x, angles)
         return self._join(dense_attention(q, key, value, mask, dropout=self._dropout, scale=self.scale))
 
@@ -146,8 +146,8 @@ class MHA(PositionalAttention):
         if self._is_lean(x, cache):
             return self._lean_step(x, cache, cache.length, cache.length + 1)
         angles = cache.angles(start, start + new)
-        q, kept = self._queries(x, angles), self._kept(x, angles)
-        cache.write(cache.text, start, kept)
+        q, entries = self._queries(x, angles), self._entries(x, angles)
+        cache.write(cache.text, start, entries)
         if new == 1 or isinstance(start, Tensor):
             return self._step(q, cache, start + 1)
         prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
@@ -156,7 +156,7 @@ class MHA(PositionalAttention):
             past.append(Past(self._pack(**{name: buffer[:, :, :start] for name, buffer in cache.text.items()})))
         if size:
             past.append(Past(self._pack(**prefix), cache.prefix_mask))
-        return self._attend(q, self._pack(**kept), past)
+        return self._attend(q, self._pack(**entries), past)
 
     def _is_lean(self, x: Tensor, cache: PositionalCache) -> bool:
         return self.turned in (0, self.head_dim) and cache.is_lean(x)
@@ -169,15 +169,15 @@ class MHA(PositionalAttention):
         x = x[:, 0]
         q, key, value = (linear(x).view(len(x), -1, self.head_dim) for linear in (self.query, self.key, self.value))
         q, key = self.query_norm(q), self.key_norm(key)
-        held, values = (cache.text[name].select(2, slot) for name in ("key", "value"))
+        stored, values = (cache.text[name].select(2, slot) for name in ("key", "value"))
         values.copy_(value)
         if self.turned:
             angles, turned = cache.turn(cache.length), torch.empty_like(q)
             turn(_halves(q), angles, _halves(turned))
-            turn(_halves(key), angles, _halves(held))
+            turn(_halves(key), angles, _halves(stored))
             q = turned
         else:
-            held.copy_(key)
+            stored.copy_(key)
         return self._step(q.unsqueeze(2), cache, used)
 
     def _step(self, q: Tensor, cache: PositionalCache, used: int | Tensor) -> Tensor:

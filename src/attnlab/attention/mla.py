@@ -161,7 +161,7 @@ class MLA(PositionalAttention):
         latent, rotary = self.down(x).split([self.latent_dim, self.rope_dim], -1)
         return self.norm(latent), rotate(rotary, *angles)
 
-    def _kept(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:
+    def _entries(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:
         return {"slots": torch.cat(self._latents(x, angles), -1)}
 
     def _expand(self, latent: Tensor, rotary: Tensor) -> Tensor:

@@ -106,17 +106,17 @@ class MLAWindow(Windowed, MLA):
             step.write(cache.length % cache.size, latent, key, turn)
             return step.read(min(cache.length + 1, cache.size), size, cache.prefix_mask)
         angles = cache.angles(start, start + new)
-        q, kept = self._queries(x, angles), self._kept(x, angles)
+        q, entries = self._queries(x, angles), self._entries(x, angles)
         if new == 1:
-            cache.write(cache.text, start % cache.size, kept)
+            cache.write(cache.text, start % cache.size, entries)
             return self._step(q, cache, cache.used_after(start))
-        text = self._stored(torch.cat((cache.before()["slots"].to(q.dtype), kept["slots"]), 1), q.dtype).packed
+        text = self._stored(torch.cat((cache.before()["slots"].to(q.dtype), entries["slots"]), 1), q.dtype).packed
         past = mask = None
         if size:
             past = self._stored(cache.prefix["slots"][:, :size], q.dtype).packed.repeat_interleave(cache.beam, 0)
             mask = None if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
         out = self._read(q, text, past, mask)
-        cache.keep(kept)
+        cache.keep(entries)
         return out
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:

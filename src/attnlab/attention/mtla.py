@@ -269,6 +269,8 @@ class MTLA(MLA):
         if cache.prefix_slots:
             past.append(self._stored(cache.prefix["slots"][:, : cache.prefix_slots], q.dtype, cache.prefix_mask))
         end = cache.prefix_end()
+        offset: int | Tensor
+        first: int | Tensor
         if isinstance(end, int):
             before, offset = (end % s + start) // s, (end + start) % s
             first, exists = end // s + before, None

@@ -132,12 +132,12 @@ class MTLAWindow(MTLA):
         total = weights.sum(2).clamp(min=torch.finfo(weights.dtype).tiny)
         return ((weights * chunks).sum(2) / total).to(chunks.dtype)
 
-    def _merged(self, kept: Tensor, places: Tensor, numbers: Tensor, bound: int) -> Tensor:
+    def _merged(self, entries: Tensor, places: Tensor, numbers: Tensor, bound: int) -> Tensor:
         """A sequence (B, P, r + d_r), the places in it of each chunk (B, K, s), numbers (B, K), all less than `bound`.
 
         -> the chunks as slots, (B, K, r + d_r); those of negative numbers hold anything.
         """
-        chunks = take(kept, places.flatten(1)).unflatten(1, places.shape[1:])
+        chunks = take(entries, places.flatten(1)).unflatten(1, places.shape[1:])
         gates = self.slot_gates(bound)[numbers.clamp(min=0)]
         latent = self._mean(chunks[..., : self.latent_dim], gates)
         return torch.cat((latent, chunks[:, :, -1, self.latent_dim :]), -1)
@@ -164,8 +164,8 @@ class MTLAWindow(MTLA):
         those that are not complete yet -1.
         """
         steps, device, s = new.shape[1], new.device, self.stride
-        kept = new if tail is None else torch.cat((tail.to(new.dtype), new), 1)
-        before = kept.shape[1] - steps
+        entries = new if tail is None else torch.cat((tail.to(new.dtype), new), 1)
+        before = entries.shape[1] - steps
         rows = base.expand(len(new))
         first = torch.arange(self.first, device=device).expand(len(new), -1)
         if early is None:
@@ -178,7 +178,7 @@ class MTLAWindow(MTLA):
         ends = self.first + (numbers + 1) * s - 1
         places = ends[..., None] - torch.arange(s - 1, -1, -1, device=device) - (rows - before)[:, None, None]
         numbers = numbers.masked_fill(ends > (rows + steps - 1 - self.recent)[:, None], -1)
-        merged = self._merged(kept, places.clamp(0, kept.shape[1] - 1), numbers, bound // s + 1)
+        merged = self._merged(entries, places.clamp(0, entries.shape[1] - 1), numbers, bound // s + 1)
         groups = [*slots, (merged, numbers >= 0, numbers)]
 
         outs = []
@@ -187,10 +187,10 @@ class MTLAWindow(MTLA):
             query = base[:, None] + torch.arange(begin, end, device=device)
             oldest = max(0, before + begin - self.recent - s + 2)
             key = base[:, None] - before + torch.arange(oldest, before + end, device=device)
-            parts, seen = [early, kept[:, oldest : before + end]], [first[:1, None] <= query[..., None]]
+            parts, seen = [early, entries[:, oldest : before + end]], [first[:1, None] <= query[..., None]]
             seen.append(self._sees(query, key))
-            for held, exists, number in groups:
-                parts.append(held.to(new.dtype))
+            for stored, exists, number in groups:
+                parts.append(stored.to(new.dtype))
                 last = self.first + (number + 1) * s - 1
                 seen.append((last[:, None] <= query[..., None] - self.recent) & exists[:, None])
             wide = max(len(mask) for mask in seen)
@@ -204,9 +204,9 @@ class MTLAWindow(MTLA):
         end = key + self.stride - 1 - (key - self.first) % self.stride  # the last position of the key's chunk
         return (key <= query) & (key >= self.first) & (end > query - self.recent)
 
-    def _masked(self, q: Tensor, kept: Tensor, seen: Tensor, dropout: float) -> Tensor:
+    def _masked(self, q: Tensor, entries: Tensor, seen: Tensor, dropout: float) -> Tensor:
         """q (B, n, H, D), [latent | rotary] (B, k, r + d_r), seen (B or 1, n, k) -> (B, n, H, d_v)."""
-        latent, rotary = kept.to(q.dtype).split([self.latent_dim, self.rope_dim], -1)
+        latent, rotary = entries.to(q.dtype).split([self.latent_dim, self.rope_dim], -1)
         return self._dense(q, self._expand(latent, rotary), seen[:, None], dropout)
 
     def _finished(self, lengths: Tensor) -> Tensor:
@@ -217,16 +217,16 @@ class MTLAWindow(MTLA):
         """`prefix_merged` of each row."""
         return ((lengths + 1 - max(self.recent, 1) - self.first) // self.stride).clamp(min=0)
 
-    def _of_prefix(self, kept: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _of_prefix(self, entries: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Of prefixes [latent | rotary] (N, S, .) of these lengths (N,): early, tail, slots, which exist, numbers."""
-        size, device = kept.shape[1], kept.device
-        early = take(kept, torch.arange(self.first, device=device).clamp(max=size - 1).expand(len(kept), -1))
+        size, device = entries.shape[1], entries.device
+        early = take(entries, torch.arange(self.first, device=device).clamp(max=size - 1).expand(len(entries), -1))
         tail = lengths[:, None] - (self.recent + self.stride) + torch.arange(self.recent + self.stride, device=device)
-        tail = take(kept, tail.clamp(min=0))
+        tail = take(entries, tail.clamp(min=0))
         count = self.prefix_merged(size)
-        numbers = torch.arange(count, device=device).expand(len(kept), -1)
+        numbers = torch.arange(count, device=device).expand(len(entries), -1)
         places = self.first + numbers[..., None] * self.stride + torch.arange(self.stride, device=device)
-        merged = self._merged(kept, places, numbers, size // self.stride + 1)
+        merged = self._merged(entries, places, numbers, size // self.stride + 1)
         return early, tail, merged, length_mask(self._prefix_merged(lengths), count), numbers
 
     def _forward(
@@ -239,18 +239,18 @@ class MTLAWindow(MTLA):
         bound = size + x.shape[1]
         if prefix is None:
             return self.out(self._continue(q, new, base, base, bound, dropout=dropout)[0].flatten(2))
-        held = torch.cat(self._latents(prefix, before), -1)
+        stored = torch.cat(self._latents(prefix, before), -1)
         base = base + size if prefix_lengths is None else prefix_lengths
-        early, tail, merged, exists, numbers = self._of_prefix(held, base.expand(len(held)))
+        early, tail, merged, exists, numbers = self._of_prefix(stored, base.expand(len(stored)))
         done, slots = self._prefix_merged(base), [(merged, exists, numbers)]
         return self.out(self._continue(q, new, base, done, bound, early, tail, slots, dropout)[0].flatten(2))
 
     def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         assert isinstance(cache, WindowedCache)
         size, text = prefix.shape[1], cache.text["slots"]
-        held = torch.cat(self._latents(prefix, cache.prefix_angles(0, size)), -1)
-        lengths = torch.full((len(held),), size, device=held.device) if prefix_lengths is None else prefix_lengths
-        early, tail, merged, exists, _ = self._of_prefix(held, lengths)
+        stored = torch.cat(self._latents(prefix, cache.prefix_angles(0, size)), -1)
+        lengths = torch.full((len(stored),), size, device=stored.device) if prefix_lengths is None else prefix_lengths
+        early, tail, merged, exists, _ = self._of_prefix(stored, lengths)
         cache.write(cache.prefix, 0, {"slots": merged})
         cache.prefix_size, cache.prefix_slots, cache.prefix_lengths = size, merged.shape[1], prefix_lengths
         cache.prefix_mask = None if prefix_lengths is None else exists
@@ -284,28 +284,28 @@ class MTLAWindow(MTLA):
             numbers = torch.arange(cache.prefix_slots, device=text.device)[None]
             exists = numbers >= 0 if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
             slots.append((merged, exists, numbers))
-        own = self._prefix_merged(cache.starts())  # number of text slot 0
-        done = torch.maximum(self._finished(base), own)
-        if held := cache.used_slots() - self.raw:
-            numbers = own[:, None] + torch.arange(held, device=text.device)
-            slots.append((text[:, self.raw : self.raw + held], numbers < done[:, None], numbers))
+        first_text = self._prefix_merged(cache.starts())  # number of text slot 0
+        done = torch.maximum(self._finished(base), first_text)
+        if stored := cache.used_slots() - self.raw:
+            numbers = first_text[:, None] + torch.arange(stored, device=text.device)
+            slots.append((text[:, self.raw : self.raw + stored], numbers < done[:, None], numbers))
         out, merged, numbers = self._continue(
             q, new, base, done, cache.prefix_size + start + steps, text[:, : self.first], text[rows, order], slots
         )
         full = numbers >= 0
-        text[rows.expand_as(full)[full], (self.raw + numbers - own[:, None])[full]] = merged[full].to(text.dtype)
-        self._keep(text, new, base)
+        text[rows.expand_as(full)[full], (self.raw + numbers - first_text[:, None])[full]] = merged[full].to(text.dtype)
+        self._store_raw(text, new, base)
         return self.out(out.flatten(2))
 
-    def _keep(self, text: Tensor, new: Tensor, base: Tensor) -> None:
+    def _store_raw(self, text: Tensor, new: Tensor, base: Tensor) -> None:
         """Store new positions, (B, n, .), the first of which is `base`, where they are read unmerged."""
         ring, steps = self.recent + self.stride, new.shape[1]
         at = base[:, None] + torch.arange(steps, device=text.device)
         place = torch.where(at < self.first, at, self.first + at % ring).expand(len(text), -1)
-        kept = (at < self.first) | (at >= base[:, None] + steps - ring)  # older ones would be overwritten
-        kept = kept.expand(len(text), -1)
-        rows = torch.arange(len(text), device=text.device)[:, None].expand_as(kept)
-        text[rows[kept], place[kept]] = new[kept].to(text.dtype)
+        newest = (at < self.first) | (at >= base[:, None] + steps - ring)  # older ones would be overwritten
+        newest = newest.expand(len(text), -1)
+        rows = torch.arange(len(text), device=text.device)[:, None].expand_as(newest)
+        text[rows[newest], place[newest]] = new[newest].to(text.dtype)
 
     def _store(self, new: Tensor, start: int | Tensor, cache: WindowedCache) -> tuple[int | Tensor, Tensor]:
         """Store one position, (B, r + d_r), and merge the chunk that is old enough now.
@@ -321,20 +321,20 @@ class MTLAWindow(MTLA):
         text, s, ring, p = cache.text["slots"], self.stride, self.recent + self.stride, cache.prefix_size + start
         place = p if p < self.first else self.first + p % ring
         text[:, place : place + 1] = new.unsqueeze(1).to(text.dtype)  # a slice: a plain index is compiled each time
-        own, old = self.prefix_merged(cache.prefix_size), p + 1 - self.recent - self.first
+        first_text, old = self.prefix_merged(cache.prefix_size), p + 1 - self.recent - self.first
         number = old // s - 1
-        if old % s == 0 and number >= own:
+        if old % s == 0 and number >= first_text:
             begin = (self.first + number * s) % ring
             if torch.compiler.is_compiling() or begin + s > ring:
                 chunk = text[:, self.first + (begin + torch.arange(s, device=text.device)) % ring]
             else:  # a view, in a third of the time
                 chunk = text[:, self.first + begin : self.first + begin + s]
             merged = self._slot(chunk.to(new.dtype), cache.gate_slot[number : number + 1])
-            column = self.raw + number - own
+            column = self.raw + number - first_text
             text[:, column : column + 1] = merged.unsqueeze(1).to(text.dtype)
         if not torch.compiler.is_compiling() and p >= self.raw:
             p = self.raw + (p - self.raw) % math.lcm(ring, s)  # from here on, what is read repeats
-        return self.raw + max(0, number - own + 1), _columns(p, self.first, self.recent, s, text.device)
+        return self.raw + max(0, number - first_text + 1), _columns(p, self.first, self.recent, s, text.device)
 
     def _slot(self, chunk: Tensor, gates: Tensor) -> Tensor:
         """[latent | rotary] of one chunk, (B, s, r + d_r), and its slot's gates, (1 or B, g) -> (B, r + d_r)."""
@@ -349,19 +349,19 @@ class MTLAWindow(MTLA):
         text, s, ring = cache.text["slots"], self.stride, self.recent + self.stride
         rows = torch.arange(len(text), device=text.device)
         text[rows, torch.where(base < self.first, base, self.first + base % ring)] = new.to(text.dtype)
-        own, size = self._prefix_merged(cache.starts()), text.shape[1] - self.raw
+        first_text, size = self._prefix_merged(cache.starts()), text.shape[1] - self.raw
         number = (base + 1 - self.recent - self.first) // s - 1
         if size:
-            due = ((base + 1 - self.recent - self.first) % s == 0) & (number >= own)
+            due = ((base + 1 - self.recent - self.first) % s == 0) & (number >= first_text)
             places = self.first + (self.first + number[:, None] * s + torch.arange(s, device=text.device)) % ring
             merged = self._slot(text[rows[:, None], places].to(new.dtype), cache.gate_slot[number.clamp(min=0)])
-            column = self.raw + (number - own).clamp(0, size - 1)
+            column = self.raw + (number - first_text).clamp(0, size - 1)
             text[rows, column] = torch.where(due[:, None], merged.to(text.dtype), text[rows, column])
         columns = torch.arange(ring, device=text.device)
-        held = base[:, None] - (base[:, None] - columns) % ring  # the newest position of each place of the ring
+        stored = base[:, None] - (base[:, None] - columns) % ring  # the newest position of each place of the ring
         early = torch.arange(self.first, device=text.device) <= base[:, None]
-        slots = own[:, None] + torch.arange(count, device=text.device)
-        return torch.cat((early, self._sees(base[:, None], held)[:, 0], slots <= number[:, None]), -1)
+        slots = first_text[:, None] + torch.arange(count, device=text.device)
+        return torch.cat((early, self._sees(base[:, None], stored)[:, 0], slots <= number[:, None]), -1)
 
 
 @memoized(64)
@@ -369,8 +369,8 @@ def _columns(position: int, first: int, recent: int, stride: int, device: torch.
     """Which columns [first | ring] a position reads, (1, columns) bool; the same in all layers."""
     ring = recent + stride
     columns = torch.arange(ring, device=device)
-    held = position - (position - columns) % ring  # the newest position of each place of the ring
-    end = held + stride - 1 - (held - first) % stride
-    seen = (held >= first) & (end > position - recent)
+    stored = position - (position - columns) % ring  # the newest position of each place of the ring
+    end = stored + stride - 1 - (stored - first) % stride
+    seen = (stored >= first) & (end > position - recent)
     early = torch.arange(first, device=device) <= position
     return torch.cat((early, seen))[None]

@@ -233,7 +233,7 @@ class PositionalAttention(Attention):
         """The buffers of the cache: what is kept of one row."""
 
     @abstractmethod
-    def _kept(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:
+    def _entries(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:
         """What the cache keeps of x (B, T, d), by the names of `layout`."""
 
     def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
@@ -259,7 +259,7 @@ class PositionalAttention(Attention):
     def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         assert isinstance(cache, PositionalCache)
         size = prefix.shape[1]
-        cache.write(cache.prefix, 0, self._kept(prefix, cache.prefix_angles(0, size)))
+        cache.write(cache.prefix, 0, self._entries(prefix, cache.prefix_angles(0, size)))
         cache.prefix_size, cache.prefix_lengths, cache.prefix_counts = size, prefix_lengths, prefix_lengths
         cache.prefix_mask = None if prefix_lengths is None else length_mask(prefix_lengths, size)
 

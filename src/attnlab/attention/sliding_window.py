@@ -72,10 +72,10 @@ class WindowCache(PositionalCache):
         for name, values in new.items():
             buffer, axis = self.text[name], self.axes[name]
             count = values.shape[axis]
-            kept = min(count, self.size)
+            entries = min(count, self.size)
             end = self.length + count
-            slots = torch.arange(end - kept, end, device=buffer.device) % self.size
-            buffer.index_copy_(axis, slots, values.narrow(axis, count - kept, kept).to(buffer.dtype))
+            slots = torch.arange(end - entries, end, device=buffer.device) % self.size
+            buffer.index_copy_(axis, slots, values.narrow(axis, count - entries, entries).to(buffer.dtype))
 
 
 class Windowed(PositionalAttention):
@@ -184,9 +184,9 @@ class SlidingWindow(Windowed, MHA):
         if prefix is None and x.shape[1] <= self.window:
             return super()._forward(x, None, lengths, None)
         angles, before = self._angles(x, prefix, prefix_lengths)
-        past = None if prefix is None else self._kept(prefix, before)
+        past = None if prefix is None else self._entries(prefix, before)
         mask = None if prefix is None or prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
-        return self._read(self._queries(x, angles), self._kept(x, angles), past, mask, self._dropout)
+        return self._read(self._queries(x, angles), self._entries(x, angles), past, mask, self._dropout)
 
     def _read(
         self,
@@ -221,7 +221,7 @@ class SlidingWindow(Windowed, MHA):
         """Every position sees those less than `window` away from it, on both sides."""
         angles, _ = self._angles(x, None, None)
         mask = self._near(lengths, x.shape[1])
-        key, value = self._kept(x, angles).values()
+        key, value = self._entries(x, angles).values()
         q = self._queries(x, angles)
         return self._join(dense_attention(q, key, value, mask, dropout=self._dropout, scale=self.scale))
 
@@ -231,16 +231,16 @@ class SlidingWindow(Windowed, MHA):
         if self._is_lean(x, cache):
             return self._lean_step(x, cache, cache.length % cache.size, min(cache.length + 1, cache.size))
         angles = cache.angles(start, start + new)
-        q, kept = self._queries(x, angles), self._kept(x, angles)
+        q, entries = self._queries(x, angles), self._entries(x, angles)
         if new == 1:
-            cache.write(cache.text, start % cache.size, kept)
+            cache.write(cache.text, start % cache.size, entries)
             return self._step(q, cache, cache.used_after(start))
         prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
-        text = {name: torch.cat((held.to(q.dtype), kept[name]), 2) for name, held in cache.before().items()}
+        text = {name: torch.cat((stored.to(q.dtype), entries[name]), 2) for name, stored in cache.before().items()}
         own = {name: buffer.repeat_interleave(cache.beam, 0) for name, buffer in prefix.items()} if size else None
         mask = None if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
         out = self._read(q, text, own, mask)
-        cache.keep(kept)
+        cache.keep(entries)
         return out
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:

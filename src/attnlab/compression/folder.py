@@ -4,26 +4,24 @@ The manifest names the family of the model and, for each module that compression
 Reading a folder builds classes of these two lists and no others, and runs no code from it. Weights are named by their
 content and written first, the manifest last: a folder is always complete.
 
-A folder may come from somebody else. So nothing is allocated before the sizes in its manifest are those of the tensors
-in its weights, and no file outside it is read.
+A folder may come from somebody else: no file outside it is read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from attnlab.compression.modules.base import Replacement, build, describe, kinds
+from attnlab.compression.modules.base import Replacement, build, describe
 from attnlab.compression.transform import densify, install, replacements
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import Family, families, family_of
@@ -35,10 +33,6 @@ MANIFEST = "manifest.json"
 COMPRESSED = "compressed"  # the folder of a run with its compressed model
 KINDS = {"model": str, "options": dict, "dtype": str, "modules": dict, "weights": str, "sha256": str}  # in a manifest
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LAYERS = ("depth", "num_hidden_layers", "n_layer")  # options that say how many layers a model has
-COMPUTED = 2**28  # numbers that a model may compute beside its weights: masks, rotary tables
-
-Sizes = Mapping[str, tuple[int, ...]]  # of tensors, by name
 
 
 def save(
@@ -103,7 +97,6 @@ def load(folder: str | Path) -> nn.Module:
     try:
         if _digest(path) != manifest["sha256"]:
             raise DataError(f"{path}: damaged: its content is not what {MANIFEST} says; save or copy the folder again")
-        _check_sizes(path, manifest)
         model = _fill(_empty(manifest), path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
@@ -122,56 +115,6 @@ def _weights(folder: Path, manifest: dict[str, Any]) -> Path:
     if Path(manifest["weights"]).name != manifest["weights"] or path.resolve().parent != folder.resolve():
         raise DataError(f"{folder / MANIFEST}: weights: expected a file of this folder, got {manifest['weights']!r}")
     return path
-
-
-def _check_sizes(path: Path, manifest: dict[str, Any]) -> None:
-    """Compare what a manifest asks for with the header of its weights, which says how large each tensor is.
-
-    Raises:
-        DataError: names what differs.
-    """
-    with safe_open(path, "pt") as file:
-        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    place, most = path.parent / MANIFEST, sum(map(math.prod, found.values()))
-    for key in LAYERS:
-        if isinstance(count := manifest["options"].get(key), int) and count > len(found):
-            raise DataError(f"{place}: options.{key}: {count} layers, but the weights have {len(found)} tensors")
-    for name, layout in manifest["modules"].items():
-        if isinstance(kind := layout.get("kind"), str) and kind not in kinds():
-            raise DataError(f"{place}: modules.{name}: kind {kind!r}: expected one of {', '.join(sorted(kinds()))}")
-        if (size := _largest(layout)) > most:
-            raise DataError(f"{place}: modules.{name}: a size of {size}, but the weights have {most} numbers in all")
-    model = shape(manifest)
-    lacking = 0
-    for name, value in {**model.state_dict(), **dict(model.named_buffers())}.items():
-        if name not in found:  # tied to another, or computed
-            lacking += value.numel()
-        elif found[name] != tuple(value.shape):
-            raise DataError(f"{path}: {name} has shape {found[name]}, but {MANIFEST} makes it {tuple(value.shape)}")
-        if lacking > most + COMPUTED:
-            raise DataError(f"{place}: a model with {lacking} numbers that the weights lack, {name} among them")
-
-
-def _largest(layout: Any) -> int:
-    """The largest integer in nested mappings and lists; 0 if there is none."""
-    if isinstance(layout, dict):
-        layout = [*layout.values()]
-    if isinstance(layout, list):
-        return max(map(_largest, layout), default=0)
-    return layout if isinstance(layout, int) else 0
-
-
-def shape(manifest: dict[str, Any]) -> nn.Module:
-    """The model of a manifest on the meta device: sizes without weights.
-
-    Raises:
-        ConfigError: an option is none of the family's, or the family refuses its value.
-    """
-    family = _family(manifest)
-    with torch.device("meta"):
-        model = family.create(manifest["model"], manifest["options"])
-        install(model, _modules(manifest))
-    return model
 
 
 def _modules(manifest: dict[str, Any]) -> dict[str, Replacement]:
@@ -223,24 +166,24 @@ def _dtype(manifest: dict[str, Any]) -> Iterator[None]:
 
 def _once(model: nn.Module) -> dict[str, Tensor]:
     """The weights by name; of several names of one tensor (tied embeddings) the first."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     places: set[Any] = set()
     for name, value in model.state_dict().items():
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
         if place not in places:
-            found[name] = value
+            weights[name] = value
         places.add(place)
-    return found
+    return weights
 
 
 def _fill(model: nn.Module, path: Path) -> nn.Module:
-    """Load every weight, exactly, names of tied tensors aside. RuntimeError: one is missing or unknown."""
+    """Load every weight, exactly, except second names of tied tensors. RuntimeError: one is missing or unknown."""
     weights = load_file(path)
     tied = model.state_dict().keys() - _once(model).keys()
-    for name, own in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in weights:
-            check_values(path, name, weights[name], own.dtype)
-            own.data = own.data.to(weights[name].dtype)  # a model of several types
+            check_values(path, name, weights[name], tensor.dtype)
+            tensor.data = tensor.data.to(weights[name].dtype)  # a model of several types
     missing, unknown = model.load_state_dict(weights, strict=False)
     if lost := sorted(set(missing) - tied):
         raise RuntimeError(f"the weights lack {lost[0]}")

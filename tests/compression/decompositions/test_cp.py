@@ -160,9 +160,3 @@ def test_ranks_that_cannot_be() -> None:
         cp_als(products(1), 0)
     with pytest.raises(ValueError, match=r"expected 3 \(one"):
         cp_als(products(1), 2)
-
-
-def test_progress_is_told() -> None:
-    told: list[tuple[int, int]] = []
-    cp_als(products(1), 5, sweeps=3, tolerance=0, watch=lambda done, most: told.append((done, most)))
-    assert told == [(1, 3), (2, 3), (3, 3)]

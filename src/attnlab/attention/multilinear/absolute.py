@@ -146,9 +146,9 @@ class _Strips(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        whole = grads[0].new_zeros(ctx.shape)
+        gradient = grads[0].new_zeros(ctx.shape)
         for bounds, grad in zip(ctx.bounds, grads, strict=True):
-            places = [whole[..., j, m] for j, m in _strip(*bounds)]
+            places = [gradient[..., j, m] for j, m in _strip(*bounds)]
             for place, part in zip(places, grad.split([p[0, 0].numel() for p in places], 2), strict=True):
                 place.copy_(part.unflatten(2, place.shape[2:]) if part.numel() else place)
-        return whole, None, None
+        return gradient, None, None

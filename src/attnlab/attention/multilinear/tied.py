@@ -49,9 +49,9 @@ class TiedMultiLinear(MultiLinear):
         return self._read(q, k, v, None if prefix is None else self._total(prefix, size, len(q)), 0, size)[0]
 
     def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
-        held = cache.text.to(torch.promote_types(k.dtype, torch.float32)) * cache.start
+        stored = cache.text.to(torch.promote_types(k.dtype, torch.float32)) * cache.start
         prefix = self._total(cache.prefix, cache.prefix_size, len(q)) if self.reads_prefix else 0.0
-        out, total = self._read(q, k, v, held + prefix, cache.start, cache.prefix_size)
+        out, total = self._read(q, k, v, stored + prefix, cache.start, cache.prefix_size)
         cache.text.copy_((total - prefix) / (cache.start + k.shape[1]))
         return out
 
@@ -82,8 +82,8 @@ class TiedMultiLinear(MultiLinear):
         start = torch.zeros_like(totals[:, :1]) if before is None else before.unsqueeze(1)
         earlier = torch.cat((start, totals[:, :-1]), 1)
         queries = q.transpose(2, 3).flatten(2, 3)  # (B, chunks, C chunk, R)
-        own = (queries @ k.mT).unflatten(2, (-1, chunk)).tril().flatten(2, 3) @ v
-        read = (own + queries @ earlier.to(queries.dtype)).unflatten(2, (-1, chunk)).transpose(2, 3)
+        within = (queries @ k.mT).unflatten(2, (-1, chunk)).tril().flatten(2, 3) @ v
+        read = (within + queries @ earlier.to(queries.dtype)).unflatten(2, (-1, chunk)).transpose(2, 3)
         read = read.flatten(3).flatten(1, 2)[:, :steps]  # (B, T, C V)
         count = first + torch.arange(1, steps + 1, device=k.device)
         if isinstance(prefix_size, Tensor):

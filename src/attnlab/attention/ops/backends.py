@@ -133,10 +133,10 @@ def used(pairs: set[tuple[str, str]] | None = None) -> dict[str, list[str]]:
     Args:
         pairs: as `noting` gives them; None: all that this process has noted.
     """
-    found: dict[str, list[str]] = {}
+    chosen: dict[str, list[str]] = {}
     for operation, name in sorted(_used if pairs is None else pairs):
-        found.setdefault(operation, []).append(name)
-    return found
+        chosen.setdefault(operation, []).append(name)
+    return chosen
 
 
 def forget() -> None:
@@ -176,10 +176,10 @@ def choose(
     Raises:
         ValueError: a backend is preferred that cannot compute this.
     """
-    found = _chosen(operation, q, dropout, masked, q.shape[-1] if value_dim is None else value_dim, (window, block))
+    chosen = _chosen(operation, q, dropout, masked, q.shape[-1] if value_dim is None else value_dim, (window, block))
     if noted and operation != "dense":  # `dense_attention` knows which kernel SDPA takes
-        _note(operation, found.name)
-    return found
+        _note(operation, chosen.name)
+    return chosen
 
 
 def _chosen(

@@ -56,13 +56,13 @@ def attend_cached(
     masked = bool(prefix_used) or text_mask is not None or counts is not None or narrow
     backend = choose("step", q_bhd, masked=masked)
     if backend is Backend.TRITON:
-        from .kernels.latent import Segment, latent_decode  # needs triton
+        from .kernels.latent import CacheSegment, latent_decode  # needs triton
 
-        segments = [Segment(key, value, used if counts is None else counts, mask=text_mask)]
+        segments = [CacheSegment(key, value, used if counts is None else counts, mask=text_mask)]
         if prefix_used:
-            held = prefix_used if prefix_counts is None else prefix_counts
+            exist = prefix_used if prefix_counts is None else prefix_counts
             mask = prefix_mask if prefix_counts is None else None
-            segments.insert(0, Segment(prefix_key, prefix_value, held, mask=mask))
+            segments.insert(0, CacheSegment(prefix_key, prefix_value, exist, mask=mask))
         return latent_decode(q_bhd.contiguous(), segments, scale, value_dim=value_dim).unsqueeze(2)
 
     groups, used = key.shape[1], key.shape[2] if used is None else used

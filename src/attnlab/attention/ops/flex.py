@@ -103,11 +103,11 @@ def merged(
     else:
         slots = (t[:, :, stride - 1 :: stride] for t in (key, value))
         outs.append(attend(queries, Part(*slots, high=place // stride), scale))  # type: ignore[misc]
-        own = (queries * key).sum(-1, dtype=outs[0][1].dtype) * scale
-        outs.append((value, own))
-    for held, mask in past:
-        beam = len(q) // len(held)
-        key, value = _unpacked(held, value_dim)
+        diagonal = (queries * key).sum(-1, dtype=outs[0][1].dtype) * scale
+        outs.append((value, diagonal))
+    for stored, mask in past:
+        beam = len(q) // len(stored)
+        key, value = _unpacked(stored, value_dim)
         o, lse = attend(_folded(queries, beam), Part(key, value, exists=mask), scale)
         outs.append((_unfolded(o, beam), _unfolded(lse.unsqueeze(-1), beam).squeeze(-1)))
     return joined(outs).transpose(1, 2)
@@ -166,11 +166,11 @@ def attend(q: Tensor, part: Part, scale: float) -> tuple[Tensor, Tensor]:
         q, part = q.detach(), part._replace(key=part.key.detach(), value=part.value.detach())
     compiled = q.is_cuda and not torch.compiler.is_compiling()
     with torch._dynamo.config.patch(recompile_limit=LIMIT) if compiled else nullcontext():
-        found: tuple[Tensor, Tensor] = _kernel(compiled)(
+        result: tuple[Tensor, Tensor] = _kernel(compiled)(
             q, part.key, part.value, block_mask=block_mask(part, rows), scale=scale,
             enable_gqa=part.key.shape[1] < q.shape[1], return_lse=True,
         )  # fmt: skip
-    return found
+    return result
 
 
 @cache
@@ -199,20 +199,20 @@ def block_mask(part: Part, rows: int) -> "BlockMask | None":
     first = torch.arange(0, size, BLOCK, device=device)
     last = (first + BLOCK).clamp(max=size) - 1
     seen = (first < high[ends, None]) & (last >= low[begins, None])
-    whole = (last < high[begins, None]) & (first >= low[ends, None])
-    seen, whole = seen[None], whole[None]
+    full = (last < high[begins, None]) & (first >= low[ends, None])
+    seen, full = seen[None], full[None]
     if exists is not None:
         blocks = F.pad(exists, (0, -size % BLOCK)).unflatten(1, (-1, BLOCK))
         there = F.pad(exists, (0, -size % BLOCK), value=True).unflatten(1, (-1, BLOCK))
-        seen, whole = seen & blocks.any(-1)[:, None], whole & there.all(-1)[:, None]
+        seen, full = seen & blocks.any(-1)[:, None], full & there.all(-1)[:, None]
 
     def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         inside = (j >= low[i]) & (j < high[i])
         return inside if exists is None else inside & exists[b, j]
 
-    tables = (*_listed(seen & ~whole), *_listed(whole))
-    found = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=mask, seq_lengths=(rows, size))
-    return found
+    tables = (*_listed(seen & ~full), *_listed(full))
+    result = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=mask, seq_lengths=(rows, size))
+    return result
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,13 +49,13 @@ def refusal(
         return f"keys are {width} wide and values {value_dim}, expected multiples of {step} in {dtype}"
     flash = kernel is SDPBackend.FLASH_ATTENTION
     q, value = _example(device, dtype, width, width if flash else value_dim)
-    given = torch.backends.cuda.SDPAParams(q, q, value, None, dropout, True, False)
-    with warnings.catch_warnings(record=True) as found:
+    parameters = torch.backends.cuda.SDPAParams(q, q, value, None, dropout, True, False)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if getattr(torch.backends.cuda, ASKED[kernel])(given, True):
+        if getattr(torch.backends.cuda, ASKED[kernel])(parameters, True):
             return None
-    said = "; ".join(str(one.message).partition(" (Triggered")[0] for one in found)
-    return f"torch refuses keys {width} wide and values {value_dim}: {said or 'without a reason'}"
+    reasons = "; ".join(str(one.message).partition(" (Triggered")[0] for one in caught)
+    return f"torch refuses keys {width} wide and values {value_dim}: {reasons or 'without a reason'}"
 
 
 def _example(device: torch.device, dtype: torch.dtype, width: int, value_dim: int) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from .backends import AUTOGRAD, Backend, choose
 from .flex import merged as flex_merged
-from .pattern import Kept, Run
+from .pattern import MergedPattern, SavedForBackward
 from .pattern import Past as Past  # callers know it from here
 from .sdpa import additive, wide
 
@@ -58,7 +58,9 @@ def merged_attention(
         return flex_merged(q, packed, value_dim, scale, stride, past)
     if backend is Backend.PLAIN:  # what the fused kernels lack
         return _plain(q, packed, value_dim, scale, stride, past, dropout)
-    return _Merged.apply(q, packed, Run(value_dim, scale, stride, dropout, backend), *(t for p in past for t in p))
+    return _Merged.apply(
+        q, packed, MergedPattern(value_dim, scale, stride, dropout, backend), *(t for p in past for t in p)
+    )
 
 
 def expanded_attention(
@@ -87,7 +89,7 @@ def expanded_attention(
         packed = expand(latent, rotary, up)
         return merged_attention(q, packed, value_dim, scale, stride=stride, past=past, dropout=dropout)
     tensors = [t for p in past or [] for t in (p.packed.to(q.dtype), p.mask)]
-    return _Expanded.apply(q, latent, rotary, up, Run(value_dim, scale, stride, dropout, backend), *tensors)
+    return _Expanded.apply(q, latent, rotary, up, MergedPattern(value_dim, scale, stride, dropout, backend), *tensors)
 
 
 def rebuilt_attention(
@@ -112,8 +114,8 @@ def rebuilt_attention(
         num_heads: H.
     """
     example = tensors[0]
-    kept = not torch.is_grad_enabled() or torch.compiler.is_compiling()  # autograd inside backward cannot be captured
-    if kept or choose("merged", example, dropout=dropout, noted=False) in AUTOGRAD:
+    state = not torch.is_grad_enabled() or torch.compiler.is_compiling()  # autograd inside backward cannot be captured
+    if state or choose("merged", example, dropout=dropout, noted=False) in AUTOGRAD:
         q, packed = build(slice(0, num_heads), *share(*tensors))
         return merged_attention(q, packed, value_dim, scale, past=past, dropout=dropout)
     flat = [t for p in past or [] for t in (p.packed.to(example.dtype), p.mask)]
@@ -131,7 +133,7 @@ def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, pas
     backend = choose("merged", q, value_dim=value_dim)
     if backend in AUTOGRAD:
         return merged_attention(q, packed, value_dim, scale, past=list(past))
-    return Run(value_dim, scale, 1, 0.0, backend).forward(q, packed.to(q.dtype), past)[0]
+    return MergedPattern(value_dim, scale, 1, 0.0, backend).forward(q, packed.to(q.dtype), past)[0]
 
 
 def _plain(
@@ -172,9 +174,9 @@ class _Merged(torch.autograd.Function):
     """Keeps q, the packed keys and values, the output and its log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, packed: Tensor, run: Run, *rest: Tensor | None) -> Tensor:
-        out, kept = run.forward(q, packed, _pairs(rest))
-        ctx.save_for_backward(q, packed, out, *rest, *kept.flat())
+    def forward(ctx: Any, q: Tensor, packed: Tensor, run: MergedPattern, *rest: Tensor | None) -> Tensor:
+        out, state = run.forward(q, packed, _pairs(rest))
+        ctx.save_for_backward(q, packed, out, *rest, *state.flat())
         ctx.run, ctx.count = run, len(rest)
         return out
 
@@ -182,9 +184,9 @@ class _Merged(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, packed, out, *rest = ctx.saved_tensors
-        past, kept = _pairs(rest[: ctx.count]), Kept.of(rest[ctx.count :])
+        past, state = _pairs(rest[: ctx.count]), SavedForBackward.of(rest[ctx.count :])
         dq = torch.empty_like(q)
-        dpacked, more = ctx.run.backward(grad, q, packed, past, out, kept, dq)
+        dpacked, more = ctx.run.backward(grad, q, packed, past, out, state, dq)
         return dq, dpacked, None, *(g for dpast in more for g in (dpast, None))
 
 
@@ -193,14 +195,14 @@ class _Expanded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor, run: Run, *rest: Tensor | None
+        ctx: Any, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor, run: MergedPattern, *rest: Tensor | None
     ) -> Tensor:
         past, out, parts = _pairs(rest), q.new_empty(*q.shape[:3], run.value_dim), []
         for heads in _groups(q):
             packed = _expanded(latent, rotary, up[heads])
             parts.append(run.fill(q[:, :, heads], packed, _of_heads(past, heads), out[:, :, heads]))
-        kept = Kept.joined(parts)
-        ctx.save_for_backward(q, latent, rotary, up, out, *rest, *kept.flat())
+        state = SavedForBackward.joined(parts)
+        ctx.save_for_backward(q, latent, rotary, up, out, *rest, *state.flat())
         ctx.run, ctx.count = run, len(rest)
         return out
 
@@ -208,22 +210,22 @@ class _Expanded(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, latent, rotary, up, out, *rest = ctx.saved_tensors
-        past, kept = _pairs(rest[: ctx.count]), Kept.of(rest[ctx.count :])
+        past, state = _pairs(rest[: ctx.count]), SavedForBackward.of(rest[ctx.count :])
         dq, dup = torch.empty_like(q), torch.empty_like(up)
         dlatent, drotary = torch.zeros_like(latent), torch.zeros_like(rotary)
         dpast = [torch.empty_like(p.packed) for p in past]
         for heads in _groups(q):
             dpacked, more = ctx.run.backward(
                 grad[:, :, heads], q[:, :, heads], _expanded(latent, rotary, up[heads]), _of_heads(past, heads),
-                out[:, :, heads], kept.heads(heads), dq[:, :, heads],
+                out[:, :, heads], state.heads(heads), dq[:, :, heads],
             )  # fmt: skip
             both, shared = dpacked.split([up.shape[1], rotary.shape[-1]], -1)
             drotary += shared.sum(2)
             flat = both.flatten(2).flatten(0, 1)
             dlatent.view(-1, latent.shape[-1]).addmm_(flat, up[heads].flatten(0, 1))
             dup[heads] = (flat.mT @ latent.flatten(0, 1)).view_as(up[heads])
-            for whole, part in zip(dpast, more, strict=True):
-                whole[:, :, heads] = part
+            for gradient, part in zip(dpast, more, strict=True):
+                gradient[:, :, heads] = part
             del dpacked, more, both, shared, flat  # before the next ones are made
         return dq, dlatent, drotary, dup, None, *(g for d in dpast for g in (d, None))
 
@@ -239,9 +241,9 @@ class _Rebuilt(torch.autograd.Function):
         tensors, past = flat[:count], _pairs(flat[count:])
         with _exactly(flat[0]):
             q, packed = build(slice(0, num_heads), *share(*tensors))
-        run = Run(*how, choose("merged", q, dropout=how[-1], value_dim=how[0]))  # known by the queries' width
-        out, kept = run.forward(q, packed, past)
-        ctx.save_for_backward(*flat, out, *kept.flat())
+        run = MergedPattern(*how, choose("merged", q, dropout=how[-1], value_dim=how[0]))  # known by the queries' width
+        out, state = run.forward(q, packed, past)
+        ctx.save_for_backward(*flat, out, *state.flat())
         ctx.functions, ctx.num_heads, ctx.run, ctx.counts = (share, build), num_heads, run, (count, len(flat))
         return out
 
@@ -250,7 +252,7 @@ class _Rebuilt(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (share, build), (count, total) = ctx.functions, ctx.counts
         saved = ctx.saved_tensors
-        past, out, kept = _pairs(saved[count:total]), saved[total], Kept.of(saved[total + 1 :])
+        past, out, state = _pairs(saved[count:total]), saved[total], SavedForBackward.of(saved[total + 1 :])
         leaves = [t.detach().requires_grad_() for t in saved[:count]]
         with torch.enable_grad(), _exactly(out):
             shared = share(*leaves)
@@ -262,11 +264,11 @@ class _Rebuilt(torch.autograd.Function):
             dq = torch.empty_like(q)
             dpacked, more = ctx.run.backward(
                 grad[:, :, heads], q.detach(), packed.detach(), _of_heads(past, heads), out[:, :, heads],
-                kept.heads(heads), dq,
+                state.heads(heads), dq,
             )  # fmt: skip
             torch.autograd.backward((q, packed), (dq, dpacked), inputs=cut)
-            for whole, part in zip(dpast, more, strict=True):
-                whole[:, :, heads] = part
+            for gradient, part in zip(dpast, more, strict=True):
+                gradient[:, :, heads] = part
             del q, packed, dq, dpacked, more  # before the next ones are made
         torch.autograd.backward(shared, [t.grad for t in cut], inputs=leaves)
         return None, None, None, None, None, *(t.grad for t in leaves), *(g for d in dpast for g in (d, None))

@@ -28,43 +28,45 @@ class Past(NamedTuple):
     mask: Tensor | None = None
 
 
-class Kept(NamedTuple):
-    """What backward needs beside inputs and output: log-sum-exp (B, T, H), own logits (B, T/s, s - 1, H), dropout.
+class SavedForBackward(NamedTuple):
+    """What backward needs beside inputs and output: log-sum-exp (B, T, H), diagonal logits (B, T/s, s - 1, H), dropout.
 
     Args:
         lse: log-sum-exp of each query's logits, (B, T, H).
-        own: logits of the keys that only their own query reads, (B, T/s, s - 1, H); None where s = 1.
+        diagonal: logits of the keys that only their own query reads, (B, T/s, s - 1, H); None where s = 1.
         mask: dropout factors of these keys, of the same shape; None without dropout.
         randoms: the state of each kernel's dropout, in the order of the calls.
     """
 
     lse: Tensor
-    own: Tensor | None
+    diagonal: Tensor | None
     mask: Tensor | None
     randoms: tuple[Random, ...]
 
     def flat(self) -> list[Tensor | None]:
-        return [self.lse, self.own, self.mask, *(t for random in self.randoms for t in random)]
+        return [self.lse, self.diagonal, self.mask, *(t for random in self.randoms for t in random)]
 
     @classmethod
-    def of(cls, flat: Any) -> "Kept":
-        lse, own, mask, *rest = flat
-        return cls(lse, own, mask, tuple(Random(*rest[i : i + 2]) for i in range(0, len(rest), 2)))
+    def of(cls, flat: Any) -> "SavedForBackward":
+        lse, diagonal, mask, *rest = flat
+        return cls(lse, diagonal, mask, tuple(Random(*rest[i : i + 2]) for i in range(0, len(rest), 2)))
 
     @classmethod
-    def joined(cls, parts: Sequence["Kept"]) -> "Kept":
+    def joined(cls, parts: Sequence["SavedForBackward"]) -> "SavedForBackward":
         """Of groups of heads, each with the same calls; more than one where there is no dropout alone."""
         if len(parts) == 1:
             return parts[0]
-        own = None if parts[0].own is None else torch.cat([part.own for part in parts if part.own is not None], -1)
-        return cls(torch.cat([part.lse for part in parts], -1), own, None, parts[0].randoms)
+        diagonal = (
+            None if parts[0].diagonal is None else torch.cat([p.diagonal for p in parts if p.diagonal is not None], -1)
+        )
+        return cls(torch.cat([part.lse for part in parts], -1), diagonal, None, parts[0].randoms)
 
-    def heads(self, heads: slice) -> "Kept":
-        own, mask = (None if t is None else t[..., heads] for t in (self.own, self.mask))
-        return Kept(self.lse[..., heads], own, mask, self.randoms)
+    def heads(self, heads: slice) -> "SavedForBackward":
+        diagonal, mask = (None if t is None else t[..., heads] for t in (self.diagonal, self.mask))
+        return SavedForBackward(self.lse[..., heads], diagonal, mask, self.randoms)
 
 
-class Run(NamedTuple):
+class MergedPattern(NamedTuple):
     """The pattern, forward and backward, over packed keys and values that exist.
 
     With a stride s, the s queries from the last one of a chunk on see the same slots: shifted by s - 1 positions, query
@@ -87,75 +89,86 @@ class Run(NamedTuple):
     def _kernel(self) -> Kernel:
         return Kernel(self.value_dim, self.scale, self.dropout, self.backend)
 
-    def forward(self, q: Tensor, packed: Tensor, past: Iterable[Past]) -> tuple[Tensor, Kept]:
+    def forward(self, q: Tensor, packed: Tensor, past: Iterable[Past]) -> tuple[Tensor, SavedForBackward]:
         """Output (B, T, H, Dv), and what backward needs."""
         out = q.new_empty(*q.shape[:3], self.value_dim)
         return out, self.fill(q, packed, past, out)
 
-    def fill(self, q: Tensor, packed: Tensor, past: Iterable[Past], out: Tensor) -> Kept:
+    def fill(self, q: Tensor, packed: Tensor, past: Iterable[Past], out: Tensor) -> SavedForBackward:
         """The same, into an output that exists."""
         kernel = self._kernel()
         s, lse = self.stride, q.new_empty(q.shape[:3], dtype=wide(q.dtype))
-        own = mask = None
+        diagonal = mask = None
         if s == 1:
             randoms = kernel.causal(q, packed, out, lse)
         else:
             randoms = kernel.causal(
                 _shifted(q, s - 1, q.shape[-1]), packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s
             )
-            (queries, rows), rows_lse, (value, key) = self._own(q, out), self._places(lse), self._own_packed(packed)
-            own = dot(queries, key) * self.scale
-            mask = F.dropout(torch.ones_like(own), self.dropout) if self.dropout else None
+            (queries, rows), rows_lse, (value, key) = (
+                self._diagonals(q, out),
+                self._places(lse),
+                self._diagonal_packed(packed),
+            )
+            diagonal = dot(queries, key) * self.scale
+            mask = F.dropout(torch.ones_like(diagonal), self.dropout) if self.dropout else None
             read = value if mask is None else value * mask.unsqueeze(-1).to(value.dtype)
-            rows[:, 0], rows_lse[:, 0] = read[:, 0], own[:, 0]
-            merge(rows[:, 1:], rows_lse[:, 1:], read[:, 1:], own[:, 1:])
+            rows[:, 0], rows_lse[:, 0] = read[:, 0], diagonal[:, 0]
+            merge(rows[:, 1:], rows_lse[:, 1:], read[:, 1:], diagonal[:, 1:])
         for p in past:
             beam = q.shape[0] // p.packed.shape[0]
             o, new, random = kernel.forward(_fold(q, beam), p.packed, p.mask, causal=False)
             randoms.append(random)
             merge(out, lse, _unfold(o, beam), _unfold(new, beam))
-        return Kept(lse, own, mask, tuple(randoms))
+        return SavedForBackward(lse, diagonal, mask, tuple(randoms))
 
     def backward(
-        self, grad: Tensor, q: Tensor, packed: Tensor, past: list[Past], out: Tensor, kept: Kept, dq: Tensor
+        self,
+        grad: Tensor,
+        q: Tensor,
+        packed: Tensor,
+        past: list[Past],
+        out: Tensor,
+        saved: SavedForBackward,
+        dq: Tensor,
     ) -> tuple[Tensor, list[Tensor]]:
         """Fill dq, the gradient of q; return those of packed and of each past."""
         kernel = self._kernel()
-        s, width, randoms = self.stride, q.shape[-1], iter(kept.randoms)
+        s, width, randoms = self.stride, q.shape[-1], iter(saved.randoms)
         dpacked = q.new_empty(packed.shape)
         if s == 1:
             wide_grad, wide_out = (kernel.wide_enough(t, width) for t in (grad, out))
-            kernel.causal_backward(wide_grad, q, packed, wide_out, kept.lse, dq, dpacked, randoms)
+            kernel.causal_backward(wide_grad, q, packed, wide_out, saved.lse, dq, dpacked, randoms)
         else:
             value_width = kernel.value_width(width)
             kernel.causal_backward(
                 _shifted(grad, s - 1, value_width), _shifted(q, s - 1, width), packed[:, s - 1 :: s],
-                _shifted(out, s - 1, value_width), _shifted(kept.lse.unsqueeze(-1), s - 1, 1).squeeze(-1),
+                _shifted(out, s - 1, value_width), _shifted(saved.lse.unsqueeze(-1), s - 1, 1).squeeze(-1),
                 dq[:, s - 1 :], dpacked[:, s - 1 :: s], randoms, s,
             )  # fmt: skip
             dq[:, : s - 1] = 0.0
-            self._own_backward(grad, q, packed, out, kept, dq, dpacked)
+            self._diagonal_backward(grad, q, packed, out, saved, dq, dpacked)
         more = []
-        for each in past:
-            beam = q.shape[0] // each.packed.shape[0]
-            g, queries, o, lse = (_fold(t, beam) for t in (grad, q, out, kept.lse))
-            g, o = (kernel.wide_enough(t, width, each.mask) for t in (g, o))
-            more_q, dk, d_value = kernel.backward(g, queries, each.packed, each.mask, o, lse, False, next(randoms))
+        for item in past:
+            beam = q.shape[0] // item.packed.shape[0]
+            g, queries, o, lse = (_fold(t, beam) for t in (grad, q, out, saved.lse))
+            g, o = (kernel.wide_enough(t, width, item.mask) for t in (g, o))
+            more_q, dk, d_value = kernel.backward(g, queries, item.packed, item.mask, o, lse, False, next(randoms))
             dq += _unfold(more_q, beam)
             more.append(torch.cat((d_value, dk), -1))
         return dpacked, more
 
-    def _own_backward(
-        self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, kept: Kept, dq: Tensor, dpacked: Tensor
+    def _diagonal_backward(
+        self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, saved: SavedForBackward, dq: Tensor, dpacked: Tensor
     ) -> None:
         """Of the keys that only their own query sees: fill dpacked there, add to dq."""
-        assert kept.own is not None
-        (queries, g, o, d_queries), lse = self._own(q, grad, out, dq), self._places(kept.lse)
-        (value, key), (d_value, d_key) = self._own_packed(packed), self._own_packed(dpacked)
-        p = torch.exp(kept.own - lse)
+        assert saved.diagonal is not None
+        (queries, g, o, d_queries), lse = self._diagonals(q, grad, out, dq), self._places(saved.lse)
+        (value, key), (d_value, d_key) = self._diagonal_packed(packed), self._diagonal_packed(dpacked)
+        p = torch.exp(saved.diagonal - lse)
         scores, weight = value - o, p
-        if kept.mask is not None:
-            scores, weight = value * kept.mask.unsqueeze(-1).to(value.dtype) - o, p * kept.mask
+        if saved.mask is not None:
+            scores, weight = value * saved.mask.unsqueeze(-1).to(value.dtype) - o, p * saved.mask
         ds = (dot(g, scores) * p * self.scale).to(q.dtype).unsqueeze(-1)
         _multiply_into(d_value, g, weight.to(q.dtype).unsqueeze(-1))
         _multiply_into(d_key, queries, ds)
@@ -165,24 +178,24 @@ class Run(NamedTuple):
         """(B, T, ...) -> (B, T/s, s - 1, ...): the positions whose keys only their own query sees."""
         return x.unflatten(1, (-1, self.stride))[:, :, :-1]
 
-    def _own(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def _diagonals(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(self._places(x) for x in tensors)
 
-    def _own_packed(self, packed: Tensor) -> tuple[Tensor, ...]:
+    def _diagonal_packed(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Values and keys at these positions."""
         return self._places(packed).split([self.value_dim, packed.shape[-1] - self.value_dim], -1)
 
 
 def _shifted(x: Tensor, by: int, width: int) -> Tensor:
     """(B, T, ..., w) -> (B, T, ..., width): the positions from `by` on, then zeros; zeros beyond column w."""
-    size, own = x.shape[1] - by, x.shape[-1]
+    size, columns = x.shape[1] - by, x.shape[-1]
     if torch.compiler.is_compiling():
-        return F.pad(x[:, by:], (0, width - own, *[0, 0] * (x.dim() - 3), 0, by))
-    found = x.new_empty(*x.shape[:-1], width)
-    found[:, size:] = 0.0
-    found[:, :size, ..., own:] = 0.0
-    found[:, :size, ..., :own] = x[:, by:]
-    return found
+        return F.pad(x[:, by:], (0, width - columns, *[0, 0] * (x.dim() - 3), 0, by))
+    out = x.new_empty(*x.shape[:-1], width)
+    out[:, size:] = 0.0
+    out[:, :size, ..., columns:] = 0.0
+    out[:, :size, ..., :columns] = x[:, by:]
+    return out
 
 
 def _multiply_into(out: Tensor, a: Tensor, b: Tensor) -> None:

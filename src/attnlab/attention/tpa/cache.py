@@ -14,7 +14,7 @@ TILE = 2048  # cached positions at a time: of their products with a query, or of
 ALIGNED = 16  # positions
 
 Span = Callable[[int, int], Angles]  # those of the positions first ... last - 1
-Held = dict[str, Tensor]  # key_head, value_head (B, R, h, positions), key_token, value_token (B, R, positions, w)
+Buffers = dict[str, Tensor]  # key_head, value_head (B, R, h, positions), key_token, value_token (B, R, positions, w)
 
 
 class FactorCache(PositionalCache):
@@ -36,29 +36,29 @@ class FactorCache(PositionalCache):
         """Text positions that the buffers hold."""
         return self.capacity + (-self.capacity % ALIGNED if self.is_static else 0)
 
-    def _aligned(self, held: "Held") -> "Held":
+    def _aligned(self, buffers: "Buffers") -> "Buffers":
         """Copies with zeros behind the last position, up to a multiple of `ALIGNED`."""
-        found = {}
-        for name, buffer in held.items():
+        aligned = {}
+        for name, buffer in buffers.items():
             missing, axis = -buffer.shape[self.axes[name]] % ALIGNED, self.axes[name]
-            found[name] = F.pad(buffer, (0, 0) * (buffer.dim() - 1 - axis) + (0, missing)) if missing else buffer
-        return found
+            aligned[name] = F.pad(buffer, (0, 0) * (buffer.dim() - 1 - axis) + (0, missing)) if missing else buffer
+        return aligned
 
-    def text_segment(self, size: int | Tensor) -> "Segment":
+    def text_segment(self, size: int | Tensor) -> "FactorSegment":
         """The first positions of each row's text; where the device alone knows how many, (1,), as many with a mask."""
         if isinstance(size, Tensor):
             most, _ = self.reads(size)
             exists = torch.arange(most, device=size.device) < size
-            return Segment(span(self.text, 0, most), most, self.angles, exists.unsqueeze(0))
-        return Segment(span(self.text, 0, size), size, self.angles)
+            return FactorSegment(span(self.text, 0, most), most, self.angles, exists.unsqueeze(0))
+        return FactorSegment(span(self.text, 0, size), size, self.angles)
 
-    def prefix_segment(self) -> "Segment":
+    def prefix_segment(self) -> "FactorSegment":
         """The prefixes, each of which the rows of its beam share."""
         size = self.prefix_size if self.prefix_reads is None else self.prefix_reads.shape[0]
-        return Segment(span(self.prefix, 0, size), size, self.prefix_angles, self.prefix_mask, self.beam)
+        return FactorSegment(span(self.prefix, 0, size), size, self.prefix_angles, self.prefix_mask, self.beam)
 
 
-class Segment(NamedTuple):
+class FactorSegment(NamedTuple):
     """Cached positions that rows read: each its own text, or the prefix that it shares with others.
 
     Args:
@@ -69,7 +69,7 @@ class Segment(NamedTuple):
         beam: rows that read each of them.
     """
 
-    held: Held
+    buffers: Buffers
     size: int
     angles: Span
     mask: Tensor | None = None
@@ -78,19 +78,21 @@ class Segment(NamedTuple):
     @property
     def like(self) -> Tensor:
         """One of the buffers, for its rows and dtype."""
-        return next(iter(self.held.values()))
+        return next(iter(self.buffers.values()))
 
-    def tiles(self, size: int) -> Iterator["Segment"]:
+    def tiles(self, size: int) -> Iterator["FactorSegment"]:
         for first in range(0, self.size, size):
             last = min(first + size, self.size)
             mask = None if self.mask is None else self.mask[:, first:last]
-            yield Segment(span(self.held, first, last), last - first, partial(self._shifted, first), mask, self.beam)
+            yield FactorSegment(
+                span(self.buffers, first, last), last - first, partial(self._shifted, first), mask, self.beam
+            )
 
     def _shifted(self, by: int, first: int, last: int) -> Angles:
         return self.angles(by + first, by + last)
 
 
-def span(held: Held, first: int, last: int) -> Held:
+def span(buffers: Buffers, first: int, last: int) -> Buffers:
     """The positions first ... last - 1.
 
     Args:
@@ -98,5 +100,5 @@ def span(held: Held, first: int, last: int) -> Held:
     """
     return {
         name: factor[..., first:last] if name.endswith("head") else factor[:, :, first:last]
-        for name, factor in held.items()
+        for name, factor in buffers.items()
     }

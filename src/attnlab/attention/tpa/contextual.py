@@ -15,7 +15,7 @@ from ..ops.kernels import FACTOR_RANKS, FACTOR_WIDTH
 from ..ops.partial_softmax import Past, rebuilt_attention, tiled_attention
 from ..ops.rope import rotate
 from ..positional import Angles, Layout, PositionalAttention
-from .cache import TILE, FactorCache, Held, Segment
+from .cache import TILE, Buffers, FactorCache, FactorSegment
 from .factors import Block, Factors, Init, Nonlinearity
 
 
@@ -133,13 +133,13 @@ class TPA(PositionalAttention):
         head, token = (self.rank, self.num_heads, None), (self.rank, None, self.token_dim)
         return {"key_head": head, "key_token": token, "value_head": head, "value_token": token}
 
-    def _keys(self, segment: Segment) -> tuple[Tensor, Tensor]:
+    def _keys(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
         """Cached head factors (B or 1, R, h, size or 1), and token factors (B or 1, R, size, w), rotated."""
-        return segment.held["key_head"], segment.held["key_token"]
+        return segment.buffers["key_head"], segment.buffers["key_token"]
 
-    def _values(self, segment: Segment) -> tuple[Tensor, Tensor]:
+    def _values(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
         """The same of values, nothing rotated; token factors may be (1, R, 1, w)."""
-        return segment.held["value_head"], segment.held["value_token"]
+        return segment.buffers["value_head"], segment.buffers["value_token"]
 
     # From factors to queries, keys and values.
 
@@ -220,10 +220,10 @@ class TPA(PositionalAttention):
 
     # The cache, and what reads it.
 
-    def _kept(self, x: Tensor, angles: Angles) -> Held:
+    def _entries(self, x: Tensor, angles: Angles) -> Buffers:
         return self._held(self._factors(angles, *self._compact(x)))
 
-    def _held(self, f: Factors) -> Held:
+    def _held(self, f: Factors) -> Buffers:
         """Factors of keys and values as the cache keeps them."""
         head, token = f.head.split(self._counts, -2), f.token.split(self._counts, -2)
         every = {"key_head": head[1], "key_token": token[1], "value_head": head[2], "value_token": token[2]}
@@ -288,7 +288,7 @@ class TPA(PositionalAttention):
             self.factorised_queries and self.q_rank * (self.head_dim + self.num_heads) <= self.num_heads * self.head_dim
         )
 
-    def _rebuild(self, tile: Segment, like: Tensor) -> Past:
+    def _rebuild(self, tile: FactorSegment, like: Tensor) -> Past:
         """Keys and values of cached positions."""
         factors = []
         for head, token in (self._keys(tile), self._values(tile)):
@@ -299,10 +299,10 @@ class TPA(PositionalAttention):
         """Outputs (B, 1, h, D) of each row's newest position, which the cache holds already."""
         from ..ops.kernels.factor import Part, factor_decode
 
-        text = Segment(cache.text, cache.capacity, cache.angles)
+        text = FactorSegment(cache.text, cache.capacity, cache.angles)
         parts = [Part(*self._keys(text), *self._values(text), cache.start + 1)]
         if cache.prefix_size:
-            prefix = Segment(cache.prefix, cache.prefix_capacity, cache.prefix_angles)
+            prefix = FactorSegment(cache.prefix, cache.prefix_capacity, cache.prefix_angles)
             count = cache.prefix_size if cache.prefix_lengths is None else cache.prefix_lengths
             parts.append(Part(*self._keys(prefix), *self._values(prefix), count))
         head, query = None, f.query
@@ -313,7 +313,7 @@ class TPA(PositionalAttention):
         read = factor_decode(query, parts, self.scale, query_head=head, third_dim=self.third_dim)
         return read.unsqueeze(1).to(f.head.dtype)
 
-    def _step(self, f: Factors, batch: int, segments: list[Segment]) -> Tensor:
+    def _step(self, f: Factors, batch: int, segments: list[FactorSegment]) -> Tensor:
         """Outputs (B, n, h, D) of each row's newest n positions, which are the last of the last segment."""
         dtype = segments[-1].like.dtype
         head, token = f.head[..., : self.q_rank, :].to(dtype), self._whole(f.token[..., : self.q_rank, :].to(dtype))
@@ -325,19 +325,19 @@ class TPA(PositionalAttention):
         tiles = [tile for segment in segments for tile in _tiles(segment)]
         for tile in tiles:
             share(batch, tile.beam, len(tile.like))
-        found = [self._logits(query, batch, tile) for tile in tiles]
-        logits = torch.cat(found, -1) if len(found) > 1 else found[0]
+        logits_by_tile = [self._logits(query, batch, tile) for tile in tiles]
+        logits = torch.cat(logits_by_tile, -1) if len(logits_by_tile) > 1 else logits_by_tile[0]
         if new > 1:
             future = torch.ones(new, new, dtype=torch.bool, device=logits.device).triu(1)
             logits[..., -new:].masked_fill_(future[:, None], float("-inf"))
         p = logits.softmax(-1, dtype=torch.promote_types(dtype, torch.float32)).to(dtype)
         weights = p.split([tile.size for tile in tiles], -1)
         out = self._read(weights[0], tiles[0])
-        for each, tile in zip(weights[1:], tiles[1:], strict=True):
-            out += self._read(each, tile)
+        for weight, tile in zip(weights[1:], tiles[1:], strict=True):
+            out += self._read(weight, tile)
         return (out / self.rank).to(f.head.dtype)
 
-    def _logits(self, query: tuple[Tensor, ...], batch: int, tile: Segment) -> Tensor:
+    def _logits(self, query: tuple[Tensor, ...], batch: int, tile: FactorSegment) -> Tensor:
         """(B, n, h, size): head factors (B or 1, n, h, R_Q) and token factors (B or 1, n, R_Q, D), or (B, n, h, D)."""
         head, token = self._keys(tile)
         parts = [_fold(t, batch, tile.beam) for t in query]
@@ -353,7 +353,7 @@ class TPA(PositionalAttention):
             logits.masked_fill_(~tile.mask[:, None, None], float("-inf"))
         return _unfold(logits, tile.beam)
 
-    def _read(self, p: Tensor, tile: Segment) -> Tensor:
+    def _read(self, p: Tensor, tile: FactorSegment) -> Tensor:
         """Weights (B, n, h, size) -> (B, n, h, D), R_V times the output."""
         head, token = self._values(tile)
         p = _fold(p, len(p), tile.beam)
@@ -371,7 +371,7 @@ class TPA(PositionalAttention):
         return matrices + built + context * sum(self._step_costs())
 
 
-def _tiles(segment: Segment) -> Iterator[Segment]:
+def _tiles(segment: FactorSegment) -> Iterator[FactorSegment]:
     """Parts whose products stay in the processor's caches; compiled code takes one part, to compile once."""
     return iter([segment]) if torch.compiler.is_compiling() else segment.tiles(TILE)
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ..bounds import PositiveFloat, Rank, Rate, Size
 from ..positional import Layout
-from .cache import Segment
+from .cache import FactorSegment
 from .contextual import TPA
 from .factors import Block, Factors, Init, Nonlinearity, learned_factors
 
@@ -35,12 +35,12 @@ class TPANonContextualA(TPA):
         """R head factors from number `rank` on, (1, R, h, 1)."""
         return self._activate(self.head_factors[rank : rank + self.rank]).to(like.dtype)[None, :, :, None]
 
-    def _keys(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        token = segment.held["key_token"]
+    def _keys(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
+        token = segment.buffers["key_token"]
         return self._heads_of(self.q_rank, token), token
 
-    def _values(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        token = segment.held["value_token"]
+    def _values(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
+        token = segment.buffers["value_token"]
         return self._heads_of(self.q_rank + self.rank, token), token
 
 
@@ -86,13 +86,13 @@ class TPANonContextualB(TPA):
     def layout(self) -> Layout:
         return {name: shape for name, shape in super().layout().items() if name.endswith("head")}
 
-    def _keys(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        head = segment.held["key_head"]
+    def _keys(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
+        head = segment.buffers["key_head"]
         token = self.token_factors[None, None, self.q_rank : self.q_rank + self.rank].to(head.dtype)
         return head, self._rotate(token, segment.angles(0, segment.size), self.rank).transpose(1, 2)
 
-    def _values(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        head = segment.held["value_head"]
+    def _values(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
+        head = segment.buffers["value_head"]
         return head, self.token_factors[None, self.q_rank + self.rank :, None].to(head.dtype)
 
     def _step_costs(self) -> tuple[int, int]:

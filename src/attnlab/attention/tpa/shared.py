@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..positional import Layout
-from .cache import Held, Segment
+from .cache import Buffers, FactorSegment
 from .contextual import TPA
 from .factors import Block, Factors
 
@@ -29,14 +29,14 @@ class TPASharedB(TPA):
     def layout(self) -> Layout:
         return {name: shape for name, shape in super().layout().items() if name != "value_token"}
 
-    def _held(self, f: Factors) -> Held:
+    def _held(self, f: Factors) -> Buffers:
         counts = [self.q_rank + self.rank, self.rank]
         return super()._held(f) | {"key_token": f.token.split(counts, -2)[1].transpose(1, 2)}
 
-    def _keys(self, segment: Segment) -> tuple[Tensor, Tensor]:
+    def _keys(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
         head, token = super()._keys(segment)
         angles = segment.angles(0, segment.size)
         return head, self._rotate(token.transpose(1, 2), angles, self.rank).transpose(1, 2)
 
-    def _values(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        return segment.held["value_head"], segment.held["key_token"]
+    def _values(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
+        return segment.buffers["value_head"], segment.buffers["key_token"]

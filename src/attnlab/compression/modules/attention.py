@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -12,10 +14,11 @@ from torch.nn import functional as F
 
 from attnlab.compression.decompositions import constrained_fusion
 from attnlab.compression.modules.base import Dense, Replacement
-from attnlab.compression.modules.dense import dense_heads
-from attnlab.compression.modules.packing import Bucket, buckets
 
 CACHED = 2**18  # logits that are computed at a time on a CPU: 1 MiB in float32
+ROUND = 8  # widths are multiples of it: vector registers, tensor cores
+MOST = 3  # calls of scaled_dot_product_attention that heads of different ranks share
+CALL = 16  # what one more call costs, in columns of one head
 
 
 class CompressedAttention(Replacement):
@@ -303,3 +306,89 @@ def _softmax(logits: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tenso
     logits = logits if attn_mask is None else logits + attn_mask
     exact = torch.float32 if logits.dtype in (torch.bfloat16, torch.float16) else None
     return logits.softmax(-1, dtype=exact).to(logits.dtype)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Heads `first` to `end` - 1, filled up to `width`: one call of scaled_dot_product_attention."""
+
+    first: int
+    end: int
+    width: int
+
+
+def buckets(ranks: Sequence[int], value_ranks: Sequence[int]) -> list[Bucket]:
+    """The cheapest way to cut heads, sorted by falling rank, into at most three buckets.
+
+    A bucket is as wide as its widest query or value, because fused kernels want the two alike; its cost is its number
+    of heads times its width. Heads of one rank that needs no filling up stay as they are.
+
+    Args:
+        value_ranks: of the value-output matrix of each head, in the same order.
+    """
+    heads = len(ranks)
+
+    def width(first: int, end: int) -> int:
+        widest = max(*ranks[first:end], *value_ranks[first:end])
+        same = {*ranks[first:end], *value_ranks[first:end]} == {widest}
+        return widest if same else -(-widest // ROUND) * ROUND
+
+    best: tuple[int, list[Bucket]] | None = None
+    for count in range(1, min(MOST, heads) + 1):
+        for cuts in combinations(range(1, heads), count - 1):
+            edges = [0, *cuts, heads]
+            cut = [Bucket(a, b, width(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+            price = sum((bucket.end - bucket.first) * bucket.width for bucket in cut) + CALL * count
+            if best is None or price < best[0]:
+                best = price, cut
+    assert best is not None
+    return best[1]
+
+
+@torch.no_grad()
+def dense_heads(
+    query: Tensor,
+    key: Tensor,
+    values: list[Tensor],
+    outputs: list[Tensor],
+    mixing: Tensor,
+    heads: list[int],
+    width: int,
+    bias: Tensor | None,
+) -> tuple[Dense, float]:
+    """Query, key, value and output matrices of a dense attention layer, and what they lose.
+
+    A head whose effective query-key matrix has a higher rank than `width` (a free fusion, CP SlimAtt) cannot be written
+    exactly: the nearest matrix of that rank is taken (Eckart and Young).
+
+    Args:
+        query: (R, F + 1): a row for each column of the factors; the last entry is its bias.
+        key: (R, F).
+        values, outputs: of each head, (P_h, F) and (F', P_h).
+        mixing: (H, R): the weight of each column in each head's logits.
+        heads: the number of each head in the dense layer.
+        bias: of the output, (F').
+
+    Returns:
+        q, k, v, o as (out, in) with their biases, in the order of the dense layer's heads, in float64; and the
+        relative error of the query-key tensor, Frobenius norm.
+    """
+    lost, square = 0.0, 0.0
+    parts: dict[int, tuple[Tensor, ...]] = {}
+    for g, head in enumerate(heads):
+        columns = mixing[g].nonzero()[:, 0]
+        left, right = (query[columns] * mixing[g, columns][:, None]).T, key[columns].T
+        if len(columns) > width:
+            (q, r), (p, s) = torch.linalg.qr(left), torch.linalg.qr(right)
+            u, singular, vh = torch.linalg.svd(r @ s.T)
+            root = singular[:width].sqrt()
+            left, right = q @ (u[:, :width] * root), p @ (vh[:width].T * root)
+            lost, square = lost + float(singular[width:].square().sum()), square + float(singular.square().sum())
+        else:
+            square += float(((left.T @ left) * (right.T @ right)).sum())
+        sides = (left, right, values[g].T, outputs[g])
+        parts[head] = tuple(F.pad(side, (0, width - side.shape[-1])) for side in sides)
+    q, k, v, o = (torch.cat([parts[h][i] for h in sorted(parts)], -1) for i in range(4))
+    zero = q.new_zeros(q.shape[-1])
+    matrices: Dense = {"q": (q[:-1].T, q[-1]), "k": (k.T, zero), "v": (v.T, zero), "o": (o, bias)}
+    return matrices, (lost / square) ** 0.5 if square else 0.0

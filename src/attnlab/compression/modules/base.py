@@ -1,4 +1,4 @@
-"""What every module that compression puts in place has in common."""
+"""Base class of the modules that compression puts into a model."""
 
 from __future__ import annotations
 
@@ -64,10 +64,13 @@ def build(layout: dict[str, Any]) -> Replacement:
     Only classes derived from Replacement are called, those of compression/modules and compression/methods among them.
 
     Raises:
-        KeyError, TypeError, ValueError: not a layout.
+        TypeError, ValueError: not a layout.
     """
     arguments = {key: value for key, value in layout.items() if key != "kind"}
-    kind = kinds()[layout["kind"]]
+    known = kinds()
+    if layout.get("kind") not in known:
+        raise ValueError(f"kind {layout.get('kind')!r}: expected one of {', '.join(sorted(known))}")
+    kind = known[layout["kind"]]
     declared = signature(f"{kind.__module__}.{kind.__qualname__}")
     for key, value in arguments.items():
         annotation = declared.parameters.get(key) if declared else None
@@ -81,11 +84,11 @@ def kinds() -> dict[str, type[Replacement]]:
     for package in ("attnlab.compression.modules", "attnlab.compression.methods"):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
             importlib.import_module(f"{package}.{module.name}")
-    found: dict[str, type[Replacement]] = {}
+    by_kind: dict[str, type[Replacement]] = {}
     classes: list[type[Any]] = [Replacement]
     while classes:
-        one = classes.pop()
-        classes += one.__subclasses__()
-        if hasattr(one, "kind"):
-            found[one.kind] = one
-    return found
+        cls = classes.pop()
+        classes += cls.__subclasses__()
+        if hasattr(cls, "kind"):
+            by_kind[cls.kind] = cls
+    return by_kind

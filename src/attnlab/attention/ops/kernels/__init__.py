@@ -36,5 +36,5 @@ def _importable() -> bool:
 
 @cache
 def _capable(index: int | None) -> bool:
-    found: int = torch.cuda.get_device_properties(index).major  # torch.compile knows this one as a constant
-    return found >= 8
+    major: int = torch.cuda.get_device_properties(index).major  # torch.compile knows this one as a constant
+    return major >= 8

@@ -225,7 +225,7 @@ def measure_choices(
     width, memory = query.shape[2], device_of(query.device).shared_memory
     heads = parts[0].key_head.shape[2]
     lines = max(query.shape[0] // len(part.key_token) * heads for part in parts)
-    found = []
+    times = []
     for blocks in CHOICES:
         needed = max(shared_memory(blocks, part, width) for part in parts)
         if needed > memory or blocks.lines > _padded(lines):
@@ -234,8 +234,8 @@ def measure_choices(
         def call(blocks: Blocks = blocks) -> Tensor:
             return factor_decode(query, parts, scale, query_head=query_head, third_dim=third_dim, blocks=blocks)
 
-        found.append((time(call), blocks))
-    return sorted(found)
+        times.append((time(call), blocks))
+    return sorted(times)
 
 
 class _Plan(NamedTuple):

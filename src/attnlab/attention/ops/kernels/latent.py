@@ -27,7 +27,7 @@ except ImportError as error:
     raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
 
 
-class Segment(NamedTuple):
+class CacheSegment(NamedTuple):
     """A part of the context: N rows of K slots; rows n B/N ... (n + 1) B/N - 1 of the queries read row n.
 
     Args:
@@ -48,7 +48,7 @@ class Segment(NamedTuple):
 
 def latent_decode(
     q: Tensor,
-    segments: Sequence[Segment],
+    segments: Sequence[CacheSegment],
     scale: float = 1.0,
     *,
     value_dim: int | None = None,
@@ -72,7 +72,7 @@ def latent_decode(
         keys, values, ends, starts, masks = zip(*segments, strict=True)
         held = [-1 if end is None or isinstance(end, Tensor) else end for end in ends]
         begun = [0 if start is None or isinstance(start, Tensor) else start for start in starts]
-        read, opened = ([t if isinstance(t, Tensor) else None for t in given] for given in (ends, starts))
+        read, opened = ([t if isinstance(t, Tensor) else None for t in segments] for segments in (ends, starts))
         compiled: Tensor = _compiled(q, keys, values, read, held, opened, begun, masks, scale, value_dim)
         return compiled
     batch, heads, _ = q.shape
@@ -105,16 +105,16 @@ def _eager(
     value_dim: int | None,
 ) -> Tensor:
     """The step as torch.compile calls it, which sees no triton in it."""
-    given = zip(keys, values, counts, held, starts, begun, masks, strict=True)
+    rows = zip(keys, values, counts, held, starts, begun, masks, strict=True)
     segments = [
-        Segment(
+        CacheSegment(
             key,
             value,
             (None if number < 0 else number) if count is None else count,
             first if start is None else start,
             mask,
         )
-        for key, value, count, number, start, first, mask in given
+        for key, value, count, number, start, first, mask in rows
     ]
     return latent_decode(q, segments, scale, value_dim=value_dim)
 
@@ -145,7 +145,7 @@ class _Plan(NamedTuple):
     splits: int
 
 
-def _plan(q: Tensor, segment: Segment, value_dim: int, blocks: Blocks | None, splits: int | None) -> _Plan:
+def _plan(q: Tensor, segment: CacheSegment, value_dim: int, blocks: Blocks | None, splits: int | None) -> _Plan:
     rows, groups, slots, width = segment.key.shape
     beam, group = q.shape[0] // rows, q.shape[1] // groups
     shared = segment.value is None
@@ -160,7 +160,9 @@ def _plan(q: Tensor, segment: Segment, value_dim: int, blocks: Blocks | None, sp
     return _Plan(blocks, widths, beam, group, programs, splits)
 
 
-def _launch(q: Tensor, segment: Segment, plan: _Plan, scale: float, partial: Tensor, sums: Tensor, first: int) -> None:
+def _launch(
+    q: Tensor, segment: CacheSegment, plan: _Plan, scale: float, partial: Tensor, sums: Tensor, first: int
+) -> None:
     key, mask = segment.key, segment.mask
     rows, _, slots, _ = key.shape
     value = key if segment.value is None else segment.value
@@ -182,12 +184,12 @@ def _launch(q: Tensor, segment: Segment, plan: _Plan, scale: float, partial: Ten
     )  # fmt: skip
 
 
-def _check(q: Tensor, segments: Sequence[Segment], value_dim: int | None) -> int:
+def _check(q: Tensor, segments: Sequence[CacheSegment], value_dim: int | None) -> int:
     """Dv. ValueError: something does not fit."""
     batch, heads, width = q.shape
     if q.dtype not in DTYPES:
         raise ValueError(f"queries of {q.dtype}: expected {', '.join(str(dtype) for dtype in DTYPES)}")
-    found = {value_dim} - {None}
+    widths = {value_dim} - {None}
     for segment in segments:
         rows, groups, slots, wide = segment.key.shape
         if rows < 1 or batch % rows or heads % groups or wide != width:
@@ -200,7 +202,7 @@ def _check(q: Tensor, segments: Sequence[Segment], value_dim: int | None) -> int
         if segment.value is not None:
             if segment.value.shape[:3] != segment.key.shape[:3]:
                 raise ValueError(f"values {tuple(segment.value.shape)} of keys {tuple(segment.key.shape)}")
-            found.add(segment.value.shape[3])
+            widths.add(segment.value.shape[3])
         mask = segment.mask
         if mask is not None and (mask.dtype != torch.bool or mask.dim() != 2 or mask.shape[0] not in (1, rows)):
             raise ValueError(f"a mask {tuple(mask.shape)} of {mask.dtype}: expected bool, ({rows} or 1, up to {slots})")
@@ -210,15 +212,15 @@ def _check(q: Tensor, segments: Sequence[Segment], value_dim: int | None) -> int
                 raise ValueError(f"a tensor {tuple(tensor.shape)}: expected a dense last axis, on {q.device}")
         if any(tensor.dtype != q.dtype for tensor in tensors):
             raise ValueError(f"keys and values of {segment.key.dtype}, expected {q.dtype} as the queries")
-    if len(found) > 1:
-        raise ValueError(f"values of several widths: {sorted(w for w in found if w)}")
+    if len(widths) > 1:
+        raise ValueError(f"values of several widths: {sorted(w for w in widths if w)}")
     if q.stride(-1) != 1 and width > 1:
         raise ValueError("the last axis of the queries must be dense")
-    return next((w for w in found if w), 0)
+    return next((w for w in widths if w), 0)
 
 
 def measured(
-    q: Tensor, segments: Sequence[Segment], scale: float = 1.0, *, value_dim: int | None = None
+    q: Tensor, segments: Sequence[CacheSegment], scale: float = 1.0, *, value_dim: int | None = None
 ) -> dict[Blocks, float]:
     """Milliseconds of a step with each of `CHOICES` that fits, the fastest first; for benchmarks, on CUDA.
 
@@ -230,10 +232,10 @@ def measured(
     if not q.is_cuda:
         raise ValueError(f"block sizes are measured on CUDA, not on {q.device}")
     width = _check(q, segments, value_dim)
-    memory, found = device_of(q.device).shared_memory, {}
+    memory, widths = device_of(q.device).shared_memory, {}
     for blocks in CHOICES:
         plans = [_plan(q, segment, width, blocks, 1) for segment in segments]
         if all(fits(blocks, plan.widths.padded, plan.widths.shared, q.dtype.itemsize, memory) for plan in plans):
             run = partial_call(latent_decode, q, segments, scale, value_dim=value_dim, blocks=blocks)
-            found[blocks] = float(triton.testing.do_bench(run))
-    return dict(sorted(found.items(), key=lambda one: one[1]))
+            widths[blocks] = float(triton.testing.do_bench(run))
+    return dict(sorted(widths.items(), key=lambda one: one[1]))

@@ -42,7 +42,7 @@ def merge_slot(
         first: number of slot 0, in the same form.
 
     Returns:
-        How many slots of each row hold something then, (B,) int32, for `latent.Segment`.
+        How many slots of each row hold something then, (B,) int32, for `latent.CacheSegment`.
 
     ValueError: shapes do not fit each other.
     """

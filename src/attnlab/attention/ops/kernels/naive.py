@@ -12,7 +12,7 @@ def latent_decode(q: Tensor, segments: Sequence[Any], scale: float = 1.0, *, val
 
     Args:
         q: (B, H, D).
-        segments: `latent.Segment`s, with their key, value, end, start and mask.
+        segments: `latent.CacheSegment`s, with their key, value, end, start and mask.
         value_dim: Dv where a value is the first columns of its key.
     """
     batch, heads, _ = q.shape
@@ -53,15 +53,15 @@ def merge_slot(
         at: the position, counted from where slot 0 begins: an int, (B,) or one element.
         first: number of slot 0, in the same form.
     """
-    found = slots.double().clone()
+    result = slots.double().clone()
     for b in range(len(slots)):
         position, r = _number(at, b, 0), latent.shape[1]
         slot = position // stride
         gate = torch.sigmoid(hidden[b].double() @ gates[_number(first, b, 0) + slot].double())
-        held = found[b, slot, :r] if position % stride else 0.0
-        found[b, slot, :r] = held + gate * latent[b].double()
-        found[b, slot, r:] = rotary[b].double()
-    return found
+        held = result[b, slot, :r] if position % stride else 0.0
+        result[b, slot, :r] = held + gate * latent[b].double()
+        result[b, slot, r:] = rotary[b].double()
+    return result
 
 
 def factor_decode(
@@ -99,10 +99,10 @@ def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor], scale: float, w
     return torch.stack([weight * value.double() for weight, value in zip(weights, values, strict=True)]).sum(0)
 
 
-def _number(given: int | Tensor | None, row: int, otherwise: int) -> int:
-    if given is None:
+def _number(value: int | Tensor | None, row: int, otherwise: int) -> int:
+    if value is None:
         return otherwise
-    return int(given.flatten()[row if given.numel() > 1 else 0]) if isinstance(given, Tensor) else given
+    return int(value.flatten()[row if value.numel() > 1 else 0]) if isinstance(value, Tensor) else value
 
 
 def _width(segments: Sequence[Any], value_dim: int | None) -> int:

@@ -39,8 +39,8 @@ class Device:
         self.processors, self.shared_memory = 3, 100 * 1024
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
-            found = triton.runtime.driver.active.utils.get_device_properties(index)
-            self.processors, self.shared_memory = found["multiprocessor_count"], found["max_shared_mem"]
+            result = triton.runtime.driver.active.utils.get_device_properties(index)
+            self.processors, self.shared_memory = result["multiprocessor_count"], result["max_shared_mem"]
 
 
 @cache
@@ -82,26 +82,26 @@ def span(low: tl.tensor, high: tl.tensor, split: tl.tensor, splits: tl.tensor, B
     return first, tl.minimum(first + size, high)
 
 
-def numbers(given: int | Tensor | None, rows: int, otherwise: int, name: str, like: Tensor) -> tuple[Tensor, int, int]:
+def numbers(value: int | Tensor | None, rows: int, otherwise: int, name: str, like: Tensor) -> tuple[Tensor, int, int]:
     """A number of each row, as kernels take it: a tensor to read, the step from row to row, and the number otherwise.
 
     The step is -1 where the number is the same for all rows and known on the host: nothing is read then.
 
     Args:
-        given: an int; int32 or int64 on the device, (rows,) or of one element; None: `otherwise`.
+        value: an int; int32 or int64 on the device, (rows,) or of one element; None: `otherwise`.
         like: a tensor on the device.
 
     ValueError: a tensor of another shape, dtype or device.
     """
-    if not isinstance(given, Tensor):
-        return like, -1, otherwise if given is None else given
-    if given.dtype not in (torch.int32, torch.int64) or given.numel() not in (1, rows) or given.dim() > 1:
+    if not isinstance(value, Tensor):
+        return like, -1, otherwise if value is None else value
+    if value.dtype not in (torch.int32, torch.int64) or value.numel() not in (1, rows) or value.dim() > 1:
         raise ValueError(
-            f"{name}: {given.dtype} of shape {tuple(given.shape)}; expected int32 or int64, one element or {rows}"
+            f"{name}: {value.dtype} of shape {tuple(value.shape)}; expected int32 or int64, one element or {rows}"
         )
-    if given.device != like.device:
-        raise ValueError(f"{name} on {given.device}, expected {like.device}, where the cache is")
-    return given, given.stride(0) if given.numel() > 1 else 0, 0
+    if value.device != like.device:
+        raise ValueError(f"{name} on {value.device}, expected {like.device}, where the cache is")
+    return value, value.stride(0) if value.numel() > 1 else 0, 0
 
 
 @triton.jit

@@ -49,8 +49,8 @@ def _read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: li
 
     def turned(v: Tensor, norm: nn.Module, heads: int, position: int) -> Tensor:
         scaled = {} if a.rope_scaling is None else {"scaling": a.rope_scaling}
-        whole = normed(v.view(heads, a.head_dim), norm)
-        return torch.cat((turn(whole[:, : a.turned], position, base(a), **scaled), whole[:, a.turned :]), -1)
+        vector = normed(v.view(heads, a.head_dim), norm)
+        return torch.cat((turn(vector[:, : a.turned], position, base(a), **scaled), vector[:, a.turned :]), -1)
 
     joint = x if prefix is None else torch.cat((prefix, x))
     q = [turned(a.query(v), a.query_norm, a.num_heads, i) for i, v in enumerate(joint)]

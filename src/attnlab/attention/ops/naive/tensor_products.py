@@ -64,7 +64,7 @@ def _tensor_products(a: TPA, x: Tensor, position: int, turn: Turn) -> list[Tenso
         if isinstance(a, TPASharedB):
             token["v"], third["v"] = token["k"], third.get("k", [])
 
-    found = []
+    outputs = []
     for source in "qkv":
         total = torch.zeros(a.num_heads, a.head_dim, dtype=x.dtype)
         for r in range(ranks[source]):
@@ -75,5 +75,5 @@ def _tensor_products(a: TPA, x: Tensor, position: int, turn: Turn) -> list[Tenso
         if source == "q" and isinstance(a, TPAKVOnly):
             blocks = a.query(x).view(a.num_heads, -1, a.turned)
             total = turn(blocks, position, base(a)).flatten(1)
-        found.append(total)
-    return found
+        outputs.append(total)
+    return outputs

@@ -44,8 +44,10 @@ def _circle(
     x: Tensor, position: int, theta: float | Tensor, scaling: Llama3Scaling | None = None
 ) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
-    given = theta.tolist() if isinstance(theta, Tensor) else [theta ** (-2 * m / width) for m in range(width // 2)]
-    angles = [position * _scaled(frequency, scaling) for frequency in given]
+    frequencies = (
+        theta.tolist() if isinstance(theta, Tensor) else [theta ** (-2 * m / width) for m in range(width // 2)]
+    )
+    angles = [position * _scaled(frequency, scaling) for frequency in frequencies]
     return tuple(torch.tensor([f(a) for a in angles], dtype=x.dtype) for f in (math.cos, math.sin))  # type: ignore[return-value]
 
 
