@@ -1,36 +1,13 @@
 """The sample of a pretrained decoder: trained once, stored, and taught to recall where a run asks for that."""
 
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from attnlab.conversion import sample
 from attnlab.data import WikiText
-
-
-@pytest.fixture
-def text() -> torch.Tensor:
-    return torch.randint(97, 123, (4000,), generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize(("far", "known"), [(sample.NEAREST, 1), (sample.FARTHEST, 2)])
-def test_rows_have_facts_that_are_said_again(text: torch.Tensor, far: int, known: int) -> None:
-    draw, told, again = np.random.default_rng(0), 0, 0
-    for _ in range(50):
-        row = sample._with_facts(text, draw, far)
-        assert row.shape == (sample.WINDOW + 1,)
-        numbers = re.findall(r"(\d{5})\.", bytes(row.tolist()).decode())
-        for place, number in enumerate(numbers):
-            told += 1
-            again += number in numbers[:place]
-            assert number not in list(dict.fromkeys(numbers[:place]))[:-known], (
-                "a fact is repeated that is not among the last ones"
-            )
-    assert 0.15 < again / told < sample.AGAIN
 
 
 @pytest.mark.slow

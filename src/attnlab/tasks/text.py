@@ -6,6 +6,8 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from attnlab.attention import Attention
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
 from attnlab.run import record as records
@@ -13,6 +15,8 @@ from attnlab.tasks.base import Trains
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
+
+    from attnlab.callbacks.memory import MemoryMeter
 
 
 class CachedDecoder(Protocol):
@@ -102,3 +106,16 @@ def per_layer(attentions: list[Attention]) -> float:
     """Cached numbers per token and layer, the mean over layers; an int where all layers have the same."""
     counts = [a.cache_elements_per_token for a in attentions]
     return counts[0] if len(set(counts)) == 1 else sum(counts) / len(counts)
+
+
+def measured_by(meter: MemoryMeter, batch: int, dtype: torch.dtype, busy: float, protocol: str) -> dict[str, Any]:
+    """Memory and circumstances of steps through caches, for the record's `inference`; `busy`: cores busy before."""
+    return {
+        "peak_memory_mib": round(meter.peak, 1),
+        "mean_memory_mib": round(meter.mean, 1),
+        "batch": batch,
+        "beam": 1,
+        "dtype": str(dtype).removeprefix("torch."),
+        "busy_cores_before": busy,
+        "protocol": f"{protocol}; {meter.protocol}",
+    }

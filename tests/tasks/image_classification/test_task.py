@@ -164,16 +164,8 @@ def test_mode_compress_with_calibration_images_and_a_budget(start: Start, tmp_pa
     ("line", "message"),
     [
         ("task=imagenet mode=compress", "mode=compress needs compress=<method>, one of cp_slimatt, "),
-        (
-            "task=imagenet compress=irratt compress.vo_rank=0",
-            "compress.vo_rank=0: expected int >= 1 and <= 65536 or null",
-        ),
         ("task=mustc mode=compress", "mode=compress: task=mustc has no such mode; it has train, "),
-        (
-            "task=mustc model=x",
-            "model=x: task=mustc trains from random weights; pretrained ones are for task=fineweb_edu,",
-        ),
-        ("task=imagenet task.model.checkpoint=x", "task.model.checkpoint was removed: write model=..., a local file"),
+        ("task=mustc model=x", "model=x: task=mustc trains from random weights; pretrained ones are for"),
     ],
 )
 def test_what_the_command_line_refuses(line: str, message: str) -> None:
@@ -295,22 +287,18 @@ def test_checkpoints_that_do_not_fit(start: Start, tmp_path: Path) -> None:
             save_file(changed, path)
         return refused(start, tmp_path, f"model='{path}'", kind=DataError)
 
-    assert "the checkpoint lacks cls_token" in error(
-        "a.safetensors", {k: v for k, v in weights.items() if k != "cls_token"}
-    )
-    assert "has extra, which this VisionTransformer lacks" in error(
-        "b.pth", {"model": weights | {"extra": torch.ones(1)}}
-    )
-    assert "head.bias has shape (5,), this VisionTransformer's is (12,)" in error(
-        "c.safetensors", weights | {"head.bias": torch.ones(5)}
-    )
-    assert "not a readable checkpoint" in error("d.pth", b"PK\x03\x04nothing")
-    assert "more than tensors" in error("e.pth", {"model": Path()})
-    assert "not a readable checkpoint" in error("f.pth", b"\x80\x02abc")
-    broken = weights | {"blocks.0.attn.qkv.weight": torch.full_like(weights["blocks.0.attn.qkv.weight"], torch.nan)}
-    assert "blocks.0.attn.qkv.weight has values that are NaN or infinite" in error("g.pth", broken)
-    missing = refused(start, tmp_path, "model=nowhere/x.pth", kind=DataError)
-    assert "no such checkpoint file" in missing
+    bad = {"blocks.0.attn.qkv.weight": torch.full_like(weights["blocks.0.attn.qkv.weight"], torch.nan)}
+    for name, changed, message in [
+        ("a.safetensors", {k: v for k, v in weights.items() if k != "cls_token"}, "lacks cls_token"),
+        ("b.pth", {"model": weights | {"extra": torch.ones(1)}}, "has extra"),
+        ("c.safetensors", weights | {"head.bias": torch.ones(5)}, "head.bias has shape (5,)"),
+        ("d.pth", b"PK\x03\x04nothing", "not a readable checkpoint"),
+        ("e.pth", {"model": Path()}, "more than tensors"),
+        ("f.pth", b"\x80\x02abc", "not a readable checkpoint"),
+        ("g.pth", weights | bad, "blocks.0.attn.qkv.weight has values that are NaN or infinite"),
+    ]:
+        assert message in error(name, changed)
+    assert "no such checkpoint file" in refused(start, tmp_path, "model=nowhere/x.pth", kind=DataError)
     torch.save({"state_dict": weights}, tmp_path / "good.pth")
     cfg, record = start(f"model='{tmp_path / 'good.pth'}'", "task.train.max_epochs=1")
     directory = folder(tmp_path, "good")

@@ -305,22 +305,6 @@ def test_wrong_settings(start: Start, tmp_path: Path, override: str, key: str) -
     assert key in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("attention=mla", "another mechanism"),
-        ("task.data.vocab_size=100", "another vocabulary"),
-        ("task.model.num_layers=2", "another model"),
-    ],
-)
-def test_a_checkpoint_of_something_else(
-    start: Start, tmp_path: Path, trained: tuple[Path, dict[str, Any]], override: str, message: str
-) -> None:
-    cfg, record = start("mode=test", f"checkpoint='{trained[0]}'", override)
-    with pytest.raises(DataError, match=message):
-        test.run(cfg, record, tmp_path)
-
-
 # --- generation -------------------------------------------------------------------------------------------------
 
 

@@ -178,21 +178,3 @@ def test_standard_errors() -> None:
     bad.update([0], torch.tensor([1]), torch.tensor([math.nan]), torch.tensor([1]))
     with pytest.raises(DataError, match="NaN or infinite"):
         bad.compute()
-
-
-def test_rows_of_training_have_the_answers_as_targets(place: Path, words: Any) -> None:
-    reader = Asked(tiny("llama", words).model, words).words
-    items = sample.questions_of(place)
-    rows = sample.decoder_rows(reader, place)
-    for (kind, question), row in zip(items, rows[: len(items)], strict=True):
-        known = [target for target in row.targets if target >= 0]
-        text = words.decode(known, skip_special_tokens=True).strip()
-        assert text == question.answers[0] and len(row.ids) == len(row.targets)
-        assert (known[-1] == words.eos_token_id) == (not kind.choices)
-        assert row.weight == (3 if kind.name == "fever" else 1)
-    masked = sample.masked_rows(reader, place)
-    assert all(
-        (one == words.mask_token_id) == (target >= 0)
-        for row in masked
-        for one, target in zip(row.ids, row.targets, strict=True)
-    )

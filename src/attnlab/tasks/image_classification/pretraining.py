@@ -1,7 +1,5 @@
 """Training a vision transformer from scratch, where there are no pretrained weights to compress."""
 
-import hashlib
-import json
 import logging
 import time
 from pathlib import Path
@@ -132,4 +130,4 @@ def _key(cfg: DictConfig, data: ImageData, module: ImageClassification) -> str:
     }
     if trainer := canonical(cfg, {}).get("trainer"):
         settings["trainer"] = trainer
-    return hashlib.sha256(json.dumps([settings, names], sort_keys=True).encode()).hexdigest()[:24]
+    return digest([settings, names])[:24]

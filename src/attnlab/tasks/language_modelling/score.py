@@ -22,6 +22,7 @@ from attnlab.metrics import Perplexity
 from attnlab.run.device import busy_cores, scoring_dtype
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.tasks.language_modelling.needle import Needle
+from attnlab.tasks.text import measured_by
 
 
 @bounded
@@ -127,6 +128,7 @@ class LanguageScore:
             with MemoryMeter(device) as meter:
                 texts, passes = timed(lambda: sampled(sampling), device)
         seconds = median(passes)
+        protocol = f"{len(starts)} prompts of {size} tokens read at once, then {sampling.tokens} sampled tokens each"
         rows = [
             (
                 f"test-{start}",
@@ -143,14 +145,7 @@ class LanguageScore:
                 "passes": len(passes),  # of which these are the median
                 "tokens_per_second": round(texts.numel() / seconds, 1),
                 "tokens_per_second_range": [round(texts.numel() / extreme(passes), 1) for extreme in (max, min)],
-                "peak_memory_mib": round(meter.peak, 1),
-                "mean_memory_mib": round(meter.mean, 1),
-                "batch": len(starts),
-                "beam": 1,
-                "dtype": str(low or torch.float32).removeprefix("torch."),
-                "busy_cores_before": busy,
-                "protocol": f"{len(starts)} prompts of {size} tokens read at once, then {sampling.tokens} sampled "
-                f"tokens each; {meter.protocol}",
+                **measured_by(meter, len(starts), dtype, busy, protocol),
             },
             "kv_cache": kv_cache,
         }

@@ -25,11 +25,12 @@ from attnlab.conversion.layer_file import (
 )
 from attnlab.conversion.layers import converted_copy
 from attnlab.conversion.original import check_inputs, completed, load_original
+from attnlab.data.inputs import InputKind
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.pretrained_tokens import PretrainedTokens
 from attnlab.data.text.vocabulary import Vocabulary, Words, read_vocabulary
 from attnlab.decoding import Sampling
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.models.build import build_model, cache_shape, identity, without_memory
 from attnlab.models.token_loss import chunk_of
@@ -37,18 +38,18 @@ from attnlab.run.device import compiles, device_of
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN, first_process
 from attnlab.tasks.base import Predicts, Transforms, beside
-from attnlab.tasks.language_modelling.predict import INPUT, Continuation
+from attnlab.tasks.prediction import Predictor, Result, changed
 from attnlab.tasks.text import TextTask
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 
-    from attnlab.data.inputs import InputKind
     from attnlab.data.text.language_modelling import LanguageModellingData
     from attnlab.tasks.language_modelling.module import LanguageModelling
     from attnlab.tasks.language_modelling.score import LanguageScore
 
 VOCABULARY = "vocabulary.json"  # in the run directory
+INPUT = InputKind("text", (), ("text", "prompt", "input"))
 POINTS = ("original", "converted", "healed")  # the states of a converted model that are scored
 SCORED = {"convert": "converted", "train": "healed"}  # the state that a mode scores at its end
 
@@ -344,3 +345,47 @@ def point(record: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_second": record["inference"]["tokens_per_second"],
         **{name: quality[name] for name in ("needle",) if name in quality},
     }
+
+
+class Continuation(Predictor):
+    """The continuation of a text as `prediction`. The word for unknown words is never chosen.
+
+    The same text has the same continuation, whatever stands beside it: each is drawn with the seed of `task.sampling`.
+    `settings` are fields of `task.sampling`, in place of the configured ones.
+    """
+
+    def __init__(self, module: LanguageModelling, cfg: DictConfig, **settings: Any) -> None:
+        super().__init__(module, cfg.hardware.precision)
+        self.module = module
+        self.sampling: Sampling = changed(
+            instantiate(cfg.task.sampling, path="task.sampling"), settings, "task.sampling"
+        )
+
+    def read(self, value: str) -> list[int]:
+        vocabulary, longest = self.module.vocabulary, self.module.model.longest
+        ids = [vocabulary.end, *vocabulary.ids(value)]
+        if len(ids) + self.sampling.tokens > longest:
+            raise DataError(
+                f"{value[:40]!r}: {len(ids)} {vocabulary.unit}s and task.sampling.tokens={self.sampling.tokens} make "
+                f"{len(ids) + self.sampling.tokens} positions, more than the model's context of {longest}; shorten "
+                "the text or lower task.sampling.tokens"
+            )
+        return ids
+
+    def size(self, prepared: list[int]) -> int:
+        return len(prepared)
+
+    def predict(self, batch: list[list[int]]) -> list[Result]:
+        return [{"prediction": self._continued(ids)} for ids in batch]
+
+    def _continued(self, ids: list[int]) -> str:
+        vocabulary = self.module.vocabulary
+        tokens = self.sampling(
+            self.module.model,
+            torch.tensor([ids], device=self.device),
+            num_ids=vocabulary.num_ids,
+            never=[] if vocabulary.unknown_id is None else [vocabulary.unknown_id],
+            dtype=self.dtype,
+            compiled=self.module.compiled_steps,
+        )
+        return vocabulary.text(tokens[0].tolist())

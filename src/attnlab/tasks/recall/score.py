@@ -17,6 +17,7 @@ from attnlab.data.text.windows import IGNORE
 from attnlab.metrics.recall import RecallAccuracy
 from attnlab.run.device import busy_cores, scoring_dtype
 from attnlab.tasks.recall.module import Recall
+from attnlab.tasks.text import measured_by
 
 
 @bounded
@@ -89,13 +90,7 @@ class RecallScore:
             "inference": {
                 "seconds": round(seconds, 3),
                 "tokens_per_second": round(tokens_read / seconds, 1),
-                "peak_memory_mib": round(meter.peak, 1),
-                "mean_memory_mib": round(meter.mean, 1),
-                "batch": most,
-                "beam": 1,
-                "dtype": str(dtype).removeprefix("torch."),
-                "busy_cores_before": busy,
-                "protocol": f"{len(rows)} sequences, each read at once into the caches; {meter.protocol}",
+                **measured_by(meter, most, dtype, busy, f"{len(rows)} sequences, each read at once into the caches"),
             },
             "kv_cache": kv_cache,
         }
