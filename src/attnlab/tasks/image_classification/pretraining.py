@@ -15,7 +15,7 @@ from attnlab.callbacks.progress import progress
 from attnlab.config.batch import counted
 from attnlab.data.images.folder import ImageData
 from attnlab.pretrained.weights import fill
-from attnlab.run.cache import Damaged, opened, read_tensors, stored, write_tensors
+from attnlab.run.cache import Damaged, digest, opened, read_tensors, stored, write_tensors
 from attnlab.run.identity import canonical
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.training.trainer import build_trainer, process_count
