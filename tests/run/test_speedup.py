@@ -32,7 +32,7 @@ BASELINE: dict[str, Any] = {
 
 
 @pytest.fixture
-def ours() -> dict[str, Any]:
+def this_run() -> dict[str, Any]:
     record = copy.deepcopy(BASELINE) | {"attention": "mtla", "stride": 2, "kv_cache": {"bytes_measured": 1000}}
     record["inference"] |= {"seconds": 2.0, "tokens_per_second": 60.0, "peak_memory_mib": 200.0}
     return record
@@ -43,11 +43,11 @@ def write(tmp_path: Path, record: Any) -> Path:
     return tmp_path
 
 
-def test_the_ratios_name_the_run_they_are_of(ours: dict[str, Any], tmp_path: Path) -> None:
+def test_the_ratios_name_the_run_they_are_of(this_run: dict[str, Any], tmp_path: Path) -> None:
     place = str(write(tmp_path, BASELINE))
     baseline = read_baseline(place)
     assert baseline == read_baseline(f"{place}/record.json") == BASELINE
-    found = speedup(ours, BASELINE, place)
+    found = speedup(this_run, BASELINE, place)
     about = found.pop("baseline")
     assert found == {"seconds": 1.5, "tokens_per_second": 1.2, "peak_memory": 1.5, "cache_bytes": 4.0}
     assert (about["path"], about["run"], about["attention"], about["stride"]) == (place, "abc", "mha", None)
@@ -65,28 +65,28 @@ def test_the_ratios_name_the_run_they_are_of(ours: dict[str, Any], tmp_path: Pat
         ("inference", "protocol", "other"),
     ],
 )
-def test_another_protocol_is_refused(ours: dict[str, Any], section: str | None, key: str, value: Any) -> None:
-    place = ours if section is None else ours[section]
+def test_another_protocol_is_refused(this_run: dict[str, Any], section: str | None, key: str, value: Any) -> None:
+    place = this_run if section is None else this_run[section]
     place[key] = value
     name = f"{section}.{key}" if section else key
     with pytest.raises(DataError, match=f"baseline: {name} differs.*this run has {value}, the baseline "):
-        speedup(ours, BASELINE, "runs/mha")
+        speedup(this_run, BASELINE, "runs/mha")
     with pytest.raises(DataError, match=f"baseline: {name} differs"):
-        require_same_protocol(ours, BASELINE, measured=False)
+        require_same_protocol(this_run, BASELINE, measured=False)
     place[key] = "not run"  # before scoring: not known yet
-    require_same_protocol(ours, BASELINE, measured=False)
+    require_same_protocol(this_run, BASELINE, measured=False)
     with pytest.raises(DataError, match=f"baseline: {name} differs"):
-        require_same_protocol(ours, BASELINE, measured=True)
+        require_same_protocol(this_run, BASELINE, measured=True)
 
 
-def test_one_corpus_in_two_places_is_one_corpus(ours: dict[str, Any]) -> None:
-    ours["corpus"] = "MuST-C at /elsewhere: 5 segments"
-    ours["identity"] = {"corpus": "1234"}
+def test_one_corpus_in_two_places_is_one_corpus(this_run: dict[str, Any]) -> None:
+    this_run["corpus"] = "MuST-C at /elsewhere: 5 segments"
+    this_run["identity"] = {"corpus": "1234"}
     baseline = BASELINE | {"identity": {"corpus": "1234", "run": "r"}}
-    assert speedup(ours, baseline, "runs/mha")["baseline"]["run"] == "r"
-    ours["identity"] = {"corpus": "5678"}
+    assert speedup(this_run, baseline, "runs/mha")["baseline"]["run"] == "r"
+    this_run["identity"] = {"corpus": "5678"}
     with pytest.raises(DataError, match="baseline: corpus differs.*5678.*1234"):
-        speedup(ours, baseline, "runs/mha")
+        speedup(this_run, baseline, "runs/mha")
 
 
 @pytest.mark.parametrize(

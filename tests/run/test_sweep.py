@@ -218,7 +218,8 @@ def test_the_notes_of_a_sweep(here: Path) -> None:
 
 
 def test_the_value_of_a_job() -> None:
-    for training in (None, [], {}, {"best_x": None}, {"best_x": "nan"}):
+    without: list[Any] = [None, [], {}, {"best_x": None}, {"best_x": "nan"}]
+    for training in without:
         assert math.isnan(best({"status": "finished", "training": training}))
     assert math.isnan(best({"status": "failed", "training": {"best_x": 2}}))
     assert best({"status": "finished", "training": {"steps": 1, "best_x": 2}}) == 2.0

@@ -59,7 +59,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 class Screen(Console):
-    """rich's console for tables of what files hold; arguments are its own. Its colours are its own as well."""
+    """rich's Console without control characters in what is printed. Its colours stay."""
 
     def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
         for text, style, control in super().render(*arguments, **options):

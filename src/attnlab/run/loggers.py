@@ -64,7 +64,7 @@ def _place(name: str, node: DictConfig, directory: Path) -> str:
 def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -> None:
     """Log the final numbers of a finished run and its first predictions, and end its loggers.
 
-    A service that fails now fails no run: it is said in the log, and the record has every number.
+    A service that fails now fails no run: the log names it, and the record has every number.
     """
     numbers = {f"final/{name}": value for name, value in final_numbers(record)}
     steps = record["training"]["steps"]
