@@ -125,7 +125,7 @@ def test_the_size_of_a_chunk() -> None:
 
 
 def test_a_task_sets_it() -> None:
-    task = task_of(compose(*SENTENCES["cross"], *SMALL), Trains)
+    task: Any = task_of(compose(*SENTENCES["cross"], *SMALL), Trains)
     assert task.build().loss_chunk == 2**28 // V
     task.cfg = OmegaConf.merge(task.cfg, {"hardware": {"loss_chunk": 9}})
     assert task.build().loss_chunk == 9

@@ -95,8 +95,6 @@ class Conversion(ABC):
         """The converted layer.
 
         Args:
-            attention: the original.
-            statistics: its statistics on the calibration text.
             inputs: gives the batches that they were taken from.
             plan: its cache; None: as the settings say, or what is best for this layer alone.
 

@@ -125,7 +125,6 @@ def same(surveys: Sequence[Survey], total: int, rotary: str) -> list[LayerPlan]:
     """Plans with the same d_r, r and rotary frequencies for all layers.
 
     Args:
-        surveys: of all layers.
         total: r + d_r of each.
         rotary: how components are chosen; "transmla" and "uniform" keep the same ones in every layer by themselves.
 

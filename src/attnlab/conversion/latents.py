@@ -36,8 +36,6 @@ def metric_of(statistics: Statistics, mixing: Mixing, output: Tensor) -> Tensor:
     sum_{i: g(i) = g} E [sum_j P_tj^2] W_o,i^T W_o,i.
 
     Args:
-        statistics: finished statistics.
-        mixing: which components are content.
         output: W_o of each head, (H, d, D).
     """
     groups, width, heads = statistics.groups, statistics.width, statistics.heads
@@ -55,8 +53,6 @@ def moment_of(statistics: Statistics, mixing: Mixing, centred: bool) -> Tensor:
     """Second moments of y, around its mean if `centred`, (n, n).
 
     Args:
-        statistics: finished statistics.
-        mixing: which components are content.
         centred: whether the mean is taken away.
     """
     moment, content = statistics.covariance() if centred else statistics.moment, mixing.content
@@ -67,12 +63,7 @@ def moment_of(statistics: Statistics, mixing: Mixing, centred: bool) -> Tensor:
 
 
 def content_map(statistics: Statistics, mixing: Mixing) -> Tensor:
-    """[k; v] -> y = [content keys; values], (n, 2 G D).
-
-    Args:
-        statistics: for the sizes.
-        mixing: which components are content.
-    """
+    """[k; v] -> y = [content keys; values], (n, 2 G D)."""
     return torch.block_diag(mixing.content, torch.eye(statistics.groups * statistics.width, dtype=torch.float64))
 
 

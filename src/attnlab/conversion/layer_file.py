@@ -31,7 +31,6 @@ def write_layers(
     """Write conversion.json.
 
     Args:
-        path: of the file.
         nodes: what builds the attention of each layer: `_target_` and arguments.
         about: the record's section `conversion`, which a resumed run needs again.
         stored: the cache folder with the finished layers.
@@ -80,10 +79,6 @@ def remove_stored(path: Path, cache_dir: Path) -> None:
 
 def with_layers(decoder: Decoder, path: Path) -> Decoder:
     """Replace a decoder's attention by the mechanisms of a conversion.json, with random weights.
-
-    Args:
-        decoder: it is changed.
-        path: of the file.
 
     Raises:
         DataError: the file is damaged, or of another model.

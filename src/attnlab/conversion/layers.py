@@ -54,7 +54,6 @@ def converted_copy(
     Finished layers are stored in the cache, so that the same command continues an interrupted conversion.
 
     Args:
-        cfg: of the run.
         target: what each attention becomes.
         decoder: with the pretrained weights.
         tokens: calibration texts, (windows, positions).

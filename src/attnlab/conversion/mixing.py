@@ -81,7 +81,6 @@ def mix(statistics: Statistics, theta: Tensor, method: Rotary, width: int, turne
     """Choose `width` / 2 complex components that keep their rotation.
 
     Args:
-        statistics: finished statistics.
         theta: the frequencies, (F,).
         method: "score": complex eigenvectors, and the components that lose most without rotation; "transmla": real
             orthogonal mixing, and the first component of every c-th frequency (TransMLA, section 4.2, without folding
@@ -112,7 +111,6 @@ def scores(statistics: Statistics, method: Rotary) -> Tensor:
     """What components are worth, by which a method chooses those that keep their rotation, (G, F).
 
     Args:
-        statistics: finished statistics.
         method: "score": losses of the components of each frequency, the largest first; "two_norm": products of norms
             of each key head; others do not read the data, and get zeros.
     """

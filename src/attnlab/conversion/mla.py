@@ -78,9 +78,6 @@ class ToMLA(Conversion):
     def budget(self, attention: MHA) -> int:
         """r + d_r of a layer, on average.
 
-        Args:
-            attention: the original.
-
         Raises:
             ConfigError: the cache would not shrink, or holds nothing.
         """
@@ -111,7 +108,6 @@ class ToMLA(Conversion):
         """d_r and r, where the settings tell; None: they are searched.
 
         Args:
-            attention: the original.
             total: r + d_r; None: :meth:`budget`.
 
         Raises:
@@ -240,9 +236,7 @@ class ToMLA(Conversion):
         """The rotary components and the latent of a layer.
 
         Args:
-            attention: the original.
-            statistics: its statistics.
-            plan: what the layer gets; None: it is statistics for this layer alone.
+            plan: what the layer gets; None: the best for this layer alone.
         """
         plan = LayerPlan(self.budget(attention)) if plan is None else plan
         sizes = self.sizes(attention, plan.total)
@@ -261,8 +255,6 @@ class ToMLA(Conversion):
         """A layer's split with these sizes.
 
         Args:
-            attention: the original.
-            statistics: its statistics.
             rope: d_r.
             rank: r; more than there are components of content is cut to them.
             turned: the components that keep their rotation, (G, F) bool; None: the method chooses.
@@ -286,8 +278,6 @@ def fill(mla: MLA, attention: MHA, statistics: Statistics, split: Split, centre:
 
     Args:
         mla: of the sizes in `split`.
-        attention: the original.
-        statistics: its statistics, for the means.
         split: the chosen components.
         centre: whether means go into the output's bias.
     """

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attnlab.config.batch import check_tokens
-from attnlab.config.model import SAMPLE, check_model, pretrained_decoder
+from attnlab.config.model import SAMPLE
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import Decoder
 
@@ -22,24 +22,17 @@ if TYPE_CHECKING:
 def completed(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """The configuration of a run with a pretrained decoder: the model's sizes and attention replace the task's.
 
-    Any other configuration is returned as it is.
-
     Args:
-        cfg: composed, with Hydra's node; it is not changed.
+        cfg: with `task.weights`; it is changed.
         overrides: the keys and groups of the command line.
 
     Raises:
         ConfigError: the model has something that cannot be carried over, or an override does not fit it.
         DataError: there is no such model, or its config cannot be read.
     """
-    with_weights = pretrained_decoder(cfg, overrides)
-    if with_weights is cfg:
-        return cfg
-    cfg, source = with_weights, with_weights.task.weights
-    if source != SAMPLE:
-        check_model(source, str(cfg.task.model._target_))
     from attnlab.pretrained import decoder, huggingface
 
+    source = cfg.task.weights
     options = decoder.SAMPLE if source == SAMPLE else huggingface.config_of(source)
     model, layers = decoder.nodes_of(options, source)
     with open_dict(cfg):
@@ -113,7 +106,6 @@ def load_original(cfg: DictConfig, decoder: Decoder, data: LanguageModellingData
     """Fill a decoder with the pretrained weights that the run begins with.
 
     Args:
-        cfg: of the run.
         decoder: of the model's sizes.
         data: the corpus, on which the sample model is trained; None where a run's model is used without it.
 

@@ -42,7 +42,6 @@ def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int, fac
         corpus: of which the training split is read.
         root: the directory of the corpus.
         cache_dir: where the folder is stored.
-        seed: of the first weights and of the order of the texts.
         facts: number of further updates on texts in which facts are repeated: a model that recalls.
 
     Raises:

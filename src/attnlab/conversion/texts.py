@@ -140,7 +140,6 @@ class Texts:
         """What the original attention puts out, (B, T, d).
 
         Args:
-            number: of the piece.
             x: what enters the attention, (B, T, d).
             attention: the present block's original.
         """

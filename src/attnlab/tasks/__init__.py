@@ -6,14 +6,26 @@ from typing import Any
 from hydra.utils import get_class
 from omegaconf import DictConfig
 
+from attnlab.config.model import SAMPLE, check_model, pretrained_decoder
+
 
 def complete(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """A composed configuration, with what a pretrained model decides in it; see `Task.complete`.
 
-    The task is imported, which takes seconds, only where it can convert the model that the configuration names.
+    What names alone tell is checked before the task is imported, which takes seconds.
+
+    Args:
+        cfg: with Hydra's node; it is not changed.
+        overrides: the keys and groups of the command line.
+
+    Raises:
+        ConfigError: there is no such model, or an override does not fit it.
     """
-    if "convert" not in cfg.task.modes or (cfg.model is None and cfg.hydra.runtime.choices.convert in (None, "none")):
+    named = pretrained_decoder(cfg, overrides)
+    if named is cfg:
         return cfg
-    task: Any = get_class(cfg.task.kind._target_)
-    completed: DictConfig = task.complete(cfg, overrides)
+    if named.task.weights != SAMPLE:
+        check_model(named.task.weights, str(named.task.model._target_))
+    task: Any = get_class(named.task.kind._target_)
+    completed: DictConfig = task.complete(named, overrides)
     return completed

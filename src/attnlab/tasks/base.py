@@ -48,9 +48,6 @@ class Task(ABC):
 
     The modes that a task supports are in its YAML file (`modes`, the default first), except those that every task
     has (`EVERY_TASK` in the mode's file); `config/check.py` refuses the others.
-
-    Args:
-        cfg: the run's configuration, resolved.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
@@ -58,7 +55,7 @@ class Task(ABC):
 
     @staticmethod
     def complete(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """A composed configuration, with what a pretrained model decides in it; `overrides` are the command's keys."""
+        """The configuration with what its pretrained model decides; `cfg`, which may be changed, has `task.weights`."""
         return cfg
 
     @property
@@ -142,7 +139,6 @@ class Compresses(Transforms):
         Args:
             record: gets `compression`: the method, a report of each layer, what remains, and the quality of each point.
             directory: gets the compressed folder.
-            data: ready.
             module: its model is changed.
             about: more entries of `compression`.
 
@@ -229,7 +225,6 @@ class Trains(ReadsData, Restores):
         Args:
             model: as :meth:`build` makes it, on `device`.
             size: of the batch, in the unit of `batch_key`.
-            device: of the run.
         """
 
     def optimizer_of(self, model: nn.Module) -> Optimizer:
@@ -441,7 +436,6 @@ def task_of(cfg: DictConfig, capability: type[T]) -> T:
     """The Task that `task.kind` names.
 
     Args:
-        cfg: the fixed configuration.
         capability: what the mode asks of it.
 
     Raises:

@@ -83,7 +83,6 @@ class Harness(ABC):
         """Evaluate all tasks with each number of solved examples.
 
         Args:
-            module: with the model.
             seed: of the choice of few-shot examples and of sampling.
             dtype: of autocast and caches; None: float32.
 

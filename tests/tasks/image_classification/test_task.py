@@ -288,7 +288,7 @@ def test_checkpoints_that_do_not_fit(start: Start, tmp_path: Path) -> None:
         return refused(start, tmp_path, f"model='{path}'", kind=DataError)
 
     bad = {"blocks.0.attn.qkv.weight": torch.full_like(weights["blocks.0.attn.qkv.weight"], torch.nan)}
-    for name, changed, message in [
+    cases: list[tuple[str, dict[str, Any] | bytes, str]] = [
         ("a.safetensors", {k: v for k, v in weights.items() if k != "cls_token"}, "lacks cls_token"),
         ("b.pth", {"model": weights | {"extra": torch.ones(1)}}, "has extra"),
         ("c.safetensors", weights | {"head.bias": torch.ones(5)}, "head.bias has shape (5,)"),
@@ -296,7 +296,8 @@ def test_checkpoints_that_do_not_fit(start: Start, tmp_path: Path) -> None:
         ("e.pth", {"model": Path()}, "more than tensors"),
         ("f.pth", b"\x80\x02abc", "not a readable checkpoint"),
         ("g.pth", weights | bad, "blocks.0.attn.qkv.weight has values that are NaN or infinite"),
-    ]:
+    ]
+    for name, changed, message in cases:
         assert message in error(name, changed)
     assert "no such checkpoint file" in refused(start, tmp_path, "model=nowhere/x.pth", kind=DataError)
     torch.save({"state_dict": weights}, tmp_path / "good.pth")

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -193,7 +193,9 @@ def test_what_is_too_short_is_named() -> None:
         (["task=wikitext2", "convert=mtla"], "lengths=600: expected at most the model's 512 positions", None),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_data_is_read(words: list[str], said: str, stage: str | None) -> None:
+def test_what_cannot_be_asked_is_refused_before_data_is_read(
+    words: list[str], said: str, stage: Literal["test"] | None
+) -> None:
     length = 600 if "convert=mtla" in words else 300
     cfg = check(
         [*words, f"task.score.needle.lengths=[80,{length}]", "data_root=/", "hardware=cpu"], load, complete

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -122,7 +122,9 @@ def test_a_run_fills_its_record_and_its_directory(trained: tuple[Path, dict[str,
 
 
 @pytest.mark.parametrize(("stage", "split"), [(None, "validation"), ("test", "test")])
-def test_more_processes_than_held_out_windows_are_refused(stage: str | None, split: str, start: Start) -> None:
+def test_more_processes_than_held_out_windows_are_refused(
+    stage: Literal["test"] | None, split: str, start: Start
+) -> None:
     cfg, record = start("task.data.eval_windows=1", "hardware.devices=2")
     with pytest.raises(ConfigError) as caught:
         task_of(cfg, Trains).prepare(record, stage)

@@ -42,7 +42,6 @@ class Classification(Predictor):
 
     Args:
         module: with the model and the names of the classes.
-        cfg: the run's configuration.
         top: how many classes are named.
     """
 

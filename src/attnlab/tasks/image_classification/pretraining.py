@@ -37,7 +37,6 @@ def pretrain(
         cfg: `task.pretrain` has epochs, learning rate, weight decay and warm-up.
         record: gets `pretraining`: seconds and epochs, or the file that was read.
         directory: gets the curves, in the folder pretraining/.
-        data: the images.
         module: its model is trained.
 
     Raises:

@@ -21,8 +21,6 @@ class LanguageModelling(Module):
     """Trains a model on the negative log-probability of each token.
 
     Args:
-        model: the model.
-        vocabulary: of its tokens.
         compile: whether torch.compile compiles the loss, and on a CPU the steps of decoding; the checkpoints are the
             same.
         label_smoothing: e, share of the probability that goes to all words alike. Training alone has it:
@@ -102,7 +100,6 @@ class Healed(LanguageModelling):
 
     Args:
         model: the converted decoder.
-        vocabulary: of its tokens.
         healing: objectives, and which weights are trained.
         arguments: those of `LanguageModelling`.
 

@@ -132,7 +132,6 @@ class Needle:
 
         Args:
             length: tokens of text, question and answer.
-            vocabulary: of the model.
             file: ids of the text that is the hay.
 
         Raises:
@@ -173,10 +172,8 @@ class Needle:
 
         Args:
             model: on `device`, in eval mode.
-            vocabulary: of the model.
             file: ids of the text that is the hay.
             tokens: of a batch; a longer text is a batch alone.
-            device: to compute on.
             dtype: of autocast; None: no autocast.
 
         Returns:
@@ -233,7 +230,6 @@ def answers(model: LanguageModel, rows: Sequence[tuple[list[int], int]], num_ids
         model: in eval mode.
         rows: ids, all of the same number, and how many of the last ones are the answer.
         num_ids: ids from this one on are never chosen.
-        device: to compute on.
 
     Returns:
         (2, rows), float64 on the CPU.

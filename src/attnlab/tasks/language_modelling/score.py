@@ -91,10 +91,8 @@ class LanguageScore:
         """Continue the places of the test text, on one process.
 
         Args:
-            module: with the model.
             data: with the test text and the vocabulary.
             sampling: chooses tokens.
-            device: to compute on.
             precision: of hardware.precision; one of bfloat16's stores the caches in bfloat16.
             directory: gets predictions.tsv.
 

@@ -20,7 +20,6 @@ class Recall(Module):
     Accuracies are means over sequences of the share of right answers, as in Zoology.
 
     Args:
-        model: the model.
         compile: whether torch.compile compiles the blocks; the checkpoints are the same.
         training: arguments of `Module`.
     """

@@ -43,9 +43,7 @@ class RecallScore:
         """Read the first sequences of each cell through the caches, on one process.
 
         Args:
-            module: with the model.
             data: with the test set.
-            device: to compute on.
             precision: of hardware.precision; one of bfloat16's stores the caches in bfloat16.
             directory: gets predictions.tsv.
 

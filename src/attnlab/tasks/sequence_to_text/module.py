@@ -38,7 +38,6 @@ class SequenceToText(Module):
     """Trains a model with label-smoothed cross-entropy on the text and, on request, CTC on the encoder's output.
 
     Args:
-        model: the model.
         tokenizer: of the decoder.
         search: decodes the test set.
         cache_dtype: of the caches while decoding; None: that of the encoder's output.

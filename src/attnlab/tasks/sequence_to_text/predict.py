@@ -52,8 +52,6 @@ class TextPredictor(Predictor):
     <unk> is never written, and a text begins with a class where the model has classes.
 
     Args:
-        module: with the model.
-        cfg: the run's configuration.
         settings: fields of `task.decode` in place of the configured ones.
     """
 
