@@ -34,7 +34,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """
     benches = finished(records)
     if not benches:
-        raise DataError("no finished record of mode=bench among those given")
+        raise DataError("no finished record of mode=bench among these records")
     return bench_table(benches).write(directory / "bench", "md", "csv") + figure.write(
         directory / "training", curves(benches), plot
     )

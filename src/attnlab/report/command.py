@@ -37,8 +37,8 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> Parser:
     """The parser of the words after `attnlab report`."""
-    whole = Parser("attnlab report", description="Tables, figures and a page of runs, from their records.")
-    kinds = whole.add_subparsers(dest="kind", required=True, metavar="KIND")
+    commands = Parser("attnlab report", description="Tables, figures and a page of runs, from their records.")
+    kinds = commands.add_subparsers(dest="kind", required=True, metavar="KIND")
     parsers = {name: kinds.add_parser(name, help=text, description=text) for name, text in HELP.items()}
     page = parsers["page"]
     page.add_argument("places", nargs="*", type=Path, metavar="FOLDER", help="folders or records (default: outputs)")
@@ -53,7 +53,7 @@ def parser() -> Parser:
         parsers[name].add_argument("places", nargs="+", type=Path, metavar="PLACE", help="folders or files of records")
         text = "where to write (default: beside the first record)"
         parsers[name].add_argument("--out", type=Path, metavar="FOLDER", help=text)
-    return whole
+    return commands
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -128,7 +128,7 @@ def _of_records(kind: str, places: Sequence[Path], out: Path | None) -> list[Pat
 
     records = collect(places)
     if not records:
-        raise DataError("no readable record among those given")
+        raise DataError("no readable record among these records")
     report = {"bench": bench, "speed": speed, "needle": needle, "compressed": compression}[kind]
     if kind == "compressed":
         done = [saved for saved in records if saved.record["status"] == "finished"]

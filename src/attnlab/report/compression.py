@@ -46,7 +46,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """
     compressed = [saved for saved in records if saved.record["status"] == "finished" and layers_of(saved)]
     if not compressed:
-        raise DataError("no finished record of a compressed model among those given")
+        raise DataError("no finished record of a compressed model among these records")
     models = models_of(compressed)
     paths = sweep_table(models).write(directory / "sweep", "md", "csv", "tex")
     if models["seed"].nunique() > 1:
@@ -77,10 +77,10 @@ def models_of(records: Sequence[SavedRecord]) -> pd.DataFrame:
 
     def method(saved: SavedRecord) -> str:
         """The method with those settings, without ranks and seeds, in which its records differ."""
-        mine, name = settings[saved.path], saved.record["compress"]
+        these, name = settings[saved.path], saved.record["compress"]
         others = [settings[other.path] for other in records if other.record["compress"] == name]
-        keys = [k for k in mine if k not in OF_ONE_LINE and any(other.get(k) != mine[k] for other in others)]
-        return " ".join([name, *(f"{key}={mine[key]}" for key in keys)])
+        keys = [k for k in these if k not in OF_ONE_LINE and any(other.get(k) != these[k] for other in others)]
+        return " ".join([name, *(f"{key}={these[key]}" for key in keys)])
 
     return frame(
         records,
@@ -183,8 +183,8 @@ def sweep_plot(points: pd.DataFrame) -> "Figure":
     ends = ("least", "most") if "least" in points else ()
     for row, rank in zip(panels, ranks, strict=True):
         for axes, (point, title) in zip(row, POINTS.items(), strict=True):
-            mine = points[(points["point"] == point) & (points[VO_RANK] == rank)]
-            figure.lines(axes, mine, "method", methods, X, Y, ends)
+            panel = points[(points["point"] == point) & (points[VO_RANK] == rank)]
+            figure.lines(axes, panel, "method", methods, X, Y, ends)
             axes.axhline(dense, color="grey", linewidth=0.8, linestyle="--", label="dense, not fine-tuned")
             axes.set(title=title + (f", VO rank {rank}" if len(ranks) > 1 else ""))
             axes.set(xlabel="multiply-adds of the model, % of the dense one's")
@@ -220,10 +220,10 @@ def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
     page, [[axes, densities]] = figure.panels(1, 2, (left + 4.6, 3.6), width_ratios=[left, 4.6])
     at = np.linspace(0, 1.2 * data["rank"].max() + 1, 300)
     for head in reversed(range(heads)):
-        mine = data[data["head by rank"] == head]
-        axes.bar(mine["layer"] + (head - (heads - 1) / 2) * 0.8 / heads, mine["rank"], 0.7 / heads, color=f"C{head}")
-        densities.plot(at, density(mine["rank"].tolist(), at), color=f"C{head}", label=str(heads - head))
-        densities.plot(mine["rank"], [0.0] * len(mine), "|", color=f"C{head}", clip_on=False)
+        ranks = data[data["head by rank"] == head]
+        axes.bar(ranks["layer"] + (head - (heads - 1) / 2) * 0.8 / heads, ranks["rank"], 0.7 / heads, color=f"C{head}")
+        densities.plot(at, density(ranks["rank"].tolist(), at), color=f"C{head}", label=str(heads - head))
+        densities.plot(ranks["rank"], [0.0] * len(ranks), "|", color=f"C{head}", clip_on=False)
     axes.set_xticks(range(layers), [str(layer) for layer in range(layers)])
     axes.set(xlabel="layer; its heads by rank", ylabel="rank of the head")
     axes.grid(alpha=0.3, axis="y")

@@ -95,8 +95,8 @@ def draw(points: pd.DataFrame, title: str = "") -> "Figure":
     page, [row] = figure.panels(1, len(shown), (1 + 4.2 * len(shown), 4))
     for axes, what in zip(row, shown, strict=True):
         ends = ("least", "most") if what == "ms" else ()
-        mine = known[known[what] > 0]  # a logarithmic axis cannot show 0
-        figure.lines(axes, mine, "mechanism", names, "context", what, ends, markersize=4)
+        positive = known[known[what] > 0]  # a logarithmic axis cannot show 0
+        figure.lines(axes, positive, "mechanism", names, "context", what, ends, markersize=4)
         figure.plain(axes, xscale="log", yscale="log", xlabel="cached positions", ylabel=PANELS[what])
         axes.set_xticks(ticks := sorted(known["context"].unique()), [f"{tick:,}" for tick in ticks])
         axes.xaxis.minorticks_off()

@@ -53,7 +53,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """
     converted = [saved for saved in records if saved.record["status"] == "finished" and is_one(saved)]
     if not converted:
-        raise DataError("no finished record of a converted decoder among those given")
+        raise DataError("no finished record of a converted decoder among these records")
     return _write(runs_of(converted), directory)
 
 
@@ -122,11 +122,11 @@ def plot(data: pd.DataFrame) -> "Figure":
     methods = sorted(name for name in data["method"].dropna().unique() if name)
     page, panels = figure.panels(len(models), len(stages), (0.6 + 5.2 * len(stages), 0.4 + 3.6 * len(models)))
     for model, row in zip(models, panels, strict=True):
-        mine = data[data["model"] == model]
-        (start,) = mine.loc[mine["point"] == "original", "perplexity"]
+        states = data[data["model"] == model]
+        (start,) = states.loc[states["point"] == "original", "perplexity"]
         for point, axes in zip(stages, row, strict=True):
             axes.axhline(start, color="grey", linewidth=0.8, linestyle="--", label="original")
-            state = mine[mine["point"] == point]
+            state = states[states["point"] == point]
             figure.lines(axes, state, "method", methods, "cache, %", "perplexity", ("least", "most"), markersize=4)
             axes.set(title=f"{model}, {point}", xlabel="cache per token, % of the original's", ylabel="perplexity")
             axes.set_xscale("log", base=2)

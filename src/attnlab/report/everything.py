@@ -62,8 +62,8 @@ def figures(root: Path) -> list[Path]:
     records = collect([root])
     paths = _specified(root, records, figures=True)
     for folder in sorted(root.glob(f"*/{needle.FOLDER}")):
-        if mine := [saved for saved in below(folder, records) if needle.is_one(saved)]:
-            paths += needle.render(mine, folder)
+        if haystacks := [saved for saved in below(folder, records) if needle.is_one(saved)]:
+            paths += needle.render(haystacks, folder)
     return paths
 
 

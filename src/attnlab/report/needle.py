@@ -47,15 +47,15 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     Raises:
         DataError: no record has a needle, or one is damaged.
     """
-    mine = [saved for saved in records if is_one(saved)]
-    if not mine:
+    haystacks = [saved for saved in records if is_one(saved)]
+    if not haystacks:
         raise DataError("no finished record with a needle in a haystack: give task.score.needle.lengths=[...] to a run")
     try:
-        paths = table(mine).write(directory / STEM, "md", "tex", "csv")
+        paths = table(haystacks).write(directory / STEM, "md", "tex", "csv")
         for name, (_, label, _) in WHAT.items():
-            paths += figure.write(directory / f"{STEM}_{name}", points(mine, name), partial(draw, label=label))
+            paths += figure.write(directory / f"{STEM}_{name}", points(haystacks, name), partial(draw, label=label))
     except UNREADABLE as error:
-        names = ", ".join(saved.name for saved in mine)
+        names = ", ".join(saved.name for saved in haystacks)
         raise DataError(f"{names}: the needle of a record is damaged: {type(error).__name__}: {error}") from error
     return paths
 

@@ -63,7 +63,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """
     compressed = [saved for saved in records if saved.record["status"] == "finished" and is_one(saved) and _rate(saved)]
     if not compressed:
-        raise DataError("no finished record of a compressed language model among those given")
+        raise DataError("no finished record of a compressed language model among these records")
     return _write(runs_of(compressed), directory)
 
 
@@ -90,7 +90,7 @@ def runs_of(records: Sequence[SavedRecord]) -> pd.DataFrame:
     common = runs.groupby(GROUP[:4], dropna=False)["settings"].transform(
         lambda sets: [set.intersection(*sets)] * len(sets)
     )
-    differing = [" ".join(sorted(mine - shared)) for mine, shared in zip(runs["settings"], common, strict=True)]
+    differing = [" ".join(sorted(settings - shared)) for settings, shared in zip(runs["settings"], common, strict=True)]
     runs = runs.assign(Settings=differing, group=runs.groupby(same, dropna=False, sort=False).ngroup())
     runs = runs.sort_values("Seed", kind="stable")
     runs["Settings"] = runs.groupby("group")["Settings"].transform("first")
@@ -142,13 +142,13 @@ def accuracy_plot(data: pd.DataFrame) -> "Figure":
     page, panels = figure.panels(len(models), len(sets), (1 + 4.2 * len(sets), 0.6 + 3.4 * len(models)))
     for model, row in zip(models, panels, strict=True):
         for name, axes in zip(sets, row, strict=True):
-            mine = data[(data["model"] == model) & (data["questions"] == name)]
-            figure.lines(axes, mine, "method", [m for m in methods if m != DENSE], "rate", "mean", ("low", "high"))
-            for value in mine.loc[mine["method"] == DENSE, "mean"]:
+            panel = data[(data["model"] == model) & (data["questions"] == name)]
+            figure.lines(axes, panel, "method", [m for m in methods if m != DENSE], "rate", "mean", ("low", "high"))
+            for value in panel.loc[panel["method"] == DENSE, "mean"]:
                 axes.axhline(value, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
             axes.set(title=f"{model}, {name}", xlabel="compression rate, 1 / compress.keep", ylabel="accuracy, %")
             axes.grid(alpha=0.3)
-            if len(mine):
+            if len(panel):
                 axes.legend(fontsize=8)
     return page
 

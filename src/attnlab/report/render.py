@@ -112,9 +112,9 @@ class Filled:
     def cell(self, column: Column, row: Row) -> str:
         """Our number of a row."""
         if column.statistic:
-            values = statistics(row, self.records)
-            size = values.get(column.statistic)
-            return ("–" if values else NOT_RUN) if size is None else f"{size:,.{column.digits}f}"
+            sizes = statistics(row, self.records)
+            size = sizes.get(column.statistic)
+            return ("–" if sizes else NOT_RUN) if size is None else f"{size:,.{column.digits}f}"
         if column.computed:
             is_known = row.command and column.key in row.computed
             return f"{row.computed[column.key]:,.{column.digits}f}{column.unit}" if is_known else "–"
@@ -140,16 +140,16 @@ class Filled:
 
     def _ratio(self, column: Column, row: Row) -> str:
         """The baseline's number divided by the row's, of the newest two records that were measured in the same way."""
-        mine, baseline = (
-            sorted(records, key=lambda saved: saved.record["started"], reverse=True)
-            for records in (self.of(row), self.baseline(row))
+        records, baseline = (
+            sorted(of_row, key=lambda saved: saved.record["started"], reverse=True)
+            for of_row in (self.of(row), self.baseline(row))
         )
-        pairs = [(one, other) for one in mine for other in baseline if protocol(one) == protocol(other)]
+        pairs = [(one, other) for one in records for other in baseline if protocol(one) == protocol(other)]
         for one, other in pairs:
             above, below = other.number(column.ratio), one.number(column.ratio)
             if above is not None and below:
                 return f"{above / below:.{column.digits}f} ({self.names[other.path]}/{self.names[one.path]})"
-        return "protocols differ" if mine and baseline and not pairs else NOT_RUN
+        return "protocols differ" if records and baseline and not pairs else NOT_RUN
 
     def facts(self) -> list[dict[str, str]]:
         """The facts of each record in the table."""

@@ -196,7 +196,7 @@ def missing(words: Request) -> None:
 
 
 def prune(words: Request) -> None:
-    """Show the runs that would be removed; remove them with --yes. What is left and why is said on stderr.
+    """Show the runs that would be removed; remove them with --yes. What is left and why is printed to stderr.
 
     Only run directories below the folder are removed, none that is in progress, reached through a link, holds anything
     that no run has written, or was used by another run of the folder.
@@ -277,7 +277,8 @@ def _aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list
     """Rows of cells as lines of text; `right`: the columns that are flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [str.rjust if i in right else str.ljust for i in range(len(widths))]
-    return ["  ".join(side(*cell) for side, *cell in zip(sides, row, widths, strict=True)).rstrip() for row in rows]
+    cells = [[side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)] for row in rows]
+    return ["  ".join(row).rstrip() for row in cells]
 
 
 def _cells(run: LedgerEntry) -> tuple[str, ...]:

@@ -186,7 +186,7 @@ def differences(
             "needs BLEU, ROUGE, WER or an accuracy of both"
         )
     _check_items(one, other)
-    found = []
+    results = []
     for name in metrics:
         score = corpus_bleu if name == "bleu" else share
         tables = [predictions.statistics(name) for predictions in (one, other)]
@@ -197,10 +197,10 @@ def differences(
                     f"{predictions.path}: its rows give {name} {value:.2f}, but the record has {recorded}: they are of "
                     "another scoring, or the record's counts further references of each text"
                 )
-        a, b, p, low, high, moses = bootstrap(*tables, score, resamples, seed)
+        a, b, p, low, high, moses = bootstrap(tables[0], tables[1], score, resamples, seed)
         sacrebleu = moses if name == "bleu" and a != b else None
-        found.append(Difference(name, a, b, p, low, high, sacrebleu, len(tables[0]), resamples, seed))
-    return found
+        results.append(Difference(name, a, b, p, low, high, sacrebleu, len(tables[0]), resamples, seed))
+    return results
 
 
 def sure(first: SavedRecord, second: SavedRecord) -> list[str]:

@@ -76,7 +76,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
                 grid.notes = [f"Measured: {about.replace('<', '&lt;')}"] if about else grid.notes
                 grid.rows += [_line(saved, row, pair, directory) for pair in row["ratios"]]
     if not kinds and not by_length:
-        raise DataError("no finished record of mode=bench with a ratio among those given")
+        raise DataError("no finished record of mode=bench with a ratio among these records")
     order = sorted(kinds, key=lambda kind: [*KINDS, kind].index(kind))
     parts = [f"# {TITLE}\n\n{ABOUT}", *["## All mechanisms by length\n"] * bool(by_length)]
     parts += [f"##{grid.markdown()}" for grid in by_length] + [f"#{_filled(kinds[kind]).markdown()}" for kind in order]

@@ -82,8 +82,8 @@ class Shown:
     @property
     def title(self) -> str:
         """Mechanism, rank and seed."""
-        given = [f"{key} {value}" for key in ("rank", "seed") if (value := self.record.get(key)) is not None]
-        return ", ".join([self.mechanism, *given])
+        words = [f"{key} {value}" for key in ("rank", "seed") if (value := self.record.get(key)) is not None]
+        return ", ".join([self.mechanism, *words])
 
     @property
     def corpus(self) -> str:

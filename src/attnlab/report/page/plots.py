@@ -24,7 +24,7 @@ PALETTE = (*Category10[10], *Dark2[8])
 TOOLS = "box_zoom,wheel_zoom,reset,save"
 LOSS_TITLES = dict(zip(LOSSES, ("training loss", "validation loss"), strict=True))
 ABOUT = [("run", "@run"), ("task", "@task, @corpus"), ("in", "@name")]
-NEAR = (*sweep.SIZES, sweep.SPEED)  # what is said beside the mouse; the table has all
+NEAR = (*sweep.SIZES, sweep.SPEED)  # what is shown beside the mouse; the table has all
 
 
 def colours(runs: Sequence[Shown]) -> dict[str, str]:

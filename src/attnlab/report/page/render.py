@@ -167,7 +167,7 @@ def _row(run: Shown, measures: Sequence[str]) -> list[Cell]:
         value = record.get(key)
         return Cell("" if value is None else str(value))
 
-    def whole(key: str) -> Cell:
+    def integer(key: str) -> Cell:
         value = record.get(key)
         return Cell("" if value is None else str(value), value if isinstance(value, int) else "")
 
@@ -175,7 +175,7 @@ def _row(run: Shown, measures: Sequence[str]) -> list[Cell]:
     numbers = [Cell(sweep.cell(run.numbers.get(name), name), run.numbers.get(name, "")) for name in measures]
     start = [Cell(run.mechanism or run.name), text("task"), quality, Cell(label(run.metric))]
     rest = [Cell(run.corpus), text("scale"), text("mode"), Cell(run.tags), Cell(run.status), Cell(run.started)]
-    return [*start, *numbers, whole("rank"), whole("seed"), *rest]
+    return [*start, *numbers, integer("rank"), integer("seed"), *rest]
 
 
 def _text(name: str) -> str:
