@@ -1,7 +1,5 @@
 """A sliding window: what is right about ours, and that a false one is caught."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,34 +15,6 @@ def draw(*shape: int) -> Tensor:
 
 class InheritsTheForm(MHA):
     """As README shows a mechanism of one's own: a change to MHA, without a naive form."""
-
-
-class SeesAll(SlidingWindow):
-    """Declares a window, and reads everything."""
-
-    def _forward(self, *args: Any) -> Tensor:
-        return MHA._forward(self, *args)
-
-
-class DeclaresNothing(SlidingWindow):
-    """Reads a window, and declares all of the past."""
-
-    def visible(self, position: int) -> range:
-        return range(position + 1)
-
-
-class OffByOne(SlidingWindow):
-    """Declares one position less than it reads."""
-
-    def visible(self, position: int) -> range:
-        return range(max(0, position - self.window + 2), position + 1)
-
-
-class SeesTheFuture(SlidingWindow):
-    """Declares what it reads, and it reads one position too far."""
-
-    def visible(self, position: int) -> range:
-        return range(max(0, position - self.window + 1), position + 2)
 
 
 def test_an_inherited_naive_form_is_refused() -> None:

@@ -100,22 +100,6 @@ def test_a_layer_whose_positions_begin_later(
     assert error(extend_by(attention, x, cache, [1, 3, 1]), want) < 1e-12
 
 
-class KeysAlone(TPA):
-    """Wrong: queries are not rotated."""
-
-    def _rotate(self, token: Tensor, angles: Angles, ranks: int) -> Tensor:
-        right = super()._rotate(token, angles, ranks)
-        return torch.cat((token[..., : self.q_rank, :], right[..., self.q_rank :, :]), -2)
-
-
-class OppositeWays(TPA):
-    """Wrong: queries turn one way, keys the other."""
-
-    def _rotate(self, token: Tensor, angles: Angles, ranks: int) -> Tensor:
-        right, other = super()._rotate(token, angles, ranks), super()._rotate(token, (angles[0], -angles[1]), ranks)
-        return torch.cat((right[..., : self.q_rank, :], other[..., self.q_rank :, :]), -2)
-
-
 class RotatedValues(TPASharedB):
     """Wrong: values read the rotated factor that keys have, as if the cache held it once for both."""
 

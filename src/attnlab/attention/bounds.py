@@ -8,51 +8,31 @@ from typing import Annotated, NamedTuple
 
 
 class Ge(NamedTuple):
-    """A lower bound that is itself allowed.
-
-    Args:
-        ge: the value must be at least this.
-    """
+    """x >= ge."""
 
     ge: float
 
 
 class Gt(NamedTuple):
-    """A lower bound that is not allowed itself.
-
-    Args:
-        gt: the value must be greater than this.
-    """
+    """x > gt."""
 
     gt: float
 
 
 class Le(NamedTuple):
-    """An upper bound that is itself allowed.
-
-    Args:
-        le: the value must be at most this.
-    """
+    """x <= le."""
 
     le: float
 
 
 class Lt(NamedTuple):
-    """An upper bound that is not allowed itself.
-
-    Args:
-        lt: the value must be less than this.
-    """
+    """x < lt."""
 
     lt: float
 
 
 class MultipleOf(NamedTuple):
-    """The value must be a multiple of a number.
-
-    Args:
-        multiple_of: this number.
-    """
+    """x is a multiple of `multiple_of`."""
 
     multiple_of: int
 

@@ -33,12 +33,12 @@ def with_budget(method: Method, model: nn.Module, layers: Sequence[Layer]) -> Me
     """
     if method.keep is None:
         return method
-    found = copy.copy(method)
+    budgeted = copy.copy(method)
     if method.keep_of == "multiply_adds":
-        found.chosen = method.rated(model, layers)
-        return found
-    found.chosen = allocate(method.ladders(model, layers), method.keep)
-    return found
+        budgeted.chosen = method.rated(model, layers)
+        return budgeted
+    budgeted.chosen = allocate(method.ladders(model, layers), method.keep)
+    return budgeted
 
 
 def allocate(ladders: Sequence[Ladder], keep: float) -> dict[str, Any]:
@@ -79,30 +79,30 @@ def allocate(ladders: Sequence[Ladder], keep: float) -> dict[str, Any]:
 def _fill(ladders: Sequence[Ladder], chosen: dict[str, Step], left: int) -> None:
     """Spend what remains on the steps, of the hull or not, that lower the error most, one after the other."""
     while True:
-        found: list[tuple[float, int, str, Step]] = []
+        points: list[tuple[float, int, str, Step]] = []
         for ladder in ladders:
             now = chosen[ladder.path]
             for step in (*ladder.steps, Step(ladder.dense, 0.0, None)):
                 more = step.parameters - now.parameters
                 if more <= left and step.error < now.error - ROUNDING:
-                    found.append((step.error - now.error, more, ladder.path, step))
-        if not found:
+                    points.append((step.error - now.error, more, ladder.path, step))
+        if not points:
             return
-        _, more, path, step = min(found, key=lambda each: each[:3])
+        _, more, path, step = min(points, key=lambda each: each[:3])
         chosen[path] = step
         left -= more
 
 
 def hull(steps: Sequence[Step]) -> list[Step]:
     """The lower convex hull of (parameters, error), the fewest parameters first; errors fall along it."""
-    found: list[Step] = []
+    points: list[Step] = []
     for step in sorted(steps, key=lambda step: (step.parameters, step.error)):
-        if found and step.error >= found[-1].error:
+        if points and step.error >= points[-1].error:
             continue
-        while len(found) > 1 and _slope(found[-2], found[-1]) >= _slope(found[-1], step):
-            found.pop()
-        found.append(step)
-    return found
+        while len(points) > 1 and _slope(points[-2], points[-1]) >= _slope(points[-1], step):
+            points.pop()
+        points.append(step)
+    return points
 
 
 def _slope(a: Step, b: Step) -> float:

@@ -62,7 +62,7 @@ def terms_from_cp(tensor: Slices, factors: Factors) -> BlockTerms:
     root = largest.abs().sqrt()
     a, b = a * root * largest.sign(), b * root
     own = [owner == head for head in range(c.shape[0])]
-    left, right = [a[:, mine] for mine in own], [b[:, mine] for mine in own]
+    left, right = [a[:, places] for places in own], [b[:, places] for places in own]
     terms = BlockTerms(left, right, torch.eye(len(own)).to(a), [], 0.0)
     error = float(tensor.error(*terms.columns()))
     return BlockTerms(left, right, terms.fusion, [error], time.perf_counter() - began)

@@ -96,8 +96,8 @@ def cp_als(
             if watch:
                 watch(before * most + done, starts * most)
 
-        found = _als(tensor, factors, sweeps, tolerance, counted)
-        best = found if best is None else _better(best, found)
+        candidate = _als(tensor, factors, sweeps, tolerance, counted)
+        best = candidate if best is None else _better(best, candidate)
     assert best is not None
     return replace(best, seconds=time.perf_counter() - began)
 
@@ -246,10 +246,10 @@ def _start(tensor: Slices, rank: int, start: Literal["svd", "random"] | Factors,
         a, b, c = (torch.randn(shape, generator=generator, dtype=torch.float64).to(tensor.left) for shape in shapes)
         a, b, c = (x / x.norm(dim=-2, keepdim=True) for x in (a, b, c))
         return balance(a * (tensor.square() / rank).sqrt()[..., None, None], b, c)
-    found = spectrum(tensor)
+    svd = spectrum(tensor)
     if not tensor.batch:
-        return balance(*truncated_svd(found, global_ranks(found.values, rank)).columns())
-    each = [truncated_svd(found[i], global_ranks(found.values[i], rank)).columns() for i in range(tensor.batch[0])]
+        return balance(*truncated_svd(svd, global_ranks(svd.values, rank)).columns())
+    each = [truncated_svd(svd[i], global_ranks(svd.values[i], rank)).columns() for i in range(tensor.batch[0])]
     a, b, c = (torch.stack(parts) for parts in zip(*each, strict=True))
     return balance(a, b, c)
 

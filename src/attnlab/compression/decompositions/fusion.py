@@ -30,11 +30,11 @@ def constrained_fusion(free: Tensor) -> Tensor:
     Args:
         free: (H, R), R >= H. One that satisfies eq. 7 with a positive weight in each column is returned as it is.
     """
-    mine = _owned(free.detach())
-    kept = torch.where(mine, free.clamp_min(FLOOR), 0.0)
-    norm = kept.norm(dim=-1, keepdim=True)
-    through = torch.where(mine & (free > FLOOR), 0.0, free - free.detach())  # zero, with a gradient
-    return kept / norm + through / norm.detach()
+    owned = _owned(free.detach())
+    weights = torch.where(owned, free.clamp_min(FLOOR), 0.0)
+    norm = weights.norm(dim=-1, keepdim=True)
+    through = torch.where(owned & (free > FLOOR), 0.0, free - free.detach())  # zero, with a gradient
+    return weights / norm + through / norm.detach()
 
 
 def _owned(free: Tensor) -> Tensor:
@@ -42,9 +42,9 @@ def _owned(free: Tensor) -> Tensor:
     heads, rank = free.shape
     columns = torch.arange(rank, device=free.device)
     owner = free.argmax(0)
-    mine = owner == torch.arange(heads, device=free.device)[:, None]
-    strongest = free.masked_fill(~mine, -torch.inf).argmax(1)
-    taken = ((columns == strongest[:, None]) & mine.any(1, keepdim=True)).any(0)
+    owned = owner == torch.arange(heads, device=free.device)[:, None]
+    strongest = free.masked_fill(~owned, -torch.inf).argmax(1)
+    taken = ((columns == strongest[:, None]) & owned.any(1, keepdim=True)).any(0)
     for head in range(heads):
         best = columns == free[head].masked_fill(taken, -torch.inf).argmax()
         moved = best & ~(owner == head).any()

@@ -81,16 +81,16 @@ def truncated_svd(tensor: Slices | Spectrum, ranks: int | Sequence[int]) -> Bloc
         ValueError: a rank below 1 or above D.
     """
     began = time.perf_counter()
-    found = spectrum(tensor) if isinstance(tensor, Slices) else tensor
-    heads, width = found.values.shape
+    svd = spectrum(tensor) if isinstance(tensor, Slices) else tensor
+    heads, width = svd.values.shape
     ranks = [ranks] * heads if isinstance(ranks, int) else list(ranks)
     if len(ranks) != heads or not all(1 <= rank <= width for rank in ranks):
         raise ValueError(f"ranks {ranks}: expected {heads} of 1 to {width}")
-    roots = found.values.sqrt()
-    left = [found.left[h, :, :r] * roots[h, :r] for h, r in enumerate(ranks)]
-    right = [found.right[h, :, :r] * roots[h, :r] for h, r in enumerate(ranks)]
-    rest = sum(float(found.values[h, r:].square().sum()) for h, r in enumerate(ranks))
-    error = (rest / max(float(found.values.square().sum()), TINY)) ** 0.5
+    roots = svd.values.sqrt()
+    left = [svd.left[h, :, :r] * roots[h, :r] for h, r in enumerate(ranks)]
+    right = [svd.right[h, :, :r] * roots[h, :r] for h, r in enumerate(ranks)]
+    rest = sum(float(svd.values[h, r:].square().sum()) for h, r in enumerate(ranks))
+    error = (rest / max(float(svd.values.square().sum()), TINY)) ** 0.5
     return BlockTerms(left, right, torch.eye(heads).to(left[0]), [error], time.perf_counter() - began)
 
 
@@ -121,8 +121,8 @@ def global_svd(tensor: Slices, total: int) -> BlockTerms:
         total: sum of the ranks, H to H D.
     """
     began = time.perf_counter()
-    found = spectrum(tensor)
-    terms = truncated_svd(found, global_ranks(found.values, total))
+    svd = spectrum(tensor)
+    terms = truncated_svd(svd, global_ranks(svd.values, total))
     return BlockTerms(terms.left, terms.right, terms.fusion, terms.history, time.perf_counter() - began)
 
 

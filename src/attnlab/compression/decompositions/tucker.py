@@ -89,16 +89,16 @@ def tucker(
         ValueError: a rank out of bounds, blocks of different sizes, or values that are not finite.
     """
     began = time.perf_counter()
-    found = [block.detach().double() for block in blocks]
-    stacks = [None] * len(found) if stack_ranks is None else list(stack_ranks)
-    _check(found, ranks, stacks)
-    whole = [rank if rank == len(block) else None for rank, block in zip(stacks, found, strict=True)]
+    wide = [block.detach().double() for block in blocks]
+    stacks = [None] * len(wide) if stack_ranks is None else list(stack_ranks)
+    _check(wide, ranks, stacks)
+    whole = [rank if rank == len(block) else None for rank, block in zip(stacks, wide, strict=True)]
     stacks = [None if full else rank for rank, full in zip(stacks, whole, strict=True)]  # an R3 of n: U3 is I
     generator = torch.Generator().manual_seed(seed)
     best: Tucker | None = None
     for start in range(max(starts, 1)):
-        u2, u3 = _first(found, ranks[1], stacks, generator if start else None)
-        one = _hooi(found, ranks, stacks, u2, u3, sweeps, tolerance, generator, exact, watch)
+        u2, u3 = _first(wide, ranks[1], stacks, generator if start else None)
+        one = _hooi(wide, ranks, stacks, u2, u3, sweeps, tolerance, generator, exact, watch)
         best = one if best is None or one.error < best.error else best
     assert best is not None
     u3 = [torch.eye(full).to(best.u1) if full else u for full, u in zip(whole, best.u3, strict=True)]
@@ -115,16 +115,16 @@ def truncation_errors(blocks: Sequence[Tensor], stack_ranks: Sequence[int | None
         blocks: (n, h, I, J) each.
         stack_ranks: R3 of each block; None: no factor on that mode.
     """
-    found = [block.detach().double() for block in blocks]
-    square = sum(float(block.square().sum()) for block in found)
-    stacks = [None] * len(found) if stack_ranks is None else stack_ranks
-    found = [
+    wide = [block.detach().double() for block in blocks]
+    square = sum(float(block.square().sum()) for block in wide)
+    stacks = [None] * len(wide) if stack_ranks is None else stack_ranks
+    wide = [
         block if stack is None else _unstack(block, _leading(_stacked(block), stack))
-        for block, stack in zip(found, stacks, strict=True)
+        for block, stack in zip(wide, stacks, strict=True)
     ]
-    u1 = torch.linalg.eigh(sum(_rows(block) for block in found))[1].flip(-1)
-    u2 = torch.linalg.eigh(sum(_columns(block) for block in found))[1].flip(-1)
-    energy = sum((u1.T @ block @ u2).square().sum((0, 1)) for block in found)
+    u1 = torch.linalg.eigh(sum(_rows(block) for block in wide))[1].flip(-1)
+    u2 = torch.linalg.eigh(sum(_columns(block) for block in wide))[1].flip(-1)
+    energy = sum((u1.T @ block @ u2).square().sum((0, 1)) for block in wide)
     assert isinstance(energy, Tensor)
     kept = torch.nn.functional.pad(energy.cumsum(0).cumsum(1), (1, 0, 1, 0))
     return (1 - kept / max(square, TINY)).clamp_min(0)
@@ -206,10 +206,11 @@ def _hooi(
                 break
             exact = True  # single steps change little before they are at the end: eigenvectors finish
     assert u1 is not None
-    found = Tucker(u1, u2, u3, cores, history, [], 0.0)
+    decomposition = Tucker(u1, u2, u3, cores, history, [], 0.0)
     if history[-1] < EXACT:
         losses = [
-            torch.stack([_residual(block[m], found, b, m) for m in range(len(block))]) for b, block in enumerate(blocks)
+            torch.stack([_residual(block[m], decomposition, b, m) for m in range(len(block))])
+            for b, block in enumerate(blocks)
         ]
         last = (sum(float(lost.sum()) for lost in losses) / max(square, TINY)) ** 0.5
         history[:] = [*(max(error, last) for error in history[:-1]), last]
@@ -219,16 +220,16 @@ def _hooi(
             inside = (core - _stack(low_core, u)).square().sum((1, 2, 3))
             losses.append((each - core.square().sum((1, 2, 3)) + inside).clamp_min(0))
     errors = [(lost / each.clamp_min(TINY)).sqrt() for lost, each in zip(losses, squares, strict=True)]
-    return Tucker(**{**vars(found), "errors": errors})
+    return Tucker(**{**vars(decomposition), "errors": errors})
 
 
-def _residual(matrix: Tensor, found: Tucker, block: int, m: int) -> Tensor:
+def _residual(matrix: Tensor, decomposition: Tucker, block: int, m: int) -> Tensor:
     """|W[m] - its approximation|^2, head by head, so that no second tensor of the full size is formed."""
-    core, u3 = found.cores[block], found.u3[block]
+    core, u3 = decomposition.cores[block], decomposition.u3[block]
     mixed = core[m] if u3 is None else torch.tensordot(u3[m], core, 1)
     lost = matrix.new_zeros(())
     for head, part in zip(matrix, mixed, strict=True):
-        lost += (head - found.u1 @ part @ found.u2.T).square().sum()
+        lost += (head - decomposition.u1 @ part @ decomposition.u2.T).square().sum()
     return lost
 
 

@@ -48,10 +48,10 @@ def weighted_tucker(
     began = time.perf_counter()
     problem = _Problem(blocks, rows, columns)
     spectrum = None if rows is None else torch.linalg.eigh(rows.double())
-    found = start
+    decomposition = start
     history = [_mean(problem.errors(start))]
     for sweep in range(sweeps):
-        new = replace(found, u1=problem.solve(found, spectrum))
+        new = replace(decomposition, u1=problem.solve(decomposition, spectrum))
         reduced = problem.reduced(new.u1)
         for part in (*(("cores", i) for i in range(len(blocks))), ("u2", 0), *(("u3", i) for i in range(len(blocks)))):
             new = _descend(reduced, new, part, steps)
@@ -60,16 +60,18 @@ def weighted_tucker(
             watch(sweep + 1, sweeps)
         if error > history[-1]:  # by rounding: nothing is left to gain
             break
-        found = new
+        decomposition = new
         history.append(error)
         if history[-2] - error < tolerance:
             break
-    found = orthonormal(found)
+    decomposition = orthonormal(decomposition)
     seconds = start.seconds + time.perf_counter() - began
-    return replace(found, history=history, errors=problem.errors(found), seconds=seconds)
+    return replace(decomposition, history=history, errors=problem.errors(decomposition), seconds=seconds)
 
 
-def output_errors(blocks: Sequence[Tensor], found: Tucker, rows: Tensor | None, columns: Columns) -> list[Tensor]:
+def output_errors(
+    blocks: Sequence[Tensor], decomposition: Tucker, rows: Tensor | None, columns: Columns
+) -> list[Tensor]:
     """The relative error of the outputs of each matrix of each block; arguments as for `weighted_tucker`.
 
     Args:
@@ -77,17 +79,17 @@ def output_errors(blocks: Sequence[Tensor], found: Tucker, rows: Tensor | None, 
         rows: Gram matrix of the inputs that run along I, (I, I), or None.
         columns: for each matrix the Gram matrix of its inputs along (h J), or None.
     """
-    return _Problem(blocks, rows, columns).errors(found)
+    return _Problem(blocks, rows, columns).errors(decomposition)
 
 
-def weight_errors(blocks: Sequence[Tensor], found: Tucker) -> tuple[float, list[Tensor]]:
+def weight_errors(blocks: Sequence[Tensor], decomposition: Tucker) -> tuple[float, list[Tensor]]:
     """The relative error of the whole tensor, and of each matrix of each block, in the Frobenius norm.
 
     Args:
         blocks: (n, h, I, J) each.
     """
     lost, square = [], []
-    for block, dense in zip(blocks, found.dense(), strict=True):
+    for block, dense in zip(blocks, decomposition.dense(), strict=True):
         lost.append((block.double() - dense).square().sum((1, 2, 3)))
         square.append(block.double().square().sum((1, 2, 3)))
     errors = [(a / b.clamp_min(TINY)).sqrt() for a, b in zip(lost, square, strict=True)]
@@ -95,16 +97,16 @@ def weight_errors(blocks: Sequence[Tensor], found: Tucker) -> tuple[float, list[
     return whole**0.5, errors
 
 
-def orthonormal(found: Tucker) -> Tucker:
+def orthonormal(decomposition: Tucker) -> Tucker:
     """The same tensor with orthonormal columns in U1, U2 and U3: their triangular parts move into the cores.
 
     Args:
         found: a decomposition with any factors.
     """
-    (u1, r1), (u2, r2) = torch.linalg.qr(found.u1), torch.linalg.qr(found.u2)
+    (u1, r1), (u2, r2) = torch.linalg.qr(decomposition.u1), torch.linalg.qr(decomposition.u2)
     u3: list[Tensor | None] = []
     cores = []
-    for factor, core in zip(found.u3, found.cores, strict=True):
+    for factor, core in zip(decomposition.u3, decomposition.cores, strict=True):
         moved = r1 @ core @ r2.T
         if factor is None:
             u3.append(None)
@@ -113,7 +115,7 @@ def orthonormal(found: Tucker) -> Tucker:
             u3.append(basis)
             moved = torch.tensordot(r3, moved, 1)
         cores.append(moved)
-    return replace(found, u1=u1, u2=u2, u3=u3, cores=cores)
+    return replace(decomposition, u1=u1, u2=u2, u3=u3, cores=cores)
 
 
 @dataclass(frozen=True)
@@ -130,11 +132,11 @@ class _Matrix:
     columns: Tensor | None
     square: float
 
-    def wide(self, found: Tucker) -> Tensor:
+    def wide(self, decomposition: Tucker) -> Tensor:
         """What U1 is multiplied by, (R1, h J)."""
-        core, factor = found.cores[self.block], found.u3[self.block]
+        core, factor = decomposition.cores[self.block], decomposition.u3[self.block]
         mixed = core[self.m] if factor is None else torch.tensordot(factor[self.m], core, 1)
-        return (mixed @ found.u2.T).transpose(0, 1).flatten(1)
+        return (mixed @ decomposition.u2.T).transpose(0, 1).flatten(1)
 
 
 class _Problem:
@@ -157,27 +159,27 @@ class _Problem:
                 metric = None if metric is None else metric.double()
                 self.matrices.append(_Matrix(b, m, weight, product, metric, square))
 
-    def errors(self, found: Tucker) -> list[Tensor]:
+    def errors(self, decomposition: Tucker) -> list[Tensor]:
         """Relative errors of outputs, from the difference itself."""
-        errors: list[list[Tensor]] = [[] for _ in found.cores]
+        errors: list[list[Tensor]] = [[] for _ in decomposition.cores]
         for matrix in self.matrices:
-            wide = matrix.wide(found)
+            wide = matrix.wide(decomposition)
             if matrix.columns is None:
                 assert self.rows is not None
-                weighted = matrix.product - (self.rows @ found.u1) @ wide
+                weighted = matrix.product - (self.rows @ decomposition.u1) @ wide
             else:
-                weighted = matrix.product - found.u1 @ (wide @ matrix.columns)
-            lost = ((matrix.weight - found.u1 @ wide) * weighted).sum()
+                weighted = matrix.product - decomposition.u1 @ (wide @ matrix.columns)
+            lost = ((matrix.weight - decomposition.u1 @ wide) * weighted).sum()
             errors[matrix.block].append((lost.clamp_min(0) / matrix.square).sqrt())
         return [torch.stack(each) for each in errors]
 
-    def solve(self, found: Tucker, spectrum: tuple[Tensor, Tensor] | None) -> Tensor:
+    def solve(self, decomposition: Tucker, spectrum: tuple[Tensor, Tensor] | None) -> Tensor:
         """The best U1 beside the other factors: rows U1 A + U1 B = Q, with A and B made diagonal together."""
-        rank, size = found.u1.shape[1], found.u1.shape[0]
-        zero = found.u1.new_zeros(rank, rank)
-        a, b, q = zero, zero, found.u1.new_zeros(size, rank)
+        rank, size = decomposition.u1.shape[1], decomposition.u1.shape[0]
+        zero = decomposition.u1.new_zeros(rank, rank)
+        a, b, q = zero, zero, decomposition.u1.new_zeros(size, rank)
         for matrix in self.matrices:
-            wide = matrix.wide(found)
+            wide = matrix.wide(decomposition)
             if matrix.columns is None:
                 a = a + wide @ wide.T / matrix.square
             else:
@@ -212,11 +214,11 @@ class _Reduced:
     plain: Tensor
     products: list[Tensor]
 
-    def loss(self, found: Tucker) -> Tensor:
+    def loss(self, decomposition: Tucker) -> Tensor:
         """The mean relative squared error of the outputs."""
         total = self.plain.new_zeros(())
         for matrix, product in zip(self.matrices, self.products, strict=True):
-            wide = matrix.wide(found)
+            wide = matrix.wide(decomposition)
             weighted = self.rows @ wide if matrix.columns is None else self.plain @ (wide @ matrix.columns)
             total = total + math.isfinite(matrix.square) + (wide * (weighted - 2 * product)).sum() / matrix.square
         return total / len(self.matrices)
@@ -226,16 +228,16 @@ class _Reduced:
         return replace(self, products=[torch.zeros_like(product) for product in self.products])
 
 
-def _descend(reduced: _Reduced, found: Tucker, part: tuple[str, int], steps: int) -> Tucker:
+def _descend(reduced: _Reduced, decomposition: Tucker, part: tuple[str, int], steps: int) -> Tucker:
     """Conjugate gradients for one factor; the loss is quadratic in it, and does not rise."""
-    x = _part(found, part)
+    x = _part(decomposition, part)
     if x is None:
-        return found
+        return decomposition
 
     def gradient(problem: _Reduced, at: Tensor) -> Tensor:
         with torch.enable_grad():
             at = at.detach().requires_grad_()
-            return torch.autograd.grad(problem.loss(_with(found, part, at)), at)[0]
+            return torch.autograd.grad(problem.loss(_with(decomposition, part, at)), at)[0]
 
     curvature = reduced.curvature()  # a difference of two gradients would lose the digits of a small direction
     residual = -gradient(reduced, x)
@@ -250,25 +252,25 @@ def _descend(reduced: _Reduced, found: Tucker, part: tuple[str, int], steps: int
         x, residual = x + step * direction, residual - step * curved
         now = residual.square().sum()
         direction, square = residual + now / square * direction, now
-    return _with(found, part, x.detach())
+    return _with(decomposition, part, x.detach())
 
 
-def _part(found: Tucker, part: tuple[str, int]) -> Tensor | None:
+def _part(decomposition: Tucker, part: tuple[str, int]) -> Tensor | None:
     """A factor by its name and, of those that each block has, its number."""
     name, i = part
     if name == "u2":
-        return found.u2
-    return found.cores[i] if name == "cores" else found.u3[i]
+        return decomposition.u2
+    return decomposition.cores[i] if name == "cores" else decomposition.u3[i]
 
 
-def _with(found: Tucker, part: tuple[str, int], value: Tensor) -> Tucker:
+def _with(decomposition: Tucker, part: tuple[str, int], value: Tensor) -> Tucker:
     """The same with another factor."""
     name, i = part
     if name == "u2":
-        return replace(found, u2=value)
+        return replace(decomposition, u2=value)
     if name == "cores":
-        return replace(found, cores=[*found.cores[:i], value, *found.cores[i + 1 :]])
-    return replace(found, u3=[*found.u3[:i], value, *found.u3[i + 1 :]])
+        return replace(decomposition, cores=[*decomposition.cores[:i], value, *decomposition.cores[i + 1 :]])
+    return replace(decomposition, u3=[*decomposition.u3[:i], value, *decomposition.u3[i + 1 :]])
 
 
 def _mean(errors: Sequence[Tensor]) -> float:

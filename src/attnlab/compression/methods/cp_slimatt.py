@@ -77,8 +77,8 @@ class CPSlimAtt(QueryKeyMethod):
 
     @property
     def settings(self) -> dict[str, Any]:
-        found = super().settings
-        return found if self.start == "random" else without_starts(found)
+        settings = super().settings
+        return settings if self.start == "random" else without_starts(settings)
 
     def outline(self, sizes: Sizes) -> SlimAttention:
         rank, vo_rank = self.ranks(sizes)
@@ -92,15 +92,15 @@ class CPSlimAtt(QueryKeyMethod):
         rank, vo_rank = self.ranks(sizes)
         about = Decomposition(self.objective, self.sweeps, self.tolerance)
         seeds = seeds_of(self.start, self.start_seed, self.restarts)
-        found = []
+        solutions = []
         for i, seed in enumerate(seeds):
-            mine = watch if seed is None else named(watch, i, len(seeds))
-            found.append(self._factors(heads, about.one(heads.qk, rank, seed, mine)))
-        (a, b, c), report = min(found, key=lambda one: one[1]["qk_error"])
+            told = watch if seed is None else named(watch, i, len(seeds))
+            solutions.append(self._factors(heads, about.one(heads.qk, rank, seed, told)))
+        (a, b, c), report = min(solutions, key=lambda one: one[1]["qk_error"])
         if self.start == "random":
             report["starts"] = [
                 {"seed": seed, "error": each["qk_error"], "ranks": each["head_ranks"]}
-                for seed, (_, each) in zip(seeds, found, strict=True)
+                for seed, (_, each) in zip(seeds, solutions, strict=True)
             ]
         vo = self.values(heads, vo_rank, report)
         module = self._module(rank, vo.ranks, sizes).double()
@@ -194,7 +194,7 @@ class Decomposition:
             seed: of a random start; None: the largest singular triplets over all heads.
             watch: called with the name of the part, the sweeps done, and the sweeps at most.
         """
-        found = cp_als(
+        cp = cp_als(
             tensor,
             rank,
             start="svd" if seed is None else "random",
@@ -204,10 +204,10 @@ class Decomposition:
             watch=lambda *done: watch("CP", *done),
         )
         if self.objective == "none":
-            return found
+            return cp
         return cp_epc(
             tensor,
-            found,
+            cp,
             objective=self.objective,
             sweeps=self.sweeps,
             tolerance=10 * self.tolerance,

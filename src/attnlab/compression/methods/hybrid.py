@@ -60,7 +60,7 @@ class Hybrid(Method):
         self._step_of: dict[str, str] = {}  # by the path of a unit; shared by copies
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
-        found: list[Unit] = []
+        collected: list[Unit] = []
         owner: dict[str, str] = {}
         for name, step in self._ready().items():
             with self._named(name):
@@ -71,15 +71,15 @@ class Hybrid(Method):
                     if owner.setdefault(path, name) != name:
                         raise ConfigError(f"compress.steps: {owner[path]} and {name} both change {path}")
                 self._step_of[unit.path] = name
-            found += units
-        return found
+            collected += units
+        return collected
 
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
-        found: list[Ladder] = []
+        collected: list[Ladder] = []
         for name, step in self._ready().items():
             with self._named(name):
-                found += step.ladders(model, layers)
-        return found
+                collected += step.ladders(model, layers)
+        return collected
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
         """That of the last step, which `rank=` belongs to; None for the others."""
@@ -99,10 +99,10 @@ class Hybrid(Method):
 
     def _ready(self) -> dict[str, Method]:
         """The steps with the calibration data and the ranks that were chosen for this method."""
-        found = {name: copy.copy(step) for name, step in self.steps.items()}
-        for step in found.values():
+        collected = {name: copy.copy(step) for name, step in self.steps.items()}
+        for step in collected.values():
             if step.calibration is not None:
                 step.grams = self.grams
             if self.chosen is not None:
                 step.chosen = self.chosen
-        return found
+        return collected

@@ -84,8 +84,8 @@ class IrrAtt(QueryKeyMethod):
 
     @property
     def settings(self) -> dict[str, Any]:
-        found = super().settings
-        return found if self.start == "random" else without_starts(found)
+        settings = super().settings
+        return settings if self.start == "random" else without_starts(settings)
 
     def outline(self, sizes: Sizes) -> FactoredAttention:
         rank, vo_rank = self.ranks(sizes)
@@ -125,16 +125,16 @@ class IrrAtt(QueryKeyMethod):
         if self.start == "global":
             return *self._refined(tensor, global_svd(tensor, rank), free, watch), []
         seeds = seeds_of(self.start, self.start_seed, self.restarts)
-        found = []
+        solutions = []
         for i, seed in enumerate(seeds):
-            mine = watch if seed is None else named(watch, i, len(seeds))
-            first = terms_from_cp(tensor, about.one(tensor, rank, seed, mine).factors)
-            found.append(self._refined(tensor, first, free, mine))
+            told = watch if seed is None else named(watch, i, len(seeds))
+            first = terms_from_cp(tensor, about.one(tensor, rank, seed, told).factors)
+            solutions.append(self._refined(tensor, first, free, told))
         starts = [
             {"seed": seed, "error": terms.error, "ranks": terms.ranks}
-            for seed, (terms, _) in zip(seeds, found, strict=True)
+            for seed, (terms, _) in zip(seeds, solutions, strict=True)
         ]
-        return *min(found, key=lambda one: one[0].error), starts
+        return *min(solutions, key=lambda one: one[0].error), starts
 
     def _refined(self, tensor: Slices, first: BlockTerms, free: bool, watch: Watch) -> tuple[BlockTerms, list[float]]:
         """Algorithm 3 from given terms; with the identity as fusion the best terms of these ranks."""

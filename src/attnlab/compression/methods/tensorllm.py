@@ -125,11 +125,11 @@ class TensorLLM(Method):
     def _layers(self, model: nn.Module, layers: Sequence[Layer]) -> list[Layer]:
         """The layers that are compressed. ConfigError: none, or one without attention."""
         chosen = chosen_layers(layers, self.layers)
-        found = [layer for layer in chosen if layer.attention is not None]
-        if not found or (self.layers is not None and len(found) < len(chosen)):
-            where = f"{type(model).__name__}" if not found else next(x.path for x in chosen if x.attention is None)
+        attending = [layer for layer in chosen if layer.attention is not None]
+        if not attending or (self.layers is not None and len(attending) < len(chosen)):
+            where = f"{type(model).__name__}" if not attending else next(x.path for x in chosen if x.attention is None)
             raise ConfigError(f"{where} has no attention with projections that are known: nothing to compress")
-        return found
+        return attending
 
     def _unit(self, model: nn.Module, layer: Layer) -> Unit:
         assert layer.attention is not None
@@ -208,13 +208,13 @@ class TensorLLM(Method):
             lost = 1 - rows[:, None] * columns
         else:
             lost = truncation_errors(read_blocks(model, sizes), [stack.rank for stack in sizes.stacks]).cpu()
-        found = []
+        steps = []
         for r1 in grid(sizes.dim, STEPS):
             for r2 in grid(sizes.width, STEPS):
                 at = replace(sizes, ranks=(r1, r2))
                 count = min(at.parameters(), at.parameters(absorbed=True)) if self.absorb else at.parameters()
-                found.append(Step(count, float(lost[r1, r2]), [r1, r2]))
-        return Ladder(str(layer.attention), sizes.original, found)
+                steps.append(Step(count, float(lost[r1, r2]), [r1, r2]))
+        return Ladder(str(layer.attention), sizes.original, steps)
 
     # --- decomposing --------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class TensorLLM(Method):
         change = self._change(layer, sizes)
         places = sizes.places
         blocks = read_blocks(model, sizes)
-        found = tucker(
+        decomposition = tucker(
             blocks,
             sizes.ranks,
             [stack.rank for stack in sizes.stacks],
@@ -252,31 +252,31 @@ class TensorLLM(Method):
         )
         (owner,) = change.modules.values()
         assert isinstance(owner, HeadFactors)
-        report = {"error": found.error, "errors": named(sizes, found.errors)}
+        report = {"error": decomposition.error, "errors": named(sizes, decomposition.errors)}
         if self.calibration is not None:
-            found = self._calibrated(sizes, blocks, found, watch)
-            report["error"], errors = weight_errors(blocks, found)
+            decomposition = self._calibrated(sizes, blocks, decomposition, watch)
+            report["error"], errors = weight_errors(blocks, decomposition)
             report["errors"] = named(sizes, errors)
-            outputs = named(sizes, output_errors(blocks, found, *self._metrics(sizes, 0.0)))
+            outputs = named(sizes, output_errors(blocks, decomposition, *self._metrics(sizes, 0.0)))
             report["output_error"] = (sum(error**2 for error in outputs.values()) / len(outputs)) ** 0.5
             report["output_errors"] = outputs
-        fill(owner, found)
+        fill(owner, decomposition)
         for name, place in places.items():
             if (bias := place.read_bias(model)) is not None:
                 proxy = change.projections[layer.path, name]
                 assert isinstance(proxy, HeadProjection)
                 proxy.double().load_state_dict({"bias": bias.double()})
-        report |= {"forms": dict(sorted(owner.forms.items())), "history": found.history}
+        report |= {"forms": dict(sorted(owner.forms.items())), "history": decomposition.history}
         return Change(change.modules, change.projections, self._counted(sizes, owner) | report)
 
-    def _calibrated(self, sizes: Sizes, blocks: list[Tensor], found: Tucker, watch: Watch) -> Tucker:
+    def _calibrated(self, sizes: Sizes, blocks: list[Tensor], decomposition: Tucker, watch: Watch) -> Tucker:
         """The decomposition that keeps outputs, if that is asked for."""
         if self.grams is None:
             raise ConfigError("compress.calibration: there is no calibration data; leave it and compress.weighted out")
         if not self.weighted:
-            return found
+            return decomposition
         metrics = self._metrics(sizes, self.damping)
-        return weighted_tucker(blocks, found, *metrics, watch=lambda *done: watch("weighted", *done))
+        return weighted_tucker(blocks, decomposition, *metrics, watch=lambda *done: watch("weighted", *done))
 
     def _metrics(self, sizes: Sizes, damping: float) -> tuple[Tensor | None, list[list[Tensor | None]]]:
         """Gram matrices of inputs along the first mode, and of those along the heads by matrix."""
@@ -304,20 +304,20 @@ class TensorLLM(Method):
 
 
 @torch.no_grad()
-def fill(owner: HeadFactors, found: Tucker) -> None:
+def fill(owner: HeadFactors, decomposition: Tucker) -> None:
     """Write a decomposition into the module of its factors, in float64.
 
     Args:
         owner: the module of the factors; it is changed.
     """
-    state: dict[str, Tensor] = {"u2": found.u2}
+    state: dict[str, Tensor] = {"u2": decomposition.u2}
     columns = []
-    for i, (u3, core) in enumerate(zip(found.u3, found.cores, strict=True)):
+    for i, (u3, core) in enumerate(zip(decomposition.u3, decomposition.cores, strict=True)):
         if u3 is not None:
             state[f"u3.{i}"] = u3
         if owner.absorbed:
-            columns.append((found.u1 @ core).permute(2, 0, 1, 3).flatten(1))  # (d, R3 h R2)
+            columns.append((decomposition.u1 @ core).permute(2, 0, 1, 3).flatten(1))  # (d, R3 h R2)
         else:
             state[f"cores.{i}"] = core
-    state["u1"] = torch.cat(columns, 1) if owner.absorbed else found.u1
+    state["u1"] = torch.cat(columns, 1) if owner.absorbed else decomposition.u1
     owner.double().load_state_dict(state)
