@@ -2,7 +2,6 @@
 
 import io
 import logging
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,12 +100,6 @@ def test_the_bar_stays_on_one_line(width: int, parts: int) -> None:
     for text in ("epoch 10 of 14", "1000/2000", "loss: 5.500", "val_loss: 6.751"):
         assert text in line
     assert ("it/s" in line) == ("val_accuracy: 0.250" in line) == (parts == 2)
-
-
-def test_the_bar_shows_no_loss_before_there_is_one() -> None:
-    bar, trainer = Bar(), SimpleNamespace(progress_bar_metrics={"val_loss": 1.0}, loggers=[])
-    for loss, names in ((math.nan, {"val_loss"}), (2.0, {"loss", "val_loss"})):
-        assert set(bar.get_metrics(trainer, SimpleNamespace(mean_loss=loss))) == names  # type: ignore[arg-type]
 
 
 def test_each_pass_over_the_test_set_has_a_name() -> None:

@@ -55,14 +55,6 @@ def test_the_precision_that_auto_stands_for(
     assert compose(*options).hardware.precision == expected
 
 
-def test_a_recipe_has_the_precision_itself(cuda: list[tuple[int, int]]) -> None:
-    on_the_cpu = recipe(compose("hardware=cpu"))
-    assert recipe(compose()) == on_the_cpu
-    cuda.append(NEW)
-    assert recipe(compose()) == recipe(compose("hardware=cpu", "hardware.precision=bf16-mixed")) != on_the_cpu
-    assert recipe(compose("hardware=cpu", "hardware.tf32=false", "hardware.loss_chunk=7")) == on_the_cpu
-
-
 def test_products_in_tf32_count_where_they_are(cuda: list[tuple[int, int]]) -> None:
     """Exact products are another recipe on a device that has TF32; elsewhere, and by default, nothing changes."""
     exact = "hardware.tf32=false"

@@ -137,17 +137,6 @@ def test_sharded_training_is_distributed_training(root: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_two_processes_score_a_language_model_as_one(tmp_path: Path) -> None:
-    root, alone, two = write_texts(tmp_path), tmp_path / "alone", tmp_path / "two"
-    words = ["task=wikitext2", "attention=mtla", f"data_root='{root}'", f"cache_dir='{root}/cache'", *TINY_TEXT]
-    arguments = [sys.executable, "-m", "attnlab", *words, "hardware.accelerator=cpu"]
-    done = subprocess.run([*arguments, f"hydra.run.dir='{alone}'"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "sliding_perplexity" in record(alone)["quality"]
-    assert_scored_alike(alone, [*arguments, "hardware=ddp", f"hydra.run.dir='{two}'"], two)
-
-
-@pytest.mark.slow
 def test_a_sharded_language_model_continues(tmp_path: Path) -> None:
     root, directory = write_texts(tmp_path), tmp_path / "run"
     words = ["task=wikitext2", "attention=mtla", f"data_root='{root}'", f"cache_dir='{root}/cache'", *TINY_TEXT]
@@ -162,30 +151,6 @@ def test_a_sharded_language_model_continues(tmp_path: Path) -> None:
     assert found["parent"] == {"path": str(directory), "run": record(directory)["identity"]["run"]}
     assert found["quality"]["perplexity"] < 12  # of nine words
     assert found["quality"]["signature"].endswith(", on rank zero alone")
-
-
-@pytest.mark.slow
-def test_a_stopped_run_is_recorded_as_such_and_continues(root: Path, tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    arguments = command(root, directory, "task.train.max_epochs=2000")
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    last = directory / "checkpoints" / "last.ckpt"
-    deadline = time.monotonic() + 120
-    while not last.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, errors[-3000:]
-    assert record(directory)["status"] == "interrupted"
-    assert "Traceback" not in errors
-
-    arguments = [sys.executable, "-m", "attnlab", f"resume='{directory}'", "task.train.max_minutes=0.03"]
-    arguments.append(f"hydra.run.dir='{tmp_path / 'shorter'}'")
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = record(tmp_path / "shorter")
-    assert found["status"] == "finished" and found["parent"]["path"] == str(directory)
-    assert found["training"]["epochs"] >= 1
 
 
 @pytest.mark.slow
