@@ -16,6 +16,7 @@ from attnlab.conversion.mixing import Rotary
 from attnlab.conversion.statistics import collect
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder
+from attnlab.run.cache import TENSORS
 from tests.attention.mechanisms import error
 from tests.conversion.models import exact, tokens
 
@@ -119,13 +120,13 @@ def test_an_interrupted_survey_continues(tmp_path: Path, monkeypatch: pytest.Mon
         calls.clear()
         with pytest.raises(KeyboardInterrupt):
             converted(ToMLA(keep=0.4), tmp_path)
-    (tmp_path / "survey-000.safetensors").write_bytes(b"damaged")
+    (next(tmp_path.glob("survey-000-*")) / TENSORS).write_bytes(b"damaged")
     calls.clear()
     last.clear()
     again = converted(ToMLA(keep=0.4), tmp_path)
     assert len(calls) == 2  # the damaged survey, and the layer that was not finished
     assert sizes(again) == sizes(whole) and error(again(TEXTS), whole(TEXTS)) < 1e-12
-    for file in tmp_path.iterdir():
+    for file in tmp_path.rglob(TENSORS):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     calls.clear()
     assert torch.equal(converted(ToMLA(keep=0.4), tmp_path)(TEXTS), again(TEXTS)) and len(calls) == 4

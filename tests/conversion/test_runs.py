@@ -211,7 +211,7 @@ def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatc
     OmegaConf.save(cfg, tmp_path / "parts" / "config.yaml")
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         train.run(cfg, record, tmp_path / "parts")
-    assert len(list((Path(cfg.cache_dir) / STORED).glob("*/layer-*.safetensors"))) == 2
+    assert len(list((Path(cfg.cache_dir) / STORED).glob("*/layer-*"))) == 2
     points = record["conversion"]["points"]
     monkeypatch.undo()
     monkeypatch.setattr(markov, "LINES", {"train": 200, "validation": 20, "test": 20})

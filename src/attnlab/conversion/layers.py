@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention
@@ -25,10 +22,9 @@ from attnlab.conversion.budget import LayerPlan, Survey
 from attnlab.conversion.settings import Healing
 from attnlab.conversion.statistics import Statistics, add_products, collect, symmetric
 from attnlab.conversion.texts import Texts
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
-from attnlab.run.cache import digest
-from attnlab.run.files import write_bytes
+from attnlab.run.cache import Damaged, digest, opened, read_tensors, stored, write_tensors
 from attnlab.run.progress import progress
 from attnlab.run.record import first_process
 
@@ -104,25 +100,27 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
     """
     for attention in decoder.attentions:
         target.planned_for(attention)
-    key = _key(decoder, target, tokens) if folder is not None else ""
+    key = _key(decoder, target, tokens)[:16] if folder is not None else ""
     plans = _plans(decoder, target, tokens, folder, key)
     layers, last = [], len(decoder.blocks) - 1
     with Texts(decoder, tokens, folder, BATCH, PIECE) as texts, progress("converting layers", last + 1) as advance:
         for number, block in enumerate(decoder.blocks):
             attention = block.attention
             assert isinstance(attention, MHA)
-            path = None if folder is None else folder / f"layer-{number:03}.safetensors"
-            layer = _read_layer(path, key)
+            path = None if folder is None else folder / f"layer-{number:03}-{key}"
+            layer = _read(path, _layer_of)
             new = layer is None
             if layer is None:
                 layer = _layer(block, attention, target, texts, plans[number], number)
+            else:
+                log.info("layer %d was converted before", number)
             block.attention = layer.attention.to(attention.out.weight).train(attention.training)
             measured = OutputError(texts, attention)
             if number < last or new:  # of the last layer, only what is measured
                 texts.enter(block, texts.first(MEASURED) if number == last else None, measured if new else None)
             if new:
                 layer = replace(layer, about=layer.about | {"output_error": measured.share})
-                _write(path, key, layer.attention.state_dict(), {"node": layer.node, "about": layer.about})
+                _write(path, layer.attention.state_dict(), {"node": layer.node, "about": layer.about})
             layers.append(layer)
             advance(1)
     return layers
@@ -141,14 +139,14 @@ def _plans(
         progress("surveying layers", last + 1) as advance,
     ):
         for number, (block, attention) in enumerate(zip(decoder.blocks, attentions, strict=True)):
-            path = None if folder is None else folder / f"survey-{number:03}.safetensors"
-            survey = _read(path, key, lambda tensors, _: Survey.of(tensors))
+            path = None if folder is None else folder / f"survey-{number:03}-{key}"
+            survey = _read(path, lambda tensors, _: Survey.of(tensors))
             if survey is None:
                 statistics = _collected(attention, block, texts, number)
                 energy = sum(float(texts.hidden[i].double().square().sum()) for i in texts.some())
                 weight = 1 / max(energy / statistics.tokens, TINY)
                 survey = replace(target.survey(attention, statistics), weight=weight)
-                _write(path, key, survey.tensors())
+                _write(path, survey.tensors())
             surveys.append(survey)
             if number < last:
                 texts.enter(block)
@@ -301,30 +299,20 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
     return digest([2, content.hexdigest(), type(target).__name__, _settings(target)])
 
 
-def _write(path: Path | None, key: str, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> None:
+def _write(path: Path | None, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> None:
     if path is not None:
-        state = {name: value.contiguous() for name, value in tensors.items()}
-        write_bytes(path, save(state, {"key": key, "about": json.dumps(about)}))
+        stored(path, read_tensors, lambda folder: write_tensors(folder, tensors, about))
 
 
-def _read(path: Path | None, key: str, make: Callable[[dict[str, Tensor], Any], T]) -> T | None:
-    """What an interrupted conversion has finished; None: nothing, or with other settings."""
-    if path is None or not path.is_file():
-        return None
+def _read(path: Path | None, make: Callable[[dict[str, Tensor], Any], T]) -> T | None:
+    """What an interrupted conversion has finished; None: nothing, or it is damaged."""
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-        return make(load_file(path), json.loads(metadata["about"])) if metadata.get("key") == key else None
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, ConfigError) as error:
-        log.warning("%s: damaged (%s); it is computed again", path, " ".join(str(error).split())[:120])
+        return None if path is None else opened(path, lambda folder: make(*read_tensors(folder)))
+    except Damaged:
         return None
 
 
-def _read_layer(path: Path | None, key: str) -> Layer | None:
-    def make(state: dict[str, Tensor], stored: Any) -> Layer:
-        attention: Attention = instantiate(OmegaConf.create(stored["node"]), path="attention")
-        attention.to(state["out.weight"].dtype).load_state_dict(state)
-        log.info("%s: the layer was converted before", path)
-        return Layer(stored["node"], attention, stored["about"])
-
-    return _read(path, key, make)
+def _layer_of(state: dict[str, Tensor], about: Any) -> Layer:
+    attention: Attention = instantiate(OmegaConf.create(about["node"]), path="attention")
+    attention.to(state["out.weight"].dtype).load_state_dict(state)
+    return Layer(about["node"], attention, about["about"])
