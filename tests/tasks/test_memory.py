@@ -214,12 +214,12 @@ def test_the_searched_batch_is_used_and_stored(tmp_path: Path, caplog: pytest.Lo
     caplog.clear()
     assert with_largest_batch(task_of(compose(*words, "seed=2"), Trains), {}).task.data.batch_size == size
     assert len(caplog.messages) == 1 and "found before" in caplog.messages[0]
-    (path,) = (tmp_path / "batches").glob("*.json")
+    (path,) = (tmp_path / "batches").glob("*/index.json")
     path.write_text("{")
     assert with_largest_batch(task_of(configured, Trains), {}).task.data.batch_size == size
     for other in ("task.model.num_layers=2", "hardware.gradient_checkpointing=true"):
         with_largest_batch(task_of(compose(*words, other), Trains), {})
-    assert len([*(tmp_path / "batches").glob("*.json")]) == 3
+    assert len([*(tmp_path / "batches").glob("*/index.json")]) == 3
 
 
 def test_a_search_without_memory_or_room_is_refused(tmp_path: Path) -> None:

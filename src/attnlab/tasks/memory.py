@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
 import weakref
 from collections.abc import Callable, Iterable
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from filelock import FileLock
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,9 +24,8 @@ from torch.utils._pytree import tree_leaves
 from attnlab.config.batch import configured_processes
 from attnlab.errors import ConfigError
 from attnlab.models.build import without_memory
-from attnlab.run.cache import digest
+from attnlab.run.cache import digest, read_index, stored, write_index
 from attnlab.run.device import device_of, scoring_dtype
-from attnlab.run.files import write_text
 from attnlab.run.identity import recipe
 from attnlab.run.record import first_process
 from attnlab.training.gradient_checkpointing import checkpoint_layers
@@ -336,15 +333,15 @@ def with_largest_batch(task: Trains, record: dict[str, Any]) -> DictConfig:
         about = torch.cuda.get_device_properties(device)
         name = f"{about.name}, {about.total_memory >> 20} MiB"
     depends = [SEARCH_VERSION, name, _processes(cfg), recipe(cfg), OmegaConf.to_container(cfg.hardware)]
-    path = Path(cfg.cache_dir).expanduser() / "batches" / f"{digest(depends)[:24]}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
-        try:
-            size = int(json.loads(path.read_text(encoding="utf-8"))["batch"])
-            where = f"found before, {path}"
-        except (OSError, ValueError, LookupError, TypeError):  # none is stored, or a damaged one
-            size, where = _search(task, device), "searched now"
-            write_text(path, json.dumps({"device": name, "batch": size}) + "\n")
+    folder = Path(cfg.cache_dir).expanduser() / "batches" / digest(depends)[:24]
+    searched: list[int] = []
+
+    def search(partial: Path) -> None:
+        searched.append(_search(task, device))
+        write_index(partial, {"device": name, "batch": searched[0]})
+
+    size = int(stored(folder, read_index, search)["batch"])
+    where = "searched now" if searched else f"found before, {folder}"
     if first_process():
         log.info("%s=%d: the largest batch that fits (%s)", key, size, where)
     record["found_batch"] = {"key": key, "size": size}
