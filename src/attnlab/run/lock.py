@@ -24,9 +24,9 @@ NAME = ".lock"
 ENDING = 60.0  # seconds that a run may take to end once its record says that it does not go on
 
 
-def held(directory: Path, name: str = NAME) -> str | None:
+def held(directory: Path) -> str | None:
     """The live process that uses a run directory, for people; None: there is none."""
-    with contextlib.suppress(OSError), (directory / name).open(encoding="utf-8", errors="replace") as file:
+    with contextlib.suppress(OSError), (directory / NAME).open(encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -40,7 +40,7 @@ def alive(record: Mapping[str, Any], directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, wait: float = ENDING, name: str = NAME) -> Iterator[Path]:
+def locked(directory: Path, wait: float = ENDING) -> Iterator[Path]:
     """Hold the lock of an existing directory inside the block.
 
     Args:
@@ -53,7 +53,7 @@ def locked(directory: Path, wait: float = ENDING, name: str = NAME) -> Iterator[
         LockedError: another process uses the directory.
         WriteError: the lock file cannot be written.
     """
-    path, began = directory / name, time.monotonic()
+    path, began = directory / NAME, time.monotonic()
     lock = FileLock(path)
     with writing(path):
         while True:
@@ -62,7 +62,7 @@ def locked(directory: Path, wait: float = ENDING, name: str = NAME) -> Iterator[
                 break
             except Timeout:
                 if time.monotonic() - began > wait or not _ending(directory):
-                    raise _refusal(directory, held(directory, name)) from None
+                    raise _refusal(directory, held(directory)) from None
     try:
         with writing(path):
             since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
