@@ -361,7 +361,7 @@ def test_what_is_unchanged_is_not_read_again(tmp_path: Path, monkeypatch: pytest
     def read(*_: Any) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr(fingerprint.hashlib, "file_digest", read)
+    monkeypatch.setattr("hashlib.file_digest", read)
     again = fingerprint.weights(str(weights), tmp_path / "cache"), fingerprint.corpus(tmp_path / "corpus", tmp_path)
     assert again == first
 
