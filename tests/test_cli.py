@@ -8,13 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 import attnlab
 from attnlab import cli as entry
-from attnlab.config.build import CONF
-from attnlab.config.compose import Composer
 from attnlab.errors import ConfigError
 from attnlab.run import record as records
 
@@ -146,18 +143,8 @@ def test_processes_of_one_run_agree_on_its_directory(monkeypatch: pytest.MonkeyP
 def test_completion_in_bash(tmp_path: Path) -> None:
     line = "attnlab attention=mt"
     done = shell("-sc", "query=bash", cwd=tmp_path, COMP_LINE=line, COMP_POINT=str(len(line)))
-    assert done.stdout.split() == ["attention=mtla"]
+    assert {"attention=mtla"} <= set(done.stdout.split())
     assert "complete" in shell("-sc", "install=bash", cwd=tmp_path).stdout
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["a b, c", "it's", "back\\slash", "end\\", "q\\'x", "${x}", "{a", "[1,2]", "=x", "3", "a\n", "日本"],
-)
-def test_a_text_needs_no_quotes(text: str) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert Composer().parse(entry.quoted(f"input={text}")).value() == text
-    assert entry.quoted("input='a, b'") == "input='a, b'" and entry.quoted("seed=1") == "seed=1"
 
 
 def test_importing_the_package_is_light() -> None:

@@ -13,12 +13,10 @@ import torch
 
 from attnlab.attention import MLA
 from attnlab.bench.variants import lineup
-from attnlab.cli import quoted
 from attnlab.config.build import instantiate
 from attnlab.config.check import check
 from attnlab.models.build import build_attention, without_memory
 from attnlab.run.loading import load
-from attnlab.tasks import complete
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "gpu" / "run.sh"
 TEXT = SCRIPT.read_text(encoding="utf-8")
@@ -58,7 +56,7 @@ def test_a_command_composes(name: str, dry: Commands) -> None:
     """As it runs on a GPU: no seconds of one are spent on a wrong key."""
     words = dry[name][1]
     assert words[1:3] == ["-m", "src.run"] and words[-1].endswith(f"/{name}/run")
-    (cfg,) = check([quoted(word) for word in words[3:-1]], load, complete).jobs
+    (cfg,) = check([quoted(word) for word in words[3:-1]], load).jobs
     if cfg.mode == "bench":
         with without_memory():
             found = [build_attention(variant.cfg, 0) for variant in lineup(cfg, instantiate(cfg.bench))]

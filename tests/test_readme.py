@@ -16,12 +16,10 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-from attnlab.cli import quoted
 from attnlab.config.check import check, compose
 from attnlab.config.schema import signature
 from attnlab.report import command as report
 from attnlab.run.loading import load
-from attnlab.tasks import complete
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -92,7 +90,7 @@ def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.Mo
             Path("experiments").symlink_to(ROOT / "experiments")
         elif key == "model" and value.endswith(".pth"):
             torch.save({}, value)
-    plan = check([quoted(word) for word in words], load, complete)
+    plan = check([quoted(word) for word in words], load)
     assert len(plan.jobs) == (9 if "seed=1,2,3" in words else 1)
 
 

@@ -6,50 +6,44 @@ a configuration file is wrong, 128 plus the signal's number (130, 143) interrupt
 
 import atexit
 import contextlib
+import copy
 import io
-import logging.config
 import math
 import os
 import platform
-import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import hydra
-import yaml
+from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
+from hydra.core.utils import configure_log
+from hydra.version import setbase
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
 from attnlab import __version__
-from attnlab.config import stack
 from attnlab.config.build import CONF
-from attnlab.config.check import Plan, check
+from attnlab.config.check import Command, check
+from attnlab.config.command_line import parse_flags
 from attnlab.config.compose import one_line
 from attnlab.config.listing import help_text, listing
 from attnlab.config.present import check_present
-from attnlab.config.spelling import spelled
-from attnlab.config.sweeps import SWEEPER
 from attnlab.errors import AttnlabError, ConfigError, DataError, TrainingError, printable
 from attnlab.run import job, sweep
 from attnlab.run.loading import load
 from attnlab.run.processes import end_with_parent
 from attnlab.run.record import first_process
-from attnlab.tasks import complete
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
 HELP = {"--help", "-h"}
 VERSIONS = ("torch", "lightning", "transformers", "timm", "hydra-core")  # that decide what a run does, beside attnlab
-INFORMATION = {"--hydra-help", "--shell-completion", "-sc"}  # Hydra answers without a configuration
-INFO = {"--info", "-i"}  # Hydra shows how the configuration is composed
-TEXTS = ("prompt", "input", "output")  # keys whose values are quoted, so that a person need not
 
 
 def main() -> int:
@@ -83,62 +77,17 @@ def command() -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without some letter must not end a run
-    full = os.environ.get("HYDRA_FULL_ERROR")
-    plan: Plan | None = None
+    traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     try:
-        if sys.argv[1:2] == ["report"]:
-            from attnlab.report import command
-
-            return command.main(sys.argv[2:])
-        sys.argv[1:] = sorted(sys.argv[1:], key=lambda text: "=" in text and text[0] != "-")  # -m may stand anywhere
-        if sys.argv[1:2] == ["runs"]:
-            from attnlab.report import runs
-
-            return runs.main(sys.argv[2:])
-        if said := information(sys.argv[1:]):
-            print(printable(said, keep="\n"), flush=True)
-            return 0
-        os.environ[STAMP] = stamp(sys.argv[1:])
-        flags = {text.partition("=")[0] for text in sys.argv[1:]}
-        if not INFORMATION & flags:
-            several = {"-m", "--multirun"} & set(sys.argv[1:])
-            given = [text if several else quoted(text) for text in spelled(stack.plain(sys.argv[1:]))]
-            plan = check(given, load, complete)
-            sys.argv[1:] = plan.arguments
-            if INFO & flags:
-                plan = None  # nothing runs
-            elif plan.multirun and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # a launcher may have jobs to end
-            for cfg in plan.jobs if plan and plan.here else []:
-                check_present(cfg)
-            created = bool(plan and plan.directory and not plan.directory.exists())
-            if plan and not plan.keeps:
-                log_to_the_console()
-                return job.run(plan.jobs[0], job.command_line(given), None)
-
-        launching = os.getpid()
-
-        def task(cfg: DictConfig) -> float:
-            if os.getpid() != launching and os.getppid() == launching:  # a launcher's worker, which outlives its pool
-                end_with_parent()
-            os.environ["HYDRA_FULL_ERROR"] = full or "0"
-            assert plan is not None
-            sys.argv[1:] = given  # what the other processes of this run are started with
-            return run(plan, given, created)
-
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
-        alone = sweep.begun(plan.sweep_directory) if plan and plan.multirun else contextlib.nullcontext()
-        with alone:
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
-        code = 0
+        return run(sys.argv[1:])
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # of `attnlab list ... | head`: the reader has what it wanted
         return 128 + signal.SIGPIPE
-    except SystemExit as end:  # a single run ends like this, and a multirun that is interrupted
-        code = end.code if isinstance(end.code, int) else 1
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
     except Exception as error:
-        if full == "1":
+        if traceback_wanted:
             traceback.print_exc()
         if isinstance(error, InterpolationResolutionError):
             error = ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}")
@@ -147,14 +96,127 @@ def command() -> int:
         known = isinstance(error, AttnlabError)
         print(f"error: {'' if known else f'{type(error).__name__}: '}{one_line(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, AttnlabError) else 1
-    return end_of_multirun(plan, code) if plan and plan.multirun else code
 
 
-def end_of_multirun(plan: Plan, code: int) -> int:
+def run(words: Sequence[str]) -> int:
+    """Run a command line, as in sys.argv[1:]; the exit code."""
+    if words[:1] == ["report"]:
+        from attnlab.report import command
+
+        return command.main(words[1:])
+    if words[:1] == ["runs"]:
+        from attnlab.report import runs
+
+        return runs.main(words[1:])
+    if text := information(words):
+        print(printable(text, keep="\n"), flush=True)
+        return 0
+    os.environ[STAMP] = stamp(words)
+    flags = parse_flags(words)
+    if flags.hydra_help or flags.shell_completion:
+        call_hydra(flags, lambda cfg: None)
+        return 0
+    checked = check(words, load)
+    if flags.cfg:
+        print(shown(checked), end="")
+    elif flags.info:
+        call_hydra(flags, lambda cfg: None, checked.for_hydra)
+    else:
+        for cfg in checked.jobs if checked.here else []:
+            check_present(cfg)
+        return run_jobs(checked) if checked.line.multirun else run_job(checked)
+    return 0
+
+
+def call_hydra(flags: Namespace, task: Callable[[DictConfig], Any], settings: Sequence[str] | None = None) -> None:
+    """What Hydra itself does with a command line: a multirun, or information.
+
+    Args:
+        flags: of the command line.
+        task: called for each job.
+        settings: None: those of the command line.
+    """
+    flags = copy.copy(flags)
+    flags.overrides = list(flags.overrides if settings is None else settings)
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
+    try:
+        setbase("1.3")
+        _run_hydra(flags, get_args_parser(), task, str(CONF), "config")
+    finally:
+        os.environ["HYDRA_FULL_ERROR"] = before or "0"
+
+
+def shown(checked: Command) -> str:
+    """What --cfg prints: the composed configuration of the first job, Hydra's own node, or both, as YAML."""
+    flags, cfg = checked.line.flags, copy.deepcopy(checked.hydra)
+    with open_dict(cfg):
+        if flags.cfg == "job":
+            del cfg["hydra"]
+        else:
+            del cfg.hydra["hydra_help"], cfg.hydra["help"]
+        if flags.cfg == "hydra":
+            cfg = OmegaConf.masked_copy(cfg, "hydra")
+    if flags.resolve:
+        OmegaConf.resolve(cfg)
+    node = OmegaConf.select(cfg, flags.package) if flags.package else cfg
+    return (f"# @package {flags.package}\n" if flags.package else "") + OmegaConf.to_yaml(node)
+
+
+def run_job(checked: Command) -> int:
+    """Run a single job in this process; the exit code."""
+    directory = checked.directory if checked.keeps else None
+    created = directory is not None and not directory.exists()
+    if directory:
+        directory = directory.absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+    set_up_logging(checked.hydra, directory)
+    words = [word for word in checked.line.words if not word.startswith("hydra.")]
+    with checked.line.composer.hydra():  # the search path, for what a measurement compares with
+        return job.run(checked.jobs[0], job.command_line(words), directory, created)
+
+
+def set_up_logging(composed: DictConfig, directory: Path | None) -> None:
+    """Set up logging as the configuration says; without a directory no file is written.
+
+    Args:
+        composed: with Hydra's node.
+        directory: the run's.
+    """
+    cfg = copy.deepcopy(composed)
+    OmegaConf.update(cfg, "hydra.runtime.output_dir", str(directory), force_add=True)
+    settings = OmegaConf.to_container(cfg.hydra.job_logging, resolve=True)
+    if directory is None and isinstance(settings, dict):
+        settings.get("handlers", {}).pop("file", None)
+        root = settings.get("root", {})
+        root["handlers"] = [name for name in root.get("handlers", []) if name != "file"]
+    configure_log(OmegaConf.create(settings), cfg.hydra.verbose)
+
+
+def run_jobs(checked: Command) -> int:
+    """Run the jobs of a multirun by Hydra's sweeper and launcher; the exit code."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a launcher may have jobs to end
+    launching, code = os.getpid(), 0
+
+    def task(cfg: DictConfig) -> float:
+        if os.getpid() != launching and os.getppid() == launching:  # a launcher's worker, which outlives its pool
+            end_with_parent()
+        return run_one(checked)
+
+    try:
+        with sweep.begun(checked.directory):
+            call_hydra(checked.line.flags, task, checked.for_hydra)
+    except SystemExit as end:  # it was interrupted
+        code = end.code if isinstance(end.code, int) else 1
+    return end_of_multirun(checked, code)
+
+
+def end_of_multirun(checked: Command, code: int) -> int:
     """Say how the jobs ended, compare them in a table, and write the table beside them.
 
     Args:
-        plan: the checked command line.
+        checked: the command line.
         code: the exit code so far.
 
     Returns:
@@ -162,9 +224,12 @@ def end_of_multirun(plan: Plan, code: int) -> int:
     """
     from attnlab.report import sweep as comparison
 
-    code = max(code, sweep.summarize(plan.sweep_directory, None if plan.searches else len(plan.jobs)))
+    jobs = [] if checked.line.searches else checked.jobs
+    code = max(code, sweep.summarize(checked.directory, len(jobs) or None))
     try:
-        for path in comparison.render(plan.sweep_directory, [] if plan.searches else plan.jobs, plan.swept):
+        for path in comparison.render(
+            checked.directory, jobs, [setting.key_or_group for setting in checked.line.swept]
+        ):
             print(printable(str(path)), file=sys.stderr)
     except AttnlabError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
@@ -174,9 +239,6 @@ def end_of_multirun(plan: Plan, code: int) -> int:
 
 def information(arguments: Sequence[str]) -> str:
     """What `attnlab --help`, `attnlab --version` and `attnlab list` print; empty for any other command.
-
-    Args:
-        arguments: as in sys.argv[1:].
 
     Raises:
         ConfigError: `list` of a group that does not exist.
@@ -196,64 +258,30 @@ def _versions() -> Iterator[str]:
             yield f"{name} {version(name)}"
 
 
-def run(plan: Plan, given: list[str], created: bool) -> float:
-    """Run one job, in this process or, in a multirun, in a new one. Hydra calls this.
-
-    Args:
-        plan: the checked command line.
-        given: the command line as it was given.
-        created: whether the directory of a single run did not exist before.
+def run_one(checked: Command) -> float:
+    """Run one job of a multirun in a new process. Hydra calls this.
 
     Returns:
         What a sweeper optimizes: the best value of the validation metric that the task monitors; NaN if there is none.
 
-
     Raises:
-        SystemExit: the end of a single run, with its exit code.
         TrainingError: a sweeper that searches gets no value.
     """
     context = HydraConfig.get()
-    directory = Path(context.runtime.output_dir)
-    if context.mode != RunMode.MULTIRUN:
-        arguments = [text for text in given if not text.startswith("hydra.")]
-        raise SystemExit(job.run(plan.jobs[0], job.command_line(arguments), directory, created))
-    added = [source.path for source in context.runtime.config_sources if source.provider == "command-line"]
-    name = [f"--config-name={context.job.config_name}"] * (context.job.config_name != "config")
-    arguments = [*(f"--config-dir={path}" for path in added), *name, *stack.plain(map(str, context.overrides.task))]
-    cfg = check(arguments, load, complete).jobs[0] if plan.searches else plan.jobs[context.job.num]
-    value = sweep.run_job(cfg, context.job.num, arguments, directory, plan.sweep_directory)
-    if math.isnan(value) and context.runtime.choices[SWEEPER] != "basic":
+    number, directory = context.job.num, Path(context.runtime.output_dir)
+    if checked.line.searches:
+        words = checked.line.of_job(list(context.overrides.task))
+        cfg = check(words, load).jobs[0]
+    else:
+        words, cfg = checked.line.of_job(checked.texts[number]), checked.jobs[number]
+    value = sweep.run_job(cfg, number, words, directory, checked.directory)
+    if math.isnan(value) and checked.line.searches:
         raise TrainingError(f"{directory}: the run has no value to optimize")
     return value
 
 
-def quoted(text: str) -> str:
-    """A setting whose value is a text or a path of a person, in the quotes that Hydra needs for commas and the like.
-
-    Args:
-        text: one word of the command line, `key=value` or a flag. Only `prompt=`, `input=` and `output=` are
-            changed.
-    """
-    key, equals, value = text.partition("=")
-    if not equals or key not in TEXTS or value in ("", "null") or value[0] in "'\"":
-        return text
-    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + "\\'" * bool(found[2]), value, count=0)
-    return f"{key}='{escaped}'"
-
-
-def log_to_the_console() -> None:
-    """Set up logging as Hydra does for a run, without the file in the run's directory."""
-    settings = yaml.safe_load((CONF / "hydra" / "job_logging" / "attnlab.yaml").read_text(encoding="utf-8"))
-    del settings["handlers"]["file"]
-    settings["root"]["handlers"].remove("file")
-    logging.config.dictConfig(settings)
-
-
-def stamp(arguments: list[str]) -> str:
+def stamp(arguments: Sequence[str]) -> str:
     """When this run began, the same in all processes of the run: each would write to another directory otherwise.
-
-    Args:
-        arguments: as in sys.argv[1:].
 
     Raises:
         ConfigError: torchrun or the like started several processes, and no `hydra.run.dir=` is given.

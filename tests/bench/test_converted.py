@@ -17,7 +17,6 @@ from attnlab.config.build import instantiate
 from attnlab.config.check import check
 from attnlab.errors import ConfigError
 from attnlab.run.loading import load
-from attnlab.tasks import complete
 
 CPU = torch.device("cpu")
 LLAMA = {"model_type": "llama", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -36,7 +35,7 @@ def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(folder: Path, *words: str, sizes: dict[str, Any] = LLAMA) -> DictConfig:
     (folder / "config.json").write_text(json.dumps(sizes))
-    return check(["experiment=convert/bench", f"model='{folder}'", *QUICK, *words], load, complete).jobs[0]
+    return check(["experiment=convert/bench", f"model='{folder}'", *QUICK, *words], load).jobs[0]
 
 
 def rows(cfg: DictConfig) -> tuple[dict[str, Any], list[dict[str, Any]]]:

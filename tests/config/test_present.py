@@ -19,7 +19,6 @@ from attnlab.data.images.layout import IMAGES
 from attnlab.errors import ConfigError
 from attnlab.metrics import text_metrics
 from attnlab.run.loading import load
-from attnlab.tasks import complete
 
 TASKS = [f"task={path.stem}" for path in sorted((CONF / "task").glob("*.yaml"))]
 OWN = [f"experiment=own/{path.stem}" for path in sorted((CONF / "experiment" / "own").glob("*.yaml"))]
@@ -41,7 +40,7 @@ def refused(folder: Path, *words: str) -> str:
 
 
 def present(*words: str) -> None:
-    for cfg in check(words, load, complete).jobs:
+    for cfg in check(words, load).jobs:
         check_present(cfg)
 
 

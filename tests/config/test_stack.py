@@ -58,18 +58,11 @@ def test_a_multirun_takes_a_stack_with_values_of_its_own(swept: str) -> None:
     assert [job.rank for job in plan.jobs] == [16, 8] * (len(plan.jobs) // 2)
 
 
-def test_hydra_gets_the_files_of_all_jobs_and_each_job_its_own() -> None:
-    given = ["-m", "task=wikitext2", "attention.pattern=[mtla,mha],[mha,gqa]"]
-    plan = check(given)
-    assert [list(job.attention.mechanisms) for job in plan.jobs] == [["mtla", "mha"], ["mha", "gqa"]]
-    files = [f"+attention@attention.mechanisms.{name}={name}" for name in ("mtla", "mha", "gqa")]
-    assert plan.arguments == [*given, "attention=hybrid", *files]
-    # As ddp starts a process: with what rank zero has added.
-    given = ["task=wikitext2", "attention=hybrid", "attention.pattern=[mha,gqa]"]
-    again = check([*given, *files])
-    assert list(again.jobs[0].attention.mechanisms) == ["mha", "gqa"]
-    assert again.arguments == [*given, *files[1:]]
-    assert check(["task=wikitext2", "attention=mha"]).arguments == ["task=wikitext2", "attention=mha"]
+def test_each_job_of_a_multirun_has_its_own_mechanisms() -> None:
+    checked = check(["-m", "task=wikitext2", "attention.pattern=[mtla,mha],[mha,gqa]"])
+    assert [list(job.attention.mechanisms) for job in checked.jobs] == [["mtla", "mha"], ["mha", "gqa"]]
+    assert checked.line.of_job(checked.texts[1]) == ["task=wikitext2", "attention.pattern=[mha,gqa]"]
+    assert "attention=hybrid" in checked.for_hydra
 
 
 def test_an_overlay_may_choose_a_pattern(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from attnlab.modes import describe
 from attnlab.pretrained import huggingface
 from attnlab.run.loading import load
 from attnlab.run.record import new
-from attnlab.tasks import complete
 from tests.conversion.models import FAMILIES, ours, theirs, tokens
 
 TEXT = 21  # positions of a cache, of two rows
@@ -67,7 +66,7 @@ def compared(name: str, words: str, folder: Path) -> str:
     shape = ("bench.batch=2", "bench.beam=1", "bench.prefix=0", f"bench.text={TEXT}", "task.data.window=16")
     given = ["task=wikitext2", "hardware=cpu", "mode=describe", f"model='{folder}'", *shape, *words.split()]
     given += ["task.score.prompt_tokens=8", "task.sampling.tokens=8", "task.score.sliding_stride=null"]
-    cfg = check(given, load, complete).jobs[0]
+    cfg = check(given, load).jobs[0]
     record, target = new(cfg, "test"), target_of(cfg)
     assert target is not None
     try:

@@ -23,7 +23,6 @@ from attnlab.config.build import CONF, leaves
 from attnlab.config.check import check
 from attnlab.errors import ConfigError
 from attnlab.run.loading import load
-from attnlab.tasks.language_modelling.pretrained import configured
 
 FOLDER = Path(__file__).parent
 CONFIGURATIONS, OUTPUTS, REFUSALS = FOLDER / "configurations.txt", FOLDER / "outputs.txt", FOLDER / "refusals.tsv"
@@ -50,7 +49,7 @@ def command_lines() -> list[str]:
 
 def configuration(line: str) -> dict[str, str]:
     """The resolved configuration of a command line, without the user's folders: JSON by dotted key."""
-    cfg = check(line.split(), complete=configured).jobs[0]
+    cfg = check(line.split()).jobs[0]
     values = {key: json.dumps(value) for key, value in leaves(OmegaConf.to_container(cfg, resolve=True))}
     return {key: value for key, value in values.items() if not key.endswith("cache_dir")}
 

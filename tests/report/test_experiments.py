@@ -19,7 +19,6 @@ from attnlab.report import everything
 from attnlab.report.match import composed
 from attnlab.report.spec import Row, Spec, read_spec
 from attnlab.run.store import SavedRecord
-from attnlab.tasks import complete
 from attnlab.tasks.base import Task, task_of
 from tests.conversion.shapes import SHAPES
 
@@ -61,7 +60,7 @@ def described(cfg: DictConfig) -> dict[str, Any]:
 )
 def test_overlay(name: str) -> None:
     """It composes, is checked, builds on meta, and its comment has its command."""
-    cfg = check([f"experiment={name}"], complete=complete).jobs[0]
+    cfg = check([f"experiment={name}"]).jobs[0]
     assert cfg.choices.experiment == name
     assert f"experiment={name} " in (CONF / "experiment" / f"{name}.yaml").read_text().replace("\n", " ")
     assert isinstance(instantiate(cfg.bench), Settings)
@@ -112,7 +111,7 @@ def test_row(path: Path, row: Row) -> None:
 def test_row_of_a_converted_model(path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cache is the share that the row says, by the model's published sizes alone."""
     monkeypatch.setattr(huggingface, "config_of", SHAPES.__getitem__)
-    cfg = check(read_spec(path).overrides(row), complete=complete).jobs[0]
+    cfg = check(read_spec(path).overrides(row)).jobs[0]
     found = described(cfg)["kv_cache"]["elements_per_token_per_layer"]
     sizes = SHAPES[cfg.model]
     width = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])

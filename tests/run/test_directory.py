@@ -11,7 +11,6 @@ from attnlab.config.check import check
 from attnlab.run import job
 from attnlab.run.directory import foreign, is_run
 from attnlab.run.loading import load
-from attnlab.tasks import complete
 from tests.conversion.test_runs import QUICK, SIZES, written
 from tests.conversion.test_runs import TINY as DECODER
 from tests.data.conftest import write_corpus
@@ -25,7 +24,7 @@ def ran(directory: Path, *settings: str) -> Path:
     """The directory of a run that has finished, with nothing in it that is not on the list."""
     directory.mkdir()
     (directory / "run.log").touch()  # Hydra's
-    cfg = check([f"cache_dir='{directory.parent / 'cache'}'", *settings], load, complete).jobs[0]
+    cfg = check([f"cache_dir='{directory.parent / 'cache'}'", *settings], load).jobs[0]
     assert job.run(cfg, "c", directory) == 0
     assert is_run(directory) and foreign(directory) == []
     return directory
@@ -43,7 +42,7 @@ def test_a_compression_of_images(tmp_path: Path) -> None:
     more = ["compress=truncatt", "rank=4", "logger=tensorboard", "trainer.profiler=simple", "task.train.max_epochs=1"]
     run = ran(tmp_path / "run", *IMAGES, *more)
     ran(tmp_path / "export", "mode=export", f"checkpoint='{run}'", "hardware=cpu")
-    again = check([f"resume='{run}'", "task.train.max_epochs=2"], load, complete).jobs[0]
+    again = check([f"resume='{run}'", "task.train.max_epochs=2"], load).jobs[0]
     assert job.run(again, "c", run) == 0 and foreign(run) == []
     tops = {"compressed", "pretraining", "tensorboard", "curves-3", "fit-profile.txt", "classes.json"}
     assert tops <= set(os.listdir(run))

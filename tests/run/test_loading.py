@@ -9,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.attention import MTLA
-from attnlab.config.check import Plan, check, compose
+from attnlab.config.check import Command, check, compose
 from attnlab.errors import ConfigError
 from attnlab.run.identity import recipe
 from attnlab.run.loading import configuration, load
@@ -31,15 +31,15 @@ def run(started: DictConfig, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def plan(*overrides: str) -> Plan:
-    return check(sorted(overrides, key=lambda text: text[:2] != "--"), load)
+def plan(*overrides: str) -> Command:
+    return check(overrides, load)
 
 
 def use(run: Path, *overrides: str) -> DictConfig:
     return plan("mode=test", f"checkpoint='{run}'", *overrides).jobs[0]
 
 
-def resume(run: Path, *overrides: str) -> Plan:
+def resume(run: Path, *overrides: str) -> Command:
     return plan(f"resume='{run}'", *overrides)
 
 
@@ -111,7 +111,7 @@ def test_anything_else_is_refused_by_its_key(run: Path, override: str, message: 
 def test_an_unchanged_run_continues_where_it_is(run: Path) -> None:
     unchanged = resume(run, "hardware.devices=1")
     assert unchanged.jobs[0].mode == "train" and unchanged.jobs[0].hardware.accelerator == "gpu"
-    assert f"hydra.run.dir='{run}'" in unchanged.arguments
+    assert unchanged.directory == run
     for words, message in {
         "hardware.precision=32-true": "hardware.precision=32-true: resume=",
         "-m": "leave -m out",
@@ -127,7 +127,7 @@ def test_a_higher_limit_is_a_new_run(run: Path) -> None:
         resume(run)
     longer = resume(run, "task.train.max_steps=40")
     assert longer.jobs[0].task.train.max_steps == 40
-    assert "hydra.run.dir='outputs/wikitext2/mtla/test'" in longer.arguments
+    assert longer.directory == Path("outputs/wikitext2/mtla/test")
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -153,10 +153,12 @@ def test_a_multirun_over_runs_of_several_mechanisms(run: Path, started: DictConf
     with_another = OmegaConf.merge(started, {"choices": {"attention": "mha"}})
     OmegaConf.save(with_another, other / "config.yaml")
     several = plan("-m", "mode=test", f"checkpoint='{run}','{other}'")
-    assert [job.choices.attention for job in several.jobs] == ["mtla", "mha"] and several.swept == ("checkpoint",)
-    assert "task=wikitext2" in several.arguments  # each job is checked again with these arguments
-    assert not any(text.startswith("attention=") for text in several.arguments)
-    assert "hydra.sweep.subdir=${hydra.job.num}_${hydra.runtime.choices.task}" in several.arguments
+    assert [job.choices.attention for job in several.jobs] == ["mtla", "mha"] and [
+        setting.key_or_group for setting in several.line.swept
+    ] == ["checkpoint"]
+    assert "task=wikitext2" in several.for_hydra  # each job is checked again with these arguments
+    assert not any(text.startswith("attention=") for text in several.for_hydra)
+    assert "hydra.sweep.subdir=${hydra.job.num}_${hydra.runtime.choices.task}" in several.for_hydra
 
 
 def test_a_cache_of_another_machine(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from attnlab.config import stack
 from attnlab.config.hardware import settle
 from attnlab.config.targets import require_target
 from attnlab.errors import ConfigError
@@ -98,7 +97,6 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
         choices: the option taken from each group, as Hydra has them.
     """
     cfg = copy.deepcopy(cfg)
-    stack.prune(cfg)
     knobs = {knob: knob_paths(cfg, knob) for knob in KNOBS}
     with open_dict(cfg):
         cfg.pop("hydra", None)

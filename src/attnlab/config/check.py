@@ -5,32 +5,29 @@ source (`schema.py`), and the first problem is raised as a ConfigError of one li
 """
 
 import os
+import pkgutil
 import re
 import shutil
+from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from hydra import initialize_config_dir
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import Override, QuotedString
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config import build as config
-from attnlab.config import stack
 from attnlab.config.batch import check_batch
-from attnlab.config.compose import Composer, one_line
+from attnlab.config.command_line import CommandLine, parse, parse_flags
+from attnlab.config.compose import Composer, declared, keys, parameters, walk
 from attnlab.config.model import TIMM, check_model, check_weights
 from attnlab.config.nearest import nearest
 from attnlab.config.nodes import check_nodes
 from attnlab.config.rules import check_relations
-from attnlab.config.schema import constant
-from attnlab.config.settings import MODES, modes_of_every_task, read_by
-from attnlab.config.spelling import spelled
-from attnlab.config.sweeps import as_a_sweep, jobs_of, of_options, searches
+from attnlab.config.schema import constant, definition
+from attnlab.config.settings import ARGUMENTS, MODES, modes_of_every_task, owner, read_by
 from attnlab.config.targets import check_hydra
 from attnlab.errors import ConfigError, DataError
 
@@ -43,51 +40,22 @@ PATHS = (
     *("hydra.sweep.dir", "task.encoder_checkpoint", "task.text.file", FOLDER),
 )
 DECODERS = "base/language_modelling"  # in the files of tasks that can begin with a pretrained decoder
-NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
-SUBDIR = f"{NUMBERED}_${{hydra.runtime.choices.task}}"  # of several mechanisms
 # What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
 USABLE = ("config.yaml", "record.json", "checkpoints", "compressed", "manifest.json", "config.json")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The jobs of a command line: the fixed configuration of each, and the directory of a multirun.
-
-    `jobs` of a sweeper that searches (hydra/sweeper=optuna): the ends of its search space, which are checked.
-
-    Args:
-        jobs: the configurations, fixed.
-        multirun: whether -m was given.
-        sweep_directory: of a multirun.
-        arguments: what Hydra is called with.
-        keeps: whether the run has a directory with its record.
-        searches: whether the sweeper chooses the jobs itself.
-        swept: the keys that have several values.
-        here: whether the jobs run on this machine.
-        directory: of a single run.
-    """
-
-    jobs: list[DictConfig]
-    multirun: bool
-    sweep_directory: Path
-    arguments: list[str]  # what Hydra is called with
-    keeps: bool = True  # whether the run has a directory, with its record
-    searches: bool = False
-    swept: tuple[str, ...] = ()
-    here: bool = True
-    directory: Path | None = None
+NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
+SUBDIR = f"{NUMBERED}_${{hydra.runtime.choices.task}}"  # of several mechanisms
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that uses or continues a run: its fixed configuration, and what Hydra needs besides it.
-
-    `choices`: the run's options of groups, `task=mustc`; `directory`: where the job writes.
+    """A job that uses or continues a run.
 
     Args:
-        cfg: the configuration.
-        choices: the run's options of groups.
-        directory: a path.
+        cfg: its fixed configuration.
+        choices: the run's options of groups, `task=mustc`.
+        directory: where the job writes.
     """
 
     cfg: DictConfig
@@ -95,94 +63,124 @@ class Job:
     directory: str
 
 
-Loader = Callable[[Composer, Sequence[str]], Job | None]
-Completer = Callable[[DictConfig, Sequence[str]], DictConfig]
+@dataclass(frozen=True)
+class Command:
+    """A checked command line.
+
+    Args:
+        line: as it was parsed.
+        jobs: the fixed configuration of each job; of a sweeper that searches the ends of its search space.
+        texts: the settings of each job.
+        hydra: the composed configuration of the first job, with Hydra's node.
+        directory: of the run, or of the multirun.
+        keeps: whether the run has a directory, with its record.
+        here: whether the jobs run on this machine.
+        for_hydra: the settings that Hydra is called with.
+    """
+
+    line: CommandLine
+    jobs: list[DictConfig]
+    texts: list[list[str]]
+    hydra: DictConfig
+    directory: Path
+    keeps: bool
+    here: bool
+    for_hydra: list[str] = field(default_factory=list)
 
 
-def check(arguments: Sequence[str], load: Loader | None = None, complete: Completer | None = None) -> Plan:
+Loader = Callable[[Composer, Sequence[Override]], Job | None]
+
+
+def check(words: Sequence[str], load: Loader | None = None, read_models: bool = True) -> Command:
     """Compose and check the jobs of a command line.
 
     Args:
-        arguments: as in sys.argv[1:].
-        load: gives the job of a command line that uses or continues a run, by the run's own configuration; None for
-            any other command line. Without it everything is composed.
-        complete: fills in what follows from the pretrained model that a composed configuration names, given the keys
-            of its command line; None: nothing.
+        words: as in sys.argv[1:].
+        load: gives the job of settings that use or continue a run, by the run's own configuration; None for any other
+            settings. Without it everything is composed.
+        read_models: whether the pretrained model that a configuration names is there, and decides the rest of it.
 
     Raises:
         ConfigError: the first error found, in one line.
     """
-    parser = get_args_parser()
-    parser.error = _usage  # type: ignore[method-assign]
-    options = parser.parse_args(spelled(stack.plain(arguments)))
-    if options.config_path:
-        raise ConfigError("--config-path is fixed; --config-dir adds a directory of YAML files")
-    composer = Composer(options.config_dir, options.config_name)
-    with initialize_config_dir(str(composer.home), job_name="run", version_base="1.3"):
-        overrides = [composer.parse(text) for text in options.overrides]
-        _check_names(overrides)
-        multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
-        swept = [override for override in overrides if override.is_sweep_override()]
-        if swept and not multirun:
-            raise ConfigError(f"{swept[0].input_line}: several values need -m; quote the value if it is one text")
-        try:
-            jobs = jobs_of(overrides, swept) if swept else [options.overrides]
-        except HydraException as error:
-            raise ConfigError(one_line(error)) from error
-        within = of_options(overrides, swept)
-        every = within | {str(override.input_line) for override in swept}
-        loaded = [load(composer, job) if load else None for job in jobs]
-        of_hydra = [text for text in options.overrides if text.startswith("hydra.")]
-        pairs = list(zip(loaded, jobs, strict=True))
-        composed = [composer.compose(of_hydra) if own else composer.compose_checked(job) for own, job in pairs]
-        if complete:
-            composed = [
-                cfg if own else complete(cfg, [str(composer.parse(text).key_or_group) for text in job])
-                for cfg, (own, job) in zip(composed, pairs, strict=True)
-            ]
-        keys = [str(override.key_or_group) for override in overrides]
-        others = [text for text in options.overrides if text not in every]
-        patterns = any(override.key_or_group == stack.PATTERN for override in swept)
-        added = stack.added(composed if patterns else [], keys)  # the whole has no pattern, whose files are all there
-        whole = [composer.compose([*added, *others])] if swept else []
-        _check_cluster(composed, multirun)
-        for cfg in [*composed, *whole]:  # Hydra composes the latter for a sweep as a whole
-            if options.config_dir is not None:
-                check_hydra(cfg, keys)
-        fixed = [own.cfg if own else _fix(cfg, composer) for own, cfg in zip(loaded, composed, strict=True)]
-        for job, cfg in zip(fixed, composed, strict=True):
-            _check_folder(job, cfg, keys)
-        sweep = Path(composed[0].hydra.sweep.dir)
-        single = None if multirun else Path(composed[0].hydra.run.dir)
-    if multirun and any(job.resume is not None for job in fixed):
-        raise ConfigError("resume= continues one run: leave -m out")
-    if (options.cfg or options.info) and loaded[0]:
-        raise ConfigError(
-            f"{'--cfg' if options.cfg else '--info'} shows what is composed; a run that is loaded has its config.yaml"
+    flags = parse_flags(words)
+    composer = Composer(flags.config_dir, flags.config_name)
+    with composer.hydra():
+        line = parse(words, flags, composer)
+        _check_names(line.settings)
+        settings = line.jobs()
+        loaded = [load(composer, job) if load else None for job in settings]
+        of_hydra = [str(setting.input_line) for setting in line.settings if setting.key_or_group.startswith("hydra.")]
+        composed = [
+            composer.compose(of_hydra) if run else _complete(composer.job(job), job, read_models)
+            for run, job in zip(loaded, settings, strict=True)
+        ]
+        _check_cluster(composed, line.multirun)
+        if flags.config_dir is not None:
+            fixed = [setting for setting in line.settings if setting not in line.swept]  # Hydra composes these first
+            for cfg in [*composed, *([composer.job(_of_groups(fixed, composer))] if line.swept else [])]:
+                check_hydra(cfg, line.keys)
+        jobs = [run.cfg if run else _fix(cfg, composer) for run, cfg in zip(loaded, composed, strict=True)]
+        for job, cfg in zip(jobs, composed, strict=True):
+            _check_folder(job, cfg, line.keys)
+        run = loaded[0]
+        _check_flags(flags, line.multirun, jobs, run)
+        hydra = composed[0].hydra
+        directory = Path(hydra.sweep.dir if line.multirun else hydra.run.dir)
+        if run and not line.multirun and "hydra.run.dir" not in line.keys:
+            directory = Path(run.directory)
+        keeps = line.multirun or flags.cfg or "hydra.run.dir" in line.keys
+        return Command(
+            line,
+            jobs,
+            [[str(setting.input_line) for setting in job] for job in settings],
+            composed[0],
+            directory,
+            bool(keeps or constant(f"attnlab.modes.{jobs[0].mode}.KEEPS") is not False),
+            not flags.cfg and (hydra.launcher._target_ != SLURM or "SUBMITIT_EXECUTOR" in os.environ),
+            [*line.for_hydra(), *_names_of_directories(loaded, line.keys)],
         )
-    launcher = composed[0].hydra.launcher._target_
-    here = not options.cfg and (launcher != SLURM or "SUBMITIT_EXECUTOR" in os.environ)
-    keeps = bool(multirun or options.cfg or "hydra.run.dir" in keys)
-    keeps = keeps or constant(f"attnlab.modes.{fixed[0].mode}.KEEPS") is not False
-    first = loaded[0]
-    if first is None or multirun:
-        chosen = [text for text in _shared(loaded) if text.partition("=")[0] not in keys]
-        if first and "hydra.sweep.subdir" not in keys and any(one and one.choices != first.choices for one in loaded):
-            chosen.append(SUBDIR if any(text.startswith("task=") for text in chosen) else NUMBERED)
-        several = tuple(str(override.key_or_group) for override in swept)
-        given = [as_a_sweep(text) if text in within else text for text in spelled(stack.plain(arguments))]
-        given = [*given, *chosen, *stack.added(fixed, [*keys, *chosen])]
-        return Plan(fixed, multirun, sweep, given, keeps, searches(overrides), several, here, single)
-    quoted = first.directory.replace("'", "\\'")
-    where = [] if "hydra.run.dir" in keys else [f"hydra.run.dir='{quoted}'"]
-    flags = [f"--config-dir={options.config_dir}"] if options.config_dir else []
-    directory = Path(first.directory) if where else single
-    return Plan(fixed, multirun, sweep, [*flags, *of_hydra, *where], keeps, here=here, directory=directory)
+
+
+def _of_groups(settings: Sequence[Override], composer: Composer) -> list[Override]:
+    """The settings that choose options, or set keys of Hydra's."""
+    return [s for s in settings if s.key_or_group in composer.groups or s.key_or_group.startswith("hydra")]
+
+
+def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) -> DictConfig:
+    """What the task makes of a composed configuration: the function that CONFIGURE names beside the class `task.kind`.
+
+    It takes the configuration, the keys of the command line and `read_models`, and imports no torch for nothing.
+    """
+    found = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
+    function = constant(f"{found[0]}.CONFIGURE") if found else None
+    if not isinstance(function, str):
+        return cfg
+    completed: DictConfig = pkgutil.resolve_name(function)(cfg, [s.key_or_group for s in settings], read_models)
+    return completed
+
+
+def _check_flags(flags: Namespace, multirun: bool, jobs: Sequence[DictConfig], run: Job | None) -> None:
+    if multirun and any(job.resume is not None for job in jobs):
+        raise ConfigError("resume= continues one run: leave -m out")
+    if (flags.cfg or flags.info) and run:
+        flag = "--cfg" if flags.cfg else "--info"
+        raise ConfigError(f"{flag} shows what is composed; a run that is loaded has its config.yaml")
+
+
+def _names_of_directories(loaded: Sequence[Job | None], given: Sequence[str]) -> list[str]:
+    """Options of the runs that a multirun's jobs use, for the names of the jobs' directories."""
+    first = loaded[0].choices if loaded[0] else []
+    shared = [text for text in first if all(run is not None and text in run.choices for run in loaded)]
+    chosen = [text for text in shared if text.partition("=")[0] not in given]
+    if first and "hydra.sweep.subdir" not in given and any(run and run.choices != first for run in loaded):
+        chosen.append(SUBDIR if any(text.startswith("task=") for text in chosen) else NUMBERED)
+    return chosen
 
 
 def _check_names(overrides: Sequence[Override]) -> None:
     """Refuse a path that cannot exist, such as one that is too long for the file system."""
-    names = [(str(one.key_or_group).lstrip("+"), one.value()) for one in overrides if not one.is_sweep_override()]
+    names = [(one.key_or_group, one.value()) for one in overrides if not one.is_sweep_override()]
     for key, value in [*names, ("DATA_ROOT", os.environ.get("DATA_ROOT"))]:
         if isinstance(value, str | QuotedString) and key in PATHS:
             text = str(getattr(value, "text", value))
@@ -192,15 +190,6 @@ def _check_names(overrides: Sequence[Override]) -> None:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 shown = f"{text[:60]}{'...' * (len(text) > 60)}"
                 raise ConfigError(f"{key}={shown}: not the path of a file or folder ({reason})") from error
-
-
-def _shared(loaded: Sequence[Job | None]) -> list[str]:
-    """The options of groups that all jobs have from their runs; none where a job has no run.
-
-    They are for the names of the jobs' directories. As part of a command line an option must be that of its run.
-    """
-    first = loaded[0].choices if loaded[0] else []
-    return [text for text in first if all(one is not None and text in one.choices for one in loaded)]
 
 
 def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
@@ -247,16 +236,13 @@ def compose(*overrides: str) -> DictConfig:
     return check(overrides).jobs[0]
 
 
-def _usage(message: str) -> NoReturn:
-    raise ConfigError(f"{message}; settings are written key=value, for instance attention=mtla")
-
-
 def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     """Check a composed configuration as a whole, and return it resolved and read-only."""
     choices = cfg.hydra.runtime.choices
     missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
     if missing:
         raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
+    _check_keys(cfg, composer)
     check_mode(cfg, choices.task)
     _check_task(cfg, composer)
     _check_references(cfg, composer)
@@ -265,6 +251,19 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     fixed = config.freeze(cfg, choices)
     check_fixed(fixed)
     return fixed
+
+
+def _check_keys(cfg: DictConfig, composer: Composer) -> None:
+    """Refuse keys that a recipe or an experiment adds where no class declares the keys: those of the task's files."""
+    plain = {str(key): config.written(cfg._get_node(key)) for key in cfg if key != "hydra"}
+    files = [{"task": content} for _, _, content in composer.files("task", cfg.hydra.runtime.choices.task)]
+    groups = {name: {} for name in (*config.GROUPS, *ARGUMENTS)}
+    for key in keys(dict.fromkeys(plain) | {"task": plain["task"]}):
+        parent, path, _ = walk(plain, key.rpartition(".")[0]) if "." in key else (plain, "", [])
+        name = key.rpartition(".")[2]
+        is_open = isinstance(parent, dict) and (path == "task" or not owner(parent, path) or not path)
+        if is_open and not declared(parent, path, name) and all(walk(one, key)[2] for one in [*files, groups]):
+            raise ConfigError(f"{key}: no such key{nearest(name, [*parameters(owner(parent, path)), *groups])}")
 
 
 def check_fixed(cfg: DictConfig) -> None:

@@ -1,13 +1,21 @@
-"""Compose with Hydra. Each override is checked by itself first, so that an error can name the nearest valid key."""
+"""Compose with Hydra, once for the options of groups; then each key of the command line is checked and set.
 
+Its key must exist and its value must fit, so that an error can name the nearest valid key.
+"""
+
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose
+from hydra import compose, initialize_config_dir
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -26,9 +34,7 @@ from attnlab.config.settings import ARGUMENTS, owner
 from attnlab.config.targets import BUILT_IN
 from attnlab.errors import ConfigError, printable
 
-OVERLAYS = ("recipe", "experiment", "debug")  # groups whose files only change keys of other files
 EXAMPLES = {"trainer": "limit_train_batches=10"}  # of nodes that are empty unless the command line fills them
-_CHECKED: set[tuple[Any, ...]] = set()  # files, and options of groups, whose overlays were found to be right
 QUOTES = """quote text with special signs, within the shell's quotes too: 'bench.references=[mha,"mtla.stride=4"]'"""
 
 
@@ -42,7 +48,7 @@ def one_line(error: BaseException) -> str:
 
 
 class Composer:
-    """Composes and checks configurations; used inside `hydra.initialize` of the directory `home`.
+    """Composes and checks configurations, inside :meth:`hydra`.
 
     Args:
         directory: another directory of YAML files besides conf/ (`--config-dir`).
@@ -63,11 +69,21 @@ class Composer:
             raise ConfigError(f"--config-name={name}: no such file in {places}; --config-dir adds a directory")
         for folder in self.directories[1:]:
             _refuse_names_of_built_in_files(folder, self.home / f"{self.name}.yaml")
-        others = [path for path in self.directories if path != self.home]
-        self.search = [f"hydra.searchpath=['file://{path}']" for path in others]
         self.groups = sorted(
             {p.name for folder in self.directories for p in folder.iterdir() if p.is_dir()} - {"hydra"}
         )
+
+    @contextmanager
+    def hydra(self) -> Iterator[None]:
+        """Hydra, initialised with the directories."""
+        with initialize_config_dir(str(self.home), job_name="run", version_base="1.3"):
+            search_path = create_config_search_path(str(self.home))
+            for path in self.directories:
+                if path != self.home:
+                    search_path.prepend("command-line", f"file://{path}", SearchPathQuery(provider="schema"))
+            GlobalHydra.instance().clear()
+            Hydra.create_main_hydra2("run", search_path)
+            yield
 
     def options(self, group: str) -> list[str]:
         """The names of a group's files, `folder/name` for those in folders; base/ holds what other files build on."""
@@ -77,25 +93,30 @@ class Composer:
         }
         return sorted(name for name in names if not name.startswith("base/"))
 
-    def text(self, group: str, option: str, seen: tuple[str, ...] = ()) -> str:
-        """A group file as it is written, with the files of its group that it builds on.
+    def files(self, group: str, option: str, seen: tuple[str, ...] = ()) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """A group's file and those of its group that it builds on: the option, the text, and its keys and values.
 
         ConfigError: a file is no YAML of keys and values, or builds on itself by way of the files `seen`.
         """
-        files = [directory / group / f"{option}.yaml" for directory in self.directories]
-        file = next((file for file in files if file.is_file()), None)
+        places = [directory / group / f"{option}.yaml" for directory in self.directories]
+        file = next((place for place in places if place.is_file()), None)
         if file is None:
-            return ""
+            return
         if option in seen:
             raise ConfigError(f"{file}: builds on itself ({' -> '.join([*seen, option])}); remove it from its defaults")
         text, content = _read(file)
         if not content and self.directories[0] not in file.parents:
             raise ConfigError(f"{file}: an empty file; expected keys and values, as a file of conf/{group} has them")
+        yield option, text, content
         listed = content.get("defaults") or []
         if not isinstance(listed, list):
             raise ConfigError(f"{file}: defaults: expected a list, found {type(listed).__name__}")
-        names = [name for entry in listed for name in _of_this_group(entry, group) if name in self.options(group)]
-        return text + "".join(self.text(group, base, (*seen, option)) for base in names)
+        for base in (name for entry in listed for name in _of_this_group(entry, group)):
+            yield from self.files(group, base, (*seen, option))
+
+    def text(self, group: str, option: str) -> str:
+        """An option's file as it is written, with the files of other options that it builds on."""
+        return "".join(text for name, text, _ in self.files(group, option) if not name.startswith("base/"))
 
     def scales(self, task: str) -> list[str]:
         """The scales for which a task has a recipe: its own, or that of the file that it builds on."""
@@ -125,17 +146,13 @@ class Composer:
         """The latest modification time of the files."""
         return max(file.stat().st_mtime_ns for folder in self.directories for file in folder.rglob("*.yaml"))
 
-    def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """Return the composed configuration with Hydra's own node. It is cached: do not modify it."""
-        newest = self._newest()
+    def compose(self, settings: Sequence[str], file: str = "") -> DictConfig:
+        """The composed configuration of the root file with Hydra's own node, or of another file.
+
+        It is cached: do not modify it.
+        """
         try:
-            first = [text for text in overrides if not text.lstrip("+").startswith("attention.mechanisms.")]
-            cfg = _composed(newest, self.name, *self.search, *first)
-            names = stack.parts(OmegaConf.select(cfg, stack.PATTERN), self.options("attention"))
-            files = [text for text in stack.overrides(names) if text not in overrides]
-            if files or len(first) < len(overrides):
-                return _composed(newest, self.name, *self.search, *files, *overrides)
-            return cfg
+            return _composed(self._newest(), tuple(self.directories), file or self.name, *settings)
         except MissingConfigException as error:
             group, _, name = (error.missing_cfg_file or "").partition("/")
             options = self.options(group) if group in self.groups else error.options or []
@@ -145,33 +162,41 @@ class Composer:
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError(one_line(error.__cause__ or error)) from error
 
-    def compose_checked(self, texts: Sequence[str]) -> DictConfig:
-        """Compose one job and check each override: its key exists and its value fits (else ConfigError)."""
-        overrides = [self.parse(text) for text in texts]
-        implied = stack.added([], [str(o.key_or_group) for o in overrides])
-        overrides, texts = [*map(self.parse, implied), *overrides], [*implied, *texts]
-        for override in overrides:
-            self.check_form(override)
-            if override.key_or_group in self.groups:
-                value = override.value()
-                for option in value if isinstance(value, list) else [value]:
-                    self.text(str(override.key_or_group), str(option))
-        groups = [o for o in overrides if o.key_or_group in self.groups or "/" in o.key_or_group]
-        values = [o for o in overrides if o not in groups]
-        base = self.compose([str(o.input_line) for o in groups])
-        pattern = [str(o.input_line) for o in values if o.key_or_group == stack.PATTERN]
-        if pattern and "pattern" in (base.get("attention") or {}):  # it adds files, whose keys may be set
-            base = self.compose([*(str(o.input_line) for o in groups), *pattern])
-        plain = config.written(base)
-        for override in values:
-            for key, value in assigned(plain, override, self.groups):
-                if not key.startswith("hydra."):
-                    check_value(base, plain, key, value)
-        groups_alone = (self._newest(), self.name, *self.search, *(str(o.input_line) for o in groups), *pattern)
-        if groups_alone not in _CHECKED:  # the jobs of a multirun often have the same files
-            self._check_overlays(base, plain)
-            _CHECKED.add(groups_alone)
-        return self.compose(texts)
+    def job(self, settings: Sequence[Override]) -> DictConfig:
+        """Compose the options that the settings of a job choose; then check and set its keys (else ConfigError)."""
+        options, values = [], []
+        for setting in settings:
+            self.check_form(setting)
+            if "/" in setting.key_or_group or setting.key_or_group in self.groups:
+                options.append(str(setting.input_line))
+                chosen = setting.value()
+                for name in chosen if isinstance(chosen, list) else [chosen]:
+                    self.text(setting.key_or_group, str(name))
+            else:
+                values.append(setting)
+        cfg = copy.deepcopy(self.compose([*stack.implied(settings), *options]))
+        pattern = next((setting.value() for setting in reversed(values) if setting.key_or_group == stack.PATTERN), None)
+        self._add_mechanisms(cfg, pattern)
+        plain = config.written(cfg)
+        pairs = [pair for setting in values for pair in assigned(plain, setting, self.groups)]
+        for key, value in pairs:
+            if not key.startswith("hydra."):
+                check_value(cfg, plain, key, value)
+        try:
+            for key, value in pairs:
+                OmegaConf.update(cfg, key, value, merge=True, force_add=True)
+        except OmegaConfBaseException as error:  # a key of Hydra's own
+            raise ConfigError(one_line(error)) from error
+        return cfg
+
+    def _add_mechanisms(self, cfg: DictConfig, pattern: Any) -> None:
+        """Put the files of a hybrid stack's mechanisms below `attention.mechanisms`; `pattern`: the command line's."""
+        if "pattern" not in (cfg.get("attention") or {}):
+            return
+        pattern = OmegaConf.select(cfg, stack.PATTERN) if pattern is None else pattern
+        names = stack.parts(pattern, self.options("attention"))
+        nodes = {name: config.written(self.compose([], f"attention/{name}").attention) for name in names}
+        OmegaConf.update(cfg, "attention.mechanisms", nodes, merge=False, force_add=True)
 
     def check_form(self, override: Override) -> None:
         """Refuse a form of override that the project does not take, and an option that a group does not have."""
@@ -202,32 +227,6 @@ class Composer:
                 if key == "experiment" and str(name) in RENAMES.overlays:
                     hint = f"; it was renamed: write {RENAMES.overlays[str(name)]}"
                 raise ConfigError(f"{key}={override.get_value_string()}: no such {key}{hint}")
-
-    def _check_overlays(self, base: DictConfig, full: dict[str, Any]) -> None:
-        """Check that recipes and experiments set only keys that exist, with values of the right type.
-
-        `full` is `base` as plain dict and list.
-        """
-        choices = base.hydra.runtime.choices
-        overlays = [group for group in OVERLAYS if choices.get(group)]
-        known = [group for group in config.GROUPS if group not in config.LISTS]
-        others = [group for group in known if choices.get(group) and group not in OVERLAYS]
-        without = [f"{group}={choices[group]}" for group in others] + [f"~{group}" for group in overlays]
-        names = " or ".join(f"{group}={choices[group]}" for group in overlays)
-        if pattern := OmegaConf.select(base, stack.PATTERN):
-            without.append(f"{stack.PATTERN}=[{','.join(pattern)}]")
-        plain = self.compose(without)
-        bare = config.written(plain)
-        for key in _keys({name: node for name, node in full.items() if name not in ("hydra", *config.LISTS)}):
-            node, path, rest = walk(bare, key)
-            if rest and not (isinstance(node, dict) and ("_target_" in node or path in ARGUMENTS)):
-                raise ConfigError(f"{names} sets {key}, which is no key{_nearest_key(bare, key)}")
-            value, parent = walk(full, key)[0], walk(full, key.rpartition(".")[0])[0]
-            if not rest and not isinstance(value, dict) and value != node and _same_class(bare, parent, key):
-                try:
-                    check_value(plain, bare, key, value)
-                except ConfigError as error:
-                    raise ConfigError(f"{names}: {error}") from error
 
 
 def _read(file: Path) -> tuple[str, dict[str, Any]]:
@@ -270,37 +269,30 @@ def _refuse_names_of_built_in_files(folder: Path, primary: Path) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _composed(newest: int, name: str, *overrides: str) -> DictConfig:
-    """Cached, since Hydra needs 0.1 s. `newest`: the latest modification time of the files."""
-    return compose(name, list(overrides), return_hydra_config=True)
+def _composed(newest: int, directories: tuple[Path, ...], name: str, *settings: str) -> DictConfig:
+    """Cached, since Hydra needs 0.1 s. `newest`: the latest modification time of the files in the directories."""
+    return compose(name, list(settings), return_hydra_config="/" not in name)
 
 
-def _same_class(bare: dict[str, Any], parent: Any, key: str) -> bool:
-    """Whether an overlay leaves the class of a key's node as it is, so that the old value tells the type."""
-    before = walk(bare, key.rpartition(".")[0])[0]
-    nodes = [node for node in (before, parent) if isinstance(node, dict)]
-    return "." not in key or (len(nodes) == 2 and nodes[0].get("_target_") == nodes[1].get("_target_"))
-
-
-def assigned(plain: dict[str, Any], override: Override, groups: list[str]) -> Iterator[tuple[str, Any]]:
-    """The keys that an override sets, with their values: `a={b: 1}` sets a.b. ConfigError: there is no such key.
+def assigned(plain: dict[str, Any], setting: Override, groups: list[str]) -> list[tuple[str, Any]]:
+    """The keys that a setting gives, with their values: `a={b: 1}` gives a.b. ConfigError: there is no such key.
 
     Args:
         plain: the configuration in which the keys must be, as plain dict and list.
-        override: one setting of the command line, of no group.
+        setting: of the command line, of no group.
         groups: the names of the groups, which may have been meant.
     """
 
     def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if not isinstance(value, dict):
-            yield key, value
-            return
-        for name, item in value.items():
+        for name, item in value.items() if isinstance(value, dict) and value else ():
             yield from flat(f"{key}.{name}", item)
+        if not isinstance(value, dict) or not value:
+            yield key, value
 
-    for key, value in flat(override.key_or_group, override.value()):
-        _check_key(plain, override, key, groups)
-        yield key, value
+    pairs = list(flat(setting.key_or_group, setting.value()))
+    for key, _ in pairs:
+        _check_key(plain, setting, key, groups)
+    return pairs
 
 
 def walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
@@ -334,24 +326,24 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
         if override.is_add():
             raise ConfigError(f"{override.input_line}: {key} exists already; write it without '+'")
         if isinstance(node, dict) and not isinstance(override.value(), dict) and override.value() is not None:
-            keys = f": {', '.join(node)}" if node else f", for instance {key}.{EXAMPLES.get(key, '<key>=...')}"
-            raise ConfigError(f"{override.input_line}: {key} is a group of keys; set one of them{keys}")
+            inner = f": {', '.join(node)}" if node else f", for instance {key}.{EXAMPLES.get(key, '<key>=...')}"
+            raise ConfigError(f"{override.input_line}: {key} is a group of keys; set one of them{inner}")
         return
     target = owner(node, path) if isinstance(node, dict) and ("_target_" in node or path in ARGUMENTS) else ""
-    parameters = _parameters(target)
-    if rest[0] in parameters:
+    known = parameters(target)
+    if rest[0] in known:
         if not adding:
             raise ConfigError(f"{key} is not in the configuration, but {target} takes it; write +{key}=...")
         return
     if said := advice(key, target.rpartition(".")[2]):
         raise ConfigError(said)
     if target and adding:
-        raise ConfigError(f"{key}: {target} has no parameter {rest[0]!r}{nearest(rest[0], parameters)}")
+        raise ConfigError(f"{key}: {target} has no parameter {rest[0]!r}{nearest(rest[0], known)}")
     kind = "key or group" if not path and len(rest) == 1 else "key"
     raise ConfigError(f"{key}: no such {kind}{_nearest_key(plain, key, groups)}")
 
 
-def _parameters(target: str) -> Mapping[str, Any]:
+def parameters(target: str) -> Mapping[str, Any]:
     """A target's parameters; none if there is no such target, which another check reports."""
     try:
         found = signature(target) if target else None
@@ -363,7 +355,7 @@ def _parameters(target: str) -> Mapping[str, Any]:
 def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) -> str:
     """Keys that may have been meant: those with the same end, those beside it, those that look alike."""
     node, path, rest = walk(plain, key)
-    every = [name for name in _keys(plain) if not name.startswith("hydra.") or key.startswith("hydra.")]
+    every = [name for name in keys(plain) if not name.startswith("hydra.") or key.startswith("hydra.")]
     order = {group: i for i, group in enumerate(config.GROUPS)}
     every.sort(key=lambda name: order.get(name.partition(".")[0], -1))  # a task's keys before a mechanism's
     same_end = [name for name in every if name.endswith(f".{key}")]
@@ -382,12 +374,12 @@ def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) ->
     return f"; {path} is a single value"
 
 
-def _keys(node: Any, path: str = "") -> Iterator[str]:
+def keys(node: Any, path: str = "") -> Iterator[str]:
     if isinstance(node, dict):
         for name, child in node.items():
             key = f"{path}.{name}" if path else str(name)
             yield key
-            yield from _keys(child, key)
+            yield from keys(child, key)
 
 
 def require(key: str, annotation: Any, value: Any) -> None:
@@ -413,7 +405,7 @@ def declared(node: Any, path: str, name: str) -> list[Any]:
         name: of the key.
     """
     key = f"{path}.{name}" if path else name
-    own = _parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
+    own = parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
     return [*([own] if own is not None else []), *([FOREIGN[key]] if key in FOREIGN else [])]
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from attnlab.config.annotation import surely_fits
 from attnlab.config.compose import declared, require
 from attnlab.config.nearest import nearest
 from attnlab.config.schema import siblings, signature
 from attnlab.config.settings import OPEN, SCHEMAS, owner
-from attnlab.config.targets import check_targets
+from attnlab.config.targets import annotated, check_targets, place_of
 from attnlab.errors import ConfigError
 
 
@@ -25,15 +26,9 @@ def check_nodes(plain: Mapping[str, Any]) -> None:
 
 
 def _check_nodes(node: object, path: str) -> None:
-    """Check that every `_target_` exists, and that every key of a node is declared and its value fits."""
-    if isinstance(node, list):
-        for i, item in enumerate(node):
-            _check_nodes(item, f"{path}.{i}")
-    if not isinstance(node, dict):
-        return
-    if owner(node, path):
+    if isinstance(node, dict) and owner(node, path):
         _check_node(node, path)
-    for key, child in node.items():
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
         _check_nodes(child, f"{path}.{key}" if path else str(key))
 
 
@@ -42,16 +37,21 @@ def _check_node(node: dict[str, object], path: str) -> None:
     try:
         found = signature(target)
     except LookupError as error:
-        hint = nearest(target, siblings(target))
-        raise ConfigError(f"{path}._target_={target}: no such class{hint}") from error
-    is_open = SCHEMAS.get(path) in OPEN or (found is not None and found.open)
-    for key, value in node.items():
-        if found is None or key in ("_target_", "_partial_"):
-            continue
-        here = f"{path}.{key}" if path else key
+        raise ConfigError(f"{path}._target_={target}: no such class{nearest(target, siblings(target))}") from error
+    if found is None:
+        return
+    is_open = SCHEMAS.get(path) in OPEN or found.open
+    for key in (key for key in node if key not in ("_target_", "_partial_")):
+        value, here = node[key], f"{path}.{key}" if path else key
         if key not in found.parameters and not is_open:
             hint = nearest(key, found.parameters)
             raise ConfigError(f"{here}: {target.rpartition('.')[2]} has no parameter {key!r}{hint}")
-        if not (isinstance(value, dict) and "_target_" in value):
-            for annotation in declared(node, path, key):
-                require(here, annotation, value)
+        if isinstance(value, dict) and "_target_" in value:
+            continue
+        annotations = declared(node, path, key)
+        for annotation in annotations:
+            require(here, annotation, value)
+        if annotations and isinstance(value, int | float | str) and not any(surely_fits(a, value) for a in annotations):
+            place = place_of(here) or annotated(target, key)
+            if place and (place_of(here) or all(base.startswith("attnlab.") for base in place.bases)):
+                raise ConfigError(f"{here}={value}: expected {place}")

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from attnlab.config.bounds import File, Size
+from attnlab.config.annotation import File
+from attnlab.config.bounds import Size
 from attnlab.config.schema import constant
 
 
@@ -252,6 +253,22 @@ class Pretraining:
 
 
 @dataclass(frozen=True)
+class Mixup:
+    """Images mixed in pairs, as timm does it.
+
+    Args:
+        mixup_alpha, cutmix_alpha: parameters of the beta distributions; 0: off.
+        prob: share of batches that are mixed.
+        switch_prob: share of them with CutMix, where both are on.
+    """
+
+    mixup_alpha: Annotated[float, Ge(0)]
+    cutmix_alpha: Annotated[float, Ge(0)]
+    prob: Annotated[float, Ge(0), Le(1)]
+    switch_prob: Annotated[float, Ge(0), Le(1)]
+
+
+@dataclass(frozen=True)
 class Text:
     """The text of a perplexity, cut into windows of `context` tokens.
 
@@ -272,6 +289,7 @@ SCHEMAS: dict[str, type] = {
     "task.train.batch": Batch,
     "task.train.validate_search": ValidationSearch,
     "task.pretrain": Pretraining,
+    "task.mixup": Mixup,
     "task.text": Text,
 }
 ARGUMENTS = {"trainer": "lightning.pytorch.trainer.trainer.Trainer"}  # nodes with the arguments of one class

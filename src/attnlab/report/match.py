@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.build import leaves, written
 from attnlab.config.check import check
-from attnlab.config.model import OF_THE_MODEL, pretrained_decoder
+from attnlab.config.model import OF_THE_MODEL
 from attnlab.config.stack import PATTERN
 from attnlab.report.spec import Row, Spec
 from attnlab.run.identity import architecture, canonical
@@ -102,7 +102,7 @@ def composed(*overrides: str) -> DictConfig:
 
     Of a pretrained decoder only the name is known: its folder need not be here.
     """
-    return check(overrides, complete=pretrained_decoder).jobs[0]
+    return check(overrides, read_models=False).jobs[0]
 
 
 @cache

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import initialize_config_dir
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -22,7 +21,7 @@ from attnlab.config.check import Job, check_fixed, check_mode
 from attnlab.config.compose import Composer, assigned, check_value, walk
 from attnlab.config.hardware import settle
 from attnlab.config.nodes import check_nodes
-from attnlab.config.schema import ancestors, definition
+from attnlab.config.schema import definition, is_class
 from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.run.directory import CONFIG, directory_of
@@ -84,17 +83,16 @@ class PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def load(composer: Composer, texts: Sequence[str]) -> Job | None:
+def load(composer: Composer, overrides: Sequence[Override]) -> Job | None:
     """The job of a command line that names a run by `checkpoint=` or `resume=`; None for any other.
 
     Args:
-        composer: inside `hydra.initialize`.
-        texts: the overrides of one job.
+        composer: inside its `hydra`.
+        overrides: of one job.
 
     Raises:
         ConfigError: the run has no readable configuration, or an override sets what only another run can have.
     """
-    overrides = [composer.parse(text) for text in texts]
     runs = {key: o.value() for o in overrides if (key := str(o.key_or_group)) in ("checkpoint", "resume")}
     named = [(key, str(value)) for key, value in runs.items() if value is not None]
     if len(named) > 1:
@@ -117,8 +115,8 @@ def configuration(run: str | Path, *settings: str, config_dir: str | None = None
     Raises:
         ConfigError: as :func:`load`, or `run` is no run directory.
     """
-    with initialize_config_dir(str(config.CONF), job_name="run", version_base="1.3"):
-        composer = Composer(config_dir)
+    composer = Composer(config_dir)
+    with composer.hydra():
         directory = directory_of("checkpoint", str(run))
         if directory is None:
             raise ConfigError(f"{run}: not the directory of a run: there is no {CONFIG}")
@@ -216,7 +214,7 @@ class _Loading:
         found, parts = definition(target), target.split(".")
         ours = found is not None and found[0].split(".")[0] == parts[0] == "attnlab" and parts[1] in OURS
         try:
-            return (ours and bool(ancestors(target))) or stable_name(target) in self._named
+            return (ours and is_class(target)) or stable_name(target) in self._named
         except ConfigError:  # several definitions have its name: it is of no class that a file names
             return False
 

@@ -1,31 +1,30 @@
 """Tasks: what is trained, on what loss, and how it is scored.  One folder per kind of task."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from hydra.utils import get_class
 from omegaconf import DictConfig
 
 from attnlab.config.model import SAMPLE, check_model, pretrained_decoder
 
 
-def complete(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """A composed configuration, with what a pretrained model decides in it; see `Task.complete`.
+def complete(cfg: DictConfig, overrides: Sequence[str], read_models: bool = True) -> DictConfig:
+    """The configuration of a run with a pretrained decoder: that of its model in place of the task's.
 
-    What names alone tell is checked before the task is imported, which takes seconds.
+    Any other configuration is returned as it is. Names are checked before torch is imported, which takes seconds.
 
     Args:
-        cfg: with Hydra's node; it is not changed.
+        cfg: composed, with Hydra's node; it is not changed.
         overrides: the keys and groups of the command line.
+        read_models: whether the model's config is read. False: only what its name tells.
 
     Raises:
         ConfigError: there is no such model, or an override does not fit it.
     """
     named = pretrained_decoder(cfg, overrides)
-    if named is cfg:
-        return cfg
+    if named is cfg or not read_models:
+        return named
     if named.task.weights != SAMPLE:
         check_model(named.task.weights, str(named.task.model._target_))
-    task: Any = get_class(named.task.kind._target_)
-    completed: DictConfig = task.complete(named, overrides)
-    return completed
+    from attnlab.conversion.original import completed
+
+    return completed(named, overrides)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -52,11 +52,6 @@ class Task(ABC):
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
-
-    @staticmethod
-    def complete(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The configuration with what its pretrained model decides; `cfg`, which may be changed, has `task.weights`."""
-        return cfg
 
     @property
     def workloads(self) -> tuple[str, ...]:

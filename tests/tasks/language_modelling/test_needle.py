@@ -19,7 +19,6 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.run.loading import load
 from attnlab.run.record import new
-from attnlab.tasks import complete
 from attnlab.tasks.language_modelling.needle import WORDS, Needle, answers, divided
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
@@ -197,8 +196,6 @@ def test_what_cannot_be_asked_is_refused_before_data_is_read(
     words: list[str], said: str, stage: Literal["test"] | None
 ) -> None:
     length = 600 if "convert=mtla" in words else 300
-    cfg = check(
-        [*words, f"task.score.needle.lengths=[80,{length}]", "data_root=/", "hardware=cpu"], load, complete
-    ).jobs[0]
+    cfg = check([*words, f"task.score.needle.lengths=[80,{length}]", "data_root=/", "hardware=cpu"], load).jobs[0]
     with pytest.raises(ConfigError, match=said):
         LanguageModellingTask(cfg).prepare(new(cfg, "test"), stage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,7 @@ from attnlab.conversion.layer_file import (
     write_layers,
 )
 from attnlab.conversion.layers import converted_copy
-from attnlab.conversion.original import check_inputs, completed, load_original
+from attnlab.conversion.original import check_inputs, load_original
 from attnlab.data.inputs import InputKind
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.pretrained_tokens import PretrainedTokens
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from attnlab.tasks.language_modelling.score import LanguageScore
 
 VOCABULARY = "vocabulary.json"  # in the run directory
+CONFIGURE = "attnlab.tasks.complete"  # see attnlab.config.check
 INPUT = InputKind("text", (), ("text", "prompt", "input"))
 POINTS = ("original", "converted", "healed")  # the states of a converted model that are scored
 SCORED = {"convert": "converted", "train": "healed"}  # the state that a mode scores at its end
@@ -61,10 +62,6 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
     better: Literal["min", "max"] = "min"
     file_names = (VOCABULARY, CONVERSION)
     batch_key = "batch_size"
-
-    @staticmethod
-    def complete(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        return completed(cfg, overrides)
 
     @property
     def workloads(self) -> tuple[str, ...]:
