@@ -91,10 +91,6 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
 
     Adds `choices`, the option taken from each group (`choices.attention` is "mtla"), and sets the root's `stride` and
     `rank` to the values in use; null then means that the mechanism has no such knob.
-
-    Args:
-        cfg: the composed configuration.
-        choices: the option taken from each group, as Hydra has them.
     """
     cfg = copy.deepcopy(cfg)
     knobs = {knob: knob_paths(cfg, knob) for knob in KNOBS}
@@ -114,11 +110,7 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
 
 
 def resolve(cfg: DictConfig) -> None:
-    """Resolve every reference in place. ConfigError names the key whose reference fails, and the reference.
-
-    Args:
-        cfg: it is changed.
-    """
+    """Resolve every reference in place. ConfigError names the key whose reference fails, and the reference."""
     try:
         OmegaConf.resolve(cfg)
     except OmegaConfBaseException:
@@ -132,21 +124,12 @@ def resolve(cfg: DictConfig) -> None:
 
 
 def written(node: Any) -> Any:
-    """A node as plain dict and list, references as they are written.
-
-    Args:
-        node: of a configuration.
-    """
+    """A node as plain dict and list, references as they are written."""
     return OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value in plain dict and list with its dotted path.
-
-    Args:
-        node: plain values, a mapping or a list.
-        path: dotted, of `node` itself.
-    """
+    """Every value in plain dict and list with its dotted path."""
     if not isinstance(node, dict | list):
         yield path, node
         return
@@ -155,12 +138,7 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def knob_paths(cfg: DictConfig, knob: str) -> list[str]:
-    """Where the unresolved attention and compress nodes read `${stride}` or `${rank}`.
-
-    Args:
-        cfg: the composed configuration, not resolved.
-        knob: stride or rank.
-    """
+    """Where the unresolved attention and compress nodes read `${stride}` or `${rank}`."""
     nodes = [(group, written(cfg.get(group))) for group in KNOB_GROUPS]
     return [path for group, node in nodes for path, raw in leaves(node, group) if f"${{{knob}}}" in str(raw)]
 
@@ -174,8 +152,6 @@ def instantiate(node: DictConfig, path: str = "", **kwargs: Any) -> Any:
     ValueError: kept as the cause). Anything else that a constructor raises passes unchanged.
 
     Args:
-        node: with a `_target_`.
-        path: dotted, for the errors.
         kwargs: more arguments.
     """
     return _build(node, path or str(node._get_full_key(None)), kwargs)

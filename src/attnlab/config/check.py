@@ -27,7 +27,7 @@ from attnlab.config.nearest import nearest
 from attnlab.config.nodes import check_nodes
 from attnlab.config.rules import check_relations
 from attnlab.config.schema import constant, definition
-from attnlab.config.settings import ARGUMENTS, MODES, modes_of_every_task, owner, read_by
+from attnlab.config.settings import ARGUMENTS, MODES, ReadBy, modes_of_every_task, owner, read_by
 from attnlab.config.targets import check_hydra
 from attnlab.errors import ConfigError, DataError
 
@@ -53,8 +53,6 @@ class Job:
     """A job that uses or continues a run.
 
     Args:
-        cfg: its fixed configuration.
-        choices: the run's options of groups, `task=mustc`.
         directory: where the job writes.
     """
 
@@ -267,11 +265,7 @@ def _check_keys(cfg: DictConfig, composer: Composer) -> None:
 
 
 def check_fixed(cfg: DictConfig) -> None:
-    """Check every node of a resolved configuration against its signature, and the keys that depend on each other.
-
-    Args:
-        cfg: resolved.
-    """
+    """Check every node of a resolved configuration against its signature, and the keys that depend on each other."""
     check_nodes(config.written(cfg))
     check_relations(cfg)
     check_batch(cfg)
@@ -279,9 +273,6 @@ def check_fixed(cfg: DictConfig) -> None:
 
 def check_lines(path: Path) -> None:
     """Refuse a file of `input=` with an empty line: results would not stand in the lines of their inputs.
-
-    Args:
-        path: of a file with one input in each line.
 
     Raises:
         DataError: names the line.
@@ -301,7 +292,6 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     """Check that the mode exists, that the task has it, and that it reads the root keys that are set.
 
     Args:
-        cfg: the composed configuration.
         task: its option, for instance mustc.
     """
     if cfg.mode not in MODES:
@@ -319,6 +309,21 @@ def check_mode(cfg: DictConfig, task: str) -> None:
             raise ConfigError(f"{key}={value}: no such file or directory")
     if Path(cfg.cache_dir).expanduser().is_file():
         raise ConfigError(f"cache_dir={cfg.cache_dir}: a file; expected a directory, which is made if it is missing")
+    _check_input(cfg)
+    _check_weights(cfg, readers["checkpoint"])
+    if cfg.data_root == "":
+        raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
+    if cfg.data_root is not None and "root" not in cfg.task.data:
+        raise ConfigError(
+            f"data_root={cfg.data_root}: task={task} generates its data and reads no corpus; remove data_root=, or "
+            "unset the variable DATA_ROOT"
+        )
+    if cfg.checkpoint is not None:
+        _check_checkpoint(str(cfg.checkpoint))
+
+
+def _check_input(cfg: DictConfig) -> None:
+    """Refuse mode=predict without an input, or with a file that is not there."""
     if cfg.mode == "predict" and cfg.input is None:
         raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
     if cfg.mode == "predict" and cfg.input.endswith(FILES_OF_INPUTS) and not cfg.input.split()[1:]:
@@ -326,7 +331,10 @@ def check_mode(cfg: DictConfig, task: str) -> None:
             raise ConfigError(f"input={cfg.input}: no such file")
         if file.suffix == ".txt":
             check_lines(file)
-    reading = readers["checkpoint"]
+
+
+def _check_weights(cfg: DictConfig, reading: ReadBy) -> None:
+    """Refuse a mode without the weights that it needs; `reading`: the modes that read `checkpoint=`."""
     as_it_is = (  # the pretrained model is scored
         cfg.mode == "test"
         and cfg.checkpoint is None
@@ -355,15 +363,6 @@ def check_mode(cfg: DictConfig, task: str) -> None:
             f"mode=export: model={cfg.model} is what transformers reads already; give checkpoint=<a run that has "
             "converted or trained it>"
         )
-    if cfg.data_root == "":
-        raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
-    if cfg.data_root is not None and "root" not in cfg.task.data:
-        raise ConfigError(
-            f"data_root={cfg.data_root}: task={task} generates its data and reads no corpus; remove data_root=, or "
-            "unset the variable DATA_ROOT"
-        )
-    if cfg.checkpoint is not None:
-        _check_checkpoint(str(cfg.checkpoint))
 
 
 def _check_checkpoint(value: str) -> None:

@@ -279,7 +279,6 @@ def assigned(plain: dict[str, Any], setting: Override, groups: list[str]) -> lis
 
     Args:
         plain: the configuration in which the keys must be, as plain dict and list.
-        setting: of the command line, of no group.
         groups: the names of the groups, which may have been meant.
     """
 
@@ -296,12 +295,7 @@ def assigned(plain: dict[str, Any], setting: Override, groups: list[str]) -> lis
 
 
 def walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
-    """Follow a dotted key as far as it leads: the node reached, its own key, and the parts that are left.
-
-    Args:
-        node: of a configuration.
-        key: dotted, below the node.
-    """
+    """Follow a dotted key as far as it leads: the node reached, its own key, and the parts that are left."""
     parts = key.split(".")
     for i, part in enumerate(parts):
         if isinstance(node, dict) and part in node:
@@ -383,13 +377,7 @@ def keys(node: Any, path: str = "") -> Iterator[str]:
 
 
 def require(key: str, annotation: Any, value: Any) -> None:
-    """Raise ConfigError if a value does not fit an annotation.
-
-    Args:
-        key: dotted, for the error.
-        annotation: as source.
-        value: as YAML holds it.
-    """
+    """Raise ConfigError if a value does not fit an annotation."""
     if not fits(annotation, value):
         close = matches(str(value), [str(literal) for literal in literals(annotation)])
         hint = f"; nearest: {close[0]}" if close else ""
@@ -397,13 +385,7 @@ def require(key: str, annotation: Any, value: Any) -> None:
 
 
 def declared(node: Any, path: str, name: str) -> list[Any]:
-    """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`.
-
-    Args:
-        node: of a configuration.
-        path: of the node, dotted.
-        name: of the key.
-    """
+    """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`."""
     key = f"{path}.{name}" if path else name
     own = parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
     return [*([own] if own is not None else []), *([FOREIGN[key]] if key in FOREIGN else [])]
@@ -414,9 +396,6 @@ def check_value(base: DictConfig, plain: dict[str, Any], key: str, value: Any) -
 
     Args:
         base: the configuration without the command line.
-        plain: the same as plain dict and list, references as they are written.
-        key: dotted.
-        value: what the command line gives.
     """
     if "${" in str(value):
         return  # a reference: what it leads to is checked in the composed configuration

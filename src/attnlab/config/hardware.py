@@ -27,9 +27,6 @@ def settle(cfg: DictConfig) -> None:
     On the CPU and on Apple's devices that is 32-true. On a CUDA device it is bf16-mixed, or 32-true where one of the
     run's devices has no bfloat16. Where a GPU is asked for and there is none (a login node, or a machine on which the
     command is only checked), bf16-mixed.
-
-    Args:
-        cfg: references resolved; changed in place.
     """
     hardware = cfg.hardware
     if hardware.precision == "auto":
@@ -39,12 +36,7 @@ def settle(cfg: DictConfig) -> None:
 
 
 def precision(accelerator: str, devices: int | str | ListConfig | list[int]) -> str:
-    """The precision of a run for which none is given.
-
-    Args:
-        accelerator: `hardware.accelerator`.
-        devices: `hardware.devices`.
-    """
+    """The precision of a run for which none is given."""
     return "bf16-mixed" if _ampere(accelerator, devices) else "32-true"
 
 
@@ -58,11 +50,7 @@ def _ampere(accelerator: str, devices: int | str | ListConfig | list[int]) -> bo
 
 
 def capabilities(devices: int | str | ListConfig | list[int]) -> list[tuple[int, int]]:
-    """The compute capability of each CUDA device of a run that this machine has; torch is imported only with a driver.
-
-    Args:
-        devices: how many, their numbers, or "auto": all of them.
-    """
+    """The compute capability of each CUDA device of a run on this machine; torch is imported only with a driver."""
     if not has_driver():
         return []
     import torch
@@ -79,9 +67,6 @@ def capabilities(devices: int | str | ListConfig | list[int]) -> list[tuple[int,
 
 def check_device(cfg: DictConfig) -> None:
     """Refuse a device that this machine cannot have, as far as that is known without torch.
-
-    Args:
-        cfg: the fixed configuration.
 
     Raises:
         ConfigError: names the key, and what to take instead.

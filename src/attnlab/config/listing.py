@@ -88,9 +88,6 @@ def help_text(program: str) -> str:
 def listing(names: list[str]) -> str:
     """What `attnlab list` prints: the groups, or the options of some, a line each.
 
-    Args:
-        names: groups; empty: a line for each group.
-
     Raises:
         ConfigError: no such group.
     """
@@ -111,11 +108,7 @@ def listing(names: list[str]) -> str:
 
 
 def about(file: Path) -> str:
-    """The first sentence of a file's first comment, without Hydra's own lines; empty if there is none.
-
-    Args:
-        file: YAML.
-    """
+    """The first sentence of a file's first comment, without Hydra's own lines; empty if there is none."""
     lines: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):

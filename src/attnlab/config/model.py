@@ -34,7 +34,6 @@ def pretrained_decoder(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
     """The configuration of a language-modelling run that begins with a pretrained decoder, as far as names tell.
 
     Args:
-        cfg: composed, with Hydra's node; it is not changed.
         given: the keys and groups of the command line.
 
     Returns:
@@ -64,10 +63,6 @@ def pretrained_decoder(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
 def check_model(source: str, target: str) -> None:
     """Refuse a path that does not exist, and for image models a name that timm does not have.
 
-    Args:
-        source: the value of `model=`.
-        target: the `_target_` of the node `task.model`.
-
     Raises:
         ConfigError: says what is expected.
     """
@@ -91,10 +86,6 @@ def check_model(source: str, target: str) -> None:
 
 def check_weights(key: str, source: str) -> None:
     """Refuse what is no file of weights, by its first bytes: reading it takes the import of torch.
-
-    Args:
-        key: of the configuration, for the error.
-        source: its value, a path that is no directory.
 
     Raises:
         ConfigError: there is no such file, or it is of another kind.
@@ -123,10 +114,6 @@ def check_architecture(key: str, name: str) -> None:
     """Refuse a name whose architecture timm does not have, or whose source in timm neither takes a size of images nor
     builds a VisionTransformer.
 
-    Args:
-        key: of the configuration, for the error.
-        name: of a model of timm, or of its weights.
-
     Raises:
         ConfigError: names the nearest name.
     """
@@ -143,9 +130,6 @@ def check_architecture(key: str, name: str) -> None:
 
 def check_optimizer(name: str) -> None:
     """Refuse an optimizer that timm does not have.
-
-    Args:
-        name: as timm writes it; `lookahead_` may stand before it.
 
     Raises:
         ConfigError: names the nearest name.

@@ -5,12 +5,7 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """The end of an error line: the close names, and the others where all are few; empty if there are none.
-
-    Args:
-        word: what was written.
-        names: what exists.
-    """
+    """The end of an error line: the close names, and the others where all are few; empty if there are none."""
     names = sorted(names)
     close = matches(word, names)
     others = [name for name in names if name not in close] if len(names) <= 12 else []
@@ -22,8 +17,6 @@ def matches(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
     """At most three names, the closest first; capitals do not matter.
 
     Args:
-        word: what was written.
-        names: what exists.
         cutoff: likeness from 0 to 1 that a name needs, as difflib measures it.
     """
     by_lower = {name.lower(): name for name in names}

@@ -22,9 +22,6 @@ from attnlab.errors import ConfigError, DataError
 def check_present(cfg: DictConfig) -> None:
     """Refuse a job whose device, corpus or files are not on this machine.
 
-    Args:
-        cfg: the fixed configuration.
-
     Raises:
         ConfigError: names the key or the path, and what is expected there.
     """

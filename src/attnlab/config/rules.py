@@ -74,6 +74,7 @@ AUGMENTATION = {
     "rand": r"(m|n|mmax)\d+|p\d+(\.\d+)?|mstd\d+(\.\d+)?|inc[01]|t\w*",
     "augmix": r"(m|w|d)\d+|a\d+(\.\d+)?|mstd\d+(\.\d+)?|b[01]",
 } | dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), r"mstd\d+(\.\d+)?")
+DIVISORS = {f"task.model.{part}.num_heads": "task.model.d_model" for part in ("encoder", "decoder")}
 SPEECH = ("attnlab.data.FilterBank",)  # `_target_` of features that are computed from recordings
 SYNTHESIZER = "espeakng_loader"  # the module of the extra `samples`
 EXTRAS = {"tensorboard": "log", "wandb": "log", "mlflow": "mlflow"}  # loggers: the package, and the extra that has it
@@ -81,9 +82,6 @@ EXTRAS = {"tensorboard": "log", "wandb": "log", "mlflow": "mlflow"}  # loggers: 
 
 def check_trainer(arguments: Mapping[str, Any]) -> None:
     """Refuse the arguments of Lightning's Trainer that attnlab sets itself.
-
-    Args:
-        arguments: the node `trainer`.
 
     Raises:
         ConfigError: names the key that sets the argument.
@@ -97,9 +95,6 @@ def check_trainer(arguments: Mapping[str, Any]) -> None:
 def check_loggers(names: Iterable[str]) -> None:
     """Refuse loggers whose package is not installed.
 
-    Args:
-        names: the keys of the node `logger`.
-
     Raises:
         ConfigError: names the extra to install.
     """
@@ -110,9 +105,6 @@ def check_loggers(names: Iterable[str]) -> None:
 
 def check_sample(cfg: DictConfig) -> None:
     """Refuse a run on a spoken sample corpus where the package that speaks it is not installed.
-
-    Args:
-        cfg: the whole resolved configuration.
 
     Raises:
         ConfigError: names the extra to install.
@@ -127,9 +119,6 @@ def check_sample(cfg: DictConfig) -> None:
 
 def check_augmentation(policy: str | None) -> None:
     """Refuse what timm does not know as `auto_augment`.
-
-    Args:
-        policy: for instance rand-m9-mstd0.5-inc1; None: no augmentation.
 
     Raises:
         ConfigError: names the part that is wrong.
@@ -149,10 +138,6 @@ def check_augmentation(policy: str | None) -> None:
 def check_heads(node: Any, path: str) -> None:
     """Refuse key-value heads that do not divide the heads.
 
-    Args:
-        node: of a mechanism, or of a hybrid stack.
-        path: of the node, dotted.
-
     Raises:
         ConfigError: names both keys.
     """
@@ -167,9 +152,6 @@ def check_heads(node: Any, path: str) -> None:
 
 def check_names(cfg: DictConfig) -> None:
     """Refuse names of metrics, models and optimizers that there are not.
-
-    Args:
-        cfg: the whole resolved configuration.
 
     Raises:
         ConfigError: names the key.
@@ -187,9 +169,6 @@ def check_names(cfg: DictConfig) -> None:
 
 def check_lengths(cfg: DictConfig) -> None:
     """Refuse windows and continuations of a language model that is trained or scored, where they are too long.
-
-    Args:
-        cfg: the whole resolved configuration.
 
     Raises:
         ConfigError: names the keys.
@@ -212,76 +191,94 @@ def check_lengths(cfg: DictConfig) -> None:
 
 
 def check_relations(cfg: DictConfig) -> None:
-    """Check the keys that depend on each other.
-
-    Args:
-        cfg: the whole resolved configuration.
+    """Check the keys of a resolved configuration that depend on each other.
 
     Raises:
         ConfigError: names both keys and what is expected of them.
     """
-
-    def get(key: str) -> Any:
-        return OmegaConf.select(cfg, key)
-
     check_trainer(cfg.trainer)
     check_loggers(cfg.logger)
     check_sample(cfg)
+    check_callbacks(cfg)
+    check_names(cfg)
+    check_lengths(cfg)
+    check_hardware(cfg)
+    check_augmentation(OmegaConf.select(cfg, "task.data.auto_augment"))
+    check_heads(cfg.get("attention"), "attention")
+    check_decoding(cfg)
+    for key, of in DIVISORS.items():
+        value, multiple = OmegaConf.select(cfg, key), OmegaConf.select(cfg, of)
+        if isinstance(value, int) and isinstance(multiple, int) and multiple % value:
+            raise ConfigError(f"{key}={value}: expected a divisor of {of}={multiple}")
+    size, patch = OmegaConf.select(cfg, "task.data.image_size"), OmegaConf.select(cfg, "task.model.patch_size")
+    if size is not None and patch is not None and size % patch:
+        raise ConfigError(f"task.data.image_size={size}: expected a multiple of task.model.patch_size={patch}")
+
+
+def check_callbacks(cfg: DictConfig) -> None:
+    """Refuse a watched metric of unknown direction, and several averages of the weights.
+
+    Raises:
+        ConfigError: names the callback.
+    """
+    targets = {name: str(node.get("_target_")) for name, node in cfg.callbacks.items()}
     for name, node in cfg.callbacks.items():
-        if "monitor" in node and "mode" not in node and "EarlyStopping" in str(node.get("_target_")):
+        if "monitor" in node and "mode" not in node and "EarlyStopping" in targets[name]:
             raise ConfigError(
                 f"callbacks.{name}.monitor={node.monitor}: give which values are better too, "
                 f"+callbacks.{name}.mode=min or max"
             )
-    check_names(cfg)
-    check_lengths(cfg)
-    kind = definition(str(get("task.kind._target_")))
-    if cfg.mode == "train" and cfg.hardware.strategy == "fsdp" and kind and constant(f"{kind[0]}.SHARDED") is False:
-        raise ConfigError(f"hardware=fsdp is not supported for task={cfg.task.name}; take hardware=ddp")
-    check_augmentation(get("task.data.auto_augment"))
-    check_heads(cfg.get("attention"), "attention")
-    means = [name for name, node in cfg.callbacks.items() if "WeightAveraging" in str(node.get("_target_"))]
+    means = [name for name, target in targets.items() if "WeightAveraging" in target]
     if len(means) > 1:
         raise ConfigError(f"callbacks=[{','.join(means)}]: each averages the weights; choose one of them")
-    for name in means:
-        if get("hardware.strategy") == "fsdp":
-            raise ConfigError(
-                f"callbacks={name}: hardware=fsdp shards the weights, and no process has all of them to average"
-            )
-        if get("task.ema_decay"):
-            raise ConfigError(
-                f"callbacks={name}: the task averages itself; set task.ema_decay=0 (now {cfg.task.ema_decay})"
-            )
-    if "train" not in cfg.task:
-        for key in ("compile", "gradient_checkpointing"):
-            if cfg.hardware[key]:
-                raise ConfigError(f"hardware.{key}=true: task={cfg.task.name} trains nothing; leave it out")
+    if means and cfg.hardware.strategy == "fsdp":
+        raise ConfigError(
+            f"callbacks={means[0]}: hardware=fsdp shards the weights, and no process has all of them to average"
+        )
+    if means and cfg.task.get("ema_decay"):
+        raise ConfigError(
+            f"callbacks={means[0]}: the task averages itself; set task.ema_decay=0 (now {cfg.task.ema_decay})"
+        )
+
+
+def check_hardware(cfg: DictConfig) -> None:
+    """Refuse hardware that the task cannot use.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    kind = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
+    if cfg.mode == "train" and cfg.hardware.strategy == "fsdp" and kind and constant(f"{kind[0]}.SHARDED") is False:
+        raise ConfigError(f"hardware=fsdp is not supported for task={cfg.task.name}; take hardware=ddp")
+    for key in ("compile", "gradient_checkpointing") if "train" not in cfg.task else ():
+        if cfg.hardware[key]:
+            raise ConfigError(f"hardware.{key}=true: task={cfg.task.name} trains nothing; leave it out")
     if cfg.hardware.find_batch and cfg.hardware.accelerator == "cpu" and cfg.hardware.find_batch_gib is None:
         raise ConfigError(
             "hardware.find_batch=true: the CPU has no memory of its own to fill; give hardware.find_batch_gib=<GiB>, "
             "or leave hardware.find_batch out"
         )
-    devices = get("hardware.devices")
+    devices = cfg.hardware.devices
     if OmegaConf.is_list(devices) and len(set(devices)) < len(devices):
         raise ConfigError(f"hardware.devices={devices}: expected each device once")
+
+
+def check_decoding(cfg: DictConfig) -> None:
+    """Refuse a search whose texts would all be empty, or shorter than they must be.
+
+    Raises:
+        ConfigError: names the key.
+    """
     decode = cfg.task.get("decode")
     if decode is not None and not decode.get("max_len_a") and decode.get("min_len", 0) > decode.get("max_len_b", 0):
         raise ConfigError(
             f"task.decode.min_len={decode.min_len}: expected at most task.decode.max_len_b={decode.max_len_b}"
         )
     for key in ("task.decode", "task.train.validate_search"):
-        node = get(key) or {}
-        longest = [(get(f"task.decode.{n}") if node.get(n) is None else node[n]) for n in ("max_len_a", "max_len_b")]
+        node, limits = OmegaConf.select(cfg, key) or {}, ("max_len_a", "max_len_b")
+        longest = [OmegaConf.select(cfg, f"task.decode.{n}") if node.get(n) is None else node[n] for n in limits]
         if longest == [0, 0]:
             raise ConfigError(
                 f"{key}: max_len_a and max_len_b are 0, so that every decoded text would be empty; set "
                 "max_len_b to the most tokens of a text"
             )
-    width = get("task.model.d_model")
-    for part in ("encoder", "decoder"):
-        heads = get(f"task.model.{part}.num_heads")
-        if isinstance(width, int) and isinstance(heads, int) and width % heads:
-            raise ConfigError(f"task.model.{part}.num_heads={heads}: expected a divisor of task.model.d_model={width}")
-    size, patch = get("task.data.image_size"), get("task.model.patch_size")
-    if size is not None and patch is not None and size % patch:
-        raise ConfigError(f"task.data.image_size={size}: expected a multiple of task.model.patch_size={patch}")

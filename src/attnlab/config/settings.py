@@ -20,12 +20,7 @@ from attnlab.config.schema import constant
 
 @dataclass(frozen=True)
 class ReadBy:
-    """Marks a root key that only some modes read; others refuse it. `optional`: those that can do without it.
-
-    Args:
-        modes: those that read it.
-        optional: those of them that can do without it.
-    """
+    """Marks a root key that only some modes read; others refuse it. `optional`: those that can do without it."""
 
     modes: tuple[str, ...]
     optional: tuple[str, ...] = ()
@@ -33,26 +28,9 @@ class ReadBy:
 
 @dataclass(frozen=True)
 class Root:
-    """The keys of conf/config.yaml that are no group. `mode`: a file in modes/ that the task lists in `task.modes`.
+    """The keys of conf/config.yaml that are no group; its comments say what they are.
 
-    Args:
-        mode: what the run does.
-        seed: of all random choices.
-        stride: positions merged per cache slot; null: the paper's value.
-        rank: of the mechanism or of the compression; null: the paper's value.
-        data_root: the real corpus; null: the embedded sample corpus.
-        model: pretrained weights; null: the task's own.
-        checkpoint: a run directory or a checkpoint file.
-        prompt: the text to continue; null: none.
-        format: of an export; null: hf.
-        input: what is predicted: a text, a file or a folder.
-        output: a file for the results; null: standard output.
-        resume: a run directory to continue.
-        baseline: a run directory or record to compare speed with.
-        retry: whether a multirun tries jobs again that failed before.
-        rerun: whether a multirun repeats jobs that are finished.
-        tags: words that the record keeps.
-        cache_dir: where features, vocabularies and sample corpora are kept.
+    `mode` is a file in modes/ that the task lists in `task.modes`.
     """
 
     mode: str

@@ -90,8 +90,6 @@ def nodes(node: Any, path: str = "", outer: tuple[str, str] = ("", "")) -> Itera
     """Every `_target_` below a node: the path of its node, the target, and what its place expects.
 
     Args:
-        node: plain mappings, lists and values.
-        path: of `node`, dotted.
         outer: the nearest `_target_` around `node`, and its parameter in which `node` lies.
 
     Raises:
@@ -139,11 +137,6 @@ def check_targets(cfg: Mapping[str, Any]) -> None:
 def check_target(target: str, key: str, place: Place | None) -> None:
     """Check one `_target_`. Nothing is imported.
 
-    Args:
-        target: a dotted name.
-        key: for the error.
-        place: what is expected; None: nothing may be built there.
-
     Raises:
         ConfigError: names the key and what is expected.
     """
@@ -168,8 +161,6 @@ def require_target(found: Any, target: str, path: str, outer: tuple[str, str] = 
     """Check what a `_target_` has led to, once it is imported: a reference may have hidden it from `check_target`.
 
     Args:
-        found: the object.
-        target: the dotted name.
         path: of the node, dotted. Without `outer` and where nothing is listed for it any class passes.
         outer: the `_target_` around the node, and its parameter in which the node lies.
 
@@ -217,7 +208,6 @@ def check_hydra(cfg: DictConfig, given: Sequence[str]) -> None:
     """Check what files of --config-dir make of Hydra's own node, of which Hydra builds objects and runs commands.
 
     Args:
-        cfg: the composed configuration.
         given: the keys that the command line sets.
 
     Raises:
