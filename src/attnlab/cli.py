@@ -185,12 +185,12 @@ def set_up_logging(composed: DictConfig, directory: Path | None) -> None:
     """
     cfg = copy.deepcopy(composed)
     OmegaConf.update(cfg, "hydra.runtime.output_dir", str(directory), force_add=True)
-    settings = OmegaConf.to_container(cfg.hydra.job_logging, resolve=True)
+    settings: Any = OmegaConf.to_container(cfg.hydra.job_logging, resolve=True)
     if directory is None and isinstance(settings, dict):
         settings.get("handlers", {}).pop("file", None)
         root = settings.get("root", {})
         root["handlers"] = [name for name in root.get("handlers", []) if name != "file"]
-    configure_log(OmegaConf.create(settings), cfg.hydra.verbose)
+    configure_log(DictConfig(settings), cfg.hydra.verbose)
 
 
 def run_jobs(checked: Command) -> int:

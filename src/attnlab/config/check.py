@@ -255,7 +255,7 @@ def _check_keys(cfg: DictConfig, composer: Composer) -> None:
     """Refuse keys that a recipe or an experiment adds where no class declares the keys: those of the task's files."""
     plain = {str(key): config.written(cfg._get_node(key)) for key in cfg if key != "hydra"}
     files = [{"task": content} for _, _, content in composer.files("task", cfg.hydra.runtime.choices.task)]
-    groups = {name: {} for name in (*config.GROUPS, *ARGUMENTS)}
+    groups: dict[str, Any] = {name: {} for name in (*config.GROUPS, *ARGUMENTS)}
     for key in keys(dict.fromkeys(plain) | {"task": plain["task"]}):
         parent, path, _ = walk(plain, key.rpartition(".")[0]) if "." in key else (plain, "", [])
         name = key.rpartition(".")[2]

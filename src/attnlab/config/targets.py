@@ -232,7 +232,8 @@ def check_hydra(cfg: DictConfig, given: Sequence[str]) -> None:
             raise ConfigError(f"{key}: a search space has keys of a run only; give it on the command line")
     if cfg.hydra.callbacks:
         raise ConfigError("hydra.callbacks: not supported; callbacks=... are those of Lightning")
-    if cfg.hydra.job.env_set or re.search(r"[/\\]|\$\{", str(OmegaConf.to_container(cfg.hydra.job)["name"])):
+    job: Any = OmegaConf.to_container(cfg.hydra.job)
+    if job["env_set"] or re.search(r"[/\\]|\$\{", str(job["name"])):
         raise ConfigError("hydra.job: expected a plain name, and no env_set: set environment variables in the shell")
     for name in ("job_logging", "hydra_logging"):
         choice = str(cfg.hydra.runtime.choices[f"hydra/{name}"])
