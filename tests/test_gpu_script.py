@@ -56,7 +56,7 @@ def test_a_command_composes(name: str, dry: Commands) -> None:
     """As it runs on a GPU: no seconds of one are spent on a wrong key."""
     words = dry[name][1]
     assert words[1:3] == ["-m", "src.run"] and words[-1].endswith(f"/{name}/run")
-    (cfg,) = check([quoted(word) for word in words[3:-1]], load).jobs
+    (cfg,) = check(words[3:-1], load).jobs
     if cfg.mode == "bench":
         with without_memory():
             found = [build_attention(variant.cfg, 0) for variant in lineup(cfg, instantiate(cfg.bench))]

@@ -90,7 +90,7 @@ def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.Mo
             Path("experiments").symlink_to(ROOT / "experiments")
         elif key == "model" and value.endswith(".pth"):
             torch.save({}, value)
-    plan = check([quoted(word) for word in words], load)
+    plan = check(words, load)
     assert len(plan.jobs) == (9 if "seed=1,2,3" in words else 1)
 
 

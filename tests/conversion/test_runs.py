@@ -35,19 +35,7 @@ from attnlab.pretrained import huggingface
 from attnlab.run.job import _exit_code_and_message
 from attnlab.run.loading import load
 from attnlab.run.record import new, write
-<<<<<<< HEAD:tests/conversion/test_runs.py
 from attnlab.tasks.language_modelling.module import Healed
-=======
-from attnlab.tasks.language_modelling.converting import (
-    CONVERSION,
-    STORED,
-    calibration_tokens,
-    read_about,
-    read_nodes,
-    target_of,
-)
-from attnlab.tasks.language_modelling.healing import Healed
->>>>>>> d62b25b (A command line is parsed once and each job composed once; a single run no longer goes through Hydra's main):tests/tasks/language_modelling/test_converting.py
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
 SIZES = {
@@ -117,22 +105,14 @@ def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
         quick = QUICK if any(word.startswith("convert=") for word in words) else []
         named = [] if any(word.startswith("model=") for word in words) else [f"model='{model}'"]
         given = [*TINY, *named, f"cache_dir='{cache}'", *quick, *words]
-<<<<<<< HEAD:tests/conversion/test_runs.py
         cfg = check(given, load).jobs[0]
-=======
-        cfg = check(given, load).jobs[0]
->>>>>>> d62b25b (A command line is parsed once and each job composed once; a single run no longer goes through Hydra's main):tests/tasks/language_modelling/test_converting.py
         return cfg, new(cfg, "test")
 
     return make
 
 
 def used(run: Path, mode: str, *words: str) -> tuple[DictConfig, dict[str, Any]]:
-<<<<<<< HEAD:tests/conversion/test_runs.py
     cfg = check([f"mode={mode}", f"checkpoint='{run}'", "hardware=cpu", *words], load).jobs[0]
-=======
-    cfg = check([f"mode={mode}", f"checkpoint='{run}'", "hardware=cpu", *words], load).jobs[0]
->>>>>>> d62b25b (A command line is parsed once and each job composed once; a single run no longer goes through Hydra's main):tests/tasks/language_modelling/test_converting.py
     return cfg, new(cfg, "test")
 
 
@@ -234,11 +214,7 @@ def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatc
     points = record["conversion"]["points"]
     monkeypatch.undo()
     monkeypatch.setattr(markov, "LINES", {"train": 200, "validation": 20, "test": 20})
-<<<<<<< HEAD:tests/conversion/test_runs.py
     cfg = check([f"resume='{tmp_path / 'parts'}'"], load).jobs[0]
-=======
-    cfg = check([f"resume='{tmp_path / 'parts'}'"], load).jobs[0]
->>>>>>> d62b25b (A command line is parsed once and each job composed once; a single run no longer goes through Hydra's main):tests/tasks/language_modelling/test_converting.py
     record = new(cfg, "test")
     train.run(cfg, record, tmp_path / "parts")
     assert record["training"]["resumed"] and record["training"]["steps"] == 4
@@ -353,15 +329,9 @@ def test_what_is_wrong_is_one_line(words: list[str], said: str, start: Start) ->
 
 def test_other_tasks_have_nothing_to_convert() -> None:
     with pytest.raises(ConfigError, match="convert=mla: task=mustc has no pretrained decoder"):
-<<<<<<< HEAD:tests/conversion/test_runs.py
         check(["task=mustc", "convert=mla"], load)
     with pytest.raises(ConfigError, match=r"model=gpt2: task=wmt16 trains .* task=fineweb_edu, .* wikitext2"):
         check(["task=wmt16", "model=gpt2"], load)
-=======
-        check(["task=mustc", "convert=mla"], load)
-    with pytest.raises(ConfigError, match=r"model=gpt2: task=wmt16 trains .* task=fineweb_edu, .* wikitext2"):
-        check(["task=wmt16", "model=gpt2"], load)
->>>>>>> d62b25b (A command line is parsed once and each job composed once; a single run no longer goes through Hydra's main):tests/tasks/language_modelling/test_converting.py
 
 
 def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) -> None:
