@@ -389,7 +389,7 @@ def test_damaged_layers_are_named_before_the_corpus_is_read(
         ({"bias": {"_target_": "os.system", "command": "true"}}, "layer 1: attention.bias._target_=os.system"),
         ({"foo": 1}, "layer 1: attention.foo: MLA has no parameter 'foo'"),
         ({"_target_": "attnlab.attention.Nope"}, "layer 1: attention._target_=attnlab.attention.Nope: no such class"),
-        ({"_target_": "attnlab.bench.baselines.of"}, "layer 1: attention._target_=.*: expected"),
+        ({"_target_": "attnlab.bench.baselines.of"}, "attnlab.bench.baselines.of is no mechanism"),
         ({"d_model": 64}, "layer 1: attention.d_model=64: the model is 32 wide"),
         ({"num_heads": 10**8}, "num_heads=100000000: expected int >= 1 and <= 1048576"),
         ({"num_heads": 10**6}, r"layer 1: \d+ parameters: the file is damaged"),

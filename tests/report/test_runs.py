@@ -114,7 +114,7 @@ def test_a_damaged_record_is_named_by_the_comparison(said: Said, run: Run) -> No
         path = Path(f"runs/bad{i}/record.json")
         path.parent.mkdir()
         path.write_text(json.dumps(record | change))
-        with pytest.raises(DataError, match=f"runs/bad{i}/record.json: not a record that can be read"):
+        with pytest.raises(DataError, match=f"runs/bad{i}/record.json: (not a record|the recipe) "):
             main(["compare", "runs/one", f"runs/bad{i}"])
     lines, _ = said("compare", "runs/one", "runs/one")
     assert r"x\udcff" in "".join(lines)
