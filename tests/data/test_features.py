@@ -6,7 +6,7 @@ import pytest
 import soundfile
 
 from attnlab.data.speech.features import Array, FilterBank, SpecAugment, read_waveform, utterance_cmvn, warped
-from attnlab.data.speech.mustc import read_split
+from attnlab.data.speech.mustc import MustC
 from attnlab.errors import ConfigError, DataError
 
 
@@ -71,7 +71,7 @@ def test_filter_bank_of_silence_is_the_floor() -> None:
 
 
 def test_real_speech(corpora: Path) -> None:
-    segment = read_split(corpora / "st_digits_en_de", "dev", "en", "de")[0]
+    segment = MustC().read(corpora / "st_digits_en_de", "dev", "audio", False)[0]
     waveform = read_waveform(segment.audio, segment.start, segment.num_samples)
     features = FilterBank(sample_rate=8000, normalize=False)(waveform, 8000)
     np.testing.assert_allclose(features, naive_fbank(waveform, 8000, 80), atol=2e-3)

@@ -79,7 +79,7 @@ def test_what_is_wrong_with_a_folder_is_one_line(root: Path, tmp_path: Path) -> 
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "nowhere: no such folder; expected train/<class>/*.jpg" in error(tmp_path / "nowhere")
+    assert "nowhere: no such directory; expected train/<class>/*.jpg" in error(tmp_path / "nowhere")
     assert "there is no folder train" in error(root / "train" / "sky")
     (root / "val" / "sea").mkdir()
     assert "sea: a class folder without images" in error(root)

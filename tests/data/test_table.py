@@ -54,8 +54,6 @@ def test_a_wrong_column_is_refused_before_torch_is_imported(suffix: str, tmp_pat
     with pytest.raises(ConfigError, match=said):
         check_present(compose(*words, "task.data.reader.target=title"))
     check_present(compose(*words, "task.data.reader.target=headline"))
-    (tmp_path / f"train.{suffix}").write_text("")  # the reader says what is wrong with it
-    check_present(compose(*words, "task.data.reader.target=title"))
 
 
 @pytest.mark.parametrize("name", ["data", "train"])
@@ -105,7 +103,10 @@ def test_a_manifest(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"train.jsonl": '{"source": "a"}\n'}, "train.jsonl: the column 'target' is missing .*reader"),
-        ({"train.jsonl": '{"source": "a", "target": 3}\n'}, "line 1: the column 'target' is 3; expected a text"),
+        (
+            {"train.jsonl": '{"source": "a", "target": 3}\n'},
+            "line 1: the column 'target' is 3; expected str",
+        ),
         ({"train.jsonl": '{"source": "a", "target": "b"}\n{bad\n'}, "train.jsonl line 2: malformed JSON"),
         ({"train.csv": ""}, "train.csv: an empty file; expected a header"),
         ({"train.csv": "source,target\na\n"}, "train.csv line 2: expected 2 columns"),
@@ -113,7 +114,10 @@ def test_a_manifest(tmp_path: Path) -> None:
         ({"train.csv": "source,target\na,b\n", "train.jsonl": "{}"}, "both train.jsonl and train.csv"),
         ({"train.csv": "source,target\na,\n"}, "train.csv line 2: empty text"),
         ({"train.csv": "source,target,source\na,b,c\n"}, "train.csv: the header has the column 'source' twice"),
-        ({"train.jsonl": '{"source": "a\\ud800", "target": "b"}\n'}, "train.jsonl line 1: half of a surrogate pair"),
+        (
+            {"train.jsonl": '{"source": "a\\ud800", "target": "b"}\n'},
+            "line 1: invalid Unicode: lone surrogate",
+        ),
         ({"other.csv": "source,target\n"}, "train.jsonl is missing .*data_root must hold train"),
     ],
 )
@@ -126,7 +130,7 @@ def test_wrong_tables(files: dict[str, str], message: str, tmp_path: Path) -> No
 
 def test_a_named_column_of_ids_must_be_there(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", pairs(3))
-    with pytest.raises(DataError, match="train.jsonl line 1: no 'nope', the column that task.data.reader.id names"):
+    with pytest.raises(DataError, match="train.jsonl line 1: the column 'nope' is missing"):
         split(Table("article", "headline", id="nope"), tmp_path, "train")
 
 

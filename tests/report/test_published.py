@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from attnlab.config.build import CONF, instantiate
 from attnlab.data.images.folder import ImageData
-from attnlab.data.questions.loading import question_set
+from attnlab.data.questions import question_set
 from attnlab.data.recall.data import NAMES
 from attnlab.report import everything
 from attnlab.report.match import choose, composed, is_corpus

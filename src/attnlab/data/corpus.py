@@ -1,22 +1,22 @@
-"""The examples that readers of corpora give, and functions that readers share.
+"""The examples that readers of corpora give, and functions that readers share. Imports no torch.
 
-A reader reads one layout on disk.  It checks all that it can before anything is computed; each error is one line that
-names the file and the line.
+A reader reads one layout on disk.  It checks all that it can before anything is computed.
 """
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 import soundfile
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
+from attnlab.data.files import check_folder, contents, reading, squeeze
 from attnlab.errors import DataError
 
+Item = TypeVar("Item")
 Kind = Literal["audio", "stored", "text"]  # what a front end reads
 LOWEST_RATE, HIGHEST_RATE = 1_000, 384_000  # Hz, of a recording
 
@@ -65,11 +65,7 @@ class Segment(Utterance):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(Utterance):
-    """Input: a file of features.
-
-    Args:
-        path: the file.
-    """
+    """Input: a file of features."""
 
     path: Path
 
@@ -89,6 +85,7 @@ class Reader(ABC):
     unit: str = "utterances"
     splits: tuple[str, str, str] = ("train", "dev", "test")
     kinds: tuple[Kind, ...] = ("audio",)
+    layout: str = ""
 
     @abstractmethod
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
@@ -104,16 +101,10 @@ class Reader(ABC):
         Raises:
             DataError: one is missing; the message names the file and what it must hold.
         """
-        try:
-            if not root.is_dir():
-                what = "is a file" if root.exists() else "no such directory"
-                raise DataError(f"data_root={root}: {what}; {self.layout}")
+        check_folder(root, self.layout)
+        with reading(root, "a readable folder"):
             for split in splits:
                 self.find(root, split, kind)
-        except OSError as error:
-            raise DataError(f"data_root={root}: cannot be read ({error.strerror}: {error.filename})") from error
-
-    layout: str = ""  # what data_root must be
 
     def find(self, root: Path, split: str, kind: Kind) -> None:  # noqa: B027
         """Check that the files of one split exist.  Raises DataError where one is missing."""
@@ -127,19 +118,16 @@ class Reader(ABC):
             self.missing(folder)
 
     def missing(self, path: Path) -> NoReturn:
+        """Raise the error of a file or folder that is missing, or that is the other of the two."""
         if path.exists():
             kinds = ("a directory", "a file") if path.is_dir() else ("a file", "a directory")
             raise DataError(f"{path}: {kinds[0]}; expected {kinds[1]}; {self.layout}")
-        there = (
-            ", ".join(sorted(p.name for p in path.parent.iterdir())[:8]) if path.parent.is_dir() else "no such folder"
-        )
-        if path.is_dir():
-            raise DataError(f"{path}: a directory; expected a file; {self.layout}")
-        raise DataError(f"{path} is missing (found {there or 'nothing'}); {self.layout}")
+        there = contents(path.parent) if path.parent.is_dir() else "no such folder"
+        raise DataError(f"{path} is missing (found {there}); {self.layout}")
 
     def plain(self, text: str) -> str:
         """A source text that stands in no corpus, as :meth:`read` would give it."""
-        return " ".join(text.split())
+        return squeeze(text)
 
     def sample(self, cache_dir: Path) -> Path:
         """The directory of the embedded sample corpus in this layout, which is written if it does not exist."""
@@ -147,157 +135,62 @@ class Reader(ABC):
 
 
 def check_layout(root: Path, data: DictConfig) -> None:
-    """Check that the files of a corpus exist that a :class:`Reader` reads.
-
-    Args:
-        root: of the corpus.
-        data: the node `task.data`.
-
-    Raises:
-        DataError: one is missing.
-    """
+    """Check that the files of a corpus exist that a :class:`Reader` reads.  `data` is the node `task.data`."""
     reader: Reader = instantiate(data.reader, path="task.data.reader")
     kind = instantiate(data.features, path="task.data.features").kind
     if kind in reader.kinds:
         reader.check(root, reader.splits, kind)
 
 
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark.  Raises DataError where it is not text.
-
-    Args:
-        path: the file.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        what = "it is a directory; expected a file" if path.is_dir() else error.strerror
-        raise DataError(f"{path}: cannot be read ({what})") from error
-    if (zero := data.find(b"\0")) >= 0:
-        line = data.count(b"\n", 0, zero) + 1
-        raise DataError(f"{path} line {line}: a zero byte; expected UTF-8 text, this is a binary file")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path} line {line}: not UTF-8 ({error.reason})") from error
-
-
-def read_lines(path: Path) -> list[str]:
-    # Not str.splitlines: it also breaks at U+2028, U+0085 and others that occur inside published lines.
-    """The lines of a UTF-8 file, stripped, without an empty last one. Only a line feed ends a line.
-
-    Args:
-        path: the file.
-    """
-    lines = read_text(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return [line.strip() for line in lines]
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it has no half of a surrogate pair, as JSON and shells may give.
-
-    Args:
-        text: any.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, object) of each JSON object of a file, one a line or printed over several.
-
-    Args:
-        path: the file.
-    """
-    text = read_text(path)
-    decoder, at, line = json.JSONDecoder(), 0, 1
-    while True:
-        begin = at
-        while at < len(text) and text[at].isspace():
-            at += 1
-        line += text.count("\n", begin, at)
-        if at == len(text):
-            return
-        try:
-            value, end = decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            where = line + text.count("\n", at, error.pos)
-            raise DataError(f"{path} line {where}: malformed JSON ({error.msg})") from error
-        except RecursionError as error:
-            raise DataError(f"{path} line {line}: JSON nested too deeply to be read; expected flat objects") from error
-        if not isinstance(value, dict):
-            raise DataError(f"{path} line {line}: expected a JSON object, found {type(value).__name__}")
-        if "\\ud" in text[at:end].lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
-            raise DataError(f"{path} line {line}: half of a surrogate pair (\\ud8..), which is no letter")
-        yield line, value
-        line += text.count("\n", at, end)
-        at = end
-
-
-def field(record: dict[str, Any], key: str, kind: type, path: Path, line: int) -> Any:
-    """record[key], which must be a `kind`.
-
-    Args:
-        record: a JSON object.
-        key: of the value.
-        kind: its type.
-        path: the object's file, for the error.
-        line: its line, for the error.
-    """
-    if not isinstance(record.get(key), kind):
-        found = f"is {record[key]!r:.40}" if key in record else f"is missing (found: {', '.join(record) or 'none'})"
-        raise DataError(f"{path} line {line}: {key!r} {found}; expected a {kind.__name__}")
-    return record[key]
-
-
 def inspect_audio(path: Path, where: str) -> tuple[int, int]:
-    """(sample rate, samples) from the header.
+    """(samples per second, samples) of a recording, from its header.
 
     Args:
         path: of the recording.
         where: the file and line that name it, for the error.
     """
-    try:
-        if not path.is_file():
-            raise DataError(f"{path}: missing recording, named in {where}")
+    if not path.is_file():
+        raise DataError(f"{path}: missing recording, named in {where}")
+    with reading(path, f"a recording, named in {where}"):
         info = soundfile.info(path)
-    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
-        raise DataError(f"{path}: unreadable audio ({error}), named in {where}") from error
     return checked_rate(path, info.samplerate), info.frames
 
 
 def checked_rate(path: Path, rate: int) -> int:
-    """The sample rate of a recording, where speech can have it: at 1 Hz, resampling would take minutes.
-
-    Args:
-        path: of the recording, for the error.
-        rate: in Hz, from its header.
-
-    Raises:
-        DataError: no recording has such a rate; the header is damaged.
-    """
+    """The sample rate (Hz) of a recording. DataError: the header is damaged; resampling from 1 Hz takes minutes."""
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
-        raise DataError(f"{path}: its header says {rate} samples a second; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz")
+        raise DataError(f"{path}: the header has a rate of {rate} Hz; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz")
     return rate
 
 
-def whole(path: Path, where: str) -> dict[str, Any]:
-    """What a Segment needs to be all of a recording.
+def excerpt(
+    audio: Path, header: tuple[int, int], first: int, last: int, where: str, tolerance: float = 0
+) -> dict[str, Any]:
+    """What a Segment needs to be samples `first` to `last` (exclusive) of a recording; it is cut at the end.
 
     Args:
-        path: of the recording.
-        where: the file and line that name it, for the error.
+        audio: of the recording.
+        header: as :func:`inspect_audio` gives it.
+        first, last: numbers of samples.
+        where: the file and line of the segment, for the error.
+        tolerance: seconds that a segment may end after its recording, because times are rounded.
+
+    Raises:
+        DataError: the segment has no samples, or ends later.
     """
-    rate, frames = inspect_audio(path, where)
-    if frames < 1:
-        raise DataError(f"{path}: a recording of no samples, named in {where}")
-    return {"audio": path, "rate": rate, "start": 0, "num_samples": frames}
+    rate, length = header
+    if first >= min(last, length) or last > length + tolerance * rate:
+        raise DataError(
+            f"{where}: a segment from {first / rate:.3f} to {last / rate:.3f} s; expected a part of the "
+            f"{length / rate:.3f} s of {audio.name}, at least a sample long"
+        )
+    return {"audio": audio, "rate": rate, "start": first, "num_samples": min(last, length) - first}
+
+
+def recording(audio: Path, where: str) -> dict[str, Any]:
+    """What a Segment needs to be a complete recording; `where` names the recording, for the error."""
+    rate, length = inspect_audio(audio, where)
+    return excerpt(audio, (rate, length), 0, length, where)
 
 
 def refuse_empty(text: str, where: str, drop_empty: bool, what: str = "text") -> None:
@@ -311,3 +204,40 @@ def refuse_empty(text: str, where: str, drop_empty: bool, what: str = "text") ->
     """
     if not text and not drop_empty:
         raise DataError(f"{where}: empty {what}; task.data.drop_empty=true leaves such utterances out")
+
+
+def held_out(items: Iterable[Item], split: str, missing: Sequence[str], every: int) -> Iterator[Item]:
+    """The training items that are used as `split`, where some splits have no files.
+
+    Args:
+        items: of the training files.
+        split: one of `missing`, or the training split, which gets the others.
+        missing: the splits without files; each takes every `every`-th item.
+        every: at least the number of missing splits, plus 1.
+    """
+    for i, item in enumerate(items):
+        place = i % every
+        if (missing[place] if place < len(missing) else None) == (split if split in missing else None):
+            yield item
+
+
+def statistics(utterances: Sequence[Utterance]) -> dict[str, float]:
+    """The size of a split.  Words are what white space separates.
+
+    Returns:
+        `utterances`; `hours` of speech, where the inputs are recordings; `source_words` and `target_words`, of all
+        transcripts or documents and of all that the decoder writes, and both as means of an utterance
+        (`mean_source_words`, `mean_target_words`); `classes`, where texts begin with one.
+    """
+    count = len(utterances)
+    words = {
+        "source_words": sum(len(x.source.split()) for x in utterances),
+        "target_words": sum(len(x.target.split()) for x in utterances),
+    }
+    sizes: dict[str, float] = {"utterances": count}
+    segments = [x for x in utterances if isinstance(x, Segment)]
+    if segments and len(segments) == count:
+        sizes["hours"] = round(sum(x.seconds for x in segments) / 3600, 4)
+    sizes |= words | {f"mean_{key}": round(value / count, 2) for key, value in words.items()}
+    classes = {x.label for x in utterances} - {""}
+    return sizes | ({"classes": len(classes)} if classes else {})

@@ -15,11 +15,10 @@ from attnlab.config.bounds import Size, SizeOrZero, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.batching import FrameBatches, FrameUpdates, filler
-from attnlab.data.corpus import Reader, Segment, Stored, Utterance
+from attnlab.data.corpus import Reader, Segment, Stored, Utterance, statistics
 from attnlab.data.speech.cache import open_features
 from attnlab.data.speech.features import SHIFT_MS, Array, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures
-from attnlab.data.statistics import statistics
 from attnlab.data.text.source_text import SourceText
 from attnlab.data.text.tokenizer import Kind, Tokenizer
 from attnlab.errors import ConfigError, DataError

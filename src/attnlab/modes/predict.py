@@ -53,7 +53,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
 
 
 def _object(item: Item, result: Result, inputs: Inputs) -> str:
-    keys = item.given or {inputs.kind.keys[0]: item.value}
+    keys = item.fields or {inputs.kind.keys[0]: item.value}
     return json.dumps(keys | result, ensure_ascii=False)
 
 

@@ -77,7 +77,7 @@ class Predictor(ABC):
                 with torch.inference_mode(), self._precision():
                     results |= zip(batch, self.predict([prepared[i] for i in batch]), strict=True)
             for i, item in enumerate(chunk):
-                if clash := sorted(results[i].keys() & item.given.keys()):
+                if clash := sorted(results[i].keys() & item.fields.keys()):
                     raise DataError(f"the input has a key {clash[0]!r} already, which the result needs: rename it")
                 yield item, results[i]
 

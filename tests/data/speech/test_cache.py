@@ -15,7 +15,7 @@ from attnlab.data.corpus import Segment
 from attnlab.data.speech import cache
 from attnlab.data.speech.cache import FeatureStore, open_features
 from attnlab.data.speech.features import FilterBank, read_waveform
-from attnlab.data.speech.mustc import read_split
+from attnlab.data.speech.mustc import MustC
 from attnlab.errors import DataError
 
 BANK = FilterBank(sample_rate=8000, num_mels=20)
@@ -23,7 +23,7 @@ BANK = FilterBank(sample_rate=8000, num_mels=20)
 
 @pytest.fixture
 def segments(corpus: Path) -> list[Segment]:
-    return read_split(corpus, "train", "en", "de")
+    return MustC().read(corpus, "train", "audio", False)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_computed_once_then_found(tmp_path: Path, segments: list[Segment], compu
 def test_key_is_the_content(tmp_path: Path, segments: list[Segment], computed: list[str], corpus: Path) -> None:
     open_features(tmp_path, "train", segments, BANK)
     moved = shutil.copytree(corpus, tmp_path / "elsewhere")
-    open_features(tmp_path, "train", read_split(moved, "train", "en", "de"), BANK)
+    open_features(tmp_path, "train", MustC().read(moved, "train", "audio", False), BANK)
     assert len(computed) == 5  # the place does not matter
     open_features(tmp_path, "train", segments, FilterBank(sample_rate=8000, num_mels=21))
     assert len(computed) == 10  # the settings do
@@ -220,7 +220,7 @@ def test_damaged_audio_is_named(tmp_path: Path, corpus: Path) -> None:
     samples, rate = soundfile.read(wav)
     soundfile.write(wav, np.where(np.arange(len(samples)) == 9, np.nan, samples), rate, "FLOAT")
     with pytest.raises(DataError, match=r"ted_2.wav: ted_2_0 has samples that are not finite"):
-        open_features(tmp_path, "train", read_split(corpus, "train", "en", "de"), BANK)
+        open_features(tmp_path, "train", MustC().read(corpus, "train", "audio", False), BANK)
     assert leftovers(tmp_path) == []
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from attnlab.data.files import check_folder
 from attnlab.errors import DataError
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
@@ -11,32 +12,18 @@ IMAGES = (".png", ".jpg", ".jpeg")  # those that timm reads
 
 
 def check_layout(root: Path, data: DictConfig) -> None:
-    """Check that both splits have a folder of images for each class.
-
-    Args:
-        root: of the images.
-        data: the node `task.data`.
-
-    Raises:
-        DataError: one has not.
-    """
+    """Raise DataError unless both splits have a folder of images for each class."""
     for split in SPLITS:
         place_of(root, split)
 
 
 def place_of(root: Path, split: str) -> Path:
-    """The folder of a split.
-
-    Args:
-        root: of the images.
-        split: train or val.
+    """The folder of a split, train or val.
 
     Raises:
         DataError: it is missing, or has not one folder of images for each class.
     """
-    if not root.is_dir():
-        what = "a file" if root.exists() else "no such folder"
-        raise DataError(f"{root}: {what}; expected train/<class>/*.jpg and val/<class>/*.jpg below it")
+    check_folder(root, f"expected {split}/<class>/*.jpg below it")
     place = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
     if place is None:
         raise DataError(f"{root}: there is no folder {split}; expected {split}/<class>/*.jpg below it")

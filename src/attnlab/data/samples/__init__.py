@@ -1,9 +1,63 @@
-"""Sample corpora: generators that write the layouts of real corpora."""
+"""Sample corpora: generators that write the layouts of real corpora. The same settings give the same bytes."""
 
-from attnlab.data.samples.articles import write_articles
-from attnlab.data.samples.commands import write_commands
-from attnlab.data.samples.meetings import write_meetings
-from attnlab.data.samples.speech_translation import write_speech_translation
-from attnlab.data.samples.translations import write_translations
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
-__all__ = ["write_articles", "write_commands", "write_meetings", "write_speech_translation", "write_translations"]
+from attnlab.run.cache import digest, stored_files
+
+VERSION = 1  # increase it when the same settings give other bytes
+
+Item = TypeVar("Item")
+
+
+def sample_corpus(cache_dir: Path, name: str, settings: Any, write: Callable[[Path], None]) -> Path:
+    """The directory of a sample corpus, which is written first where it is missing or damaged.
+
+    Args:
+        cache_dir: the directory that samples are stored in.
+        name: the beginning of the directory's name.
+        settings: plain values, everything but the code that the bytes depend on.
+        write: fills an empty directory.
+
+    Raises:
+        DataError: the corpus cannot be written.
+    """
+    return stored_files(Path(cache_dir) / f"{name}-{digest([VERSION, settings])[:16]}", write)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write each of `lines` and a line feed to `path`, as UTF-8; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def draw_splits(
+    items: Iterator[Item],
+    sizes: Mapping[str, int],
+    text: Callable[[Item], str],
+    words: Callable[[Item], Iterable[Any]] = lambda item: (),
+) -> dict[str, list[Item]]:
+    """Items of each split. No text occurs twice, and every word of a later split is in the first one.
+
+    Args:
+        items: drawn without end.
+        sizes: the number of items of each split; the first is the training split.
+        text: what must differ between items.
+        words: the words of an item.
+    """
+    seen: set[str] = set()
+    known: set[Any] = set()
+    splits: dict[str, list[Item]] = {}
+    for split, size in sizes.items():
+        chosen: list[Item] = []
+        for item in items:
+            if text(item) not in seen:
+                seen.add(text(item))
+                if not splits or known.issuperset(words(item)):
+                    chosen.append(item)
+            if len(chosen) == size:
+                break
+        known = known or {word for item in chosen for word in words(item)}
+        splits[split] = chosen
+    return splits

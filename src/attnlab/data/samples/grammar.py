@@ -6,11 +6,10 @@ in subordinate clauses; participles, infinitives and separable prefixes end the 
 in gender, number and case; numbers have the unit before the ten.
 """
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_SPOKEN_WORDS = 8  # "twenty-one" counts as two
 
@@ -31,19 +30,14 @@ class Sentence:
     def german_words(self) -> list[str]:
         """Without punctuation and without the capital at the beginning; numbers are one word."""
         first, *others = [word.rstrip(",.?") for word in self.german.split()]
-        capital = first in {"Anna", "Peter"}
-        return [first if capital else first[0].lower() + first[1:], *others]
+        return [first if first in {"Anna", "Peter"} else first[0].lower() + first[1:], *others]
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Noun:
-    """A noun: `english` and `german`, both singular, the German `plural`, and its `gender`: m, f or n.
-
-    `traits`: o = can be opened and closed, m = can be moved, p = can be bought and sold.
-    """
+class Noun(NamedTuple):
+    """A noun. `traits`: o = can be opened and closed, m = can be moved, p = can be bought and sold."""
 
     english: str
     german: str
@@ -52,36 +46,32 @@ class Noun:
     traits: str
 
 
-NOUNS = (
-    Noun("dog", "Hund", "Hunde", "m", "mp"),
-    Noun("letter", "Brief", "Briefe", "m", "om"),
-    Noun("key", "Schlüssel", "Schlüssel", "m", "mp"),
-    Noun("table", "Tisch", "Tische", "m", "p"),
-    Noun("cat", "Katze", "Katzen", "f", "mp"),
-    Noun("bag", "Tasche", "Taschen", "f", "omp"),
-    Noun("flower", "Blume", "Blumen", "f", "mp"),
-    Noun("lamp", "Lampe", "Lampen", "f", "mp"),
-    Noun("book", "Buch", "Bücher", "n", "omp"),
-    Noun("picture", "Bild", "Bilder", "n", "mp"),
-    Noun("window", "Fenster", "Fenster", "n", "o"),
-    Noun("house", "Haus", "Häuser", "n", "p"),
+NOUNS = tuple(
+    Noun(*line.split())
+    for line in """
+        dog Hund Hunde m mp
+        letter Brief Briefe m om
+        key Schlüssel Schlüssel m mp
+        table Tisch Tische m p
+        cat Katze Katzen f mp
+        bag Tasche Taschen f omp
+        flower Blume Blumen f mp
+        lamp Lampe Lampen f mp
+        book Buch Bücher n omp
+        picture Bild Bilder n mp
+        window Fenster Fenster n o
+        house Haus Häuser n p
+    """.strip().splitlines()
 )
 PLACES = {"in": ("house", "bag"), "under": ("table", "window", "picture"), "behind": ("house", "table", "lamp")}
 PREPOSITIONS = {"in": "in", "under": "unter", "behind": "hinter"}  # here all with the dative
 ADJECTIVES = {"old": "alt", "new": "neu", "red": "rot", "small": "klein", "beautiful": "schön"}
 
 
-@dataclass(frozen=True)
-class Verb:
-    """A verb with the forms that the sentences need; German ones without the separable prefix.
+class Verb(NamedTuple):
+    """A verb with the forms that the sentences need; German ones without the separable `prefix`.
 
-    Args:
-        english: infinitive.
-        third, past: English third person singular and past tense.
-        infinitive, german_third, participle: the German forms.
-        object_trait: the trait that its object must have; empty: any object.
-        prefix: German separable prefix, or empty.
-        particle: what ends the English clause, or empty.
+    `trait`: what its object must have. `particle`: what ends the English clause.
     """
 
     english: str
@@ -90,49 +80,44 @@ class Verb:
     infinitive: str
     german_third: str
     participle: str
-    object_trait: str = ""
+    trait: str = ""
     prefix: str = ""
     particle: str = ""
 
-    def german_present(self, person: str) -> str:
-        """The present tense without the prefix; `person` is 1 (I), 3 (he, Anna) or p (we, they)."""
-        return {"1": self.infinitive.removesuffix("n"), "3": self.german_third, "p": self.infinitive}[person]
 
-
-VERBS = (
-    Verb("buy", "buys", "bought", "kaufen", "kauft", "gekauft", "p"),
-    Verb("sell", "sells", "sold", "verkaufen", "verkauft", "verkauft", "p"),
-    Verb("see", "sees", "saw", "sehen", "sieht", "gesehen"),
-    Verb("find", "finds", "found", "finden", "findet", "gefunden"),
-    Verb("open", "opens", "opened", "machen", "macht", "gemacht", "o", "auf"),
-    Verb("close", "closes", "closed", "machen", "macht", "gemacht", "o", "zu"),
-    Verb("bring", "brings", "brought", "bringen", "bringt", "gebracht", "m", "zurück", "back"),
-    Verb("take", "takes", "took", "nehmen", "nimmt", "genommen", "m", "mit", "along"),
+VERBS = tuple(
+    Verb(*line.split())
+    for line in """
+        buy buys bought kaufen kauft gekauft p
+        sell sells sold verkaufen verkauft verkauft p
+        see sees saw sehen sieht gesehen
+        find finds found finden findet gefunden
+        open opens opened machen macht gemacht o auf
+        close closes closed machen macht gemacht o zu
+        bring brings brought bringen bringt gebracht m zurück back
+        take takes took nehmen nimmt genommen m mit along
+    """.strip().splitlines()
 )
 GIVING = (
     Verb("give", "gives", "gave", "geben", "gibt", "gegeben", "m"),
     Verb("show", "shows", "showed", "zeigen", "zeigt", "gezeigt", "m"),
 )
+# Forms by person: 1 (I), 3 (he, Anna), p (we, they).
 HAVE = {"1": ("have", "habe"), "3": ("has", "hat"), "p": ("have", "haben")}
 KNOW = {"1": ("know", "weiß"), "3": ("knows", "weiß"), "p": ("know", "wissen")}
 BE = {"1": ("am", "bin"), "3": ("is", "ist"), "p": ("are", "sind")}
-HAPPY = ("happy", "glücklich")
 MODALS = {
     "can": {"1": ("can", "kann"), "3": ("can", "kann"), "p": ("can", "können")},
     "must": {"1": ("must", "muss"), "3": ("must", "muss"), "p": ("must", "müssen")},
     "want": {"1": ("want to", "will"), "3": ("wants to", "will"), "p": ("want to", "wollen")},
 }
-ADVERBS = {"today": "heute", "now": "jetzt", "yesterday": "gestern", "tomorrow": "morgen"}
+ADVERBS = {"today": "heute", "now": "jetzt", "yesterday": "gestern", "tomorrow": "morgen", "": ""}
 FITTING = {"present": ("today", "now"), "past": ("yesterday",)} | dict.fromkeys(MODALS, ("today", "tomorrow"))
-LINKS = {"that": "dass", "because": "weil"}
+HELPERS = {"past": "did", "can": "can"}  # of questions, beside do and does
 
 
-@dataclass(frozen=True)
-class Person:
-    """Who acts or is given something: `english`, and German `nominative` and `dative` (empty for pronouns).
-
-    `person`: 1 (I), 3 (he, Anna) or p (we, they), which chooses the form of the verb.
-    """
+class Person(NamedTuple):
+    """Who acts or receives something; pronouns have no `dative` here. `person` chooses the form of the verb."""
 
     english: str
     nominative: str
@@ -168,95 +153,43 @@ LARGE_NUMBERS = TENS | {
     for unit, german_unit in UNITS.items()
 }
 
-# --- noun phrases --------------------------------------------------------------------------------------------------
-
-DEFINITE = {
-    "nom": {"m": "der", "f": "die", "n": "das", "p": "die"},
-    "acc": {"m": "den", "f": "die", "n": "das", "p": "die"},
-    "dat": {"m": "dem", "f": "der", "n": "dem"},
+# By kind, case and form: the gender, or p for the plural.
+ARTICLES = {
+    ("definite", "nom"): {"m": "der", "f": "die", "n": "das", "p": "die"},
+    ("definite", "acc"): {"m": "den", "f": "die", "n": "das", "p": "die"},
+    ("definite", "dat"): {"m": "dem", "f": "der", "n": "dem"},
+    ("indefinite", "acc"): {"m": "einen", "f": "eine", "n": "ein"},
 }
-INDEFINITE = {"m": "einen", "f": "eine", "n": "ein"}  # accusative, the only case that needs it here
-ADJECTIVE_ENDINGS = {
-    "definite": {
-        "nom": {"m": "e", "f": "e", "n": "e", "p": "en"},
-        "acc": {"m": "en", "f": "e", "n": "e", "p": "en"},
-        "dat": {"m": "en", "f": "en", "n": "en"},
-    },
-    "indefinite": {"acc": {"m": "en", "f": "e", "n": "es"}},
-    "number": {"acc": {"p": "e"}},
+ENDINGS = {
+    ("definite", "nom"): {"m": "e", "f": "e", "n": "e", "p": "en"},
+    ("definite", "acc"): {"m": "en", "f": "e", "n": "e", "p": "en"},
+    ("definite", "dat"): {"m": "en", "f": "en", "n": "en"},
+    ("indefinite", "acc"): {"m": "en", "f": "e", "n": "es"},
+    ("number", "acc"): {"p": "e"},
 }
 
 
-@dataclass(frozen=True)
-class Phrase:
-    """A noun with article and adjective: `english`, `german` in the case asked for, whether it is `plural`."""
-
-    english: str
-    german: str
-    plural: bool
-
-
-def noun_phrase(noun: Noun, kind: str, case: str, adjective: str | None = None, number: str | None = None) -> Phrase:
-    """A noun with its article or number, and an adjective.
+def noun_phrase(noun: Noun, kind: str, case: str, adjective: str | None, number: str = "") -> tuple[str, str]:
+    """A noun with its article or number, and an adjective, in English and German.
 
     Args:
-        noun: the noun.
+        noun: one of NOUNS.
         kind: "definite", "definite plural", "indefinite" or "number".
         case: the German case: "nom", "acc" or "dat".
         adjective: English, a key of ADJECTIVES; None: no adjective.
-        number: English, a number word; needed with kind "number".
+        number: English; needed with kind "number".
     """
     kind, plural = kind.removesuffix(" plural"), kind.endswith("plural") or kind == "number"
     form = "p" if plural else noun.gender
-    if kind == "definite":
-        article, german_article = "the", DEFINITE[case][form]
-    elif kind == "indefinite":
-        article = "an" if (adjective or noun.english)[0] in "aeiou" else "a"
-        german_article = INDEFINITE[form]
+    before = f"{adjective} " if adjective else ""
+    german = f"{ADJECTIVES[adjective]}{ENDINGS[kind, case][form]} " if adjective else ""
+    if kind == "number":
+        articles = number, (SMALL_NUMBERS | LARGE_NUMBERS)[number]
     else:
-        assert number is not None
-        article, german_article = number, (SMALL_NUMBERS | LARGE_NUMBERS)[number]
-    english, german = [article], [german_article]
-    if adjective:
-        english.append(adjective)
-        german.append(ADJECTIVES[adjective] + ADJECTIVE_ENDINGS[kind][case][form])
-    english.append(noun.english + "s" if plural else noun.english)
-    german.append(noun.plural if plural else noun.german)
-    return Phrase(" ".join(english), " ".join(german), plural)
-
-
-# --- clauses -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Clause:
-    """The parts of a German clause; the methods put them in order.
-
-    Args:
-        subject, finite, middle: the subject, the finite verb, and objects and adverbs.
-        closing: separable prefix, participle or infinitive.
-        separable: whether `closing` is a prefix, which is one word with the finite verb where they meet.
-    """
-
-    subject: str
-    finite: str
-    middle: tuple[str, ...] = ()
-    closing: str = ""
-    separable: bool = False
-
-    def statement(self, front: str = "") -> list[str]:
-        """The finite verb second, after `front` or the subject."""
-        opening = [front, self.finite, self.subject] if front else [self.subject, self.finite]
-        return [*opening, *self.middle, self.closing]
-
-    def question(self) -> list[str]:
-        """The finite verb first."""
-        return [self.finite, self.subject, *self.middle, self.closing]
-
-    def subordinate(self) -> list[str]:
-        """The finite verb last."""
-        verb = [self.closing + self.finite] if self.separable else [self.closing, self.finite]
-        return [self.subject, *self.middle, *verb]
+        indefinite = "an" if (before + noun.english)[0] in "aeiou" else "a"
+        articles = "the" if kind == "definite" else indefinite, ARTICLES[kind, case][form]
+    words = (noun.english + "s", noun.plural) if plural else (noun.english, noun.german)
+    return f"{articles[0]} {before}{words[0]}", f"{articles[1]} {german}{words[1]}"
 
 
 def english_verb(subject: Person, verb: Verb, tense: str) -> str:
@@ -266,19 +199,14 @@ def english_verb(subject: Person, verb: Verb, tense: str) -> str:
     return verb.past if tense == "past" else f"{MODALS[tense][subject.person][0]} {verb.english}"
 
 
-def german_clause(subject: Person, verb: Verb, tense: str, *middle: str) -> Clause:
-    """The clause of `subject`, `verb` and `middle` (objects, adverbs).
-
-    `tense`: present, past (the German perfect) or one of the modals.
-    """
+def german_verb(subject: Person, verb: Verb, tense: str) -> tuple[str, str]:
+    """The finite verb and what ends the clause: separable prefix, participle or infinitive."""
     if tense == "present":
-        return Clause(subject.nominative, verb.german_present(subject.person), middle, verb.prefix, bool(verb.prefix))
-    if tense == "past":
-        return Clause(subject.nominative, HAVE[subject.person][1], middle, verb.prefix + verb.participle)
-    return Clause(subject.nominative, MODALS[tense][subject.person][1], middle, verb.prefix + verb.infinitive)
-
-
-# --- sentences -----------------------------------------------------------------------------------------------------
+        forms = {"1": verb.infinitive.removesuffix("n"), "3": verb.german_third, "p": verb.infinitive}
+        return forms[subject.person], verb.prefix
+    if tense == "past":  # the German perfect
+        return HAVE[subject.person][1], verb.prefix + verb.participle
+    return MODALS[tense][subject.person][1], verb.prefix + verb.infinitive
 
 
 def _sentence(english: list[str], german: list[str], mark: str = ".") -> Sentence:
@@ -289,95 +217,18 @@ def _sentence(english: list[str], german: list[str], mark: str = ".") -> Sentenc
     return Sentence(finish(english), finish(german))
 
 
-def statement(
-    subject: Person, verb: Verb, tense: str, thing: Phrase, adverb: str = "", in_front: bool = False
-) -> Sentence:
-    """Yesterday he sold the old house. / Gestern hat er das alte Haus verkauft.
-
-    An adverb at the end of the English sentence precedes the German object.
-
-    Args:
-        subject: who acts.
-        verb: what is done.
-        tense: present, past or one of the modals.
-        thing: the object, in the accusative.
-        adverb: English, a key of ADVERBS; empty: none.
-        in_front: whether the adverb begins the sentence.
-    """
-    german_adverb = ADVERBS[adverb] if adverb else ""
-    english = [subject.english, english_verb(subject, verb, tense), thing.english, verb.particle]
-    if in_front:
-        german = german_clause(subject, verb, tense, thing.german).statement(german_adverb)
-        return _sentence([adverb, *english], german)
-    return _sentence([*english, adverb], german_clause(subject, verb, tense, german_adverb, thing.german).statement())
-
-
-def question(subject: Person, verb: Verb, tense: str, thing: Phrase) -> Sentence:
-    """Did she find the key? / Hat sie den Schlüssel gefunden?  `tense`: present, past or can.
-
-    `subject`, `verb`, `thing`: as of :func:`statement`.
-    """
-    helper = {"present": "does" if subject.person == "3" else "do", "past": "did", "can": "can"}[tense]
-    german = german_clause(subject, verb, tense, thing.german).question()
-    return _sentence([helper, subject.english, verb.english, thing.english, verb.particle], german, "?")
-
-
-def subordinate(speaker: Person, link: str, subject: Person, verb: Verb, tense: str, thing: Phrase) -> Sentence:
-    """I know that he takes the dog along. / Ich weiß, dass er den Hund mitnimmt.  `link`: that or because.
-
-    `speaker`: who knows or is happy; `subject`, `verb`, `tense`, `thing`: as of :func:`statement`.
-    """
-    english, german = KNOW[speaker.person]
-    if link == "because":
-        english, german = (f"{be} {happy}" for be, happy in zip(BE[speaker.person], HAPPY, strict=True))
-    verb_phrase = [english_verb(subject, verb, tense), thing.english, verb.particle]
-    clause = german_clause(subject, verb, tense, thing.german).subordinate()
-    return _sentence(
-        [speaker.english, english, link, subject.english, *verb_phrase],
-        [speaker.nominative, german, ",", LINKS[link], *clause],
-    )
-
-
-def giving(subject: Person, verb: Verb, tense: str, receiver: Person, thing: Phrase) -> Sentence:
-    """Peter gave the child a small dog. / Peter hat dem Kind einen kleinen Hund gegeben.
-
-    `receiver`: who is given something; `subject`, `verb`, `tense`, `thing`: as of :func:`statement`.
-    """
-    english = [subject.english, english_verb(subject, verb, tense), receiver.english, thing.english]
-    return _sentence(english, german_clause(subject, verb, tense, receiver.dative, thing.german).statement())
-
-
-def possession(subject: Person, things: Phrase) -> Sentence:
-    """We have twenty-one red flowers (`subject`, `things`). / Wir haben einundzwanzig rote Blumen."""
-    english, german = HAVE[subject.person]
-    return _sentence([subject.english, english, things.english], [subject.nominative, german, things.german])
-
-
-def location(thing: Phrase, preposition: str, place: Phrase) -> Sentence:
-    """The red book is in the old bag. / Das rote Buch ist in der alten Tasche.
-
-    `thing` in the nominative, `preposition` in English, `place` in the dative.
-    """
-    english, german = BE["p" if thing.plural else "3"]
-    where = f"{PREPOSITIONS[preposition]} {place.german}"
-    if where.startswith("in dem "):
-        where = "im " + where.removeprefix("in dem ")
-    return _sentence([thing.english, english, preposition, place.english], [thing.german, german, where])
-
-
 # --- drawing -------------------------------------------------------------------------------------------------------
 
 
 class Grammar:
-    """Draws sentences.
-
-    Args:
-        rng: the same state gives the same sentences.
-    """
+    """Draws sentences; the same state of `rng` gives the same sentences."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.patterns: dict[Callable[[], Sentence], int] = {  # with their weights
+
+    def sentences(self) -> Iterator[Sentence]:
+        """Sentences of at most `MAX_SPOKEN_WORDS` words, without end and with repetitions."""
+        patterns = {
             self._statement: 9,
             self._question: 2,
             self._subordinate: 4,
@@ -385,12 +236,8 @@ class Grammar:
             self._possession: 2,
             self._location: 2,
         }
-
-    def sentences(self) -> Iterator[Sentence]:
-        """Sentences of at most `MAX_SPOKEN_WORDS` words, without end and with repetitions."""
-        patterns, weights = list(self.patterns), list(self.patterns.values())
         while True:
-            sentence = self.rng.choices(patterns, weights)[0]()
+            sentence = self.rng.choices(list(patterns), list(patterns.values()))[0]()
             if len(sentence.english_words) <= MAX_SPOKEN_WORDS:
                 yield sentence
 
@@ -404,41 +251,81 @@ class Grammar:
     def _adjective(self) -> str | None:
         return self.rng.choice(list(ADJECTIVES)) if self._either() else None
 
-    def _object(self, verb: Verb) -> Phrase:
-        noun = self.rng.choice([noun for noun in NOUNS if verb.object_trait in noun.traits])
+    def _object(self, verb: Verb) -> tuple[str, str]:
+        noun = self.rng.choice([noun for noun in NOUNS if verb.trait in noun.traits])
         kind = self.rng.choices(["definite", "definite plural", "indefinite", "number"], [3, 1, 3, 3])[0]
-        number = self.rng.choice(list(SMALL_NUMBERS)) if kind == "number" else None
+        number = self.rng.choice(list(SMALL_NUMBERS)) if kind == "number" else ""
         return noun_phrase(noun, kind, "acc", self._adjective(), number)
 
     def _statement(self) -> Sentence:
+        """Yesterday he sold the old house. / Gestern hat er das alte Haus verkauft.
+
+        An adverb at the end of the English sentence precedes the German object.
+        """
         subject, verb = self._subject(), self.rng.choice(VERBS)
         tense = self.rng.choice(["present", "past", self.rng.choice(list(MODALS))])
         adverb = self.rng.choice(FITTING[tense]) if self._either() else ""
-        return statement(subject, verb, tense, self._object(verb), adverb, bool(adverb) and self._either())
+        thing, german_thing = self._object(verb)
+        english = [subject.english, english_verb(subject, verb, tense), thing, verb.particle]
+        finite, closing = german_verb(subject, verb, tense)
+        german_adverb, doer = ADVERBS[adverb], subject.nominative
+        if adverb and self._either():
+            return _sentence([adverb, *english], [german_adverb, finite, doer, german_thing, closing])
+        return _sentence([*english, adverb], [doer, finite, german_adverb, german_thing, closing])
 
     def _question(self) -> Sentence:
-        verb = self.rng.choice(VERBS)
-        return question(self._subject(), verb, self.rng.choice(["present", "past", "can"]), self._object(verb))
+        """Did she find the key? / Hat sie den Schlüssel gefunden?"""
+        verb, subject, tense = self.rng.choice(VERBS), self._subject(), self.rng.choice(["present", "past", "can"])
+        thing, german_thing = self._object(verb)
+        helper = HELPERS.get(tense, "does" if subject.person == "3" else "do")
+        finite, closing = german_verb(subject, verb, tense)
+        english = [helper, subject.english, verb.english, thing, verb.particle]
+        return _sentence(english, [finite, subject.nominative, german_thing, closing], "?")
 
     def _subordinate(self) -> Sentence:
+        """I know that he takes the dog along. / Ich weiß, dass er den Hund mitnimmt."""
         speaker, verb = self._subject(), self.rng.choice(VERBS)
-        link, tense = self.rng.choice(list(LINKS)), self.rng.choice(["present", "past"])
-        return subordinate(speaker, link, self._subject(speaker), verb, tense, self._object(verb))
+        link, tense = self.rng.choice(["that", "because"]), self.rng.choice(["present", "past"])
+        subject = self._subject(speaker)
+        thing, german_thing = self._object(verb)
+        knows, happy = KNOW[speaker.person], BE[speaker.person]
+        english, german = knows if link == "that" else (f"{happy[0]} happy", f"{happy[1]} glücklich")
+        finite, closing = german_verb(subject, verb, tense)
+        end = [closing + finite] if tense == "present" else [closing, finite]  # a prefix is one word with its verb
+        return _sentence(
+            [speaker.english, english, link, subject.english, english_verb(subject, verb, tense), thing, verb.particle],
+            [speaker.nominative, german, ",", "dass" if link == "that" else "weil", subject.nominative, german_thing]
+            + end,
+        )
 
     def _giving(self) -> Sentence:
+        """Peter gave the child a small dog. / Peter hat dem Kind einen kleinen Hund gegeben."""
         subject, verb = self._subject(), self.rng.choice(GIVING)
-        receiver = self.rng.choice([person for person in PEOPLE if person is not subject])
-        return giving(subject, verb, self.rng.choice(["present", "past"]), receiver, self._object(verb))
+        receiver = self.rng.choice([person for person in PEOPLE if person != subject])
+        tense = self.rng.choice(["present", "past"])
+        thing, german_thing = self._object(verb)
+        finite, closing = german_verb(subject, verb, tense)
+        english = [subject.english, english_verb(subject, verb, tense), receiver.english, thing]
+        return _sentence(english, [subject.nominative, finite, receiver.dative, german_thing, closing])
 
     def _possession(self) -> Sentence:
+        """We have twenty-one red flowers. / Wir haben einundzwanzig rote Blumen."""
         number = self.rng.choice(list(SMALL_NUMBERS if self.rng.random() < 0.2 else LARGE_NUMBERS))
-        things = noun_phrase(self.rng.choice(NOUNS), "number", "acc", self._adjective(), number)
-        return possession(self._subject(), things)
+        things, german_things = noun_phrase(self.rng.choice(NOUNS), "number", "acc", self._adjective(), number)
+        subject = self._subject()
+        english, german = HAVE[subject.person]
+        return _sentence([subject.english, english, things], [subject.nominative, german, german_things])
 
     def _location(self) -> Sentence:
+        """The red book is in the old bag. / Das rote Buch ist in der alten Tasche."""
         noun = self.rng.choice([noun for noun in NOUNS if "m" in noun.traits])
         preposition = self.rng.choice(list(PLACES))
         place = self.rng.choice([place for place in NOUNS if place.english in PLACES[preposition] and place != noun])
         kind = self.rng.choice(["definite", "definite plural"])
-        thing = noun_phrase(noun, kind, "nom", self._adjective())
-        return location(thing, preposition, noun_phrase(place, "definite", "dat", self._adjective()))
+        thing, german_thing = noun_phrase(noun, kind, "nom", self._adjective())
+        where, german_where = noun_phrase(place, "definite", "dat", self._adjective())
+        english, german = BE["p" if kind.endswith("plural") else "3"]
+        german_where = f"{PREPOSITIONS[preposition]} {german_where}"
+        if german_where.startswith("in dem "):
+            german_where = "im " + german_where.removeprefix("in dem ")
+        return _sentence([thing, english, preposition, where], [german_thing, german, german_where])

@@ -4,20 +4,15 @@ The class depends on all three, so a model must combine distant parts of the ima
 are random. The same seed gives the same bytes.
 """
 
-import hashlib
-import logging
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from attnlab.run.cache import stored_files
+from attnlab.data.samples import sample_corpus
 from attnlab.run.progress import each
 
-log = logging.getLogger(__name__)
-
-VERSION = 1  # increase it when the same settings give other images
 SIZE = 32  # pixels
 SHAPES = ("disc", "square", "triangle")
 TEXTURES = ("plain", "stripes")
@@ -27,44 +22,32 @@ CLASSES = ["_".join(names) for names in product(SHAPES, TEXTURES, LAYOUTS)]
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-def sample_images(folder: Path, seed: int, train: int = 150, val: int = 40) -> Path:
-    """Write the sample images in the layout of ImageFolder, unless they exist.
+def sample_images(cache_dir: Path, seed: int, train: int = 150, val: int = 40) -> Path:
+    """The directory with {train,val}/<class>/*.png, written unless it exists.
 
     Args:
-        folder: the directory that samples are stored in.
+        cache_dir: the directory that samples are stored in.
         seed: of the images.
         train, val: the number of images of each class in each split.
-
-    Returns:
-        The directory with train/<class>/*.png and val/<class>/*.png.
 
     Raises:
         DataError: the images cannot be written; no partial corpus is left.
     """
-    key = hashlib.sha256(repr((VERSION, SIZE, CLASSES, seed, train, val)).encode()).hexdigest()[:16]
-    root = folder / f"images-{key}"
-
     counts = {"train": train, "val": val}
 
-    def write(partial: Path) -> None:
-        log.info("%s: drawing %d images", root, (train + val) * len(CLASSES))
+    def write(root: Path) -> None:
         places = [(split, label, i) for split, n in counts.items() for label in range(len(CLASSES)) for i in range(n)]
         for split, label, i in each("drawing the sample images", places):
-            place = partial / split / CLASSES[label]
+            place = root / split / CLASSES[label]
             place.mkdir(parents=True, exist_ok=True)
             random = np.random.default_rng([seed, split == "val", label, i])
             draw(CLASSES[label], random).save(place / f"{i:04d}.png")
 
-    return stored_files(root, write)
+    return sample_corpus(cache_dir, "images", [seed, counts], write)
 
 
 def draw(name: str, random: np.random.Generator) -> Image.Image:
-    """An image of size SIZE x SIZE of the class `name`, one of CLASSES.
-
-    Args:
-        name: of the class.
-        random: what colours and places are drawn with.
-    """
+    """An image of size SIZE x SIZE of the class `name`, one of CLASSES."""
     shape, texture, layout = name.split("_")
     back, front, other = _colours(random)
     canvas = np.broadcast_to(back, (SIZE, SIZE, 3)).copy()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import shutil
 import tempfile
+import wave
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+import soxr
 
 from attnlab.errors import DataError
 
@@ -40,6 +43,19 @@ class Voice:
     pitch: int = 50
 
 
+VOICES = (
+    Voice("en-us", rate=190, pitch=50),
+    Voice("en-us+m3", rate=190, pitch=45),
+    Voice("en-us+f1", rate=190, pitch=50),
+    Voice("en-us+f2", rate=190, pitch=45),
+)
+SAMPLE_RATE = 16000
+FRAME = 160  # samples; segments start and end on frames, hundredths of a second that are exact in the YAML
+MARGIN = 4  # frames of silence that belong to a segment, on each side
+PAUSE = (10, 30)  # frames between two segments: at least, at most
+NOISE = 4.0  # standard deviation of the room noise, in 16-bit steps: no frame is all zero
+
+
 def synthesizer_version() -> str:
     """The version of espeakng-loader.  Raises DataError where it is not installed."""
     try:
@@ -48,6 +64,11 @@ def synthesizer_version() -> str:
     except PackageNotFoundError:
         pass
     raise DataError(f"{UNAVAILABLE}: pip install 'attnlab[samples]', or give data_root=<the directory of a corpus>")
+
+
+def libraries() -> list[str]:
+    """The versions of the libraries that the samples depend on."""
+    return [synthesizer_version(), np.__version__, soxr.__version__]
 
 
 class Synthesizer:
@@ -108,14 +129,7 @@ class Synthesizer:
         return 0
 
     def speak(self, text: str, voice: Voice) -> np.ndarray:
-        """Synthesize a text.
-
-        Args:
-            text: the text.
-            voice: one of espeak-ng's voices.
-
-        Returns:
-            (n,) int16 samples at `self.sample_rate`, mono.
+        """(n,) int16 samples of a text at `self.sample_rate`, mono.
 
         Raises:
             DataError: there is no such voice, or espeak-ng fails.
@@ -149,15 +163,45 @@ class Synthesizer:
         self.close()
 
 
-def speak(text: str, voice: Voice) -> tuple[np.ndarray, int]:
-    """`text` as (n,) int16 samples, mono, and their rate in Hz; the same for the same text and voice.
+def voice(number: int, rng: np.random.Generator) -> Voice:
+    """The voice of speaker `number`: one of VOICES with a random change of rate and pitch."""
+    base = VOICES[number % len(VOICES)]
+    return replace(base, rate=base.rate + int(rng.integers(-8, 9)), pitch=base.pitch + int(rng.integers(-5, 6)))
 
-    Args:
-        text: what is said.
-        voice: who says it.
+
+def speak_all(
+    voice: Voice, sentences: Sequence[str], rng: np.random.Generator
+) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Speak sentences one after another, with pauses and noise, which `rng` draws.
+
+    Returns:
+        (n,) int16 samples at `SAMPLE_RATE`, and for each sentence its start and length in frames.
 
     Raises:
-        DataError: espeak-ng cannot be loaded, has no such voice, or fails.
+        DataError: espeak-ng cannot be loaded or fails.
     """
+    pieces, spans, position = [], [], 0
     with Synthesizer() as synthesizer:
-        return synthesizer.speak(text, voice), synthesizer.sample_rate
+        for sentence in sentences:
+            spoken = synthesizer.speak(sentence, voice)
+            spoken = soxr.resample(np.trim_zeros(spoken), synthesizer.sample_rate, SAMPLE_RATE)
+            pause = int(rng.integers(PAUSE[0], PAUSE[1] + 1))
+            length = -(-len(spoken) // FRAME) + 2 * MARGIN
+            piece = np.zeros((pause + length) * FRAME, np.int16)
+            piece[(pause + MARGIN) * FRAME :][: len(spoken)] = spoken
+            pieces.append(piece)
+            spans.append((position + pause, length))
+            position += pause + length
+    talk = np.concatenate([*pieces, np.zeros(PAUSE[1] * FRAME, np.int16)])
+    noisy = talk + np.rint(NOISE * rng.standard_normal(len(talk)))
+    return np.clip(noisy, -(2**15), 2**15 - 1).astype(np.int16), spans
+
+
+def write_wav(path: Path, samples: np.ndarray) -> None:
+    """Write (n,) int16 `samples` at `SAMPLE_RATE` as mono WAV; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:  # unlike libsndfile, it raises OSError when the disk is full
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes(samples.astype("<i2").tobytes())

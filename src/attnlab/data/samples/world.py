@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlab.data.samples import keeping
-from attnlab.data.samples.keeping import fingerprint, write_lines
-from attnlab.run.cache import stored_files
+from attnlab.data.samples import sample_corpus, write_lines
 
 PEOPLE = 64
-GIVEN = (
+FIRST_NAMES = (
     "Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Henry", "Irene", "Jonas", "Karin", "Louis",
     "Maria", "Niels", "Olga", "Peter",
 )  # fmt: skip
-FAMILY = ("Adler", "Berg", "Costa", "Duval", "Evans", "Fischer", "Garcia", "Holm", "Ivanov", "Jensen")
+LAST_NAMES = ("Adler", "Berg", "Costa", "Duval", "Evans", "Fischer", "Garcia", "Holm", "Ivanov", "Jensen")
 TOWNS = (
     "Ashford", "Brampton", "Carlow", "Dunmore", "Elgin", "Fenwick", "Granby", "Harlow", "Ilford", "Kelso", "Lindale",
     "Marden",
@@ -38,24 +36,16 @@ WORK = {  # what a biography says instead of the name of the profession; the eig
     "painter": ("shows oil portraits in galleries", "mixes colours from minerals"),
     "professor": ("holds a chair at the university", "supervises doctoral students"),
 }
-NUMBERS = (  # of the published column `profession`
-    ("journalist", 11), ("poet", 20), ("composer", 5), ("model", 12), ("teacher", 26), ("architect", 1),
-    ("painter", 14), ("professor", 21),
-)  # fmt: skip
+NUMBERS = {  # of the published column `profession`
+    "journalist": 11, "poet": 20, "composer": 5, "model": 12, "teacher": 26, "architect": 1, "painter": 14,
+    "professor": 21,
+}  # fmt: skip
 TEXT = "world.txt"  # a sentence on each line
 
 
 @dataclass(frozen=True)
 class Person:
-    """A person, with a biography that does not name the profession.
-
-    Args:
-        name: given name and family name.
-        profession: what the person does.
-        town: where the person lives.
-        firm: where the person works.
-        biography: a text.
-    """
+    """A person, with a `biography` that does not name the profession."""
 
     name: str
     profession: str
@@ -66,25 +56,16 @@ class Person:
 
 @dataclass(frozen=True)
 class World:
-    """People, and the country of each town.
-
-    Args:
-        people: all persons.
-        countries: the country of each town.
-    """
+    """People, and the country of each town."""
 
     people: tuple[Person, ...]
     countries: dict[str, str]
 
 
 def make_world(seed: int) -> World:
-    """The world of a seed.
-
-    Args:
-        seed: of all its choices.
-    """
+    """The world of a seed."""
     rng = random.Random(seed)
-    names = rng.sample([f"{given} {family}" for given in GIVEN for family in FAMILY], PEOPLE)
+    names = rng.sample([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES], PEOPLE)
     countries = {town: COUNTRIES[i % len(COUNTRIES)] for i, town in enumerate(rng.sample(TOWNS, len(TOWNS)))}
     people = []
     for i, name in enumerate(names):
@@ -96,21 +77,12 @@ def make_world(seed: int) -> World:
 
 
 def write_world(cache_dir: Path, seed: int = 1) -> Path:
-    """Write the world's questions and text, unless they exist.
+    """The directory with the world's questions in the four published layouts and world.txt, written unless it exists.
 
-    Args:
-        cache_dir: the directory that samples are stored in.
-        seed: of the world.
-
-    Returns:
-        The directory with hotpot_train_v1.1.json, hotpot_dev_fullwiki_v1.json, paper_dev.jsonl, paper_test.jsonl,
-        bias_in_bios/dev.jsonl, qa_wikidata/validation.jsonl and world.txt.
-
-    Raises:
-        DataError: it cannot be written.
+    The files are hotpot_train_v1.1.json, hotpot_dev_fullwiki_v1.json, paper_dev.jsonl, paper_test.jsonl,
+    bias_in_bios/dev.jsonl, qa_wikidata/validation.jsonl and world.txt.
     """
-    version = fingerprint([keeping, __file__], seed, spoken=False)
-    return stored_files(Path(cache_dir) / f"world-{version}", lambda root: _write(root, seed))
+    return sample_corpus(cache_dir, "world", seed, lambda root: _write(root, seed))
 
 
 def _write(root: Path, seed: int) -> None:
@@ -132,8 +104,7 @@ def _write(root: Path, seed: int) -> None:
     third = len(claims) // 3
     write_lines(root / "paper_dev.jsonl", [json.dumps(claim) for claim in claims[:third]])
     write_lines(root / "paper_test.jsonl", [json.dumps(claim) for claim in claims[third:]])
-    numbers = dict(NUMBERS)
-    bios = [{"hard_text": p.biography, "profession": numbers[p.profession], "gender": 0} for p in world.people]
+    bios = [{"hard_text": p.biography, "profession": NUMBERS[p.profession], "gender": 0} for p in world.people]
     rng.shuffle(bios)
     write_lines(root / "bias_in_bios" / "dev.jsonl", [json.dumps(bio) for bio in bios])
     clozes = _clozes(world)
@@ -143,25 +114,22 @@ def _write(root: Path, seed: int) -> None:
 
 
 def _clozes(world: World) -> list[dict[str, Any]]:
-    found = []
+    clozes: list[dict[str, Any]] = []
     for person in world.people:
-        found.append({"inputs": f"{person.name} was born in the town of", "targets": [person.town]})
-        found.append({"inputs": f"{person.name} works for the firm", "targets": [person.firm]})
-    found += [{"inputs": f"{town} is a town in", "targets": [land]} for town, land in world.countries.items()]
-    return found
+        clozes.append({"inputs": f"{person.name} was born in the town of", "targets": [person.town]})
+        clozes.append({"inputs": f"{person.name} works for the firm", "targets": [person.firm]})
+    clozes += [{"inputs": f"{town} is a town in", "targets": [land]} for town, land in world.countries.items()]
+    return clozes
 
 
 def _claims(world: World, rng: random.Random) -> list[dict[str, Any]]:
     """Claims in FEVER's fields, as many true as false ones, and some without enough information."""
-    found: list[dict[str, Any]] = []
+    claims: list[dict[str, Any]] = []
     for number, person in enumerate(world.people):
         other = rng.choice([town for town in TOWNS if town != person.town])
-        claims = [
-            (f"{person.name} was born in the town of {town}.", town == person.town) for town in (person.town, other)
-        ]
-        for claim, true in claims:
-            found.append({"claim": claim, "label": "SUPPORTS" if true else "REFUTES"})
+        for town, label in ((person.town, "SUPPORTS"), (other, "REFUTES")):
+            claims.append({"claim": f"{person.name} was born in the town of {town}.", "label": label})
         if number % 5 == 0:
-            found.append({"claim": f"{person.name} has a red bicycle.", "label": "NOT ENOUGH INFO"})
-    rng.shuffle(found)
-    return [{"id": number, "verifiable": "VERIFIABLE", **claim, "evidence": []} for number, claim in enumerate(found)]
+            claims.append({"claim": f"{person.name} has a red bicycle.", "label": "NOT ENOUGH INFO"})
+    rng.shuffle(claims)
+    return [{"id": number, "verifiable": "VERIFIABLE", **claim, "evidence": []} for number, claim in enumerate(claims)]

@@ -13,14 +13,24 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 from xml.etree import ElementTree
-from xml.parsers.expat import errors as expat
 
-from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, inspect_audio, read_lines, refuse_empty
+from attnlab.data.corpus import (
+    Kind,
+    Reader,
+    Segment,
+    Stored,
+    Utterance,
+    excerpt,
+    inspect_audio,
+    recording,
+    refuse_empty,
+)
+from attnlab.data.files import contents, read_lines, reading
 from attnlab.errors import DataError
 
 # The full-corpus-ASR partition, as the published recipes have it: all other meetings are for training.
@@ -70,18 +80,17 @@ class AMI(Reader):
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         if not (root / "words").is_dir():
             return Kaldi().read(root, split, kind, drop_empty)
-        speakers = _speakers(root / "corpusResources" / "meetings.xml")
-        found: list[Segment] = []
+        path = root / "corpusResources" / "meetings.xml"
+        speakers = _speakers(path)
+        segments: list[Segment] = []
         for meeting in self.meetings(root, split):
             if meeting not in speakers:
-                raise DataError(
-                    f"{root / 'corpusResources' / 'meetings.xml'}: no meeting {meeting}, which {split} needs"
-                )
+                raise DataError(f"{path}: no meeting {meeting}, which {split} needs")
             for agent, (channel, name) in sorted(speakers[meeting].items()):
-                found += self._read_speaker(root, meeting, agent, channel, name)
-        if not found:
+                segments += self._read_speaker(root, meeting, agent, channel, name)
+        if not segments:
             raise DataError(f"{root}: {split} has no words")
-        return found
+        return segments
 
     def meetings(self, root: Path, split: str) -> list[str]:
         """The meetings of a split.
@@ -94,45 +103,38 @@ class AMI(Reader):
         for suffix in ("final", "orig"):
             path = root / "splits" / f"split_{split}.{suffix}"
             if path.is_file():
-                return list(dict.fromkeys(line for line in read_lines(path) if line))
-        there = sorted({path.name.partition(".")[0] for path in (root / "words").glob("*.words.xml")})
-        held = {"dev": DEV.split(), "eval": EVAL.split()}
-        chosen = held.get(split) or [m for m in there if m not in held["dev"] + held["eval"]]
-        chosen = [meeting for meeting in chosen if meeting in there]
+                return list(dict.fromkeys(name for line in read_lines(path) if (name := line.strip())))
+        meetings = sorted({path.name.partition(".")[0] for path in (root / "words").glob("*.words.xml")})
+        partition = {"dev": DEV.split(), "eval": EVAL.split()}
+        if split in partition:
+            chosen = [meeting for meeting in partition[split] if meeting in meetings]
+        else:
+            chosen = [meeting for meeting in meetings if meeting not in partition["dev"] + partition["eval"]]
         if not chosen:
-            raise DataError(f"{root / 'words'}: no meeting of {split} (found {', '.join(there[:8]) or 'nothing'})")
+            raise DataError(f"{root / 'words'}: no meeting of {split} (found {contents(root / 'words')})")
         return chosen
 
-    def _read_speaker(self, root: Path, meeting: str, agent: str, channel: int, name: str) -> list[Segment]:
+    def _read_speaker(self, root: Path, meeting: str, agent: str, channel: int, name: str) -> Iterator[Segment]:
         path = root / "segments" / f"{meeting}.{agent}.segments.xml"
         words_path = root / "words" / f"{meeting}.{agent}.words.xml"
         if not path.is_file() and not words_path.is_file():
-            return []  # a speaker without words
-        for one, other in ((path, words_path), (words_path, path)):
-            if not one.is_file():
-                raise DataError(f"{one} is missing, but {other.parent.name}/{other.name} exists; a speaker needs both")
+            return  # a speaker without words
+        self.need(path, words_path)
         words = _words(words_path)
-        pieces = [
-            piece
-            for start, end in _segments(path)
-            for piece in split_long([w for w in words if w.start >= start and w.end <= end], start, end)
+        texts = [
+            (start, end, text)
+            for first, last in _segments(path)
+            for start, end, part in split_long([w for w in words if w.start >= first and w.end <= last], first, last)
+            if (text := clean(part))
         ]
-        texts = [(start, end, clean(part)) for start, end, part in pieces]
-        texts = [x for x in texts if x[2]]
         if not texts:
-            return []
+            return
         audio = self._audio(root, meeting, channel)
-        rate, length = inspect_audio(audio, f"{meeting}, speaker {agent}")
-        found = []
+        header = rate, _ = inspect_audio(audio, f"{meeting}, speaker {agent}")
         for start, end, text in texts:
-            first, last = round(start * rate), min(round(end * rate), length)
-            if first >= last or end > length / rate + BEYOND:
-                raise DataError(
-                    f"{path}: a segment from {start:.2f} to {end:.2f} s, but {audio.name} is {length / rate:.2f} s long"
-                )
             id = f"AMI_{meeting}_H{channel:02d}_{name}_{round(start * 100):07d}_{round(end * 100):07d}"
-            found.append(spoken(id, text, audio, rate, first, last))
-        return found
+            part = excerpt(audio, header, round(start * rate), round(end * rate), str(path), BEYOND)
+            yield Segment(id=id, source=text, target=text, **part)
 
     def _audio(self, root: Path, meeting: str, channel: int) -> Path:
         tail = Path(meeting) / "audio" / f"{meeting}.Headset-{channel}.wav"
@@ -142,7 +144,7 @@ class AMI(Reader):
         raise DataError(f"{root / tail} is missing: text without audio ({meeting}, channel {channel}); {self.layout}")
 
     def sample(self, cache_dir: Path) -> Path:
-        from attnlab.data.samples import write_meetings
+        from attnlab.data.samples.spoken import write_meetings
 
         return write_meetings(cache_dir)
 
@@ -174,121 +176,70 @@ class Kaldi(Reader):
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         folder = self.folder(root, split)
-        texts = {id: (line, text) for line, id, text in table(folder / "text")}
-        for id, (line, text) in texts.items():
-            refuse_empty(text, f"{folder / 'text'} line {line} ({id})", drop_empty)
+        texts = table(folder / "text")
+        for id, (where, text) in texts.items():
+            refuse_empty(text, f"{where} ({id})", drop_empty)
+        audio_path, cuts_path = folder / ("feats.scp" if kind == "stored" else "wav.scp"), folder / "segments"
+        audio = table(audio_path)
+        cuts = table(cuts_path) if kind == "audio" and cuts_path.is_file() else None
+        same_ids((folder / "text", texts), (audio_path, audio) if cuts is None else (cuts_path, cuts))
         if kind == "stored":
-            paths = {id: (line, root / path) for line, id, path in table(folder / "feats.scp")}
-            same_ids(folder / "text", texts, folder / "feats.scp", paths, "features")
-            return [Stored(id=id, source=text, target=text, path=paths[id][1]) for id, (_, text) in texts.items()]
-        audio = {id: (line, path) for line, id, path in table(folder / "wav.scp")}
-        for id, (line, path) in audio.items():
+            paths = {id: root / path for id, (_, path) in audio.items()}
+            return [Stored(id=id, source=text, target=text, path=paths[id]) for id, (_, text) in texts.items()]
+        for id, (where, path) in audio.items():
             if path.endswith("|"):
                 raise DataError(
-                    f"{folder / 'wav.scp'} line {line}: {id} is a command, and commands are not run; write the audio "
-                    "to a file and give its path"
+                    f"{where}: {id} is a command, and commands are not run; write the audio to a file and give its path"
                 )
-        if (folder / "segments").is_file():
-            return list(self._segments(root, folder, texts, audio))
-        same_ids(folder / "text", texts, folder / "wav.scp", audio, "audio")
-        found = []
-        for id, (_, text) in texts.items():
-            rate, length = inspect_audio(root / audio[id][1], f"{folder / 'wav.scp'} line {audio[id][0]}")
-            found.append(spoken(id, text, root / audio[id][1], rate, 0, length))
-        return found
-
-    def _segments(
-        self, root: Path, folder: Path, texts: dict[str, tuple[int, str]], audio: dict[str, tuple[int, str]]
-    ) -> Iterator[Segment]:
-        path = folder / "segments"
-        rows = {id: (line, rest) for line, id, rest in table(path)}
-        same_ids(folder / "text", texts, path, rows, "a segment")
         headers: dict[str, tuple[int, int]] = {}
-        for id, (_, text) in texts.items():
-            line, rest = rows[id]
-            parts = rest.split()
-            numbers = [_seconds(part) for part in parts[1:3]]
-            if len(parts) < 3 or not all(map(math.isfinite, numbers)) or not 0 <= numbers[0] < numbers[1]:
-                raise DataError(f"{path} line {line}: expected '<id> <recording> <start> <end>' in seconds")
-            if parts[0] not in audio:
-                raise DataError(f"{path} line {line}: recording {parts[0]} is not in wav.scp")
-            wav = root / audio[parts[0]][1]
-            if parts[0] not in headers:
-                headers[parts[0]] = inspect_audio(wav, f"{folder / 'wav.scp'} line {audio[parts[0]][0]}")
-            rate, length = headers[parts[0]]
-            first, last = round(numbers[0] * rate), round(numbers[1] * rate)
-            if first >= length or last > length + ROUNDED * rate:
-                does = f"starts at {parts[1]}" if first >= length else f"ends at {parts[2]}"
-                raise DataError(f"{path} line {line}: it {does} s, but {wav.name} is {length / rate:.2f} s long")
-            last = min(last, length)
-            if first >= last:
-                raise DataError(f"{path} line {line}: it has no samples at {rate} Hz; lengthen it, or leave it out")
-            yield spoken(id, text, wav, rate, first, last)
+
+        def part(id: str) -> dict[str, Any]:
+            if cuts is None:
+                where, path = audio[id]
+                return recording(root / path, where)
+            where, rest = cuts[id]
+            name, *times = (*rest.split(), "", "")[:3]
+            start, end = map(_seconds, times)
+            if not 0 <= start < end < math.inf:
+                raise DataError(f"{where}: expected '<id> <recording> <start> <end>' in seconds")
+            if name not in audio:
+                raise DataError(f"{where}: recording {name} is not in wav.scp")
+            wav = root / audio[name][1]
+            if name not in headers:
+                headers[name] = inspect_audio(wav, audio[name][0])
+            rate, _ = headers[name]
+            return excerpt(wav, headers[name], round(start * rate), round(end * rate), where, ROUNDED)
+
+        return [Segment(id=id, source=text, target=text, **part(id)) for id, (_, text) in texts.items()]
 
 
-def spoken(id: str, text: str, audio: Path, rate: int, first: int, last: int) -> Segment:
-    """The utterance of samples `first` to `last` (exclusive) of a recording with `rate` samples per second.
-
-    Args:
-        id: of the utterance.
-        text: its transcript.
-        audio: the file of the recording.
-        rate: samples per second (Hz).
-        first: number of its first sample.
-        last: number of the sample after its last.
-    """
-    return Segment(id=id, source=text, target=text, audio=audio, rate=rate, start=first, num_samples=last - first)
+Table = dict[str, tuple[str, str]]  # by id: file and line, and the rest of the line
 
 
-def table(path: Path) -> Iterator[tuple[int, str, str]]:
-    """The rows of a Kaldi table.
-
-    Args:
-        path: the file.
-
-    Yields:
-        Line number, first word, rest of the line.
-
-    Raises:
-        DataError: an empty line, or a first word that occurs twice.
-    """
-    seen: set[str] = set()
+def table(path: Path) -> Table:
+    """The lines of a Kaldi table.  Raises DataError: an empty line, or a first word that occurs twice."""
+    lines: Table = {}
     for number, line in enumerate(read_lines(path), 1):
-        if not line:
-            raise DataError(f"{path} line {number}: empty line")
+        where = f"{path} line {number}"
+        if not line.strip():
+            raise DataError(f"{where}: empty line")
         id, *others = line.split(None, 1)  # blanks or tabs
-        if id in seen:
-            raise DataError(f"{path} line {number}: {id} occurs twice; expected one line for each id")
-        seen.add(id)
-        yield number, id, others[0] if others else ""
+        if id in lines:
+            raise DataError(f"{where}: {id} occurs twice; expected one line for each id")
+        lines[id] = where, others[0].strip() if others else ""
+    return lines
 
 
-def same_ids(
-    path: Path, texts: Mapping[str, tuple[int, str]], other: Path, found: Mapping[str, tuple[int, object]], what: str
-) -> None:
-    """Raise DataError where an id is in one of two files only.
-
-    Args:
-        path: the file of the texts.
-        texts: line and text of each id.
-        other: the other file.
-        found: line and value of each id in it.
-        what: what a line of the other file holds, for the error.
-    """
-    for id, (line, _) in texts.items():
-        if id not in found:
-            raise DataError(f"{path} line {line}: {id} has text, but {other.name} has no line for it; expected {what}")
-    for id, (line, _) in found.items():
-        if id not in texts:
-            raise DataError(f"{other} line {line}: {id} has no line in {path.name}; expected its text")
+def same_ids(one: tuple[Path, Table], other: tuple[Path, Table]) -> None:
+    """Raise DataError where an id is in one of two files only."""
+    for (_, table), (path, lines) in ((one, other), (other, one)):
+        for id, (where, _) in table.items():
+            if id not in lines:
+                raise DataError(f"{where}: {id} has no line in {path.name}; expected one for each id")
 
 
 def clean(words: Sequence[_Word]) -> str:
-    """The text of a segment as the ESPnet and Kaldi recipes prepare it.
-
-    Args:
-        words: in their order.
-    """
+    """The text of a segment as the ESPnet and Kaldi recipes prepare it."""
     text = " ".join(w.text for w in words if not w.punctuation).upper()
     text = " ".join(text.replace("-", " ").replace("_", ". ").split())
     return re.sub(r"\b(UH) (HUH)\b", r"\1-\2", re.sub(r"\b(MM) (HMM)\b", r"\1-\2", text))
@@ -324,7 +275,7 @@ def _cut(words: list[_Word], signs: str) -> list[list[_Word]]:
 
 
 def _words(path: Path) -> list[_Word]:
-    found = []
+    words = []
     for element in _xml(path).iter("w"):
         times = [element.get(key, "") for key in ("starttime", "endtime")]
         start, end = map(_seconds, times)
@@ -332,49 +283,34 @@ def _words(path: Path) -> list[_Word]:
         if any(time and not math.isfinite(seconds) for time, seconds in zip(times, (start, end), strict=True)):
             raise DataError(f"{path}: the word {text!r} has the times {times}; expected seconds, or none")
         if text and math.isfinite(start) and math.isfinite(end):  # some words have no times
-            found.append(_Word(text, start, end, element.get("punc") == "true"))
-    return found
+            words.append(_Word(text, start, end, element.get("punc") == "true"))
+    return words
 
 
-def _segments(path: Path) -> list[tuple[float, float]]:
-    found = []
+def _segments(path: Path) -> Iterator[tuple[float, float]]:
     for i, element in enumerate(_xml(path).iter("segment"), 1):
         start, end = (_seconds(element.get(key, "")) for key in ("transcriber_start", "transcriber_end"))
-        if not (math.isfinite(start) and math.isfinite(end)):
-            raise DataError(f"{path}: segment {i} has no transcriber_start and transcriber_end in seconds")
-        if end < start:
-            raise DataError(f"{path}: segment {i} ends at {end} s, before its start at {start} s")
-        found.append((start, end))
-    return found
+        if not -math.inf < start <= end < math.inf:
+            raise DataError(f"{path}: segment {i} is from {start} to {end} s; expected its start before its end")
+        yield start, end
 
 
 def _speakers(path: Path) -> dict[str, dict[str, tuple[int, str]]]:
     """meeting -> agent -> (channel, global name)."""
-    found: dict[str, dict[str, tuple[int, str]]] = {}
+    speakers: dict[str, dict[str, tuple[int, str]]] = {}
     for meeting in _xml(path).iter("meeting"):
-        agents = found.setdefault(meeting.get("observation", ""), {})
+        agents = speakers.setdefault(meeting.get("observation", ""), {})
         for speaker in meeting.iter("speaker"):
             agent, channel, name = (speaker.get(key, "") for key in ("nxt_agent", "channel", "global_name"))
             if not agent or not channel.isdigit():
                 raise DataError(f"{path}: a speaker of {meeting.get('observation')} has no nxt_agent or no channel")
             agents[agent] = (int(channel), name)
-    return found
+    return speakers
 
 
 def _xml(path: Path) -> ElementTree.Element:
-    try:
+    with reading(path, "an XML file"):
         return ElementTree.parse(path).getroot()
-    except ElementTree.ParseError as error:
-        line, _ = error.position
-        _broken(path, line, expat.messages.get(error.code, str(error)))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except (LookupError, ValueError) as error:
-        raise DataError(f"{path}: malformed XML ({error})") from error
-
-
-def _broken(path: Path, line: int, reason: str) -> NoReturn:
-    raise DataError(f"{path} line {line}: malformed XML ({reason})")
 
 
 def _seconds(text: str) -> float:

@@ -13,8 +13,9 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, read_lines, refuse_empty, whole
-from attnlab.errors import ConfigError, DataError
+from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, recording, refuse_empty
+from attnlab.data.files import read_lines
+from attnlab.errors import DataError
 
 _LINE = re.compile(r"(?P<text>.*?)\s*\((?P<id>[^()]+)\)")
 SUFFIXES = (".sph", ".wav", ".flac")
@@ -26,17 +27,12 @@ class AN4(Reader):
     Args:
         stem: the name in the names of the files in etc/.
         dev_every: at least 2.
-
-    Raises:
-        ConfigError: `dev_every` is less than 2.
     """
 
     kinds = ("audio", "stored")
     layout = "data_root must hold etc/<name>_{train,test}.fileids and .transcription, and wav/ or feat/"
 
     def __init__(self, stem: str = "an4", dev_every: Annotated[int, Ge(2)] = 12) -> None:
-        if dev_every < 2:
-            raise ConfigError(f"task.data.reader.dev_every={dev_every}: expected at least 2")
         self.name, self.stem, self.dev_every = stem.upper(), stem, dev_every
 
     def files(self, root: Path, split: str) -> tuple[Path, Path]:
@@ -49,26 +45,24 @@ class AN4(Reader):
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         ids_path, text_path = self.files(root, split)
-        ids, lines = read_lines(ids_path), read_lines(text_path)
-        if not ids:
-            raise DataError(f"{ids_path}: no utterances; expected the path of a recording in each line")
+        ids, lines = ([line.strip() for line in read_lines(path)] for path in (ids_path, text_path))
         if len(ids) != len(lines):
             raise DataError(
                 f"{text_path} has {len(lines)} lines, {ids_path.name} {len(ids)}; expected one line per utterance"
             )
-        found: list[Utterance] = []
+        utterances: list[Utterance] = []
         for number, (id, line) in enumerate(zip(ids, lines, strict=True), 1):
             match = _LINE.fullmatch(line)
             if not match or match["id"] != Path(id).name:
                 raise DataError(f"{text_path} line {number}: expected 'WORDS ({Path(id).name})', found {line!r:.60}")
             text = " ".join(word for word in match["text"].split() if word not in ("<s>", "</s>"))
             refuse_empty(text, f"{text_path} line {number}", drop_empty)
-            found.append(self._utterance(root, id, text, kind, f"{ids_path} line {number}"))
+            utterances.append(self._utterance(root, id, text, kind, f"{ids_path} line {number}"))
         if split == "test":
-            return found
+            return utterances
         speakers = sorted({Path(id).parent.name for id in ids})
-        held = set(speakers[self.dev_every - 1 :: self.dev_every]) or {speakers[-1]}
-        return [x for x, id in zip(found, ids, strict=True) if (Path(id).parent.name in held) == (split == "dev")]
+        dev = set(speakers[self.dev_every - 1 :: self.dev_every]) or {speakers[-1]}
+        return [x for x, id in zip(utterances, ids, strict=True) if (Path(id).parent.name in dev) == (split == "dev")]
 
     def _utterance(self, root: Path, id: str, text: str, kind: Kind, where: str) -> Utterance:
         name = Path(id).name
@@ -77,7 +71,6 @@ class AN4(Reader):
             if not path.is_file():
                 raise DataError(f"{path}: missing features, named in {where}")
             return Stored(id=name, source=text, target=text, path=path)
-        for suffix in SUFFIXES:
-            if (path := root / "wav" / f"{id}{suffix}").is_file():
-                return Segment(id=name, source=text, target=text, **whole(path, where))
-        raise DataError(f"{root / 'wav' / id}.sph: missing recording, named in {where}")
+        paths = [root / "wav" / f"{id}{suffix}" for suffix in SUFFIXES]
+        audio = next((path for path in paths if path.is_file()), paths[0])
+        return Segment(id=name, source=text, target=text, **recording(audio, where))

@@ -1,24 +1,23 @@
 """Reader of MuST-C in its published layout (v1.0 and v2).
 
-    <root>/en-de/data/<split>/wav/ted_<n>.wav      one recording per talk, any sample rate
-    <root>/en-de/data/<split>/txt/<split>.yaml     one list item per segment: offset and duration in seconds, wav
-    <root>/en-de/data/<split>/txt/<split>.en, .de  one line per segment, in the order of the YAML list
-
-Everything is checked before anything is computed; each error is one line that names the file and the line.
+<root>/en-de/data/<split>/wav/ted_<n>.wav      one recording per talk, any sample rate
+<root>/en-de/data/<split>/txt/<split>.yaml     one list item per segment: offset and duration in seconds, wav
+<root>/en-de/data/<split>/txt/<split>.en, .de  one line per segment, in the order of the YAML list
 """
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import yaml
 
-from attnlab.data.corpus import Kind, Reader, Segment, inspect_audio, read_lines, read_text
-from attnlab.errors import ConfigError, DataError
+from attnlab.data.corpus import Kind, Reader, Segment, excerpt, inspect_audio, refuse_empty
+from attnlab.data.files import contents, read_lines, read_text
+from attnlab.errors import DataError
 
 # A segment may end this much after its recording (rounding of published offsets); it is cut at the end.
 END_TOLERANCE_SECONDS = 0.010
@@ -29,41 +28,77 @@ _PLAIN_ITEM = re.compile(rf"- \{{(\w+: {_SCALAR}(?:, \w+: {_SCALAR})*)\}}[ \r]*"
 _Loader: type = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
-Target = Literal["translation", "transcript"]
-
-
 class MustC(Reader):
     """MuST-C.
+
+    Ids are `<wav stem>_<i>`, where i counts the segments of a recording in the order of their offsets, then of lines.
 
     Args:
         source_language, target_language: the codes in the names of folder and files.
         target: the decoder's text: "translation" or "transcript" (recognition).
-
-    Raises:
-        ConfigError: `target` is neither.
     """
 
     unit = "segments"
     splits = ("train", "dev", "tst-COMMON")
 
     def __init__(
-        self, source_language: str = "en", target_language: str = "de", target: Target = "translation"
+        self,
+        source_language: str = "en",
+        target_language: str = "de",
+        target: Literal["translation", "transcript"] = "translation",
     ) -> None:
-        if target not in get_args(Target):
-            raise ConfigError(f"task.target={target}: expected {' or '.join(get_args(Target))}")
         self.languages, self.target = (source_language, target_language), target
-        self.name = f"MuST-C {source_language}-{target_language}"
+        self.pair = f"{source_language}-{target_language}"
+        self.name = f"MuST-C {self.pair}"
+        self.layout = (
+            f"data_root must be the directory that holds {self.pair}, with data/<split>/txt/<split>.yaml, "
+            f".{source_language}, .{target_language} and data/<split>/wav/*.wav for train, dev and tst-COMMON"
+        )
 
-    def check(self, root: Path, splits: Sequence[str], kind: Kind) -> None:
-        check_layout(root, splits, *self.languages)
+    def files(self, root: Path, split: str) -> tuple[Path, Path, Path]:
+        """The list of segments, the transcripts and the translations of a split."""
+        text = root / self.pair / "data" / split / "txt"
+        yaml_path, source, target = (text / f"{split}.{suffix}" for suffix in ("yaml", *self.languages))
+        return yaml_path, source, target
+
+    def find(self, root: Path, split: str, kind: Kind) -> None:
+        if not (root / self.pair).is_dir():
+            root = root.resolve()
+            inside = [folder.parent for folder in (root, *root.parents) if folder.name == self.pair]
+            below = [folder.parent for folder in sorted(root.glob(f"*/{self.pair}"))]
+            hint = "".join(f"; set data_root={folder}" for folder in (inside + below)[:1])
+            raise DataError(f"data_root={root}: {self.pair} is missing (found {contents(root)}){hint}; {self.layout}")
+        files = self.files(root, split)
+        self.need(*files, folder=files[0].parents[1] / "wav")
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> list[Segment]:
-        required = "target" if self.target == "translation" else "source"
-        segments = read_split(root, split, *self.languages, required=None if drop_empty else required)
-        return segments if self.target == "translation" else [replace(x, target=x.source) for x in segments]
+        yaml_path, *paths = self.files(root, split)
+        items = _read_items(yaml_path)
+        sources, targets = ([line.strip() for line in read_lines(path)] for path in paths)
+        if not len(items) == len(sources) == len(targets):
+            raise DataError(
+                f"{yaml_path}: {len(items)} segments; expected one for each of the {len(sources)} lines of "
+                f"{paths[0].name} and the {len(targets)} lines of {paths[1].name}"
+            )
+        if self.target == "transcript":
+            paths, targets = paths[:1], sources
+        for number, text in enumerate(targets, 1):
+            refuse_empty(text, f"{paths[-1]} line {number}", drop_empty)
+        ids = _number_by_offset(items)
+        headers: dict[str, tuple[int, int]] = {}
+        segments = []
+        for i, item in enumerate(items):
+            where, audio = f"{yaml_path} line {item.line}", yaml_path.parents[1] / "wav" / item.wav
+            if item.wav not in headers:
+                headers[item.wav] = inspect_audio(audio, where)
+            rate, _ = headers[item.wav]
+            start, count = int(item.offset * rate), int(item.duration * rate)  # truncated, as published
+            part = excerpt(audio, headers[item.wav], start, start + count, where, END_TOLERANCE_SECONDS)
+            segments.append(Segment(id=ids[i], source=sources[i], target=targets[i], **part))
+        return segments
 
     def sample(self, cache_dir: Path) -> Path:
-        from attnlab.data.samples import write_speech_translation
+        from attnlab.data.samples.spoken import write_speech_translation
 
         return write_speech_translation(cache_dir)
 
@@ -76,158 +111,23 @@ class _Item:
     duration: float
 
 
-def read_split(
-    root: Path, split: str, source_language: str, target_language: str, required: str | None = "target"
-) -> list[Segment]:
-    """The segments of `<root>/<source>-<target>/data/<split>`, in the order of the files.
-
-    Ids are `<wav stem>_<i>`, where i counts the segments of a recording in the order of their offsets, then of lines.
-
-    Args:
-        root: the directory that holds `<source>-<target>`.
-        split: the name of the split.
-        source_language, target_language: the codes in the names of folder and files.
-        required: the text that must not be empty: "target", "source", or None.
-
-    Raises:
-        DataError: missing or malformed files, unequal numbers of lines, segments outside their recording, unreadable
-            audio, empty text.
-    """
-    folder = split_folder(root, split, source_language, target_language)
-    yaml_path = folder / "txt" / f"{split}.yaml"
-    source_path, target_path = (folder / "txt" / f"{split}.{x}" for x in (source_language, target_language))
-    items = _read_items(yaml_path)
-    sources, targets = read_lines(source_path), read_lines(target_path)
-    if not len(items) == len(sources) == len(targets):
-        raise DataError(
-            f"{yaml_path.parent}: {yaml_path.name} has {len(items)} segments, {source_path.name} {len(sources)} lines, "
-            f"{target_path.name} {len(targets)} lines; expected one of each per utterance"
-        )
-    if not items:
-        raise DataError(f"{yaml_path}: no segments")
-    if required:
-        _refuse_empty(*((source_path, sources) if required == "source" else (target_path, targets)))
-    ids = _number_by_offset(items)
-    recordings: dict[str, tuple[int, int]] = {}
-    segments = []
-    for i, item in enumerate(items):
-        if item.wav not in recordings:
-            recordings[item.wav] = inspect_audio(folder / "wav" / item.wav, f"{yaml_path} line {item.line}")
-        rate, length = recordings[item.wav]
-        # The published preparation truncates both to whole samples.
-        start, count = int(item.offset * rate), int(item.duration * rate)
-        if count < 1:
-            raise DataError(
-                f"{yaml_path} line {item.line}: duration {item.duration} s is less than one sample at {rate} Hz"
-            )
-        if start + count > length + END_TOLERANCE_SECONDS * rate or start >= length:
-            raise DataError(
-                f"{yaml_path} line {item.line}: the segment ends at {item.offset + item.duration:.3f} s, "
-                f"but {item.wav} is {length / rate:.3f} s long"
-            )
-        segments.append(
-            Segment(
-                id=ids[i],
-                source=sources[i],
-                target=targets[i],
-                audio=folder / "wav" / item.wav,
-                rate=rate,
-                start=start,
-                num_samples=min(count, length - start),
-            )
-        )
-    return segments
-
-
-def check_layout(root: Path, splits: Sequence[str], source_language: str, target_language: str) -> None:
-    """Raise DataError where a file or folder of `splits` is missing; the message names it.
-
-    Args:
-        root: of the corpus.
-        splits: names of the splits.
-        source_language: of the speech, for instance en.
-        target_language: of the translation, for instance de.
-    """
-    try:
-        _check_layout(root, splits, source_language, target_language)
-    except OSError as error:
-        raise DataError(f"data_root={root}: cannot be read ({error.strerror}: {error.filename})") from error
-
-
-def _check_layout(root: Path, splits: Sequence[str], source_language: str, target_language: str) -> None:
-    pair = f"{source_language}-{target_language}"
-    belongs = f"data_root must be the directory that holds {pair} (with {pair}/data/train/txt/train.yaml and so on)"
-    if not root.exists():
-        raise DataError(f"data_root={root}: no such directory; {belongs}")
-    if not root.is_dir():
-        raise DataError(f"data_root={root} is a file; {belongs}")
-    if not (root / pair).is_dir():
-        resolved = root.resolve()
-        for folder in (resolved, *resolved.parents):
-            if folder.name == pair:
-                raise DataError(f"data_root={root} is inside {pair}; set data_root={folder.parent}")
-        for folder in sorted(root.glob(f"*/{pair}")):
-            raise DataError(f"data_root={root} does not hold {pair}, but {folder.parent} does: set data_root to that")
-        there = sorted(path.name for path in root.iterdir())[:8]
-        found = ", ".join(there) or "nothing"
-        raise DataError(f"data_root={root}: {root / pair} is missing (found {found}); {belongs}")
-    missing = []
-    for split in splits:
-        folder = root / pair / "data" / split
-        names = [f"txt/{split}.{x}" for x in ("yaml", source_language, target_language)]
-        missing += [folder / name for name in names if not (folder / name).is_file()]
-        if not (folder / "wav").is_dir():
-            missing.append(folder / "wav")
-    if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise DataError(f"data_root={root} is incomplete: {missing[0]} is missing{more}; MuST-C has {_HINT}")
-
-
-_HINT = "data/<split>/txt/<split>.yaml, .en, .de and data/<split>/wav/*.wav for train, dev and tst-COMMON"
-
-
-def split_folder(root: Path, split: str, source_language: str, target_language: str) -> Path:
-    """The folder of a split in the layout of MuST-C.
-
-    Args:
-        root: of the corpus.
-        split: its name, for instance tst-COMMON.
-        source_language: of the speech, for instance en.
-        target_language: of the translation, for instance de.
-    """
-    return root / f"{source_language}-{target_language}" / "data" / split
-
-
-def _refuse_empty(path: Path, lines: list[str]) -> None:
-    empty = [i for i, line in enumerate(lines, 1) if not line]
-    if empty:
-        more = f" (and {len(empty) - 1} more lines)" if len(empty) > 1 else ""
-        raise DataError(f"{path} line {empty[0]}: empty text{more}; task.data.drop_empty=true leaves such segments out")
-
-
 def _read_items(path: Path) -> list[_Item]:
     items = []
     for line, entry in _parse(path, read_text(path)):
-        for key in ("wav", "offset", "duration"):
-            if key not in entry:
-                raise DataError(f"{path} line {line}: no key {key!r} (found: {', '.join(entry) or 'none'})")
-        offset, duration = (_number(entry[key], key, path, line) for key in ("offset", "duration"))
-        if offset < 0:
-            raise DataError(f"{path} line {line}: negative offset {entry['offset']}")
-        if duration <= 0:
-            raise DataError(f"{path} line {line}: duration {entry['duration']} is not positive")
+        times = []
+        for key in ("offset", "duration"):
+            try:
+                times.append(float(entry[key]))
+            except (KeyError, ValueError):
+                times.append(math.nan)
+        offset, duration = times
+        if "wav" not in entry or not (0 <= offset < math.inf and 0 < duration < math.inf):
+            there = ", ".join(f"{key}: {entry[key]}" for key in entry if key in ("wav", "offset", "duration"))
+            raise DataError(
+                f"{path} line {line}: expected wav, offset and duration in seconds, found {there or 'none'}"
+            )
         items.append(_Item(line, entry["wav"], offset, duration))
     return items
-
-
-def _number(text: str, key: str, path: Path, line: int) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"{path} line {line}: {key} is {text!r}, not a number of seconds")
-    return value
 
 
 def _parse(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:

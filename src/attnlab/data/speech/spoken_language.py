@@ -9,26 +9,14 @@
 <root>/speech/<file>.wav
 """
 
-import csv
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from attnlab.data.corpus import (
-    Kind,
-    Reader,
-    Segment,
-    Utterance,
-    field,
-    read_lines,
-    read_records,
-    read_text,
-    refuse_empty,
-    whole,
-)
+from attnlab.data.corpus import Kind, Reader, Segment, Utterance, recording, refuse_empty
+from attnlab.data.files import Row, read_json, read_lines, reading, rows
 from attnlab.errors import ConfigError, DataError
 
 
@@ -65,7 +53,7 @@ class SLURP(Reader):
             "test": test or ["test"],
         }
         self.dev_every = dev_every
-        self._taken: dict[str, tuple[Path, int]] = {}  # recording -> the first line that names it
+        self._taken: dict[str, str] = {}  # recording -> the first line that names it
 
     def paths(self, root: Path, split: str) -> list[Path]:
         """The .jsonl files of a split."""
@@ -76,52 +64,40 @@ class SLURP(Reader):
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         speakers = _speakers(root / "dataset" / "slurp" / "metadata.json") if kind == "audio" else {}
-        prompts = [(path, *read) for path in self.paths(root, split) for read in read_records(path)]
+        prompts = [row for path in self.paths(root, split) for row in rows(path)]
         if self.dev_every and split != "test":
             every = self.dev_every
             prompts = [prompt for i, prompt in enumerate(prompts, 1) if (i % every == 0) == (split == "devel")]
-        return [x for prompt in prompts for x in self._prompt(root, split, kind, drop_empty, *prompt, speakers)]
+        return [
+            utterance
+            for prompt in prompts
+            for utterance in (
+                [self._text(prompt, split, drop_empty)]
+                if kind == "text"
+                else self._recordings(prompt, root, drop_empty, speakers)
+            )
+        ]
 
-    def _prompt(
-        self,
-        root: Path,
-        split: str,
-        kind: Kind,
-        drop_empty: bool,
-        path: Path,
-        line: int,
-        record: dict[str, Any],
-        speakers: dict[str, str],
-    ) -> Iterator[Utterance]:
-        synthetic = "synthetic" in path.stem
-        text = clean(field(record, "sentence", str, path, line), synthetic)
-        refuse_empty(text, f"{path} line {line}", drop_empty, "sentence")
-        parts = {key: field(record, key, str, path, line) for key in ("scenario", "action")}
-        for key, value in parts.items():
-            if not value.strip():
-                raise DataError(f"{path} line {line}: empty {key}; expected the class of the sentence")
-        label = "_".join(parts.values())
-        shared: dict[str, Any] = {"source": text, "target": text, "label": label.replace(" ", "_")}
-        if kind == "text":
-            id = field(record, "slurp_id", int, path, line)
-            yield Utterance(id=f"slurp_{split}_{line}_{id}", **shared)
-            return
-        recordings = field(record, "recordings", list, path, line)
+    def _text(self, row: Row, split: str, drop_empty: bool) -> Utterance:
+        return Utterance(id=f"slurp_{split}_{row.number}_{row.value('slurp_id', int)}", **_texts(row, drop_empty))
+
+    def _recordings(self, row: Row, root: Path, drop_empty: bool, speakers: dict[str, str]) -> Iterator[Segment]:
+        texts = _texts(row, drop_empty)
+        recordings = row.value("recordings", list)
         if not recordings:
-            raise DataError(f"{path} line {line}: no recordings; expected at least one")
-        for recording in recordings:
-            if not isinstance(recording, dict) or not isinstance(recording.get("file"), str):
-                raise DataError(f"{path} line {line}: a recording has no `file`; expected the name of its file")
-            file = recording["file"]
-            if self._taken.setdefault(file, (path, line)) != (path, line):
-                continue
-            folder = "slurp_synth" if synthetic else "slurp_real"
-            audio = whole(root / "audio" / folder / file, f"{path} line {line}")
-            key = file.removeprefix("audio-").removesuffix(".flac")
-            yield Segment(id=f"slurp_{speakers.get(file, 'unknown')}_{key}", **shared, **audio)
+            raise DataError(f"{row.where}: no recordings; expected at least one")
+        folder = root / "audio" / ("slurp_synth" if _synthetic(row) else "slurp_real")
+        for each in recordings:
+            if not isinstance(each, dict) or not isinstance(each.get("file"), str):
+                raise DataError(f"{row.where}: a recording has no `file`; expected the name of its file")
+            file = each["file"]
+            if self._taken.setdefault(file, row.where) == row.where:
+                key = file.removeprefix("audio-").removesuffix(".flac")
+                id = f"slurp_{speakers.get(file, 'unknown')}_{key}"
+                yield Segment(id=id, **texts, **recording(folder / file, row.where))
 
     def sample(self, cache_dir: Path) -> Path:
-        from attnlab.data.samples import write_commands
+        from attnlab.data.samples.spoken import write_commands
 
         return write_commands(cache_dir)
 
@@ -132,68 +108,56 @@ class Picovoice(Reader):
     Args:
         slot: the slot of label.json that is the class.
         dev_every: every `dev_every`-th training file is held out for validation; at least 2.
-
-    Raises:
-        ConfigError: `dev_every` is less than 2.
     """
 
     name = "Picovoice coffee orders"
     layout = "data_root must hold label.json, selection.tsv and speech/*.wav"
 
     def __init__(self, slot: str = "coffeeDrink", dev_every: Annotated[int, Ge(2)] = 5) -> None:
-        if dev_every < 2:
-            raise ConfigError(f"task.data.reader.dev_every={dev_every}: expected at least 2")
         self.slot, self.dev_every = slot, dev_every
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
         self.need(root / "label.json", root / "selection.tsv", folder=root / "speech")
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
-        path = root / "label.json"
-        try:
-            labels = json.loads(read_text(path))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path} line {error.lineno}: malformed JSON ({error.msg})") from error
-        except RecursionError as error:
-            raise DataError(f"{path}: JSON nested too deeply; expected the slots of each file") from error
-        if not isinstance(labels, dict):
-            raise DataError(f"{path}: expected a JSON object with the slots of each file")
-        table = root / "selection.tsv"
-        try:
-            rows = list(csv.reader(read_lines(table), delimiter="\t"))
-        except csv.Error as error:
-            raise DataError(f"{table}: not a table of file, class and split, separated by tabs ({error})") from error
-        if not rows or len(rows[0]) != 3:
-            raise DataError(f"{table} line 1: expected the names of three columns, file, {self.slot} and split")
-        wanted = "test" if split == "test" else "train"
-        found: list[Utterance] = []
-        for number, row in enumerate(rows[1:], 2):
-            if len(row) != 3:
-                raise DataError(f"{table} line {number}: expected file, class and split, separated by tabs")
-            if row[2] not in ("train", "test"):
-                raise DataError(f"{table} line {number}: split {row[2]!r}; expected train or test")
-            if row[2] != wanted:
+        path, table = root / "label.json", root / "selection.tsv"
+        labels = read_json(path)
+        header, *lines = [line.strip().split("\t") for line in read_lines(table)]
+        segments: list[Utterance] = []
+        for number, row in enumerate(lines, 2):
+            where = f"{table} line {number}"
+            if len(row) != 3 or row[2] not in ("train", "test"):
+                raise DataError(f"{where}: expected file, class, and train or test, separated by tabs; found {row}")
+            file, named, part = row
+            if (part == "test") != (split == "test"):
                 continue
-            try:
-                label = str(labels[row[0]]["slots"][self.slot])
-            except (LookupError, TypeError) as error:
-                raise DataError(f"{path}: {row[0]} has no slot {self.slot}; expected its class") from error
-            if rows[0][1] == self.slot and row[1] != label:
-                raise DataError(f"{table} line {number}: {row[0]} is {row[1]!r}, but {label!r} in {path.name}")
-            audio = whole(root / "speech" / row[0], f"{table} line {number}")
-            found.append(Segment(id=Path(row[0]).stem, source="", target="", label=label.replace(" ", "_"), **audio))
+            with reading(path, f"an object with the slot {self.slot} of {file}"):
+                label = str(labels[file]["slots"][self.slot])
+            if header[1:2] == [self.slot] and named != label:
+                raise DataError(f"{where}: {file} is {named!r}, but {label!r} in {path.name}")
+            audio = recording(root / "speech" / file, where)
+            segments.append(Segment(id=Path(file).stem, source="", target="", label=label.replace(" ", "_"), **audio))
         if split == "test":
-            return found
-        return [x for i, x in enumerate(found) if ((i + 1) % self.dev_every == 0) == (split == "dev")]
+            return segments
+        return [x for i, x in enumerate(segments, 1) if (i % self.dev_every == 0) == (split == "dev")]
+
+
+def _synthetic(row: Row) -> bool:
+    return "synthetic" in row.path.stem
+
+
+def _texts(row: Row, drop_empty: bool) -> dict[str, Any]:
+    """Transcript and class of a prompt."""
+    text = clean(row.value("sentence", str), _synthetic(row))
+    refuse_empty(text, row.where, drop_empty, "sentence")
+    scenario, action = row.value("scenario", str), row.value("action", str)
+    if not scenario.strip() or not action.strip():
+        raise DataError(f"{row.where}: empty {'action' if scenario.strip() else 'scenario'}; expected the class")
+    return {"source": text, "target": text, "label": f"{scenario}_{action}".replace(" ", "_")}
 
 
 def clean(sentence: str, lower: bool) -> str:
-    """The transcript as the published preparation writes it.
-
-    Args:
-        sentence: as the corpus has it.
-        lower: whether it is put into lower case.
-    """
+    """The transcript as the published preparation writes it; `lower` puts it into lower case."""
     text = sentence.replace("@", " at ").replace("#", " hashtag ").replace(",", "").replace(".", "")
     return " ".join((text.lower() if lower else text).replace("<unk>", "unknown").split())
 
@@ -202,12 +166,8 @@ def _speakers(path: Path) -> dict[str, str]:
     """File to speaker; empty where there is no metadata.json."""
     if not path.is_file():
         return {}
-    try:
-        prompts = json.loads(read_text(path))
+    prompts = read_json(path)
+    with reading(path, "prompts with recordings, each with a usrid"):
         return {
             file: str(entry["usrid"]) for prompt in prompts.values() for file, entry in prompt["recordings"].items()
         }
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} line {error.lineno}: malformed JSON ({error.msg})") from error
-    except (AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{path}: a prompt has no recordings or a recording no usrid; expected both") from error

@@ -13,8 +13,8 @@ from attnlab.config.batch import Share, share_tokens
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import OrderedBatches
+from attnlab.data.samples import sample_corpus
 from attnlab.data.samples.markov import Source
-from attnlab.data.samples.text import write_text
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus, as_tokens
 from attnlab.data.text.pretrained_tokens import PretrainedTokens
 from attnlab.data.text.tokens import Ids, TokenFile, build
@@ -29,6 +29,13 @@ log = logging.getLogger(__name__)
 LAYOUT = "attnlab.data.text.corpora.check_layout"  # checks the files of data_root without torch
 VERSION = 1
 BATCH = 512  # texts encoded at a time
+
+
+def write_sample(cache_dir: Path, corpus: TextCorpus) -> Path:
+    """The directory of the sample corpus in the layout of `corpus`, written unless it exists."""
+    settings = {name: value for name, value in vars(corpus).items() if isinstance(value, str | int | float)}
+    name, write = type(corpus).__name__, lambda root: corpus.write_sample(root, Source())
+    return sample_corpus(cache_dir / "samples", f"text-{name}", settings, write)
 
 
 @bounded
@@ -101,7 +108,7 @@ class LanguageModellingData(Data):
             return
         if self.root is None:
             log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.source.name)
-            self.root = write_text(self.cache_dir, self.source)
+            self.root = write_sample(self.cache_dir, self.source)
         splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
         self.source.check(self.root)  # a missing file is found before the others are encoded
         self.vocabulary = self.own_vocabulary or self.settings.build(

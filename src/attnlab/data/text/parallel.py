@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from attnlab.data.corpus import Kind, Reader, Utterance, read_text
-from attnlab.data.text.summaries import read_pairs, squeeze
-from attnlab.errors import ConfigError, DataError
+from attnlab.data.corpus import Kind, Reader, Utterance, held_out
+from attnlab.data.files import read_text, squeeze
+from attnlab.data.text.summaries import pair, read_pairs
+from attnlab.errors import DataError
 
 _SEGMENT = re.compile(r"<seg[^>]*\bid=\"?([^\">\s]+)\"?[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 
@@ -65,9 +66,6 @@ class Parallel(Reader):
         layout: one of LAYOUTS, or "auto": the first one whose files all exist.
         unescape: replace HTML entities by their characters.
         hold_out: for a split without files, every `hold_out`-th pair is taken out of the training pairs; at least 3.
-
-    Raises:
-        ConfigError: `hold_out` is too small.
     """
 
     unit = "pairs"
@@ -81,14 +79,8 @@ class Parallel(Reader):
         unescape: bool = False,
         hold_out: Annotated[int, Ge(3)] = 100,
     ) -> None:
-        if hold_out < 3:
-            raise ConfigError(f"task.data.reader.hold_out={hold_out}: expected at least 3")
-        self.languages, self.chosen, self.unescape, self.hold_out = (
-            (source_language, target_language),
-            layout,
-            unescape,
-            hold_out,
-        )
+        self.languages, self.chosen = (source_language, target_language), layout
+        self.unescape, self.hold_out = unescape, hold_out
         self.name = f"{source_language}-{target_language} text"
         names = ", ".join(self._fill(files.train[0], 0) for files in LAYOUTS.values())
         self.layout = f"data_root must hold one of the layouts {', '.join(LAYOUTS)} (training files: {names})"
@@ -118,26 +110,21 @@ class Parallel(Reader):
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         files = self.files(root)
-        own = {"dev": files.dev, "test": files.test}.get(split)
-        if own:
-            return self._pairs(root, own, split, drop_empty, files.subwords)
+        if name := {"dev": files.dev, "test": files.test}.get(split):
+            return self._pairs(root, name, split, drop_empty, files.subwords)
         train = [
-            x
+            pair
             for name in files.train
-            for x in self._pairs(root, name, Path(name).name.split(".")[0], drop_empty, files.subwords)
+            for pair in self._pairs(root, name, Path(name).name.split(".")[0], drop_empty, files.subwords)
         ]
-        held = {name for name, file in (("dev", files.dev), ("test", files.test)) if not file}
-        places = {name: set(range(i, len(train), self.hold_out)) for i, name in enumerate(sorted(held))}
-        if split in held:
-            return [train[i] for i in sorted(places[split])]
-        taken = set().union(*places.values()) if places else set()
-        return [x for i, x in enumerate(train) if i not in taken]
+        missing = [split for split, name in (("dev", files.dev), ("test", files.test)) if not name]
+        return list(held_out(train, split, missing, self.hold_out))
 
     def _pairs(self, root: Path, name: str, split: str, drop_empty: bool, subwords: bool) -> list[Utterance]:
         source, target = (root / self._fill(name, side) for side in (0, 1))
-        found = (_sgml if name.endswith(".sgm") else read_pairs)(source, target, split, drop_empty)
+        pairs = (_sgml if name.endswith(".sgm") else read_pairs)(source, target, split, drop_empty)
         return [
-            replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords)) for x in found
+            replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords)) for x in pairs
         ]
 
     def plain(self, text: str) -> str:
@@ -150,7 +137,7 @@ class Parallel(Reader):
         return html.unescape(text) if self.unescape else text
 
     def sample(self, cache_dir: Path) -> Path:
-        from attnlab.data.samples import write_translations
+        from attnlab.data.samples.written import write_translations
 
         return write_translations(cache_dir)
 
@@ -159,9 +146,8 @@ def _sgml(source: Path, target: Path, name: str, drop_empty: bool) -> list[Utter
     sides = [[squeeze(html.unescape(text)) for _, text in _SEGMENT.findall(read_text(p))] for p in (source, target)]
     if not sides[0] or len(sides[0]) != len(sides[1]):
         raise DataError(f"{source} has {len(sides[0])} segments, {target.name} {len(sides[1])}; expected equal numbers")
-    found = []
-    for number, (left, right) in enumerate(zip(*sides, strict=True), 1):
-        if not (left and right) and not drop_empty:
-            raise DataError(f"{source}: segment {number} is empty here or in {target.name}")
-        found.append(Utterance(id=f"{name}_{number}", source=left, target=right if left else ""))
-    return found
+    places = (str(source), str(target))
+    return [
+        pair(f"{name}_{i}", left, right, places, drop_empty, (f"source segment {i}", f"target segment {i}"))
+        for i, (left, right) in enumerate(zip(*sides, strict=True), 1)
+    ]

@@ -8,11 +8,11 @@
 <root>/{train,dev,test}.jsonl                SciTLDR: source, a list of sentences; target, a list of summaries
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnlab.data.corpus import Kind, Reader, Utterance, field, read_lines, read_records, read_text, refuse_empty
+from attnlab.data.corpus import Kind, Reader, Utterance, refuse_empty
+from attnlab.data.files import read_json, read_lines, rows, squeeze
 from attnlab.errors import DataError
 
 SPLIT_FILE = "XSum-TRAINING-DEV-TEST-SPLIT-90-5-5.json"
@@ -70,41 +70,31 @@ class XSum(Reader):
             return read_pairs(source, target, split, drop_empty, ("document", "summary"))
         if source.name == SPLIT_FILE:
             return self._original(root, source, split, drop_empty)
-        found = []
-        for number, (line, record) in enumerate(read_records(source)):
-            document, summary = (squeeze(field(record, key, str, source, line)) for key in ("document", "summary"))
-            for text, what in ((document, "document"), (summary, "summary")):
-                refuse_empty(text, f"{source} line {line}", drop_empty, what)
-            id = str(record.get("id", f"{split}_{number}"))
-            found.append(Utterance(id=id, source=document, target=summary if document else ""))
-        return found
+        return [
+            pair(id, row.text("document"), row.text("summary"), (row.where, row.where), drop_empty)
+            for number, row in enumerate(rows(source))
+            for id in [str(row.values.get("id", f"{split}_{number}"))]
+        ]
 
     def _original(self, root: Path, splits: Path, split: str, drop_empty: bool) -> list[Utterance]:
-        try:
-            ids = json.loads(read_text(splits))[split]
-            if not isinstance(ids, list) or not all(isinstance(id, str | int) for id in ids):
-                raise TypeError(f"{split} is no list of ids")
-        except json.JSONDecodeError as error:
-            raise DataError(f"{splits} line {error.lineno}: malformed JSON ({error.msg})") from error
-        except (KeyError, TypeError, RecursionError) as error:
+        content = read_json(splits)
+        ids = content.get(split) if isinstance(content, dict) else None
+        if not isinstance(ids, list) or not all(isinstance(id, str | int) for id in ids):
             raise DataError(
                 f"{splits}: no list of ids under {split!r}; expected {{train: [id, ...], validation: ..., test: ...}}"
-            ) from error
-        found = []
+            )
+        utterances = []
         for id in ids:
             path = root / "bbc-summary-data" / f"{id}.summary"
-            lines = [line for line in read_lines(path) if line and line not in SHARE_BAR]
+            lines = [line for raw in read_lines(path) if (line := raw.strip()) and line not in SHARE_BAR]
             parts = "\n".join(lines).split("[SN]")
             if len(parts) < 9:
                 raise DataError(f"{path}: expected sections [SN]URL[SN], TITLE, FIRST-SENTENCE and RESTBODY")
-            document, summary = squeeze(parts[8]), squeeze(parts[6])
-            for text, what in ((document, "document"), (summary, "summary")):
-                refuse_empty(text, str(path), drop_empty, what)
-            found.append(Utterance(id=str(id), source=document, target=summary if document else ""))
-        return found
+            utterances.append(pair(str(id), squeeze(parts[8]), squeeze(parts[6]), (str(path), str(path)), drop_empty))
+        return utterances
 
     def sample(self, cache_dir: Path) -> Path:
-        from attnlab.data.samples import write_articles
+        from attnlab.data.samples.written import write_articles
 
         return write_articles(cache_dir)
 
@@ -121,17 +111,13 @@ class SciTLDR(Reader):
         self.need(root / f"{split}.jsonl")
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
-        path = root / f"{split}.jsonl"
-        found = []
-        for line, record in read_records(path):
-            source = squeeze(" ".join(map(str, field(record, "source", list, path, line))))
-            targets = [squeeze(str(text)) for text in field(record, "target", list, path, line)]
-            refuse_empty(source, f"{path} line {line}", drop_empty, "document")
-            refuse_empty(targets[0] if targets else "", f"{path} line {line}", drop_empty, "summary")
-            first = targets[0] if source and targets else ""
-            id = f"{split}_{line}_{record.get('paper_id', '')}"
-            found.append(Utterance(id=id, source=source, target=first, others=tuple(targets[1:])))
-        return found
+        utterances = []
+        for row in rows(root / f"{split}.jsonl"):
+            source = squeeze(" ".join(map(str, row.value("source", list))))
+            target, *others = [squeeze(str(text)) for text in row.value("target", list)] or [""]
+            id = f"{split}_{row.number}_{row.values.get('paper_id', '')}"
+            utterances.append(pair(id, source, target, (row.where, row.where), drop_empty, others=tuple(others)))
+        return utterances
 
 
 def read_pairs(
@@ -142,25 +128,45 @@ def read_pairs(
     Args:
         source, target: the files.
         name: the prefix of the ids.
-        drop_empty: give examples with an empty text an empty target, to be left out, in place of an error.
+        drop_empty: see :func:`pair`.
         what: what the lines of both files are, for messages.
 
     Raises:
         DataError: the files have unequal numbers of lines, or a line is empty.
     """
-    sides = read_lines(source), read_lines(target)
+    sides = [[squeeze(line) for line in read_lines(path)] for path in (source, target)]
     if len(sides[0]) != len(sides[1]):
         raise DataError(
             f"{source} has {len(sides[0])} lines, {target.name} {len(sides[1])}; expected one line per example in both"
         )
-    found = []
-    for number, (left, right) in enumerate(zip(*([squeeze(line) for line in side] for side in sides), strict=True), 1):
-        refuse_empty(left, f"{source} line {number}", drop_empty, what[0])
-        refuse_empty(right, f"{target} line {number}", drop_empty, what[1])
-        found.append(Utterance(id=f"{name}_{number}", source=left, target=right if left else ""))
-    return found
+    return [
+        pair(f"{name}_{i}", left, right, (f"{source} line {i}", f"{target} line {i}"), drop_empty, what)
+        for i, (left, right) in enumerate(zip(*sides, strict=True), 1)
+    ]
 
 
-def squeeze(text: str) -> str:
-    """`text` with each run of white space as one space."""
-    return " ".join(text.split())
+def pair(
+    id: str,
+    source: str,
+    target: str,
+    where: tuple[str, str],
+    drop_empty: bool,
+    what: tuple[str, str] = ("document", "summary"),
+    others: tuple[str, ...] = (),
+) -> Utterance:
+    """An example of two texts.
+
+    Args:
+        id: unique in its split.
+        source, target: the texts.
+        where: the place of each text, for the error.
+        drop_empty: give an example with an empty text an empty target, to be left out, in place of an error.
+        what: what both texts are, for the error.
+        others: further references.
+
+    Raises:
+        DataError: a text is empty.
+    """
+    for text, place, name in zip((source, target), where, what, strict=True):
+        refuse_empty(text, place, drop_empty, name)
+    return Utterance(id=id, source=source, target=target if source else "", others=others)

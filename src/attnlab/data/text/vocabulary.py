@@ -12,8 +12,8 @@ from typing import Any, Literal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from attnlab.config.bounds import TextFile
+from attnlab.data.files import read_lines
 from attnlab.data.text.corpora import Split, TextCorpus
-from attnlab.data.text.lines import read_lines
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.cache import digest
 from attnlab.run.files import write_bytes

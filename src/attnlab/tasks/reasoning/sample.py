@@ -17,8 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attnlab.data.questions import Question, QuestionSet
-from attnlab.data.questions.loading import SETS
+from attnlab.data.questions import SETS, Question, QuestionSet
 from attnlab.data.samples import world
 from attnlab.pretrained import hub, huggingface
 from attnlab.run.cache import digest, stored_files

@@ -15,7 +15,7 @@ from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import parameters, rate
 from attnlab.compression.folder import COMPRESSED
 from attnlab.config.build import instantiate
-from attnlab.data.corpus import read_text
+from attnlab.data.files import read_text
 from attnlab.data.questions import Questions
 from attnlab.data.samples.world import TEXT
 from attnlab.errors import ConfigError, WriteError

@@ -1,0 +1,414 @@
+"""Question sets in their published layouts, and the questions of a run.
+
+The sets are HotpotQA, FEVER, Bias in Bios, and WikidataQA of BIG-bench.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge
+from omegaconf import DictConfig
+
+from attnlab.config.bounds import bounded
+from attnlab.data.files import Row, check_folder, rows
+from attnlab.data.samples.world import write_world
+from attnlab.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+LAYOUT = "attnlab.data.questions.check_layout"  # checks the files of data_root without torch
+VALIDATION = 0.2  # the first share of the questions, as the released code has it; the paper says the last is the test
+SUFFIXES = (".jsonl", ".json", ".parquet")
+SHARD = "-of-"  # in the names of files that together are one split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question with its published prompt.
+
+    Attributes:
+        id: where it was read: the file's name and the line, item or row.
+        text: the question, claim, biography or cloze text as it was read, stripped.
+        prompt: what a decoder continues.
+        answers: the accepted answers; the loss is that of the first.
+        choices: the answers to choose from; empty: the answer is free text.
+    """
+
+    id: str
+    text: str
+    prompt: str
+    answers: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+
+
+class QuestionSet(ABC):
+    """One set: where its files are, which rows count, the prompt, and how an answer is scored.
+
+    Attributes:
+        name: the value of `task.questions`.
+        title: for messages and tables.
+        choices: the answers to choose from, whose next-token probabilities are compared; empty: free text, the answer
+            must occur in the generated text.
+        new_tokens: the largest number of generated tokens; of sets with choices 0.
+        masks: masks that a masked language model fills at once; 1 with choices.
+        layout: what the folder must hold, for messages.
+        folders: where the files may be below the root.
+        splits: the names of each split's files, without suffix; the first split must exist.
+        columns: of the files, those that are read.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    choices: ClassVar[tuple[str, ...]] = ()
+    new_tokens: ClassVar[int] = 0
+    masks: ClassVar[int] = 1
+    layout: ClassVar[str]
+    folders: ClassVar[tuple[str, ...]]
+    splits: ClassVar[tuple[tuple[str, ...], ...]]
+    columns: ClassVar[tuple[str, ...]]
+
+    def check(self, root: Path) -> None:
+        """Raise DataError where `root` has not the files that are needed."""
+        check_folder(root, self.layout)
+        if not self.files(root, 0):
+            raise DataError(f"data_root={root}: no files of {self.title}; {self.layout}")
+
+    def files(self, root: Path, split: int) -> list[Path]:
+        """The files of a split: those of the first name that has any, as .jsonl, .json or .parquet.
+
+        Raises:
+            DataError: several files match that are not shards of one split.
+        """
+        for name in (f"{folder}{name}" for folder in self.folders for name in self.splits[split]):
+            files = sorted(path for suffix in SUFFIXES for path in root.glob(f"{name}{suffix}") if path.is_file())
+            if len(files) > 1 and not all(SHARD in path.name for path in files):
+                names = ", ".join(path.name for path in files)
+                raise DataError(f"{files[0].parent}: {names} are files of the same split; keep one of them")
+            if files:
+                return files
+        return []
+
+    def rows(self, root: Path, split: int) -> Iterator[Row]:
+        """The rows of a split, in the order of its files."""
+        return (row for path in self.files(root, split) for row in rows(path, self.columns))
+
+    def read(self, root: Path) -> list[Question]:
+        """The questions in the published order.
+
+        Args:
+            root: the folder with the set's files.
+
+        Raises:
+            DataError: a file is missing or malformed, or a question has no answer.
+        """
+        self.check(root)
+        questions = list(self.questions(root))
+        if not questions:
+            raise DataError(f"data_root={root}: no question of {self.title} in its files; {self.layout}")
+        return questions
+
+    @abstractmethod
+    def questions(self, root: Path) -> Iterable[Question]:
+        """The questions of the files, which exist."""
+
+    @abstractmethod
+    def prompt(self, text: str) -> str:
+        """The prompt that a decoder continues with a space and the answer."""
+
+    def masked_prompt(self, text: str, mask: str, last: Callable[[str, int], str]) -> str:
+        """The prompt of a masked language model; every `mask` in it stands for one token of the answer.
+
+        Args:
+            text: of the question.
+            mask: the tokenizer's mask token.
+            last: cuts a text to its last n tokens.
+        """
+        return " ".join([self.prompt(text), *[mask] * self.masks])
+
+    def question(self, row: Row, text: str, answers: Sequence[str]) -> Question:
+        """A question of this set. DataError: its text or every answer is empty."""
+        if not (text := text.strip()):
+            raise DataError(f"{row.where}: an empty question; expected a text")
+        accepted = tuple(answer.strip() for answer in answers if answer.strip())
+        if not accepted:
+            raise DataError(f"{row.where}: a question without an answer; remove it, or give the answered split")
+        return Question(
+            id=f"{row.path.name} {row.unit} {row.number}",
+            text=text,
+            prompt=self.prompt(text),
+            answers=accepted,
+            choices=self.choices,
+        )
+
+
+def with_full_stop(text: str) -> str:
+    """`text` as a sentence: a full stop is added unless it ends in one, or in a question mark."""
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+class HotpotQA(QuestionSet):
+    """As many rows of the training split as the validation split has, then the validation split.
+
+    LASER's code takes these, because the test split has no answers. Without training files, the validation split
+    alone. Its prompt is `QUESTION The answer is`; up to 15 tokens are generated. A masked language model fills five
+    masks after the prompt.
+    """
+
+    name = "hotpotqa"
+    title = "HotpotQA"
+    new_tokens = 15
+    masks = 5
+    folders = ("", "fullwiki/", "hotpotqa/", "hotpot_qa/", "hotpot_qa/fullwiki/")
+    splits = (
+        ("hotpot_dev_fullwiki_v*", "hotpot_dev_distractor_v*", "hotpot_dev_v*", "validation-*", "validation"),
+        ("hotpot_train_v*", "train-*", "train"),
+    )
+    columns = ("question", "answer")
+    layout = (
+        "expected hotpot_dev_*.json, fullwiki/validation-*.parquet or validation.json(l) with question and answer, and "
+        "beside it optionally hotpot_train_v1.1.json or train-*.parquet"
+    )
+
+    def questions(self, root: Path) -> list[Question]:
+        validation = [self._question(row) for row in self.rows(root, 0)]
+        return [self._question(row) for row in islice(self.rows(root, 1), len(validation))] + validation
+
+    def _question(self, row: Row) -> Question:
+        answer = row.value("answer", str) if row.values.get("answer") is not None else ""
+        return self.question(row, row.value("question", str), [answer])
+
+    def prompt(self, text: str) -> str:
+        return f"{text if text.endswith(('?', '.')) else f'{text}?'} The answer is"
+
+
+LABELS = {"SUPPORTS": "true", "REFUTES": "false", 1: "true", 0: "false"}
+NO_LABEL = ("NOT ENOUGH INFO", 2, -1)
+
+
+class Fever(QuestionSet):
+    """The splits paper_dev and paper_test, claims with one label each.
+
+    In each split, a claim that occurs several times counts once, and a claim with both labels is left out. Labels are
+    SUPPORTS and REFUTES, or 1 and 0; claims labelled NOT ENOUGH INFO are left out. The prompt ends `Is this claim true
+    or false. The claim is`; the probabilities of `true` and `false` as its next token are compared.
+    """
+
+    name = "fever"
+    title = "FEVER"
+    choices = ("true", "false")
+    folders = ("", "v1.0/", "fever/", "fever/v1.0/")
+    splits = (("paper_dev", "paper_dev-*"), ("paper_test", "paper_test-*"))
+    columns = ("claim", "label")
+    layout = "expected paper_dev.jsonl (or .json, .parquet) with claim and label, and optionally paper_test beside it"
+
+    def questions(self, root: Path) -> Iterator[Question]:
+        for split in range(len(self.splits)):
+            claims: dict[str, tuple[Row, set[str]]] = {}
+            for row in self.rows(root, split):
+                label = row.value("label", str, int)
+                if label in NO_LABEL:
+                    continue
+                if label not in LABELS:
+                    known = ", ".join(str(name) for name in (*LABELS, *NO_LABEL))
+                    raise DataError(f"{row.where}: 'label' is {label!r:.40}; expected one of {known}")
+                claims.setdefault(row.value("claim", str).strip(), (row, set()))[1].add(LABELS[label])
+            for claim, (row, labels) in claims.items():
+                if len(labels) == 1:
+                    yield self.question(row, claim, [*labels])
+
+    def prompt(self, text: str) -> str:
+        return f"Consider the following claim: {with_full_stop(text)} Is this claim true or false. The claim is"
+
+
+PROFESSIONS = (  # the numbers of the published column `profession`
+    "accountant", "architect", "attorney", "chiropractor", "comedian", "composer", "dentist", "dietitian", "dj",
+    "filmmaker", "interior designer", "journalist", "model", "nurse", "painter", "paralegal", "pastor",
+    "personal trainer", "photographer", "physician", "poet", "professor", "psychologist", "rapper",
+    "software engineer", "surgeon", "teacher", "yoga teacher",
+)  # fmt: skip
+LAST_TOKENS = 50  # of a biography, for masked language models
+
+
+class BiosProfession(QuestionSet):
+    """The split dev, biographies of the eight professions that are single tokens for GPT-J and RoBERTa.
+
+    The paper says ten professions, its code has eight. A masked language model reads the last 50 tokens of a
+    biography and fills one mask.
+    """
+
+    name = "bios"
+    title = "Bios Profession"
+    choices = ("journalist", "poet", "composer", "model", "teacher", "architect", "painter", "professor")
+    folders = ("", "data/", "bias_in_bios/", "bias_in_bios/data/")
+    splits = (("dev-*", "dev", "bios_dev"),)
+    columns = ("hard_text", "profession")
+    layout = "expected dev-*.parquet, dev.jsonl or dev.json with hard_text and profession (0 to 27, or its name)"
+
+    def questions(self, root: Path) -> Iterator[Question]:
+        for row in self.rows(root, 0):
+            if (profession := _profession(row)) in self.choices:
+                yield self.question(row, row.value("hard_text", str), [profession])
+
+    def prompt(self, text: str) -> str:
+        return (
+            f"Consider the following text: {with_full_stop(text)} What is the profession of the person in this text? "
+            "The profession of this person is"
+        )
+
+    def masked_prompt(self, text: str, mask: str, last: Callable[[str, int], str]) -> str:
+        text = with_full_stop(last(text, LAST_TOKENS).strip())
+        return f"Consider the following text: {text} The profession of the person in the text is called {mask}."
+
+
+def _profession(row: Row) -> str:
+    value = row.value("profession", int, str)
+    if isinstance(value, int) and 0 <= value < len(PROFESSIONS):
+        return PROFESSIONS[value]
+    name = str(value).replace("_", " ").strip().lower()
+    if name not in PROFESSIONS:
+        raise DataError(
+            f"{row.where}: 'profession' is {value!r:.40}; expected 0 to {len(PROFESSIONS) - 1}, or its name"
+        )
+    return name
+
+
+class WikidataQA(QuestionSet):
+    """WikidataQA (`qa_wikidata` of BIG-bench): the splits validation and train, in this order, or task.json.
+
+    Rows with exactly one target. The prompt is the text itself, whose last words are missing, and up to 10 tokens are
+    generated. A masked language model fills five masks.
+    """
+
+    name = "wikidata"
+    title = "BigBench-WikidataQA"
+    new_tokens = 10
+    masks = 5
+    folders = ("qa_wikidata/", "bigbench/qa_wikidata/", "wikidata/", "")
+    splits = (("validation-*", "validation"), ("train-*", "train"), ("task",))
+    columns = ("inputs", "targets", "input", "target")
+    layout = (
+        "expected qa_wikidata/validation-*.parquet and train-*.parquet (or .jsonl) with inputs and targets, or "
+        "BIG-bench's qa_wikidata/task.json with input and target"
+    )
+
+    def files(self, root: Path, split: int) -> list[Path]:
+        """The one split has the files of validation and train, or else task.json."""
+        validation, train, task = (super(WikidataQA, self).files(root, number) for number in range(3))
+        return [*validation, *train] or task
+
+    def questions(self, root: Path) -> Iterator[Question]:
+        for row in self.rows(root, 0):
+            targets = _targets(row)
+            if len(targets) == 1:
+                yield self.question(row, row.value("inputs" if "inputs" in row.values else "input", str), targets)
+
+    def prompt(self, text: str) -> str:
+        return text
+
+
+def _targets(row: Row) -> list[str]:
+    value = row.value("targets" if "targets" in row.values else "target", list, str)
+    targets = [value] if isinstance(value, str) else value
+    if not targets or not all(isinstance(target, str) and target.strip() for target in targets):
+        raise DataError(f"{row.where}: a question without an answer; expected a text in 'targets'")
+    return list(targets)
+
+
+SETS: tuple[type[QuestionSet], ...] = (HotpotQA, Fever, BiosProfession, WikidataQA)
+
+
+def question_set(name: str) -> QuestionSet:
+    """A set by its name. ConfigError: there is none."""
+    known = {kind.name: kind for kind in SETS}
+    if name not in known:
+        raise ConfigError(f"task.questions={name}: expected one of {', '.join(known)}")
+    return known[name]()
+
+
+def check_layout(root: Path, data: DictConfig) -> None:
+    """Raise DataError where the files of a set are missing.  `data` is the node `task.data`."""
+    question_set(data.questions).check(root)
+
+
+@bounded
+class Questions:
+    """The questions of one set.
+
+    Args:
+        root: the folder with the files in their published layout; None: the sample world's.
+        cache_dir: where the sample world is stored.
+        questions: the name of the set.
+        limit: the first so many questions are read; None: all.
+        longest_answer: an answer of more tokens, special tokens included, leaves its question out; counted only in
+            sets whose answers are free text. The released code counts Llama 2's tokens.
+        seed: of the sample world.
+
+    Attributes:
+        kind: the set.
+        corpus: what was read, with sizes; "sample" for the sample world.
+        location: the folder that was read.
+        filtered: the number of questions left out, by reason.
+        validation, test: the first fifth of the questions, and the others.
+    """
+
+    def __init__(
+        self,
+        root: str | None,
+        cache_dir: str,
+        questions: str,
+        limit: Annotated[int, Ge(5)] | None = None,
+        longest_answer: Annotated[int, Ge(1)] = 15,
+        seed: int = 1,
+    ) -> None:
+        self.kind = question_set(questions)
+        self.root, self.cache_dir, self.seed = root, Path(cache_dir).expanduser(), seed
+        self.limit, self.longest_answer = limit, longest_answer
+        self._questions: list[Question] = []
+        self.filtered: dict[str, int] = {}
+        self.validation: list[Question] = []
+        self.test: list[Question] = []
+
+    def read(self) -> None:
+        """Read the files, for which no tokenizer is needed.
+
+        Raises:
+            DataError: a file is missing or malformed, or a question has no answer.
+        """
+        if self.root is None:
+            log.warning("data_root is not set: asking about the embedded sample world")
+            self.location = write_world(self.cache_dir / "samples", self.seed)
+        else:
+            self.location = Path(self.root).expanduser()
+        self._questions = self.kind.read(self.location)
+
+    def setup(self, tokens: Callable[[str], int]) -> None:
+        """Filter and split the questions, which are read first unless they are already.
+
+        Args:
+            tokens: the number of tokens of a text, special tokens included.
+
+        Raises:
+            DataError: as `read`, or there are too few questions.
+        """
+        if not self._questions:
+            self.read()
+        questions = self._questions
+        if not self.kind.choices:
+            questions = [question for question in questions if tokens(question.answers[0]) <= self.longest_answer]
+            self.filtered["answers of too many tokens"] = len(self._questions) - len(questions)
+        questions = questions[: self.limit]
+        count = int(VALIDATION * len(questions))
+        if count < 1:
+            raise DataError(f"{self.location}: {len(questions)} questions of {self.kind.title}; expected at least 5")
+        self.validation, self.test = questions[:count], questions[count:]
+        sizes = f"{len(self.validation)} validation and {len(self.test)} test questions"
+        self.corpus = "sample" if self.root is None else f"{self.kind.title} in {self.location}: {sizes}"
+        left = [f"; {count} left out: {reason}" for reason, count in self.filtered.items() if count]
+        log.info("%s: %s%s", self.kind.title, sizes, "".join(left))

@@ -1,0 +1,143 @@
+"""The sample corpora: their bytes, which committed records name, and what they promise, through their readers."""
+
+import hashlib
+import random
+import wave
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from attnlab.data import AMI, SLURP, MustC, Parallel, PennTreebank, XSum
+from attnlab.data.corpus import Kind, Reader
+from attnlab.data.samples import spoken, written
+from attnlab.data.samples.markov import Source
+from attnlab.data.samples.spoken import prompts, sentences, write_commands, write_meetings, write_speech_translation
+from attnlab.data.samples.world import write_world
+from attnlab.data.samples.written import articles, write_articles, write_translations
+from attnlab.errors import DataError
+
+CORPORA: dict[str, tuple[Callable[..., Path], Reader, Kind, int]] = {
+    "translated speech": (write_speech_translation, MustC(), "audio", 40),
+    "commands": (write_commands, SLURP(), "audio", 100),
+    "meetings": (write_meetings, AMI(), "audio", 4 * 4 * 2),
+    "articles": (write_articles, XSum(), "text", 30),
+    "translations": (write_translations, Parallel(), "text", 30),
+}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spoken, "SEGMENTS", {"train": 30, "dev": 4, "tst-COMMON": 6})
+    monkeypatch.setattr(spoken, "TALK", {"train": 15, "dev": 4, "tst-COMMON": 3})
+    monkeypatch.setattr(spoken, "PROMPTS", {"train": 90, "devel": 5, "test": 5})
+    monkeypatch.setattr(spoken, "MEETINGS", {"train": 2, "dev": 1, "eval": 1})
+    monkeypatch.setattr(spoken, "TURNS", 2)
+    monkeypatch.setattr(written, "ARTICLES", {"train": 20, "validation": 5, "test": 5})
+    monkeypatch.setattr(written, "PAIRS", {"train": 20, "dev": 5, "test": 5})
+
+
+def contents(root: Path) -> str:
+    """A digest of all names and bytes."""
+    found = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.is_file() and path.name[0] != "."):
+        found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def test_bytes_are_those_of_the_committed_records(tmp_path: Path) -> None:
+    PennTreebank().write_sample(tmp_path / "ptb", Source())
+    assert {
+        "articles": contents(write_articles(tmp_path)),
+        "translations": contents(write_translations(tmp_path)),
+        "world": contents(write_world(tmp_path)),
+        "ptb": contents(tmp_path / "ptb"),
+    } == {
+        "articles": "5e4b2c5a2c40bf47",
+        "translations": "15d90f581a1da0a3",
+        "world": "c154a511799eb1d9",
+        "ptb": "c4c81bbd8ae53000",
+    }
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", CORPORA)
+def test_the_reader_of_the_real_corpus_reads_it(name: str, tmp_path: Path) -> None:
+    write, reader, kind, size = CORPORA[name]
+    root = write(tmp_path, seed=3)
+    reader.check(root, reader.splits, kind)
+    examples = [(split, x) for split in reader.splits for x in reader.read(root, split, kind, False)]
+    assert all(x.source and x.target for _, x in examples)
+    assert len(examples) == len({(split, x.id) for split, x in examples}) == size
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["meetings", "articles"])
+def test_the_same_seed_gives_the_same_bytes_and_damage_is_repaired(name: str, tmp_path: Path) -> None:
+    write = CORPORA[name][0]
+    first, second = write(tmp_path / "first", seed=3), write(tmp_path / "second", seed=3)
+    before = contents(first)
+    assert contents(second) == before
+    assert write(tmp_path / "first", seed=4).name != first.name
+    victim = next(path for path in sorted(second.rglob("*")) if path.is_file() and path.name[0] != ".")
+    victim.write_text("x\n")
+    assert write(tmp_path / "second", seed=3) == second and contents(second) == before
+
+
+@pytest.mark.usefixtures("small")
+def test_segments_of_talks_hold_speech_between_silence(tmp_path: Path) -> None:
+    root = write_speech_translation(tmp_path, seed=3) / "en-de" / "data"
+    segments = yaml.safe_load((root / "train" / "txt" / "train.yaml").read_text(encoding="utf-8"))
+    assert list(segments[0]) == ["duration", "offset", "speaker_id", "wav"]
+    for segment in segments:
+        with wave.open(str(root / "train" / "wav" / segment["wav"])) as file:
+            assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 16000)
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        first = round(segment["offset"] * 16000)
+        last = first + round(segment["duration"] * 16000)
+        assert 0 < first < last < len(samples) and 0.4 < segment["duration"] < 4
+        assert np.abs(samples[first:last]).max() > 5000
+        assert np.abs(samples[first - 800 : first + 320]).max() < 100
+        assert np.abs(samples[last - 320 : last + 800]).max() < 100
+
+
+@pytest.mark.usefixtures("small")
+def test_failed_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(spoken, "write_wav", full_disk)
+    with pytest.raises(DataError, match=r"speech-translation-\w+: cannot be written \(No space left on device\)"):
+        write_speech_translation(tmp_path, seed=3)
+    assert not list(tmp_path.glob("[!.]*")) and not list(tmp_path.glob("*.partial"))
+
+
+def test_splits_share_no_sentence_and_every_word_is_in_training() -> None:
+    speech, commands = sentences(1), prompts(1)
+    assert {split: len(items) for split, items in speech.items()} == spoken.SEGMENTS
+    assert {split: len(items) for split, items in commands.items()} == spoken.PROMPTS
+    texts = {
+        "english": {split: [x.english_words for x in items] for split, items in speech.items()},
+        "german": {split: [x.german_words for x in items] for split, items in speech.items()},
+        "commands": {split: [sentence.split() for _, sentence in items] for split, items in commands.items()},
+    }
+    for splits in texts.values():
+        words = [{word for text in items for word in text} for items in splits.values()]
+        assert words[1] | words[2] <= words[0]
+    for language in ("english", "commands"):
+        every = [tuple(text) for items in texts[language].values() for text in items]
+        assert len(set(every)) == len(every)
+    assert {intent for intent, _ in commands["train"]} == set(spoken.COMMANDS)
+
+
+def test_a_summary_can_be_checked_against_its_article() -> None:
+    drawn = articles(random.Random(1))
+    pairs = [next(drawn) for _ in range(300)]
+    assert len({summary for _, summary in pairs}) == 300
+    for document, summary in pairs:
+        words = set(document.replace(".", "").split())
+        assert set(summary.rstrip(".").split()) - {"after", "a", "at", "in", "on"} <= words
+        assert summary not in document
+        assert sum(town in document for town in written.TOWNS) == 2  # one of them is not where it happened
