@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attnlab.config.batch import FrameShare, share_frames
-from attnlab.data.batching import FrameBatches, FrameUpdates, filler
+from attnlab.data.batching import FrameUpdates, filler, frame_batches
 
 LENGTHS = np.random.default_rng(0).integers(20, 800, 1000)
 
@@ -20,7 +20,7 @@ def epoch_of(buckets: int = 1, parts: int = 1, world_size: int = 1, rank: int = 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_every_utterance_once_within_the_bounds(training: bool) -> None:
-    batches = list(epoch_of(max_sentences=12) if training else FrameBatches(LENGTHS, 4000, 12))
+    batches = list(epoch_of(max_sentences=12) if training else frame_batches(LENGTHS, 4000, 12))
     assert sorted(i for batch in batches for i in batch) == list(range(1000))
     assert max(map(padded, batches)) <= 4000
     assert max(map(len, batches)) == 12
@@ -86,7 +86,7 @@ def test_start_skips_the_first_batches_of_a_rank() -> None:
 
 @pytest.mark.parametrize(("count", "world_size"), [(1000, 2), (1000, 3), (7, 4), (4, 4), (2, 4)])
 def test_evaluation_reads_every_utterance_once_over_all_ranks(count: int, world_size: int) -> None:
-    ranks = [list(FrameBatches(LENGTHS[:count], 4000, rank=r, world_size=world_size)) for r in range(world_size)]
+    ranks = [frame_batches(LENGTHS[:count], 4000, rank=r, world_size=world_size) for r in range(world_size)]
     assert sorted(i for batches in ranks for batch in batches for i in batch) == list(range(count))
     counts = [len(batches) for batches in ranks]
     assert max(counts) - min(counts) <= 1
@@ -94,9 +94,9 @@ def test_evaluation_reads_every_utterance_once_over_all_ranks(count: int, world_
 
 
 def test_evaluation_goes_from_long_to_short() -> None:
-    order = [i for batch in FrameBatches(LENGTHS, 4000) for i in batch]
+    order = [i for batch in frame_batches(LENGTHS, 4000) for i in batch]
     assert (np.diff(LENGTHS[order]) <= 0).all()
 
 
 def test_an_utterance_over_the_bound_stands_alone() -> None:
-    assert list(FrameBatches(np.array([10, 900, 10]), 30)) == [[1], [0, 2]]
+    assert frame_batches(np.array([10, 900, 10]), 30) == [[1], [0, 2]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnlab.config.batch import Share, share_tokens
-from attnlab.data.batching import OrderedBatches
+from attnlab.data.batching import ordered_batches
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.windows import (
     IGNORE,
@@ -107,5 +107,5 @@ def test_a_limit_spreads_the_windows() -> None:
 
 
 def test_held_out_batches_are_dealt_out_whole() -> None:
-    every = [list(OrderedBatches(10, 3, rank=rank, world_size=2)) for rank in range(2)]
+    every = [ordered_batches([10], 3, rank=rank, world_size=2) for rank in range(2)]
     assert every == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9]]]

@@ -22,10 +22,7 @@ AHEAD = 4  # batches that each worker process prepares ahead
 
 
 class Loader(DataLoader[T]):
-    """A loader that raises a DataError of a worker process with its message alone, without the worker's traceback.
-
-    Args: those of torch's `DataLoader`.
-    """
+    """A loader that raises a DataError of a worker process with its message alone, without the worker's traceback."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # batches, where torch declares its own class
         try:
@@ -44,12 +41,14 @@ class Data(LightningDataModule):
             generated, and nothing is read.
         filtered: the number of training examples left out, by reason.
         resume_at: (epoch, batch) at which a resumed run continues.
+        seed: of the order of training.
         num_workers: worker processes of a loader, 0: none; None: see :meth:`workers`.
     """
 
     corpus: str
     location: Path | None
     filtered: dict[str, int]
+    seed: int
     resume_at: tuple[int, int] = (0, 0)
     num_workers: int | None = None
 
@@ -57,11 +56,8 @@ class Data(LightningDataModule):
     def batches_per_update(self, processes: int) -> int:
         """The number of batches that each process accumulates.
 
-        Args:
-            processes: the number of processes that share an update.
-
         Raises:
-            ConfigError: they cannot share it.
+            ConfigError: they cannot share an update.
         """
 
     @abstractmethod
@@ -74,10 +70,6 @@ class Data(LightningDataModule):
 
     def check_held_out(self, processes: int, stage: str | None) -> None:
         """Refuse a held-out split that has fewer items than there are processes to share it.
-
-        Args:
-            processes: the number of processes.
-            stage: which splits; see :meth:`held_out_sizes`.
 
         Raises:
             ConfigError: names the split and its size.
@@ -101,6 +93,13 @@ class Data(LightningDataModule):
     def first_batch(self, epoch: int) -> int:
         """The first batch of an epoch.  Called repeatedly: the trainer counts batches before its epoch is set."""
         return self.resume_at[1] if epoch == self.resume_at[0] else 0
+
+    def order(self) -> dict[str, int]:
+        """What the order of the present training epoch is a function of, as the samplers take it."""
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        rank, world_size = self._ranks()
+        place = {"rank": rank, "world_size": world_size, "start": self.first_batch(epoch)}
+        return {"seed": self.seed, "epoch": epoch} | place
 
     def _ranks(self) -> tuple[int, int]:
         """Rank and number of processes."""
@@ -135,7 +134,7 @@ class Data(LightningDataModule):
         Its workers end with the loader: the trainer makes a new one for each epoch.
 
         Args:
-            items: of the batches.
+            items: the data set.
             batches: the indices of each batch.
             collate: makes a batch of items; None: torch's own.
         """

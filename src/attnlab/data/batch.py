@@ -1,7 +1,7 @@
 """One padded batch of inputs with their texts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -86,22 +86,19 @@ class Batch:
 
     def select(self, rows: list[int]) -> "Batch":
         """These rows alone, padded as before."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
         index = torch.tensor(rows, device=self.features.device)
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = value[index]
-            elif isinstance(value, list):
-                values[name] = [value[row] for row in rows]
-        return Batch(**values)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        lists: dict[str, Any] = {name: [x[i] for i in rows] for name, x in values.items() if isinstance(x, list)}
+        return replace(self._map(lambda x: x[index]), **lists)
 
     def pin_memory(self) -> "Batch":
         return self._map(lambda x: x.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {name: function(x) for name, x in values.items() if isinstance(x, Tensor)}
-        return Batch(**(values | tensors))
+        tensors: dict[str, Any] = {
+            field.name: function(x) for field in fields(self) if isinstance(x := getattr(self, field.name), Tensor)
+        }
+        return replace(self, **tensors)
 
 
 def collate(examples: Sequence[Example], pad: int = 1) -> Batch:

@@ -1,6 +1,7 @@
 """Which items form which update and batch: pure functions of lengths, seed, epoch, rank and world size."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -59,33 +60,31 @@ class FrameUpdates(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         first, skipped = divmod(self._start, self._share.accumulate)
         for update in self._updates[first:]:
-            yield from self._mine(update)[skipped:]
+            yield from self._batches(update)[skipped:]
             skipped = 0
 
     def __len__(self) -> int:
         return len(self._updates) * self._share.accumulate
 
-    def _mine(self, update: list[list[int]]) -> list[list[int]]:
+    def _batches(self, update: list[list[int]]) -> list[list[int]]:
         """This process's batches of an update: a contiguous run, so that BatchNorm's order is that of the ranks."""
         parts = [
             part for bucket in update for k in range(self._share.parts) if (part := bucket[k :: self._share.parts])
         ]
-        each, more = divmod(len(parts), self._world)
-        first = self._rank * each + min(self._rank, more)
-        mine = parts[first : first + each + (self._rank < more)]
-        return mine + [[filler(update[0][0])]] * (self._share.accumulate - len(mine))
+        count, more = divmod(len(parts), self._world)
+        first = self._rank * count + min(self._rank, more)
+        batches = parts[first : first + count + (self._rank < more)]
+        return batches + [[filler(update[0][0])]] * (self._share.accumulate - len(batches))
 
 
 def filler(index: int) -> int:
-    """Mark an index as one that only keeps a process busy; the same function gives the index back.
-
-    Args:
-        index: of an example, from 0; or a marked one, below 0.
-    """
+    """Mark an index as one that only keeps a process busy, below 0; the same function gives the index back."""
     return -1 - index
 
 
-class FrameBatches(Sampler[list[int]]):
+def frame_batches(
+    lengths: Lengths, max_frames: int, max_sentences: int | None = None, *, rank: int = 0, world_size: int = 1
+) -> list[list[int]]:
     """A process's batches of a held-out split: every sentence exactly once over all processes, the longest first.
 
     Counts of batches may differ by one between processes; a process has none only where there are fewer sentences than
@@ -96,58 +95,33 @@ class FrameBatches(Sampler[list[int]]):
         max_frames: the largest number of frames in a batch, padding included.  A longer sentence is a batch of its own.
         max_sentences: the largest number of sentences in a batch; None: no limit.
         rank, world_size: of the process.
-
-    Attributes:
-        batches: the indices of each batch.
     """
-
-    def __init__(
-        self,
-        lengths: Lengths,
-        max_frames: int,
-        max_sentences: int | None = None,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        if world_size > 1:  # enough batches for every process
-            share = max(1, len(lengths) // world_size)
-            max_sentences = min(max_sentences or share, share)
-        order = np.argsort(-lengths, kind="stable")
-        self.batches = _cut(lengths, order, max_frames, max_sentences)[rank::world_size]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
+    if world_size > 1:  # enough batches for every process
+        share = max(1, len(lengths) // world_size)
+        max_sentences = min(max_sentences or share, share)
+    order = np.argsort(-lengths, kind="stable")
+    return _cut(lengths, order, max_frames, max_sentences)[rank::world_size]
 
 
-class OrderedBatches(Sampler[list[int]]):
+def ordered_batches(counts: Sequence[int], size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
     """A process's batches of a held-out split in order: every item exactly once over all processes.
 
     Numbers of batches may differ by one between processes; a process has none only where there are fewer items
     than processes.
 
     Args:
-        items: the number of windows or images.
-        batch_size: items of a batch; fewer where a process would otherwise have none.
+        counts: items of each group; a batch is of one group.
+        size: items of a batch; fewer where a process would otherwise have none.
         rank, world_size: of the process.
-
-    Attributes:
-        batches: the indices of each batch.
     """
-
-    def __init__(self, items: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
-        batch_size = max(1, min(batch_size, items // world_size))
-        batches = [list(range(i, min(i + batch_size, items))) for i in range(0, items, batch_size)]
-        self.batches = batches[rank::world_size]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
+    size = max(1, min(size, sum(counts) // world_size))
+    ends = list(accumulate(counts))
+    batches = [
+        list(range(i, min(i + size, end)))
+        for end, count in zip(ends, counts, strict=True)
+        for i in range(end - count, end, size)
+    ]
+    return batches[rank::world_size]
 
 
 def _cut(sizes: Lengths, order: Lengths, max_frames: int, max_sentences: int | None) -> list[list[int]]:

@@ -14,8 +14,9 @@ from attnlab.config.batch import FrameShare, share_frames
 from attnlab.config.bounds import Size, SizeOrZero, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batch import Example, Ids, collate
-from attnlab.data.batching import FrameBatches, FrameUpdates, filler
+from attnlab.data.batching import FrameUpdates, filler, frame_batches
 from attnlab.data.corpus import Reader, Segment, Stored, Utterance, statistics
+from attnlab.data.files import repeated
 from attnlab.data.speech.cache import open_features
 from attnlab.data.speech.features import SHIFT_MS, Array, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures
@@ -40,19 +41,14 @@ class Inputs(Protocol):
 class Examples(Dataset[Example]):
     """The utterances `chosen` of a split.  With `augment`, masks depend on (seed, epoch, place in the split) alone.
 
-    `sizes`: what batches are cut by: the input's length, or the target's where text is read and that is longer.
     A negative index is a filler (see :func:`attnlab.data.batching.filler`).
 
     Args:
-        utterances: all of the split.
-        inputs: features or source ids of each.
-        targets: ids of each target text, ending in </s>.
-        ctc_targets: ids of each for CTC; None: CTC is not used.
-        sizes: as above, (utterances,), in frames or ids.
+        utterances, inputs, targets: of the complete split; targets end in </s>.
+        ctc_targets: None: CTC is not used.
+        sizes: what batches are cut by, (utterances,), in frames or ids: the input's length, or the target's where text
+            is read and that is longer.
         chosen: numbers of the utterances that are used, in the order of the indices.
-        augment: masks for features; None: none.
-        seed: of the masks.
-        epoch: number of the present epoch, from 0.
     """
 
     utterances: Sequence[Utterance]
@@ -226,13 +222,10 @@ class SequenceToTextData(Data):
                     f"task.{key}={most} is less than the longest utterance ({longest} frames): raise it, or lower "
                     f"task.data.max_input_frames ({self.max_input_frames})"
                 )
-        epoch = self.trainer.current_epoch if self.trainer else 0
-        rank, world_size = self._ranks()
-        data = replace(data, augment=self.augment, seed=self.seed, epoch=epoch)
-        batches = FrameUpdates(
-            data.lengths, self.bucket_frames, self._share(world_size), self.max_sentences,
-            seed=self.seed, epoch=epoch, rank=rank, world_size=world_size, start=self.first_batch(epoch),
-        )  # fmt: skip
+        order = self.order()
+        data = replace(data, augment=self.augment, seed=self.seed, epoch=order["epoch"])
+        share = self._share(order["world_size"])
+        batches = FrameUpdates(data.lengths, self.bucket_frames, share, self.max_sentences, **order)
         return self.loader(data, batches, collate)
 
     def val_dataloader(self) -> Loader[Example]:
@@ -263,17 +256,17 @@ class SequenceToTextData(Data):
     def _held_out(self, split: str, max_frames: int, shared: bool = True) -> Loader[Example]:
         data = self.split(split)
         rank, world_size = self._ranks() if shared else (0, 1)
-        batches = FrameBatches(data.lengths, max_frames, self.max_sentences, rank=rank, world_size=world_size)
+        batches = frame_batches(data.lengths, max_frames, self.max_sentences, rank=rank, world_size=world_size)
         return self.loader(data, batches, collate)
 
     def _read(self) -> None:
         """All texts, the headers of all recordings, the vocabularies."""
         if self._utterances:
             return
-        found = self._read_texts()
-        train = found[self.reader.splits[0]]
+        utterances = self._read_texts()
+        train = utterances[self.reader.splits[0]]
         labels = sorted({x.label for x in train if x.label})
-        self._check_labels(found, set(labels))
+        self._check_labels(utterances, set(labels))
         texts = [x.target for x in train if x.target] or labels
         if self.front.kind == "text":
             texts += [x.source for x in train]
@@ -281,7 +274,7 @@ class SequenceToTextData(Data):
         if self.ctc_vocab_size is not None:
             texts = [x.source for x in train]
             self.ctc_tokenizer = self._vocabulary("ctc_", texts, self.ctc_vocab_size, self.ctc_vocab_type)
-        self._utterances = found
+        self._utterances = utterances
 
     def _read_texts(self) -> dict[str, list[Utterance]]:
         """The utterances of each split: all texts, the headers of all recordings."""
@@ -293,13 +286,13 @@ class SequenceToTextData(Data):
                 )
             log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.reader.name)
             self.root = self.reader.sample(self.cache_dir)
-        found = {name: self._read_split(name) for name in self.reader.splits}
-        sizes = ", ".join(f"{name} {len(found[name])}" for name in self.reader.splits)
+        utterances = {name: self._read_split(name) for name in self.reader.splits}
+        sizes = ", ".join(f"{name} {len(utterances[name])}" for name in self.reader.splits)
         text = f"{self.reader.name} at {self.root}: {sizes} {self.reader.unit}"
         log.info("corpus: %s", text)
         self.corpus = "sample" if self.is_sample else text
         self.location = self.root
-        return found
+        return utterances
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """The size of each split by its name, see :func:`attnlab.data.statistics.statistics`.
@@ -308,9 +301,9 @@ class SequenceToTextData(Data):
         """
         return {name: statistics(utterances) for name, utterances in self._read_texts().items()}
 
-    def _check_labels(self, found: dict[str, list[Utterance]], known: set[str]) -> None:
+    def _check_labels(self, utterances: dict[str, list[Utterance]], known: set[str]) -> None:
         for name in self.reader.splits[1:]:
-            strange = [x for x in found[name] if x.label and x.label not in known]
+            strange = [x for x in utterances[name] if x.label and x.label not in known]
             if strange and not self.unknown_labels:
                 raise DataError(
                     f"{self.root}: {strange[0].id} of {name} has the class {strange[0].label!r}, which training "
@@ -338,16 +331,15 @@ class SequenceToTextData(Data):
         assert self.root is not None
         self.reader.check(self.root, self.reader.splits if name in self.reader.splits else (name,), self.front.kind)
         utterances = self.reader.read(self.root, name, self.front.kind, self.drop_empty)
-        kept = [x for x in utterances if x.target or x.label]
-        if len(kept) < len(utterances):
-            log.warning("%s: %d of %d left out: no text", name, len(utterances) - len(kept), len(utterances))
-            self.filtered[f"no text in {name}"] = len(utterances) - len(kept)
-        if not kept:
+        usable = [x for x in utterances if x.target or x.label]
+        if count := len(utterances) - len(usable):
+            log.warning("%s: %d of %d left out: no text", name, count, len(utterances))
+            self.filtered[f"no text in {name}"] = count
+        if not usable:
             raise DataError(f"{self.root}: nothing in {name} has text")
-        twice = _first_repeated([x.id for x in kept])
-        if twice is not None:
-            raise DataError(f"{self.root}: {name} has the id {twice} twice")
-        return kept
+        if (id := repeated(x.id for x in usable)) is not None:
+            raise DataError(f"{self.root}: {name} has the id {id} twice")
+        return usable
 
     def _prepare(self, name: str, utterances: list[Utterance]) -> Examples:
         training = name == self.reader.splits[0]
@@ -394,10 +386,10 @@ class SequenceToTextData(Data):
             if mask.any():
                 text = f"{reason}{seconds if 'max_input' in hint else ''}; task.data.{hint}"
                 log.info("%s: %d of %d utterances left out: %s", name, mask.sum(), len(frames), text)
-        kept: Ids = np.flatnonzero(~np.logical_or.reduce(list(out.values())))
-        if not len(kept):
+        chosen: Ids = np.flatnonzero(~np.logical_or.reduce(list(out.values())))
+        if not len(chosen):
             raise DataError(f"{self.root}: the length filters leave nothing of {name} ({self.filtered})")
-        return kept
+        return chosen
 
 
 FRONT_ENDS = {
@@ -409,8 +401,3 @@ FRONT_ENDS = {
 
 def _faster(segment: Segment, speed: float) -> Segment:
     return segment if speed == 1.0 else replace(segment, id=f"sp{speed:g}-{segment.id}", speed=speed)
-
-
-def _first_repeated(ids: Sequence[str]) -> str | None:
-    seen: set[str] = set()
-    return next((id for id in ids if id in seen or seen.add(id)), None)  # type: ignore[func-returns-value]

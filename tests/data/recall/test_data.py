@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from attnlab.config.batch import Share
-from attnlab.data.recall.data import CellBatches, CellUpdates, RecallData
+from attnlab.data.batching import ordered_batches
+from attnlab.data.recall.data import CellUpdates, RecallData
 from attnlab.errors import ConfigError
 
 TRAIN = [[16, 4, 40], [32, 4, 25]]
@@ -74,7 +75,7 @@ def test_held_out_batches_are_of_one_cell_and_cover_all(world: int) -> None:
     data = make()
     data.setup("test")
     sequences = data.sequences("test")
-    found = [CellBatches(sequences, 6, rank=rank, world_size=world).batches for rank in range(world)]
+    found = [ordered_batches([20, 7], 6, rank=rank, world_size=world) for rank in range(world)]
     assert sorted(i for batches in found for batch in batches for i in batch) == list(range(27))
     assert all(len({sequences.cell_of(i) for i in batch}) == 1 for batches in found for batch in batches)
     one, _ = sequences[20]
@@ -94,7 +95,7 @@ def test_held_out_batches_are_of_one_cell_and_cover_all(world: int) -> None:
         ({"train": [[16, float("nan"), 1]]}, r"\[16, nan, 1\]: expected \[length, pairs, sequences\]"),
         ({"test": [[16, 4, float("inf")]]}, r"task.data.test: \[16, 4, inf\]: expected \[length, pairs, sequences\]"),
         ({"test": [16, 4, 10]}, r"task.data.test: 16: expected \[length, pairs, sequences\]"),
-        ({"train": [[16, 4, 10], [16, 4, 20]]}, "the cell 16x4 stands there twice"),
+        ({"train": [[16, 4, 10], [16, 4, 20]]}, "the cell 16x4 occurs twice"),
         ({"problem": "selective_copying", "test": [[16, 9, 1]]}, "9 tokens and their copies need a length of at least"),
         ({"problem": "selective_copying", "vocab_size": 3}, "fewer than 2 tokens to copy"),
         ({"problem": "needle", "train": [[16, 0.5, 1]], "test": [[16, 1.5, 1]]}, "expected a depth from 0 to 1, or -1"),

@@ -28,7 +28,7 @@ from torch.utils.data import Sampler
 from attnlab.config.batch import Share, share_images
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
-from attnlab.data.batching import OrderedBatches
+from attnlab.data.batching import ordered_batches
 from attnlab.data.images.layout import SPLITS, place_of
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
@@ -140,14 +140,10 @@ class ImageData(Data):
         return {"val": len(self.sets["val"])}
 
     def train_dataloader(self) -> Loader[Batch]:
-        epoch = self.trainer.current_epoch if self.trainer else 0
-        rank, world_size = self._ranks()
+        order = self.order()
         dataset = self.sets["train"]
-        dataset.epoch = epoch
-        updates = ImageUpdates(
-            len(dataset), self._share(world_size), max(1, self.repeats),
-            seed=self.seed, epoch=epoch, rank=rank, world_size=world_size, start=self.first_batch(epoch),
-        )  # fmt: skip
+        dataset.epoch = order["epoch"]
+        updates = ImageUpdates(len(dataset), self._share(order["world_size"]), max(1, self.repeats), **order)
         if not len(updates):
             raise ConfigError(
                 f"task.train.batch.images={self.update_images}: the {len(dataset)} training images are less than one "
@@ -180,7 +176,7 @@ class ImageData(Data):
     def _held_out(self, images: "Images") -> Loader[Batch]:
         """The images of this process; each image is in one batch of one process."""
         rank, world_size = self._ranks()
-        batches = OrderedBatches(len(images), self.eval_batch_size, rank=rank, world_size=world_size)
+        batches = ordered_batches([len(images)], self.eval_batch_size, rank=rank, world_size=world_size)
         return self._loader(images, batches, is_training=False)
 
     def _loader(
@@ -192,13 +188,9 @@ class ImageData(Data):
 
 
 class Images(ImageDataset):
-    """timm's dataset of an image folder.  Augmentation is a function of (seed, epoch, copy, image).
+    """timm's dataset of an image folder, `root`.  Augmentation is a function of (seed, epoch, copy, image).
 
     Where an image occurs several times in an epoch, the index of copy c of image i is c * (number of images) + i.
-
-    Args:
-        root: of one split, with a folder for each class.
-        seed: of the augmentation.
     """
 
     def __init__(self, root: Path, seed: int) -> None:
@@ -271,7 +263,7 @@ class ImageUpdates(Sampler[list[int]]):
         for number in range(self._start, len(self)):
             update, place = divmod(number, accumulate)
             part = place * self._world + self._rank
-            mine = self._order[update * images : (update + 1) * images]
+            chosen = self._order[update * images : (update + 1) * images]
             front, back = size - size // 2, size // 2
             first, last = part * front, images - part * back
-            yield torch.cat([mine[first : first + front], mine[last - back : last]]).tolist()
+            yield torch.cat([chosen[first : first + front], chosen[last - back : last]]).tolist()

@@ -15,6 +15,8 @@ from torch.utils.data import Dataset, Sampler
 from attnlab.config.batch import Share, share_sequences
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
+from attnlab.data.batching import ordered_batches
+from attnlab.data.files import repeated
 from attnlab.data.recall.problems import ANYWHERE, POWER, PROBLEMS, AssociativeRecall
 from attnlab.data.text.windows import Window
 from attnlab.errors import ConfigError
@@ -31,13 +33,7 @@ NAMES = {"mqar": "MQAR", "selective_copying": "selective copying", "needle": "ne
 
 @dataclass(frozen=True)
 class Cell:
-    """Sequences of one length and one level.
-
-    Args:
-        length: tokens of a sequence.
-        level: pairs, tokens to copy, or the depth of the needle.
-        count: of sequences.
-    """
+    """`count` sequences of `length` tokens and one `level`: pairs, tokens to copy, or the depth of the needle."""
 
     length: int
     level: float
@@ -67,11 +63,7 @@ class Sequences(Dataset[Window]):
         return self.starts[-1]
 
     def cell_of(self, index: int) -> int:
-        """The number of the cell that has a sequence.
-
-        Args:
-            index: of the sequence in the split.
-        """
+        """The number of the cell that has the sequence `index`."""
         return int(np.searchsorted(self.starts, index, side="right")) - 1
 
     def __getitem__(self, index: int) -> Window:
@@ -125,34 +117,6 @@ class CellUpdates(Sampler[list[int]]):
         return len(self._updates) * self._share.accumulate
 
 
-class CellBatches(Sampler[list[int]]):
-    """A process's batches of a held-out split in order, each of one cell; every sequence once over all processes.
-
-    Args:
-        sequences: of the split.
-        batch_size: sequences of a batch; fewer where a process would otherwise have none.
-        rank, world_size: of the process.
-
-    Attributes:
-        batches: the indices of each batch.
-    """
-
-    def __init__(self, sequences: Sequences, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
-        batch_size = max(1, min(batch_size, len(sequences) // world_size))
-        batches = [
-            list(range(i, min(i + batch_size, end)))
-            for start, end in zip(sequences.starts, sequences.starts[1:], strict=False)
-            for i in range(start, end, batch_size)
-        ]
-        self.batches = batches[rank::world_size]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
 @bounded
 class RecallData(Data):
     """Generated sequences of one problem; nothing is read, and nothing is stored.
@@ -197,8 +161,8 @@ class RecallData(Data):
         num_workers: Workers = None,
     ) -> None:
         super().__init__()
-        own = {"power": power, "noise": noise, "offset": offset} if PROBLEMS[problem] is AssociativeRecall else {}
-        self.kind, self.problem = problem, PROBLEMS[problem](vocab_size, **own)
+        mqar = {"power": power, "noise": noise, "offset": offset} if PROBLEMS[problem] is AssociativeRecall else {}
+        self.kind, self.problem = problem, PROBLEMS[problem](vocab_size, **mqar)
         self.cells = {"train": self._read("train", train), "test": self._read("test", test)}
         self.cells["validation"] = [Cell(cell.length, cell.level, validation) for cell in self.cells["test"]]
         self.vocab_size, self.update_sequences, self.batch_size = vocab_size, update_sequences, batch_size
@@ -207,24 +171,21 @@ class RecallData(Data):
         self.corpus, self.location = "", None
         self._sets: dict[Split, Sequences] = {}
 
-    def _read(self, split: Split, given: Cells) -> list[Cell]:
+    def _read(self, split: Split, values: Cells) -> list[Cell]:
         """The cells of a split, each checked."""
-        cells, expected = [], f"expected [length, {self.problem.level}, sequences], such as [64, 8, 1000]"
-        for one in given:
-            if isinstance(one, str) or not isinstance(one, Sequence):
-                raise ConfigError(f"task.data.{split}: {one}: {expected}")
-            key = f"task.data.{split}: {list(one)}"
-            numbers = all(type(value) in (int, float) and math.isfinite(value) for value in one)
-            whole = numbers and len(one) == 3 and all(value == int(value) >= 1 for value in (one[0], one[2]))
-            if not whole:
-                raise ConfigError(f"{key}: {expected}")
-            cell = Cell(int(one[0]), one[1], int(one[2]))
+        cells = []
+        for value in values:
+            key = f"task.data.{split}: {value}"
+            numbers = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+            numeric = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+            if len(numbers) != 3 or not numeric or not all(n == int(n) >= 1 for n in (numbers[0], numbers[2])):
+                raise ConfigError(f"{key}: expected [length, {self.problem.level}, sequences], such as [64, 8, 1000]")
+            cell = Cell(int(numbers[0]), numbers[1], int(numbers[2]))
             if wrong := self.problem.complaint(cell.length, cell.level):
                 raise ConfigError(f"{key}: {wrong}")
             cells.append(cell)
-        names = [cell.name for cell in cells]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ConfigError(f"task.data.{split}: the cell {min(twice)} stands there twice")
+        if (name := repeated(cell.name for cell in cells)) is not None:
+            raise ConfigError(f"task.data.{split}: the cell {name} occurs twice")
         return cells
 
     @property
@@ -254,11 +215,7 @@ class RecallData(Data):
         return tuple(part.astype(np.int32) for part in drawn)
 
     def sequences(self, split: Split) -> Sequences:
-        """The sequences of a split that `setup` has drawn.
-
-        Args:
-            split: which one.
-        """
+        """The sequences of a split that `setup` has drawn."""
         return self._sets[split]
 
     def _share(self, processes: int) -> Share:
@@ -272,11 +229,9 @@ class RecallData(Data):
         return {split: sum(cell.count for cell in self.cells[split]) for split in splits}
 
     def train_dataloader(self) -> Loader[Window]:
-        epoch = self.trainer.current_epoch if self.trainer else 0
-        rank, world_size = self._ranks()
-        order = {"seed": self.seed, "epoch": epoch, "rank": rank, "world_size": world_size}
+        order = self.order()
         sequences = self._sets["train"]
-        updates = CellUpdates(sequences, self._share(world_size), **order, start=self.first_batch(epoch))
+        updates = CellUpdates(sequences, self._share(order["world_size"]), **order)
         if not len(updates):
             most = max(cell.count for cell in self.cells["train"])
             raise ConfigError(
@@ -295,14 +250,11 @@ class RecallData(Data):
     def _held_out(self, split: Split, shared: bool) -> Loader[Window]:
         rank, world_size = self._ranks() if shared else (0, 1)
         sequences = self._sets[split]
-        batches = CellBatches(sequences, self.eval_batch_size, rank=rank, world_size=world_size)
+        counts = [cell.count for cell in sequences.cells]
+        batches = ordered_batches(counts, self.eval_batch_size, rank=rank, world_size=world_size)
         return self.loader(sequences, batches, collate=as_it_is)
 
 
 def as_it_is(batch: Any) -> Any:
-    """A batch that the dataset has made whole.
-
-    Args:
-        batch: tokens and targets.
-    """
+    """The batch, which the dataset has collated."""
     return batch

@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from attnlab.config.batch import Share, share_tokens
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
-from attnlab.data.batching import OrderedBatches
+from attnlab.data.batching import ordered_batches
 from attnlab.data.samples import sample_corpus
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus, as_tokens
@@ -153,11 +153,7 @@ class LanguageModellingData(Data):
         return as_tokens(self._files[split])
 
     def text(self, split: Split) -> str:
-        """The texts of a held-out split, a line break between two; of token shards what their ids stand for.
-
-        Args:
-            split: validation or test.
-        """
+        """The texts of a held-out split, a line break between two; of token shards what their ids stand for."""
         assert self.root is not None
         if self.source.shards(self.root, split, self.vocabulary.num_ids):
             file = self.tokens(split)
@@ -165,12 +161,7 @@ class LanguageModellingData(Data):
         return "\n".join(self.source.texts(self.root, split))
 
     def beginning(self, split: Split, count: int) -> Ids:
-        """The first ids of a split, int64; all of them where there are less.
-
-        Args:
-            split: which one.
-            count: how many.
-        """
+        """The first `count` ids of a split, int64; all of them where there are less."""
         parts, left = [], count
         for file in self._files[split]:  # a training split may have more shards than memory
             parts.append(file.read(0, min(left, len(file))))
@@ -198,12 +189,9 @@ class LanguageModellingData(Data):
         return {split: len(self._evaluation(split, None)) for split in chosen}
 
     def train_dataloader(self) -> Loader[Window]:
-        epoch = self.trainer.current_epoch if self.trainer else 0
-        rank, world_size = self._ranks()
-        windows = TrainingWindows(self._files["train"], self.window, self.seed, epoch)
-        start = self.first_batch(epoch)
-        order = {"seed": self.seed, "epoch": epoch, "rank": rank, "world_size": world_size, "start": start}
-        batches = ShuffledBatches(len(windows), self._share(world_size), **order)
+        order = self.order()
+        windows = TrainingWindows(self._files["train"], self.window, self.seed, order["epoch"])
+        batches = ShuffledBatches(len(windows), self._share(order["world_size"]), **order)
         if not batches.total:
             size = sum(map(len, self._files["train"]))
             raise ConfigError(
@@ -236,5 +224,5 @@ class LanguageModellingData(Data):
         """Windows of `eval_window` every `stride` tokens (None: disjoint); `shared`: only those of this process."""
         windows = self._evaluation(split, stride)
         rank, world_size = self._ranks() if shared else (0, 1)
-        batches = OrderedBatches(len(windows), self.eval_batch_size, rank=rank, world_size=world_size)
+        batches = ordered_batches([len(windows)], self.eval_batch_size, rank=rank, world_size=world_size)
         return self.loader(windows, batches)
