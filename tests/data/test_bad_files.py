@@ -41,17 +41,15 @@ def test_features_that_are_no_array_of_numbers(tmp_path: Path) -> None:
     empty.touch()
     np.save(words, np.array([["a", "b"]]))
     directory.mkdir()
-    refused(lambda: frames(empty, 2), r"a\.npy: not a readable feature file \(an empty file\)")
-    refused(lambda: read_features(words, 2), r"b\.npy: not a readable feature file \(expected an array of numbers")
+    refused(lambda: frames(empty, 2), r"a\.npy: .*\(an empty file\)")
+    refused(lambda: read_features(words, 2), r"b\.npy: .*\(expected an array of numbers")
     refused(lambda: frames(directory, 2), r"c\.npy: ")
     for foreign in (pickle.dumps([1.0]), b"PK\x03\x04 an archive"):
         words.write_bytes(foreign)
-        refused(
-            lambda: frames(words, 2), r"b\.npy: .*\(it does not begin as a \.npy file does\); delete it and write it"
-        )
+        refused(lambda: frames(words, 2), r"b\.npy: .*write it again \(it does not begin as a \.npy file does")
     np.save(words, np.ones((3, 2)))
     words.write_bytes(words.read_bytes()[:-8])
-    refused(lambda: frames(words, 2), r"b\.npy: not a readable feature file \(.*\); delete it and write it again")
+    refused(lambda: frames(words, 2), r"b\.npy: expected a feature file; delete a damaged one and write it again")
     np.save(words, np.ones((3, 2), dtype=np.int16))
     assert read_features(words, 2).dtype == np.float32
 

@@ -198,7 +198,7 @@ def test_a_vocabulary_is_counted_once_and_again_if_damaged(wikitext: Path, caplo
     (path,) = (wikitext / "cache" / "vocabularies").glob("*.json")
     path.write_text(path.read_text().replace('"b"', '"x"'))
     assert make(wikitext).fingerprint == first.fingerprint
-    assert "damaged; counting words again" in caplog.text
+    assert "damaged; it is learned again" in caplog.text
     (wikitext / "wiki.train.tokens").write_text("a c\n")
     assert make(wikitext).fingerprint != first.fingerprint
 
@@ -212,7 +212,7 @@ def test_vocabularies_are_kept_and_read_back(wikitext: Path) -> None:
         assert again.fingerprint == vocabulary.fingerprint and type(again) is type(vocabulary)
         assert again.marked(["a b"]) == vocabulary.marked(["a b"])
         path.write_text(path.read_text()[:-9])
-        with pytest.raises(DataError, match="not a readable vocabulary"):
+        with pytest.raises(DataError, match="expected a vocabulary"):
             read_vocabulary(path)
 
 
@@ -245,21 +245,21 @@ def test_a_tokenizer_file(wikitext: Path) -> None:
 
     assert build().fingerprint == learned.fingerprint
     with pytest.raises(
-        DataError, match=r"tokenizer.json: the tokenizer has \d+ pieces, more than task.data.vocab_size=9"
+        DataError, match=r"tokenizer.json: .*the tokenizer has \d+ pieces, more than task.data.vocab_size=9"
     ):
         build(9)
     path.write_text("{}")
-    with pytest.raises(DataError, match=r"tokenizer.json: not a tokenizer.json"):
+    with pytest.raises(DataError, match=r"tokenizer.json: expected a tokenizer.json"):
         build()
     path.write_text(learned.json.replace("<|endoftext|>", "<end>"))
     with pytest.raises(DataError, match=r"has no <\|endoftext\|>"):
         build()
     for kind in (models.WordLevel, models.WordPiece):
         Tokenizer(kind({"a": 0, "<|endoftext|>": 1}, unk_token="[UNK]")).save(str(path))
-        with pytest.raises(DataError, match=r"tokenizer.json: cannot encode an unknown word .*expected byte pairs"):
+        with pytest.raises(DataError, match=r"tokenizer.json: .*cannot encode an unknown word"):
             build()
     path.unlink()
-    with pytest.raises(DataError, match="tokenizer.json: No such file"):
+    with pytest.raises(DataError, match="tokenizer.json: cannot be read"):
         build()
 
 

@@ -116,8 +116,6 @@ def test_settings_change_the_fingerprint() -> None:
         FilterBank(window="hamming").fingerprint(),
     ]
     assert all(prints.count(x) == 1 for x in prints)
-    with pytest.raises(ConfigError, match="too small"):
-        FilterBank(num_mels=0)
     with pytest.raises(ConfigError, match=r"num_mels=4000: too many for sample_rate=16000 Hz"):
         FilterBank(num_mels=4000)
 
@@ -199,11 +197,3 @@ class TestSpecAugment:
         assert (found[0] == x[0]).all() and (found[-1] == x[-1]).all()
         assert (np.diff(found[:, 0]) > 0).all() and np.abs(found - x).max() < 10
         assert np.array_equal(only(x[:20], np.random.default_rng(3)), x[:20])
-
-    def test_nonsense_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="probability=1.5"):
-            SpecAugment(probability=1.5)
-        with pytest.raises(ConfigError, match="negative"):
-            SpecAugment(freq_mask=-1)
-        with pytest.raises(ConfigError, match="time_warp"):
-            SpecAugment(time_warp=-1)

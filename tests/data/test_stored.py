@@ -41,12 +41,12 @@ def test_every_format_gives_the_numbers(write: object, tmp_path: Path) -> None:
 def test_files_that_are_no_features(tmp_path: Path) -> None:
     path = sphinx(tmp_path / "x.mfc")
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(DataError, match=r"x.mfc: not a readable feature file \(its size fits neither"):
+    with pytest.raises(DataError, match=r"x.mfc: .*\(its size fits neither"):
         frames(path, 3)
-    with pytest.raises(DataError, match="y.mfc: missing or unreadable features"):
+    with pytest.raises(DataError, match="y.mfc: cannot be read"):
         frames(tmp_path / "y.mfc", 3)
     np.save(tmp_path / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="o.npy: not a readable feature file"):
+    with pytest.raises(DataError, match="o.npy: expected a feature file"):
         frames(tmp_path / "o.npy", 3)  # nothing is unpickled
     np.save(tmp_path / "e.npy", np.zeros((0, 3)))
     with pytest.raises(DataError, match="e.npy: no frames"):
@@ -85,11 +85,9 @@ def test_real_stored_features(corpora: Path) -> None:
 
 
 def test_long_texts_are_cut_and_counted(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.train(["a b c d e f g"] * 3, tmp_path / "t", 12, "char")
+    tokenizer = Tokenizer.train(["a b c d e f g"] * 3, 12, "char")
     texts = [Utterance(id=str(i), source=text, target="") for i, text in enumerate(("a b c d e", "a b"))]
     inputs = SourceText(max_tokens=6).open(texts, tokenizer)
     assert inputs.lengths.tolist() == [6, 5] and inputs.truncated == 1  # "▁a▁b▁" and </s>
     assert inputs[0][-1] == inputs[1][-1] == Tokenizer.eos
     assert tokenizer.decode(inputs[0].tolist()).split() == ["a", "b"]
-    with pytest.raises(ConfigError, match="max_tokens=1"):
-        SourceText(max_tokens=1)

@@ -1,6 +1,5 @@
 import itertools
 import logging
-import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ LINES = [" ".join(words) for words in itertools.permutations(WORDS, 3)]
 
 @pytest.mark.parametrize(("kind", "size"), [("unigram", 32), ("bpe", 60), ("char", 23)])
 def test_text_comes_back(tmp_path: Path, kind: Kind, size: int) -> None:
-    tokenizer = Tokenizer.train(LINES, tmp_path / "m", size, kind)
+    tokenizer = Tokenizer.train(LINES, size, kind)
     assert tokenizer.size == size
     ids = tokenizer.encode("sieben fünf null")
     assert min(ids) > Tokenizer.unk
@@ -24,7 +23,7 @@ def test_text_comes_back(tmp_path: Path, kind: Kind, size: int) -> None:
 
 
 def test_specials(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.train(LINES, tmp_path / "m", 32)
+    tokenizer = Tokenizer.train(LINES, 32)
     assert [tokenizer.piece(i) for i in range(4)] == ["<s>", "<pad>", "</s>", "<unk>"]
     assert (Tokenizer.bos, Tokenizer.pad, Tokenizer.eos, Tokenizer.unk) == (0, 1, 2, 3)
     ids = tokenizer.encode("acht")
@@ -33,40 +32,37 @@ def test_specials(tmp_path: Path) -> None:
 
 
 def test_training_is_deterministic_and_load_gives_the_same(tmp_path: Path) -> None:
-    a = Tokenizer.train(LINES, tmp_path / "a", 32)
-    b = Tokenizer.train(iter(LINES), tmp_path / "b", 32)
+    a, b = Tokenizer.train(LINES, 32), Tokenizer.train(iter(LINES), 32)
+    a.save(tmp_path / "a.model")
     assert a.fingerprint == b.fingerprint == Tokenizer.load(tmp_path / "a.model").fingerprint
-    assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
-    assert sorted(os.listdir(tmp_path)) == ["a.model", "b.model"]
-    assert Tokenizer.train(LINES, tmp_path / "c", 31).fingerprint != a.fingerprint
+    assert Tokenizer.train(LINES, 31).fingerprint != a.fingerprint
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
 def test_too_large_names_the_largest_that_works(tmp_path: Path, kind: Kind, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        Tokenizer.train(LINES, tmp_path / "m", 8000, kind)
+        Tokenizer.train(LINES, 8000, kind)
     message = str(error.value)
     assert "vocab_size=8000" in message
     assert "\n" not in message
     largest = int(message.split()[-1])
-    assert Tokenizer.train(LINES, tmp_path / "m", largest, kind).size == largest
+    assert Tokenizer.train(LINES, largest, kind).size == largest
     with pytest.raises(ConfigError):
-        Tokenizer.train(LINES, tmp_path / "n", largest + 1, kind)
-    assert os.listdir(tmp_path) == ["m.model"]
+        Tokenizer.train(LINES, largest + 1, kind)
     assert capfd.readouterr().err == ""  # SentencePiece's own log stays silent
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_too_small_names_the_least(tmp_path: Path, kind: Kind) -> None:
     with pytest.raises(ConfigError, match="vocab_size=6 .*at least 23"):
-        Tokenizer.train(LINES, tmp_path / "m", 6, kind)
+        Tokenizer.train(LINES, 6, kind)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
 def test_without_a_hard_limit_a_small_text_gets_what_it_allows(tmp_path: Path, kind: Kind) -> None:
     with pytest.raises(ConfigError) as error:
-        Tokenizer.train(LINES, tmp_path / "m", 8000, kind)
-    soft = Tokenizer.train(LINES, tmp_path / "m", 8000, kind, hard_limit=False)
+        Tokenizer.train(LINES, 8000, kind)
+    soft = Tokenizer.train(LINES, 8000, kind, hard_limit=False)
     assert soft.size == int(str(error.value).split()[-1])
     assert soft.decode(soft.encode("sieben fünf null")) == "sieben fünf null"
     assert Tokenizer.cached(LINES, tmp_path, 8000, kind, hard_limit=False).fingerprint == soft.fingerprint
@@ -74,18 +70,16 @@ def test_without_a_hard_limit_a_small_text_gets_what_it_allows(tmp_path: Path, k
         Tokenizer.cached(LINES, tmp_path, 8000, kind)
 
 
-def test_no_text_and_an_unknown_kind(tmp_path: Path) -> None:
+def test_no_text() -> None:
     with pytest.raises(ConfigError, match="vocab_size=32: SentencePiece cannot learn unigram pieces"):
-        Tokenizer.train([], tmp_path / "m", 32)
-    with pytest.raises(ConfigError, match="vocab_type=words.*unigram, bpe, char"):
-        Tokenizer.train(LINES, tmp_path / "m", 32, "words")  # type: ignore[arg-type]
+        Tokenizer.train([], 32)
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.model", tmp_path / "junk.model"):
         if path.stem == "junk":
             path.write_bytes(b"junk")
-        with pytest.raises(DataError, match=f"{path.name}: not a readable SentencePiece model") as error:
+        with pytest.raises(DataError, match=f"{path.name}: .*SentencePiece model") as error:
             Tokenizer.load(path)
         assert "\n" not in str(error.value)
 
@@ -93,7 +87,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
-        Tokenizer.train(LINES, tmp_path / "file" / "m", 32)
+        Tokenizer.cached(LINES, tmp_path / "file", 32)
 
 
 def test_cached_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,5 +104,5 @@ def test_cached_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     model.write_bytes(data)
     with caplog.at_level(logging.WARNING):
         assert Tokenizer.cached(LINES, tmp_path, 32).fingerprint == first.fingerprint
-    assert "damaged; training it again" in caplog.text
+    assert "damaged; it is learned again" in caplog.text
     assert Tokenizer.load(model).fingerprint == first.fingerprint

@@ -97,7 +97,8 @@ def run_directory(folder: Path, *settings: str) -> tuple[Path, Any]:
             (folder / "classes.json").write_text('["cat", "dog", "hen"]')
         case _:
             lines = ["the house of the rising sun", "they call the rising sun a house"]
-            words = Tokenizer.train(lines, folder / "tokenizer", 40, hard_limit=False)
+            words = Tokenizer.train(lines, 40, hard_limit=False)
+            words.save(folder / "tokenizer.model")
             module = task._module(words, None)
     fill(module.model)
     module.model.eval()

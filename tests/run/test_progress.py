@@ -81,9 +81,9 @@ def test_ctrl_c_does_not_wait_for_a_library() -> None:
     timer.join()
 
 
-def test_texts_that_are_encoded_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_texts_that_are_encoded_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"the {word} one {i}" for i, word in enumerate(["red", "green", "blue"] * 5)]
-    tokenizer = Tokenizer.train(texts, tmp_path / "a", 26)
+    tokenizer = Tokenizer.train(texts, 26)
     whole = tokenizer.encode_all(texts)
     monkeypatch.setattr("attnlab.data.text.tokenizer.BLOCK", 4)
     assert tokenizer.encode_all(texts) == whole == [tokenizer.encode(text) for text in texts]

@@ -5,7 +5,7 @@ A reader reads one layout on disk.  It checks all that it can before anything is
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -61,6 +61,11 @@ class Segment(Utterance):
     @property
     def seconds(self) -> float:
         return self.num_samples / self.rate / self.speed
+
+
+def at_speed(segment: Segment, speed: float) -> Segment:
+    """A segment played at another speed, which its id names."""
+    return segment if speed == 1.0 else replace(segment, id=f"sp{speed:g}-{segment.id}", speed=speed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

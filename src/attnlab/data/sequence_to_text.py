@@ -15,7 +15,7 @@ from attnlab.config.bounds import Size, SizeOrZero, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.batching import FrameUpdates, filler, frame_batches
-from attnlab.data.corpus import Reader, Segment, Stored, Utterance, statistics
+from attnlab.data.corpus import Reader, Segment, Stored, Utterance, at_speed, statistics
 from attnlab.data.files import repeated
 from attnlab.data.speech.cache import open_features
 from attnlab.data.speech.features import SHIFT_MS, Array, FilterBank, SpecAugment
@@ -344,7 +344,7 @@ class SequenceToTextData(Data):
     def _prepare(self, name: str, utterances: list[Utterance]) -> Examples:
         training = name == self.reader.splits[0]
         if training and self.speeds != [1.0]:
-            utterances = [_faster(cast(Segment, x), speed) for speed in self.speeds for x in utterances]
+            utterances = [at_speed(cast(Segment, x), speed) for speed in self.speeds for x in utterances]
         inputs = self._open(name, utterances)
         targets = [
             np.asarray([*([self.tokenizer.label(x.label)] if x.label else []), *ids, Tokenizer.eos], dtype=np.int64)
@@ -397,7 +397,3 @@ FRONT_ENDS = {
     "stored": "attnlab.data.StoredFeatures",
     "text": "attnlab.data.SourceText",
 }
-
-
-def _faster(segment: Segment, speed: float) -> Segment:
-    return segment if speed == 1.0 else replace(segment, id=f"sp{speed:g}-{segment.id}", speed=speed)

@@ -22,7 +22,6 @@ import math
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import cast
@@ -34,7 +33,8 @@ import soxr
 import torch
 
 import attnlab.data as readers
-from attnlab.data.corpus import Reader, Segment
+from attnlab.data.corpus import Reader, Segment, at_speed
+from attnlab.data.files import read_json
 from attnlab.data.speech.features import Array, change_speed, read_waveform
 from attnlab.data.speech.stored import shape_of
 from attnlab.errors import AttnlabError, DataError
@@ -78,28 +78,31 @@ def extract(
     _same_features(output / "extraction.json", dict(about or {}))
     splits: dict[str, list[Segment]] = {}
     for split in reader.splits:
-        found = cast(list[Segment], list(reader.read(root, split, "audio", False)))
+        segments = cast(list[Segment], list(reader.read(root, split, "audio", False)))
         if split == reader.splits[0]:
-            found = [replace(x, speed=s, id=x.id if s == 1.0 else f"sp{s:g}-{x.id}") for s in speeds for x in found]
-        for x in found:
+            segments = [at_speed(x, speed) for speed in speeds for x in segments]
+        for x in segments:
             if _path(output, split, x).parent != output / split / "feats" or " " in x.id:
                 raise DataError(f"{root}: {x.id!r} of {split} cannot be the name of a file")
-        splits[split] = found
-    for path in (_path(output, split, x) for split, found in splits.items() for x in found):
+        splits[split] = segments
+    every = [(x, _path(output, split, x)) for split, segments in splits.items() for x in segments]
+    for _, path in every:
         if path.is_file():
             shape_of(path)  # of all that exist, before the model runs for hours
-    left = sum(x.seconds for split, found in splits.items() for x in found if not _path(output, split, x).is_file())
-    size = _Size(output, left)
-    for split, found in splits.items():
-        for x in each(f"computing features of {split}", found):
+    left = sum(x.seconds for x, path in every if not path.is_file())
+    checked = False
+    for split, segments in splits.items():
+        for x in each(f"computing features of {split}", segments):
             path = _path(output, split, x)
             if not path.is_file():
                 data = _features(x, model)
-                size.check(len(data), x.seconds)
+                if not checked:
+                    _check_size(output, len(data) / x.seconds, left)
+                    checked = True
                 write_bytes(path, data)
         lines = {
-            "text": [f"{x.id} {x.target}" for x in found],
-            "feats.scp": [f"{x.id} {split}/feats/{x.id}.npy" for x in found],
+            "text": [f"{x.id} {x.target}" for x in segments],
+            "feats.scp": [f"{x.id} {split}/feats/{x.id}.npy" for x in segments],
         }
         for name, text in lines.items():
             write_bytes(output / split / name, "".join(f"{line}\n" for line in text).encode())
@@ -124,44 +127,22 @@ def _features(x: Segment, model: Model) -> bytes:
 def _same_features(path: Path, about: dict[str, str]) -> None:
     """Write what the features of a directory are of, or compare it with what is written there."""
     if path.is_file():
-        try:
-            found = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise DataError(f"{path}: not readable as JSON; delete it if the features are of {about}") from error
-        if found != about:
-            raise DataError(f"{path}: the features here are of {found}, not of {about}; use another --output")
+        stored = read_json(path)
+        if stored != about:
+            raise DataError(f"{path}: the features here are of {stored}, not of {about}; use another --output")
         return
     if path.parent.is_dir() and next(path.parent.glob("*/feats/*.npy"), None):
         log.warning("%s is missing: the features here are taken to be of %s", path, about)
     write_bytes(path, json.dumps(about, indent=1).encode())
 
 
-class _Size:
-    """What the features take on the disk.
-
-    Args:
-        output: their directory.
-        seconds: of speech that are left to compute.
-    """
-
-    def __init__(self, output: Path, seconds: float) -> None:
-        self.output, self.seconds, self.said = output, seconds, False
-
-    def check(self, size: int, seconds: float) -> None:
-        """Say what all will take by the size of the first utterance, and refuse what does not fit."""
-        if self.said:
-            return
-        self.said = True
-        need, free = size / seconds * self.seconds, shutil.disk_usage(self.output).free
-        hours = self.seconds / 3600
-        text = f"features of {hours:.2f} hours take about {_human(need)}, {size / seconds / 1e6:.3g} MB a second"
-        log.info("%s: %s", self.output, text)
-        if need > free:
-            raise DataError(f"{self.output}: {text}, and {_human(free)} are free; use another --output, or one --layer")
-
-
-def _human(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"
+def _check_size(output: Path, rate: float, seconds: float) -> None:
+    """Log what `seconds` of speech take at `rate` bytes a second, and refuse what does not fit."""
+    need, free = rate * seconds, shutil.disk_usage(output).free
+    text = f"features of {seconds / 3600:.2f} hours take about {need / 1e9:.3g} GB, {rate / 1e6:.3g} MB a second"
+    log.info("%s: %s", output, text)
+    if need > free:
+        raise DataError(f"{output}: {text}, and {free / 1e9:.3g} GB are free; use another --output, or one --layer")
 
 
 def pretrained(name: str, layer: str, device: str) -> Model:

@@ -12,6 +12,7 @@ import soxr
 from annotated_types import Ge, Le
 
 from attnlab.data.corpus import Kind
+from attnlab.data.files import reading
 from attnlab.errors import ConfigError, DataError
 
 Array = npt.NDArray[np.float32]
@@ -41,8 +42,6 @@ class FilterBank:
     kind: ClassVar[Kind] = "audio"
 
     def __post_init__(self) -> None:
-        if self.sample_rate < 1000 or self.num_mels < 4:
-            raise ConfigError(f"features: sample_rate={self.sample_rate} Hz, num_mels={self.num_mels}: too small")
         try:
             kaldi_native_fbank.OnlineFbank(self._options())
         except ValueError as error:
@@ -86,28 +85,16 @@ class FilterBank:
 
 
 def utterance_cmvn(features: Array) -> Array:
-    """(T, F) -> (T, F), each column with mean 0 and variance 1 (a constant column: 0).
-
-    Args:
-        features: of one utterance, T frames of 10 ms.
-    """
+    """(T, F) -> (T, F), each column with mean 0 and variance 1 (a constant column: 0)."""
     centred = features - features.mean(axis=0, dtype=np.float64)
     deviation = np.sqrt(np.maximum(np.square(centred).mean(axis=0), 1e-10))
     return (centred / deviation).astype(np.float32)
 
 
 def read_waveform(path: Path, start: int, num_samples: int) -> Array:
-    """(num_samples,) float32 in [-1, 1), channels averaged.  Raises DataError where the file cannot give them all.
-
-    Args:
-        path: of the recording.
-        start: the first sample.
-        num_samples: how many.
-    """
-    try:
+    """(num_samples,) float32 in [-1, 1), channels averaged.  DataError: the file has fewer from `start` on."""
+    with reading(path, f"a recording with sample {start}"):
         samples, _ = soundfile.read(path, frames=num_samples, start=start, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
-        raise DataError(f"{path}: unreadable audio at sample {start} ({error})") from error
     if len(samples) < num_samples:
         raise DataError(f"{path}: damaged audio, {len(samples)} of {num_samples} samples from sample {start} on")
     mono: Array = samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
@@ -115,13 +102,7 @@ def read_waveform(path: Path, start: int, num_samples: int) -> Array:
 
 
 def change_speed(waveform: Array, rate: int, speed: float) -> Array:
-    """(samples,) -> (samples / speed,): tempo and pitch together, as a tape that runs faster.
-
-    Args:
-        waveform: (samples,) float32.
-        rate: its samples per second (Hz).
-        speed: factor of the tempo, above 0.
-    """
+    """(samples,) at `rate` Hz -> (samples / speed,): tempo and pitch together, as a tape that runs faster."""
     if speed == 1.0 or not len(waveform):
         return waveform
     faster: Array = soxr.resample(waveform, rate * speed, rate)
@@ -152,14 +133,6 @@ class SpecAugment:
     probability: Annotated[float, Ge(0), Le(1)] = 1.0
     time_warp: Annotated[int, Ge(0)] = 0
 
-    def __post_init__(self) -> None:
-        if min(self.num_freq_masks, self.freq_mask, self.num_time_masks, self.time_mask, self.time_warp) < 0:
-            raise ConfigError("augment: mask counts, widths and time_warp cannot be negative")
-        if not 0.0 <= self.probability <= 1.0:
-            raise ConfigError(
-                f"augment: probability={self.probability}: expected 0 to 1, the largest masked share of time"
-            )
-
     def __call__(self, features: Array, random: np.random.Generator) -> Array:
         """(T, F) or (T, L, F), a warped and masked copy of that shape; all randomness comes from `random`."""
         masked = self._warped(features, random)
@@ -182,13 +155,7 @@ class SpecAugment:
 
 
 def warped(features: Array, centre: int, moved: int) -> Array:
-    """Features of the same shape: frame `centre` comes to stand at `moved`; elsewhere, linear interpolation.
-
-    Args:
-        features: (T, F) or (T, L, F).
-        centre: a frame.
-        moved: its new place, 0 to T - 1.
-    """
+    """(T, F) or (T, L, F) of the same shape: frame `centre` moves to place `moved`; elsewhere, linear interpolation."""
     last = len(features) - 1
     knots = np.unique(np.asarray([[0, 0], [moved, centre], [last, last]], dtype=np.float64), axis=0)
     places = np.interp(np.arange(last + 1), knots[:, 0], knots[:, 1])

@@ -11,6 +11,7 @@ from annotated_types import Ge, Le
 
 from attnlab.config.bounds import Layers, Size
 from attnlab.data.corpus import Kind, Stored
+from attnlab.data.files import reading
 from attnlab.data.speech.features import Array, utterance_cmvn
 from attnlab.errors import ConfigError, DataError
 
@@ -41,15 +42,15 @@ class StoredFeatures:
     kind: ClassVar[Kind] = "stored"
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.deltas < 0 or self.width % (1 + self.deltas):
+        if self.width % (1 + self.deltas):
             raise ConfigError(
                 f"task.data.features: width={self.width}, deltas={self.deltas}: expected width = (1 + deltas) x file "
                 "columns"
             )
         if self.layers is not None and (self.deltas or self.normalize):
             raise ConfigError(
-                f"task.data.features.layers={self.layers}: expected deltas=0 and normalize=false; what the encoder "
-                "mixes of the layers is normalised there"
+                f"task.data.features.layers={self.layers}: expected deltas=0 and normalize=false; the encoder that "
+                "mixes the layers normalizes them"
             )
 
     @property
@@ -76,14 +77,7 @@ class StoredFeatures:
 
 
 class StoredInputs:
-    """The features of utterances.
-
-    Args:
-        utterances: with the paths of their files.
-        front: how the files are read.
-
-    Attributes:
-        lengths: (n,) int64, the frames of each, from headers and sizes of the files.
+    """The features of utterances.  `lengths` (n,) int64 counts the frames of each, from headers and sizes of the files.
 
     Raises:
         DataError: a file is missing, unreadable, empty or of another width.
@@ -98,11 +92,7 @@ class StoredInputs:
 
 
 def slopes(x: Array) -> Array:
-    """(T, F) to (T, F): regression slopes over frames t - 2 to t + 2, with the ends repeated (HTK book, eq. 5.16).
-
-    Args:
-        x: T frames of F features.
-    """
+    """(T, F) to (T, F): regression slopes over frames t - 2 to t + 2, with the ends repeated (HTK book, eq. 5.16)."""
     p = np.pad(x, ((2, 2), (0, 0)), mode="edge")
     return ((p[3:-1] - p[1:-3] + 2 * (p[4:] - p[:-4])) / 10).astype(np.float32)
 
@@ -132,31 +122,18 @@ def frames(path: Path, columns: int, layers: int | None = None) -> int:
 
 
 def shape_of(path: Path, columns: int = 1) -> tuple[int, ...]:
-    """The shape of a file's features, from its header and size.
+    """The shape of a file's features, from its header and size.  Raises DataError: it is missing or unreadable.
 
     Args:
         path: .npy, or .mfc of HTK or Sphinx.
         columns: the expected number of values in a frame, which Sphinx's header does not tell.
-
-    Raises:
-        DataError: the file is missing or unreadable.
     """
-    try:
+    with reading(path, "a feature file; delete a damaged one and write it again"):
         return _mapped(path).shape if path.suffix == ".npy" else _layout(path, columns)[0]
-    except OSError as error:
-        raise DataError(f"{path}: missing or unreadable features ({error.strerror or error})") from error
-    except (ValueError, EOFError) as error:
-        raise DataError(f"{path}: not a readable feature file ({error}); delete it and write it again") from error
 
 
 def read_features(path: Path, columns: int, layers: int | None = None) -> Array:
-    """The features of a file, (T, columns) or (T, layers, columns) float32.  Raises DataError as :func:`frames` does.
-
-    Args:
-        path: the file.
-        columns: F, features of a frame, or of a layer of a frame.
-        layers: L, the layers of a frame; None: it has none.
-    """
+    """(T, columns) or (T, layers, columns) float32 of a file.  Arguments and errors are those of :func:`frames`."""
     frames(path, columns, layers)
     if path.suffix == ".npy":
         return _mapped(path).astype(np.float32)

@@ -23,24 +23,11 @@ class PretrainedTokens:
         self.source, self.ends = source, ends
 
     def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> BytePairVocabulary:
-        """The vocabulary; it does not depend on the corpus.
-
-        Args:
-            corpus: not read.
-            root: not read.
-            cache_dir: not read.
-            vocab_size: the number of ids in the model's table.
-
-        Raises:
-            DataError, ConfigError: as :meth:`vocabulary`.
-        """
+        """As :meth:`vocabulary`; it does not depend on the corpus."""
         return self.vocabulary(vocab_size)
 
     def vocabulary(self, vocab_size: int) -> BytePairVocabulary:
-        """The vocabulary of a model.
-
-        Args:
-            vocab_size: the number of ids in the model's table.
+        """The vocabulary of a model with `vocab_size` ids in its table.
 
         Raises:
             DataError: the tokenizer cannot be read.

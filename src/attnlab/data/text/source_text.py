@@ -10,7 +10,6 @@ from annotated_types import Ge, Le
 from attnlab.data.corpus import Kind, Utterance
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.data.text.tokens import Ids
-from attnlab.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,6 @@ class SourceText:
     max_tokens: Annotated[int, Ge(2), Le(1_048_576)] = 1024
 
     kind: ClassVar[Kind] = "text"
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 2:
-            raise ConfigError(f"features: max_tokens={self.max_tokens}: expected at least 2, a piece and </s>")
 
     def open(self, utterances: Sequence[Utterance], tokenizer: Tokenizer) -> "TextInputs":
         return self.texts([x.source for x in utterances], tokenizer)

@@ -6,12 +6,13 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import sentencepiece
 
+from attnlab.data.files import reading
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.files import write_bytes
 from attnlab.run.progress import progress, waited
@@ -87,42 +88,36 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         """Read a model.  Raises DataError where `path` is not a SentencePiece model with these specials."""
-        try:
+        with reading(path, "a SentencePiece model"):
             tokenizer = cls(Path(path).read_bytes())
-        except (OSError, RuntimeError) as error:
-            raise DataError(f"{path}: not a readable SentencePiece model ({_last_line(error)})") from error
         processor = tokenizer._processor
-        found = (processor.bos_id(), processor.pad_id(), processor.eos_id(), processor.unk_id())
-        if found != (cls.bos, cls.pad, cls.eos, cls.unk):
-            raise DataError(f"{path}: <s>, <pad>, </s>, <unk> are {found}, expected (0, 1, 2, 3)")
+        specials = (processor.bos_id(), processor.pad_id(), processor.eos_id(), processor.unk_id())
+        if specials != (cls.bos, cls.pad, cls.eos, cls.unk):
+            raise DataError(f"{path}: <s>, <pad>, </s>, <unk> are {specials}, expected (0, 1, 2, 3)")
         return tokenizer
 
     @classmethod
     def train(
         cls,
         lines: Iterable[str],
-        path_prefix: Path,
         vocab_size: int,
         type: Kind = "unigram",
         *,
         labels: Sequence[str] = (),
         hard_limit: bool = True,
     ) -> "Tokenizer":
-        """Train a model and write `<path_prefix>.model` (atomically).  The same lines give the same file.
+        """Train a model.  The same lines give the same pieces.
 
         Args:
             lines: the training text.
-            path_prefix: the path without suffix.
             vocab_size: the number of pieces, specials and `labels` included.
             type: "unigram", "bpe" or "char".
             labels: the names of classes, each of which becomes a piece that does not occur in texts.
             hard_limit: False: where the text allows fewer pieces than `vocab_size`, take as many as it allows.
 
         Raises:
-            ConfigError: unknown `type`, or a size that the text does not allow.
+            ConfigError: a size that the text does not allow.
         """
-        if type not in get_args(Kind):
-            raise ConfigError(f"vocab_type={type}: expected one of {', '.join(get_args(Kind))}")
         model = io.BytesIO()
 
         def learn() -> None:
@@ -147,11 +142,8 @@ class Tokenizer:
         except RuntimeError as error:
             raise ConfigError(_explain(str(error), vocab_size, type)) from error
         tokenizer = cls(model.getvalue())
-        if hard_limit and tokenizer.size != vocab_size:
-            raise ConfigError(
-                _TOO_HIGH.format(vocab_size, tokenizer.size)
-            )  # with type="char" SentencePiece raises no error
-        write_bytes(Path(f"{path_prefix}.model"), model.getvalue())
+        if hard_limit and tokenizer.size != vocab_size:  # with type="char" SentencePiece raises no error
+            raise ConfigError(_TOO_HIGH.format(vocab_size, tokenizer.size))
         return tokenizer
 
     @classmethod
@@ -165,26 +157,29 @@ class Tokenizer:
         labels: Sequence[str] = (),
         hard_limit: bool = True,
     ) -> "Tokenizer":
-        """As :meth:`train`, but trained only once for the same `lines` and settings.
-
-        The model is stored in `folder` beside its SHA-256; a damaged one is trained again.
-        """
-        own = [list(labels)] if labels else []
-        settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit, *own])
+        """As :meth:`train`, once for the same `lines` and settings; the model is stored in `folder`."""
+        more = [list(labels)] if labels else []
+        settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit, *more])
         key = hashlib.sha256("\n".join([settings, *lines]).encode()).hexdigest()
-        prefix = folder / f"{type}{vocab_size}-{key[:24]}"
-        model, check = Path(f"{prefix}.model"), Path(f"{prefix}.sha256")
-        if model.exists() and check.exists():
-            if hashlib.sha256(model.read_bytes()).hexdigest() == check.read_text(errors="replace"):
-                return cls.load(model)
-            log.warning("%s: damaged; training it again", model)
-        tokenizer = cls.train(lines, prefix, vocab_size, type, labels=labels, hard_limit=hard_limit)
-        write_bytes(check, tokenizer.fingerprint.encode())
-        return tokenizer
+
+        def learn() -> bytes:
+            return cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit)._model
+
+        return cls(learned(folder / f"{type}{vocab_size}-{key[:24]}.model", learn))
 
 
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1]
+def learned(path: Path, learn: Callable[[], bytes]) -> bytes:
+    """The bytes of a file, which is made at the first call, and again where it does not fit the SHA-256 beside it."""
+    check = path.with_suffix(".sha256")
+    if path.is_file() and check.is_file():
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() == check.read_text(errors="replace"):
+            return data
+        log.warning("%s: damaged; it is learned again", path)
+    data = learn()
+    write_bytes(path, data)
+    write_bytes(check, hashlib.sha256(data).hexdigest().encode())
+    return data
 
 
 def _explain(message: str, vocab_size: int, type: str) -> str:

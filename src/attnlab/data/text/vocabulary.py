@@ -1,19 +1,20 @@
 """Text to token ids and back, by words or by byte pairs."""
 
-import hashlib
 import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from attnlab.config.bounds import TextFile
-from attnlab.data.files import read_lines
+from attnlab.data.files import read_lines, reading, repeated
 from attnlab.data.text.corpora import Split, TextCorpus
+from attnlab.data.text.tokenizer import learned
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.cache import digest
 from attnlab.run.files import write_bytes
@@ -74,7 +75,11 @@ class Vocabulary(ABC):
 
     def save(self, path: Path) -> None:
         """Write the vocabulary as JSON (atomically)."""
-        write_bytes(path, json.dumps(self.plain(), ensure_ascii=False).encode())
+        write_bytes(path, self.as_json().encode())
+
+    def as_json(self) -> str:
+        """:meth:`plain` as JSON."""
+        return json.dumps(self.plain(), ensure_ascii=False)
 
 
 class WordVocabulary(Vocabulary):
@@ -132,8 +137,7 @@ class BytePairVocabulary(Vocabulary):
     Args:
         tokenizer: the content of a tokenizer.json.
         size: the number of ids in the model's table, at least that of the tokenizer.
-        ends: the place of the mark between texts.
-        end: the mark between texts.
+        ends: the place of the mark between texts, `end`.
 
     Raises:
         ValueError: not a tokenizer, without the mark, with more pieces than `size`, or one that fails at unknown words.
@@ -161,8 +165,8 @@ class BytePairVocabulary(Vocabulary):
         self.mark = end
 
     def ids(self, text: str) -> list[int]:
-        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return found
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _all(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
@@ -182,17 +186,14 @@ class BytePairVocabulary(Vocabulary):
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary that `Vocabulary.save` wrote.  Raises DataError where it is missing or damaged.
+    """The vocabulary that `Vocabulary.save` wrote.  Raises DataError where it is missing or damaged."""
+    with reading(path, "a vocabulary of a language model"):
+        return _vocabulary(path.read_text(encoding="utf-8"))
 
-    Args:
-        path: the file.
-    """
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        kind = plain.pop("kind")
-        return {"words": WordVocabulary, "byte pairs": BytePairVocabulary}[kind](**plain)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path}: not a readable vocabulary of a language model ({error})") from error
+
+def _vocabulary(text: str) -> Vocabulary:
+    plain = json.loads(text)
+    return {"words": WordVocabulary, "byte pairs": BytePairVocabulary}[plain.pop("kind")](**plain)
 
 
 class Words:
@@ -234,25 +235,17 @@ class Words:
         Raises:
             DataError: a file is missing or unreadable, or has no words.
         """
-        files = [path for split in self.of for path in corpus.files(root, split)]
-        sources = [self.file] if self.file else files
+        sources = [self.file] if self.file else [path for split in self.of for path in corpus.files(root, split)]
         digests = file_digests(sources, cache_dir / "tokens" / "files.json")
-        settings = [1, vocab_size, self.end, self.unknown, self.ends, self.min_count, self.lower, bool(self.file)]
+        settings = [2, vocab_size, self.end, self.unknown, self.ends, self.min_count, self.lower, bool(self.file)]
         key = digest([settings, [digests[path] for path in sources]])
-        path = cache_dir / "vocabularies" / f"words-{key[:24]}.json"
-        if path.is_file():
-            try:
-                found = read_vocabulary(path)
-                assert isinstance(found, WordVocabulary)
-                if found.fingerprint == path.with_suffix(".sha256").read_text():
-                    return found
-                log.warning("%s: damaged; counting words again", path)
-            except (OSError, DataError) as error:
-                log.warning("%s: damaged (%s); counting words again", path, error)
-        words = self._cut(*(self._from_file() if self.file else self._counted(corpus, root)), vocab_size)
-        vocabulary = WordVocabulary(words, self.end, self.unknown, self.ends, self.lower)
-        vocabulary.save(path)
-        write_bytes(path.with_suffix(".sha256"), vocabulary.fingerprint.encode())
+
+        def learn() -> bytes:
+            words = self._cut(*(self._from_file() if self.file else self._counted(corpus, root)), vocab_size)
+            return WordVocabulary(words, self.end, self.unknown, self.ends, self.lower).as_json().encode()
+
+        vocabulary = _vocabulary(learned(cache_dir / "vocabularies" / f"words-{key[:24]}.json", learn).decode())
+        assert isinstance(vocabulary, WordVocabulary)
         return vocabulary
 
     def _cut(self, words: list[str], left_out: bool, vocab_size: int) -> list[str]:
@@ -282,9 +275,8 @@ class Words:
     def _from_file(self) -> tuple[list[str], bool]:
         assert self.file is not None
         words = [line.split()[0] for line in read_lines(self.file) if line.strip()]
-        twice = [word for word, count in Counter(words).items() if count > 1]
-        if twice:
-            raise DataError(f"{self.file}: {twice[0]!r} occurs twice; expected each word on one line")
+        if (word := repeated(words)) is not None:
+            raise DataError(f"{self.file}: {word!r} occurs twice; expected each word on one line")
         return words, True
 
 
@@ -314,10 +306,8 @@ class BytePairs:
             DataError: a file is missing or unreadable, or has more pieces than `vocab_size`.
         """
         if self.file is not None:
-            try:
+            with reading(self.file, "a tokenizer.json"):
                 return BytePairVocabulary(self.file.read_text(encoding="utf-8"), vocab_size, self.ends)
-            except (OSError, ValueError) as error:
-                raise DataError(f"{self.file}: {getattr(error, 'strerror', None) or error}") from error
         files = corpus.files(root, "train")
         if files[0].suffix == ".bin":
             raise ConfigError(
@@ -327,15 +317,8 @@ class BytePairs:
         digests = file_digests(files, cache_dir / "tokens" / "files.json")
         key = digest([1, vocab_size, self.sample, [digests[path] for path in files]])
         path = cache_dir / "vocabularies" / f"bytes-{key[:24]}.json"
-        check = path.with_suffix(".sha256")
-        if path.is_file() and check.is_file():
-            if hashlib.sha256(path.read_bytes()).hexdigest() == check.read_text(errors="replace"):
-                return BytePairVocabulary(path.read_text(encoding="utf-8"), vocab_size, self.ends)
-            log.warning("%s: damaged; training it again", path)
-        text = self._learn(corpus.texts(root, "train"), vocab_size)
-        write_bytes(path, text.encode())
-        write_bytes(check, hashlib.sha256(text.encode()).hexdigest().encode())
-        return BytePairVocabulary(text, vocab_size, self.ends)
+        text = learned(path, lambda: self._learn(corpus.texts(root, "train"), vocab_size).encode())
+        return BytePairVocabulary(text.decode(), vocab_size, self.ends)
 
     def _learn(self, texts: Iterable[str], vocab_size: int) -> str:
         if vocab_size < 257:
@@ -349,20 +332,11 @@ class BytePairs:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        few = _first(texts, self.sample)
+        few = islice(texts, self.sample)
         waited("learning byte pairs", lambda: tokenizer.train_from_iterator(few, trainer))
         return str(tokenizer.to_str())
 
 
-def _first(texts: Iterable[str], number: int) -> Iterator[str]:
-    for _, text in zip(range(number), texts, strict=False):
-        yield text
-
-
 def count_words(text: str) -> int:
-    """The number of words and line ends of a text, the end of the last line included.
-
-    Args:
-        text: of a corpus, as it is on disk.
-    """
+    """The number of words and line ends of a text, the end of the last line included."""
     return len(text.split()) + text.count("\n") + 1
