@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnlab.config.batch import share_frames
 from attnlab.data import FilterBank, MustC, SpecAugment
-from attnlab.data.batch import Batch, Example, collate
+from attnlab.data.batch import Batch
 from attnlab.data.batching import FrameUpdates
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError, DataError
@@ -51,10 +51,11 @@ def ids(loader: Any) -> list[str]:
     return [id for batch in loader for id in batch.ids]
 
 
-def test_batches_equal_the_corpus(make: Callable[..., SequenceToTextData]) -> None:
+def test_batches_equal_the_corpus(make: Callable[..., SequenceToTextData], corpus: Path) -> None:
     data = make(ctc_vocab_size=15)
     data.prepare_data()
     data.setup("fit")
+    assert data.corpus == f"MuST-C en-de at {corpus}: train 5, dev 5, tst-COMMON 5 segments"
     (batch,) = batches(data.val_dataloader())
     assert batch.ids == ["ted_2_1", "ted_1_2", "ted_2_0", "ted_1_0", "ted_1_1"]  # longest first
     assert batch.references == ["sieben zwei eins", "sieben drei", "zwei eins", "eins", "drei"]
@@ -73,16 +74,6 @@ def test_batches_equal_the_corpus(make: Callable[..., SequenceToTextData]) -> No
         assert data.ctc_tokenizer.decode(labels) == batch.sources[i]
         assert min(labels) > data.tokenizer.unk  # neither blank nor </s>
     assert (batch.targets.dtype, batch.feature_lengths.dtype, batch.target_lengths.dtype) == (torch.int64,) * 3
-
-
-def test_the_corpus_is_named(make: Callable[..., SequenceToTextData], corpus: Path) -> None:
-    data = make()
-    data.prepare_data()
-    assert data.corpus == f"MuST-C en-de at {corpus}: train 5, dev 5, tst-COMMON 5 segments"
-    assert not data.is_sample
-    assert data.ctc_tokenizer is None
-    (batch,) = batches(data.test_dataloader())
-    assert batch.ctc_targets is None and batch.ctc_target_lengths is None
 
 
 def test_transcript_as_target(make: Callable[..., SequenceToTextData]) -> None:
@@ -163,12 +154,6 @@ def test_ranks_share_training_but_scoring_outside_a_trainer_sees_everything(
     assert len(dev_0) + len(dev_1) == len({*dev_0, *dev_1}) == 5
     assert len(test_0) == 5
     assert sorted(loaders(0, True)[2] + loaders(1, True)[2]) == sorted(test_0)
-
-
-def test_evaluation_is_not_masked(make: Callable[..., SequenceToTextData]) -> None:
-    plain, masking = make(), make(augment=SpecAugment())
-    for a, b in zip(plain.val_dataloader(), masking.val_dataloader(), strict=True):
-        assert torch.equal(a.features, b.features)
 
 
 def test_loaders_leave_the_global_random_state_alone(make: Callable[..., SequenceToTextData]) -> None:
@@ -265,22 +250,6 @@ def test_sample_corpus_is_said_loudly(
     assert "SAMPLE" in caplog.text
 
 
-def test_a_wrong_root_is_no_sample_corpus(make: Callable[..., SequenceToTextData], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such directory"):
-        make(root=str(tmp_path / "nowhere")).prepare_data()
-    assert not (tmp_path / "cache").exists()
-
-
-def test_home_is_expanded(
-    make: Callable[..., SequenceToTextData], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    data = make(root="~/corpus", cache_dir="~/somewhere")
-    data.prepare_data()
-    assert (tmp_path / "somewhere" / "features").is_dir()
-    assert (tmp_path / "somewhere" / "tokenizers").is_dir()
-
-
 @pytest.mark.parametrize("split", ["train", "dev", "tst-COMMON"])
 def test_every_split_is_checked_before_anything_is_written(
     make: Callable[..., SequenceToTextData], edit: Edit, tmp_path: Path, split: str
@@ -320,22 +289,6 @@ def test_another_split_on_request(make: Callable[..., SequenceToTextData], corpu
 def test_only_what_is_tested_is_computed(make: Callable[..., SequenceToTextData], tmp_path: Path) -> None:
     make().setup("test")
     assert [x.name.rpartition("-")[0] for x in (tmp_path / "cache/features").iterdir() if x.is_dir()] == ["tst-COMMON"]
-
-
-def test_collate_and_move() -> None:
-    examples = [
-        Example("a", np.ones((3, 2), np.float32), np.array([7, 2]), None, "x", "y"),
-        Example("b", np.ones((5, 2), np.float32), np.array([7, 8, 2]), None, "x", "y"),
-    ]
-    batch = collate(examples)
-    assert len(batch) == 2
-    assert batch.features.sum(dim=(1, 2)).tolist() == [6, 10]
-    assert batch.targets.tolist() == [[7, 2, 1], [7, 8, 2]]
-    moved = batch.to("meta")
-    assert moved.features.device.type == moved.target_lengths.device.type == "meta"
-    assert moved.ctc_targets is None
-    assert moved.ids == ["a", "b"]
-    assert batch.features.device.type == "cpu"
 
 
 def test_real_recorded_speech(corpora: Path, tmp_path: Path) -> None:

@@ -33,8 +33,7 @@ class FrameUpdates(Sampler[list[int]]):
         max_sentences: the largest number of sentences in a bucket; None: no limit.
         seed, epoch: the order is a function of these two.
         rank, world_size: of the process.
-        start: the number of this process's batches to leave out at the beginning.  The length remains that of the whole
-            epoch, because the trainer counts the batches left out, too.
+        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ class SequenceToTextData(Data):
         self.corpus = ""
         self.test_max_frames: int | None = None  # set by the task that decodes
         self.tokenizer: Tokenizer
-        self.own_vocabularies: dict[str, Tokenizer] = {}  # set by the task: those of a run, not learnt again
+        self.run_vocabularies: dict[str, Tokenizer] = {}  # set by the task: those of a run, not learned again
         self.ctc_tokenizer: Tokenizer | None = None
         self._utterances: dict[str, list[Utterance]] = {}
         self._splits: dict[str, Examples] = {}
@@ -316,8 +316,8 @@ class SequenceToTextData(Data):
     def _vocabulary(
         self, prefix: str, texts: list[str], size: int, kind: Kind, labels: Sequence[str] = ()
     ) -> Tokenizer:
-        if prefix in self.own_vocabularies:
-            return self.own_vocabularies[prefix]
+        if prefix in self.run_vocabularies:
+            return self.run_vocabularies[prefix]
         try:
             folder = self.cache_dir / "tokenizers"
             tokenizer = Tokenizer.cached(texts, folder, size, kind, labels=labels, hard_limit=self.hard_vocab_limit)

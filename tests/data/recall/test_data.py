@@ -88,7 +88,7 @@ def test_held_out_batches_are_of_one_cell_and_cover_all(world: int) -> None:
         ({"train": [[16, 8, 10]]}, r"task.data.train: \[16, 8, 10\]: 8 pairs and their questions need an even length"),
         ({"offset": 1}, r"\[16, 4, 40\]: 4 pairs and their questions after 1 blank need an even length of at least 18"),
         ({"train": [[17, 4, 10]]}, "need an even length of at least 16"),
-        ({"test": [[16, 0, 10]]}, "expected a whole number of pairs, 1 or more"),
+        ({"test": [[16, 0, 10]]}, "expected int >= 1, the number of pairs"),
         ({"vocab_size": 8}, "a vocabulary of 8 has 3 keys: expected at least 4"),
         ({"train": [[16, 4]]}, r"task.data.train: \[16, 4\]: expected \[length, pairs, sequences\]"),
         ({"train": [["16", 4, 1]]}, r"task.data.train: \['16', 4, 1\]: expected \[length, pairs, sequences\]"),

@@ -62,26 +62,18 @@ def test_noise_takes_the_blanks_alone() -> None:
 
 def test_gaps_follow_the_power_law() -> None:
     """One pair: the share of each gap is its weight; and two pairs: as successive draws without replacement."""
-    space, count = 6, 200_000
+    space, count = 6, 60_000
     for power in (0.01, 1.0):
         weights = np.arange(1, space + 1) ** (power - 1)
         shares = weights / weights.sum()
         problem = AssociativeRecall(VOCAB, power=power)
         one = problem.gaps(np.random.default_rng(1), count, 1, space)[:, 0]
-        assert np.bincount(one, minlength=space) / count == pytest.approx(shares, abs=0.005)
+        assert np.bincount(one, minlength=space) / count == pytest.approx(shares, abs=0.008)
         two = problem.gaps(np.random.default_rng(2), count, 2, space)
         for first in range(space):
             for second in set(range(space)) - {first}:
                 expected = shares[first] * shares[second] / (1 - shares[first])
-                assert (two == (first, second)).all(1).mean() == pytest.approx(expected, abs=0.005)
-
-
-def test_choices_are_different_and_equally_likely() -> None:
-    found = distinct(np.random.default_rng(1), 60_000, 3, 4)
-    assert all(len(set(row)) == 3 for row in found[:1000].tolist())
-    orders, counts = np.unique(found, axis=0, return_counts=True)
-    assert len(orders) == 24 and np.abs(counts / 60_000 - 1 / 24).max() < 0.004
-    assert sorted(distinct(np.random.default_rng(1), 1, 8, 8)[0].tolist()) == list(range(8))
+                assert (two == (first, second)).all(1).mean() == pytest.approx(expected, abs=0.008)
 
 
 def test_tokens_are_copied_in_their_order() -> None:

@@ -239,8 +239,7 @@ class ImageUpdates(Sampler[list[int]]):
         repeats: how often an image occurs, one copy after the other.
         seed, epoch: the order is a function of these two.
         rank, world_size: of the process.
-        start: the number of this process's batches to leave out at the beginning.  The length remains that of the whole
-            epoch, because the trainer counts the batches left out, too.
+        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
     """
 
     def __init__(

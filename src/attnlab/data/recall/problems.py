@@ -1,7 +1,7 @@
 """Generated problems that measure what attention keeps of its past: a sequence, and the answers at some positions.
 
-Each problem draws whole arrays at once, as a pure function of a generator.  Every token but the answers is given; only
-the positions of answers have targets.
+Each problem draws whole arrays at once, as a pure function of a generator.  Only the positions
+of answers have targets.
 """
 
 from abc import ABC, abstractmethod
@@ -41,32 +41,15 @@ class Problem(ABC):
 
     @abstractmethod
     def complaint(self, length: int, level: float) -> str | None:
-        """What is wrong with a cell, in words that follow its name; None: nothing.
-
-        Args:
-            length: tokens of a sequence.
-            level: of the cell.
-        """
+        """What is wrong with a cell of a length in tokens and a level; None: nothing."""
 
     @abstractmethod
     def draw(self, random: np.random.Generator, count: int, length: int, level: float) -> tuple[Tokens, Tokens]:
-        """Sequences (count, length) and targets of the same shape, `IGNORE` where there is none.
-
-        Args:
-            random: the source of everything that is drawn.
-            count: of sequences.
-            length: tokens of each.
-            level: of the cell.
-        """
+        """Sequences (count, length) and targets of the same shape, `IGNORE` where there is none."""
 
     @abstractmethod
     def text(self, tokens: Tokens, targets: Tokens) -> str:
-        """A sequence for people: what has to be remembered, and the questions.
-
-        Args:
-            tokens: (length,).
-            targets: (length,).
-        """
+        """A readable form of (length,) tokens and targets: what has to be remembered, and the questions."""
 
 
 class AssociativeRecall(Problem):
@@ -97,7 +80,7 @@ class AssociativeRecall(Problem):
     def complaint(self, length: int, level: float) -> str | None:
         half = self.vocab_size // 2
         if level != int(level) or level < 1:
-            return "expected a whole number of pairs, 1 or more"
+            return "expected int >= 1, the number of pairs"
         least = int(4 * level) + self.offset + self.offset % 2
         if length % 2 or length < least:
             after = f" after {counted(self.offset, 'blank')}" if self.offset else ""
@@ -125,21 +108,15 @@ class AssociativeRecall(Problem):
         """(count, pairs) different places below `space` for the questions of each sequence, in the order of the pairs.
 
         Successive draws without replacement are the order of log-weights with Gumbel noise.
-
-        Args:
-            random: the source.
-            count: of sequences.
-            pairs: of each.
-            space: places for questions.
         """
         weights = (self.power - 1) * np.log(np.arange(1, space + 1))
         return np.argsort(-(weights + random.gumbel(size=(count, space))), axis=1)[:, :pairs]
 
     def text(self, tokens: Tokens, targets: Tokens) -> str:
         asked = np.flatnonzero(targets != IGNORE)
-        given = tokens[self.offset : self.offset + 2 * len(asked)].reshape(-1, 2)
-        pairs = " ".join(f"{key}={value}" for key, value in given)
-        return f"{pairs} ; " + " ".join(f"{tokens[i]}?" for i in asked)
+        pairs = tokens[self.offset : self.offset + 2 * len(asked)].reshape(-1, 2)
+        shown = " ".join(f"{key}={value}" for key, value in pairs)
+        return f"{shown} ; " + " ".join(f"{tokens[i]}?" for i in asked)
 
 
 class SelectiveCopying(Problem):
@@ -153,7 +130,7 @@ class SelectiveCopying(Problem):
 
     def complaint(self, length: int, level: float) -> str | None:
         if level != int(level) or level < 1:
-            return "expected a whole number of tokens, 1 or more"
+            return "expected int >= 1, the number of tokens"
         if length < 2 * level:
             return f"{int(level)} tokens and their copies need a length of at least {int(2 * level)}"
         if self.vocab_size < 4:
@@ -165,14 +142,13 @@ class SelectiveCopying(Problem):
         tokens = np.full((count, length), BLANK)
         targets = np.full((count, length), IGNORE)
         places = np.sort(distinct(random, count, copies, length - copies), axis=1)
-        found = random.integers(MARK + 1, self.vocab_size, (count, copies))
-        np.put_along_axis(tokens, places, found, 1)
-        tokens[:, length - copies :], targets[:, length - copies :] = MARK, found
+        values = random.integers(MARK + 1, self.vocab_size, (count, copies))
+        np.put_along_axis(tokens, places, values, 1)
+        tokens[:, length - copies :], targets[:, length - copies :] = MARK, values
         return tokens, targets
 
     def text(self, tokens: Tokens, targets: Tokens) -> str:
-        given = tokens[tokens > MARK]
-        return " ".join(map(str, given)) + " ; copy"
+        return " ".join(map(str, tokens[tokens > MARK])) + " ; copy"
 
 
 class NeedleInNoise(Problem):
@@ -227,24 +203,18 @@ def distinct(random: np.random.Generator, count: int, size: int, below: int) -> 
 
     Later ones of equal draws are drawn again until there are none.  No value is treated unlike another, so that every
     ordered choice has the same probability.  Where more than half of the values are taken, that would take long:
-    these rows begin a permutation.
-
-    Args:
-        random: the source.
-        count: of rows.
-        size: of a row, at most `below`.
-        below: the values are 0 to below - 1.
+    these rows begin a permutation.  `size` is at most `below`.
     """
     if 2 * size > below:
         return random.permuted(np.broadcast_to(np.arange(below), (count, below)), axis=1)[:, :size]
-    found = random.integers(0, below, (count, size))
+    drawn = random.integers(0, below, (count, size))
     rows = np.arange(count)  # those that may have equal values
     while len(rows):
-        order = np.argsort(found[rows], axis=1, kind="stable")
-        ranked = np.take_along_axis(found[rows], order, 1)
+        order = np.argsort(drawn[rows], axis=1, kind="stable")
+        ranked = np.take_along_axis(drawn[rows], order, 1)
         again = np.zeros_like(ranked, dtype=bool)
         np.put_along_axis(again, order[:, 1:], ranked[:, 1:] == ranked[:, :-1], 1)
         row, column = np.nonzero(again)
-        found[rows[row], column] = random.integers(0, below, len(row))
+        drawn[rows[row], column] = random.integers(0, below, len(row))
         rows = rows[np.unique(row)]
-    return found
+    return drawn

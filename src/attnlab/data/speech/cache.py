@@ -116,7 +116,7 @@ def content_key(cache_dir: Path, segments: Sequence[Segment], bank: FilterBank) 
     """SHA-256 of all that the features depend on: bytes of the recordings, bounds of the segments, settings.
 
     Args:
-        cache_dir: where digests of recordings are kept.
+        cache_dir: where digests of recordings are stored.
         segments: of all splits, in their order.
         bank: the filter bank with its settings.
     """

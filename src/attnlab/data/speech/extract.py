@@ -208,19 +208,19 @@ def main() -> None:
     parser.add_argument("--layer", default="mean", help="the number of a layer, mean, or all")
     parser.add_argument("--speeds", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="speeds of the training split")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    given = parser.parse_args()
-    if given.layer not in ("mean", "all") and not given.layer.isdecimal():
-        parser.error(f"--layer={given.layer}: expected mean, all or an int")
-    names = {f"{speed:g}" for speed in given.speeds}  # in the ids of utterances
-    if not all(0 < speed < math.inf for speed in given.speeds) or len(names) < len(given.speeds):
-        parser.error(f"--speeds={' '.join(map(str, given.speeds))}: expected different numbers above 0")
+    options = parser.parse_args()
+    if options.layer not in ("mean", "all") and not options.layer.isdecimal():
+        parser.error(f"--layer={options.layer}: expected mean, all or an int")
+    names = {f"{speed:g}" for speed in options.speeds}  # in the ids of utterances
+    if not all(0 < speed < math.inf for speed in options.speeds) or len(names) < len(options.speeds):
+        parser.error(f"--speeds={' '.join(map(str, options.speeds))}: expected different numbers above 0")
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[StderrHandler()])
     try:
-        reader: Reader = getattr(readers, given.reader)()
-        reader.check(given.root, reader.splits, "audio")  # before the model, which may be downloaded
-        model = pretrained(given.model, given.layer, given.device)
-        about = {"model": given.model, "layer": given.layer}
-        extract(reader, given.root, given.output, model, given.speeds, about)
+        reader: Reader = getattr(readers, options.reader)()
+        reader.check(options.root, reader.splits, "audio")  # before the model, which may be downloaded
+        model = pretrained(options.model, options.layer, options.device)
+        about = {"model": options.model, "layer": options.layer}
+        extract(reader, options.root, options.output, model, options.speeds, about)
     except AttnlabError as error:
         parser.exit(error.exit_code, f"error: {error}\n")
     except KeyboardInterrupt:

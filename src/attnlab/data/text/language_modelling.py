@@ -95,7 +95,7 @@ class LanguageModellingData(Data):
         self.corpus = ""
         self.sliding_stride: int | None = None  # set by the task that scores
         self.vocabulary: Vocabulary
-        self.own_vocabulary: Vocabulary | None = None  # set by the task: that of a run, not learnt again
+        self.run_vocabulary: Vocabulary | None = None  # set by the task: that of a run, not learned again
         self._files: dict[Split, list[TokenFile]] = {}
 
     def prepare_data(self) -> None:
@@ -111,23 +111,23 @@ class LanguageModellingData(Data):
             self.root = write_sample(self.cache_dir, self.source)
         splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
         self.source.check(self.root)  # a missing file is found before the others are encoded
-        self.vocabulary = self.own_vocabulary or self.settings.build(
+        self.vocabulary = self.run_vocabulary or self.settings.build(
             self.source, self.root, self.cache_dir, self.vocab_size
         )
         files = {split: self._read(split) for split in splits}
         unit = self.vocabulary.unit
-        sizes = ", ".join(f"{split} {sum(map(len, found))}" for split, found in files.items())
+        sizes = ", ".join(f"{split} {sum(map(len, parts))}" for split, parts in files.items())
         about = f"{self.source.name} at {self.root}: {sizes} {unit}s; vocabulary {self.vocabulary.size}"
         log.info("corpus: %s; %s", about, self.source.held_out)
         self.corpus = "sample" if self.is_sample else about
         self.location = self.root
-        for split, found in files.items():
-            if sum(map(len, found)) < 2:
+        for split, parts in files.items():
+            if sum(map(len, parts)) < 2:
                 raise DataError(f"{self.root}: {split} has fewer than 2 {unit}s")
         self._files = files
 
     def _read(self, split: Split) -> list[TokenFile]:
-        """The ids of a split: given shards, or ids encoded from its texts."""
+        """The ids of a split: shards of the corpus, or ids encoded from its texts."""
         assert self.root is not None
         shards = self.source.shards(self.root, split, self.vocabulary.num_ids)
         if shards:

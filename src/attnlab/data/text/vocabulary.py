@@ -66,7 +66,7 @@ class Vocabulary(ABC):
         return digest(self.plain())
 
     def marked(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of whole texts, with their marks."""
+        """Ids of texts with their marks."""
         before, after = self.ends in ("before", "around"), self.ends in ("after", "around")
         return [[self.end] * before + ids + [self.end] * after for ids in self._all(texts)]
 

@@ -127,8 +127,7 @@ class ShuffledBatches(Sampler[list[int]]):
         share: how an update is shared: `share.accumulate` batches of `share.size` windows on each process.
         seed, epoch: the order is a function of these two.
         rank, world_size: of the process.
-        start: the number of this process's batches to leave out at the beginning.  The length remains that of the whole
-            epoch, because the trainer counts the batches left out, too.
+        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
     """
 
     def __init__(

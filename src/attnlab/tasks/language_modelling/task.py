@@ -274,7 +274,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
 
     def reuse_files(self, data: LanguageModellingData, files: Mapping[str, Path]) -> None:
         if VOCABULARY in files:
-            data.own_vocabulary = read_vocabulary(files[VOCABULARY])
+            data.run_vocabulary = read_vocabulary(files[VOCABULARY])
 
     def restore(self) -> LanguageModelling:
         """As for every task; without `checkpoint=` the pretrained decoder of `model=` as it is."""

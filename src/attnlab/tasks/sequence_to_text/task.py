@@ -271,7 +271,7 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
 
     def reuse_files(self, data: SequenceToTextData, files: Mapping[str, Path]) -> None:
         names = {"": TOKENIZER, "ctc_": CTC_TOKENIZER}
-        data.own_vocabularies = {k: Tokenizer.load(files[name]) for k, name in names.items() if name in files}
+        data.run_vocabularies = {k: Tokenizer.load(files[name]) for k, name in names.items() if name in files}
 
     def rebuilt(self, weights: Path) -> SequenceToText:
         ctc = None
