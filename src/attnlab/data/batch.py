@@ -20,15 +20,14 @@ class Example:
     """One utterance or text pair.
 
     Args:
-        id: its name in the corpus.
         features: features (T, F) or of several layers (T, L, F), float32, or source ids (T,), int64.
         target: ids of the target text, (N,), ending in </s>.
         ctc_target: ids for CTC, (M,), without </s>; None: CTC is not used.
         source: the transcript or source text.
         reference: the target text as the corpus has it.
-        label: the class; empty: there is none.
+        label: the class, or empty.
         others: further references.
-        filler: True: it only keeps a process busy and must not count.
+        filler: it only keeps a process busy and must not count.
     """
 
     id: str

@@ -60,10 +60,6 @@ def extract(
     """Store the features of all splits.
 
     Args:
-        reader: of the corpus.
-        root: the directory of the corpus.
-        output: the directory for the features.
-        model: waveform to features.
         speeds: the training split is stored once at each of these speeds.
         about: what the features are of, such as `model` and `layer`; those in `output` must be of the same.
 
@@ -149,10 +145,10 @@ def pretrained(name: str, layer: str, device: str) -> Model:
     """The hidden states of a Hugging Face model.
 
     Args:
-        name: the name or directory of the model.
+        name: of the model, or its directory.
         layer: the number of a layer (0: the input of the first one), "mean" of all layers, or "all": (frames, layers,
             width).
-        device: the torch device.
+        device: of torch.
 
     Raises:
         DataError: transformers is not installed, the model cannot be read, or it has no such layer.

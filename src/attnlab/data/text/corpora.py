@@ -1,7 +1,7 @@
 """Text corpora in their published layouts: the files of each split, and their texts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -49,7 +49,7 @@ class TextCorpus(ABC):
     def write_sample(self, root: Path, source: Source) -> None:
         """Write the sample corpus in this layout under `root`."""
 
-    def texts(self, root: Path, split: Split) -> Iterable[str]:
+    def texts(self, root: Path, split: Split) -> Iterator[str]:
         """Every text of a split, in order; by default every line of its files."""
         for path in self.files(root, split):
             yield from read_lines(path)
@@ -284,7 +284,7 @@ class TextFiles(TextCorpus):
         spellings = {"train": (*SPELLINGS["train"], *TOGETHER), "validation": SPELLINGS["dev"], "test": ("test",)}
         return table_in(root, spellings[split], (".txt", *SUFFIXES))
 
-    def texts(self, root: Path, split: Split) -> Iterable[str]:
+    def texts(self, root: Path, split: Split) -> Iterator[str]:
         texts = self._read(self.files(root, split)[0])
         if split != "train" and self._place(root, split):
             return texts

@@ -224,13 +224,7 @@ class Words:
         self.min_count, self.file = min_count, None if file is None else Path(file).expanduser()
 
     def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> WordVocabulary:
-        """The vocabulary of a corpus.
-
-        Args:
-            corpus: the layout of the corpus.
-            root: the directory of the corpus.
-            cache_dir: the result is stored here, so that words are counted once.
-            vocab_size: the largest number of words, marks included.
+        """The vocabulary of the corpus at `root`, of at most `vocab_size` words, marks included.
 
         Raises:
             DataError: a file is missing or unreadable, or has no words.
@@ -293,13 +287,7 @@ class BytePairs:
         self.file, self.ends, self.sample = None if file is None else Path(file).expanduser(), ends, sample_texts
 
     def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> BytePairVocabulary:
-        """The vocabulary of a corpus.
-
-        Args:
-            corpus: the layout of the corpus.
-            root: the directory of the corpus.
-            cache_dir: a trained tokenizer is stored here.
-            vocab_size: the number of ids in the model's table.
+        """The vocabulary of the corpus at `root`, for a table of `vocab_size` ids.
 
         Raises:
             ConfigError: the corpus has token shards and no `file`, or `vocab_size` is less than 257.
