@@ -72,7 +72,7 @@ class Trained:
         kind = task_of(self.cfg, Predicts).input_kind
         parts = [Inputs(value, kind) for value in (values if several else [values])]
         items = [item for part in parts for item in part]
-        results = [item.given | result for item, result in self.predictor(**settings).results(items)]
+        results = [item.fields | result for item, result in self.predictor(**settings).results(items)]
         return results if several or parts[0].form != "one" else results[0]
 
 
