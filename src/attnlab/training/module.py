@@ -261,7 +261,7 @@ class Module(LightningModule):
         """The corpus indices of a validation or test batch, from the sampler that dealt it."""
         loaders: Any = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
         loader = loaders[dataloader_idx] if isinstance(loaders, list) else loaders
-        return list(loader.batch_sampler.batches[batch_idx])
+        return list(loader.batch_sampler[batch_idx])
 
     # --- validation ---------------------------------------------------------------------------------------------
 
