@@ -353,7 +353,7 @@ def test_a_slurp_recording_counts_once(slurp: Path) -> None:
         ),
         ([prompt(1, "a", "audio-12.flac"), prompt(2, "b")], "line 2: no recordings"),
         ([prompt(1, "a", "audio-99.flac")], r"audio-99.flac: missing recording, named in .*train.jsonl line 1"),
-        ([prompt(1, "a", "audio-12.flac", scenario=None)], "line 1: the column 'scenario' is None; expected str"),
+        ([prompt(1, "a", "audio-12.flac", scenario=None)], "line 1: 'scenario' is None; expected str"),
         ([prompt(1, "a", "audio-12.flac", scenario=" ")], "line 1: empty scenario; expected the class"),
         ([prompt(1, ".,", "audio-12.flac")], "line 1: empty sentence"),
     ],
@@ -462,7 +462,7 @@ def test_xsum_s_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"test.source is missing \(found train.raw.source\)"):
         read(XSum(), tmp_path, "test", "text")
     write(tmp_path / "train.json", '{"document": "a",', '"summary": 3}')
-    with pytest.raises(DataError, match=r"train.json line 1: the column 'summary' is 3; expected str"):
+    with pytest.raises(DataError, match=r"train.json line 1: 'summary' is 3; expected str"):
         read(XSum(), tmp_path, "train", "text")
     original(tmp_path, body="")
     with pytest.raises(DataError, match=r"7.summary: empty document"):

@@ -105,7 +105,7 @@ def test_a_manifest(tmp_path: Path) -> None:
         ({"train.jsonl": '{"source": "a"}\n'}, "train.jsonl: the column 'target' is missing .*reader"),
         (
             {"train.jsonl": '{"source": "a", "target": 3}\n'},
-            "line 1: the column 'target' is 3; expected str",
+            "line 1: 'target' is 3; expected str",
         ),
         ({"train.jsonl": '{"source": "a", "target": "b"}\n{bad\n'}, "train.jsonl line 2: malformed JSON"),
         ({"train.csv": ""}, "train.csv: an empty file; expected a header"),
@@ -130,7 +130,7 @@ def test_wrong_tables(files: dict[str, str], message: str, tmp_path: Path) -> No
 
 def test_a_named_column_of_ids_must_be_there(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", pairs(3))
-    with pytest.raises(DataError, match="train.jsonl line 1: the column 'nope' is missing"):
+    with pytest.raises(DataError, match="train.jsonl line 1: 'nope' is missing"):
         split(Table("article", "headline", id="nope"), tmp_path, "train")
 
 

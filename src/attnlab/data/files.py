@@ -196,7 +196,7 @@ class Row:
         if isinstance(value, types) and (not isinstance(value, bool) or bool in types):
             return value
         there = f"is {value!r:.40}" if key in self.values else f"is missing (found: {', '.join(map(str, self.values))})"
-        raise DataError(f"{self.where}: the column {key!r} {there}; expected {' or '.join(t.__name__ for t in types)}")
+        raise DataError(f"{self.where}: {key!r} {there}; expected {' or '.join(t.__name__ for t in types)}")
 
     def text(self, key: str) -> str:
         """A text column, with each run of white space as one space."""
