@@ -56,6 +56,15 @@ def test_two_pretrained_models_are_two_recipes(tmp_path: Path) -> None:
     assert recipe(hub) != recipe(compose(*settings, "model=deit_small_patch16_224.fb_in22k"))
 
 
+def test_the_weights_with_which_an_encoder_begins_count(tmp_path: Path) -> None:
+    weights, settings = tmp_path / "averaged.safetensors", ("task=mustc", f"cache_dir={tmp_path / 'cache'}")
+    recipes = {recipe(compose(*settings))}
+    for content in (b"PK\x03\x04one", b"PK\x03\x04two!"):
+        weights.write_bytes(content)
+        recipes.add(recipe(compose(*settings, f"task.encoder_checkpoint={weights}")))
+    assert len(recipes) == 3
+
+
 def test_random_starts_of_a_decomposition_follow_the_seed() -> None:
     """Two seeds are one recipe, unless the starts have a seed of their own; older runs had none."""
     words = (*IMAGES, "rank=9", "compress.start=random")

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import logging.config
 import os
+import re
 import signal
 import sys
 import time
@@ -12,8 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
 from attnlab.run import job as jobs
@@ -92,6 +96,24 @@ def test_a_failed_run(
     assert record["status"] == "failed" and f"error: {record['error']}\n" == err
     assert record["corpus"] == "read before it failed"
     assert records.problems(record) == []
+
+
+def test_the_traceback_of_a_failed_run_is_in_its_log(run: Run, tmp_path: Path) -> None:
+    """With the handlers of every run: the console has one line."""
+
+    def mode(*_: Any) -> None:
+        raise Unlucky("a bug")
+
+    text = (CONF / "hydra/job_logging/attnlab.yaml").read_text()
+    handlers, level = logging.root.handlers[:], logging.root.level
+    try:
+        logging.config.dictConfig(yaml.safe_load(re.sub(r"\$\{.*\.log", str(tmp_path / "run.log"), text)))
+        assert run(mode) == 1
+    finally:
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
+    log = (tmp_path / "run.log").read_text()
+    assert "Traceback" in log and log.endswith("Unlucky: a bug\n")
 
 
 def test_a_disk_that_is_full_hides_nothing(
